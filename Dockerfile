@@ -29,7 +29,7 @@ COPY pyproject.toml constraints.txt README.md LICENSE ./
 RUN python3 -m venv /opt/headstart \
     && /opt/headstart/bin/pip install --no-cache-dir $(grep -i '^llama.cpp.python==' constraints.txt)
 COPY src src
-RUN /opt/headstart/bin/pip install --no-cache-dir -c constraints.txt . \
+RUN /opt/headstart/bin/pip install --no-cache-dir -c constraints.txt '.[tools]' \
     && /opt/headstart/bin/pip uninstall -y pip \
     && find /opt/headstart -name __pycache__ -prune -exec rm -r {} + \
     && /opt/headstart/bin/python -m compileall -q /opt/headstart/lib

@@ -34,15 +34,12 @@ MODULES = (
     "calibration",
     "catch_up",
     "cost",
-    "draft_cost",
     "forecast",
-    "model_state",
     "probes",
     "token_odds",
-    "warm_up_prices",
 )
 # what has no half: sizes of tables, and numbers that are there for the computer
-FIXED = {"EACH", "LAST", "MAX_UNIT", "SURE", "ALL", "GAP", "MAX_TOKENS", "MAX_NAMESPACES"}
+FIXED = {"EACH", "LAST", "MAX_UNIT", "ALL", "GAP", "MAX_TOKENS", "MAX_NAMESPACES"}
 TEXT_CASES = (
     ("mixed", "cpu", 1),
     ("edit", "gpu", 4),

@@ -196,8 +196,8 @@ def compare(
             setting,
             len(requests),
             (*wrong, *failures),
-            scheduler.drafting.stats.num_drafted,
-            scheduler.drafting.stats.num_accepted,
+            scheduler.counts.stats.num_drafted,
+            scheduler.counts.stats.num_accepted,
             seconds,
         )
 

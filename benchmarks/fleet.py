@@ -131,7 +131,7 @@ def round_robin() -> Ranking:
     """One after the other, whatever they know."""
     numbers = itertools.count()
 
-    def rank(ask: Any, candidates: Sequence[Any], last: str) -> list[Any]:
+    def rank(candidates: Sequence[Any], conversation: str, last: str) -> list[Any]:
         first = next(numbers) % max(1, len(candidates))
         return [*candidates[first:], *candidates[:first]]
 
@@ -140,8 +140,8 @@ def round_robin() -> Ranking:
 
 def prefix_only() -> Ranking:
     """The policy without its last term."""
-    return lambda ask, candidates, last: ranking(
-        ask, [replace(one, corpus_share=0.0) for one in candidates], last
+    return lambda candidates, conversation, last: ranking(
+        [replace(one, corpus_share=0.0) for one in candidates], conversation, last
     )
 
 

@@ -203,7 +203,7 @@ def step_cost(
     """Time of `step` and `take_events` less the stub's own."""
     scheduler, engine = stub_scheduler(vocab_size, num_slots, arm, temperature)
     scheduler.deliver = scheduler.take_events
-    while any(slot.active is None or slot.active.num_pending > 1 for slot in scheduler.slots):
+    while any(one.user is None or one.user.num_pending > 1 for one in scheduler.cells):
         scheduler.step()
     costs, critical, tokens = [], [], 0
     for count in range(num_steps + 50):
@@ -264,8 +264,8 @@ def loop_rate(
     lab: Lab, scheduler: Scheduler, prompt: Sequence[int], num_tokens: int
 ) -> tuple[float, list[int]]:
     """Tokens per second through the scheduler, the prompt's step not counted; and the tokens."""
-    for slot in scheduler.slots:
-        slot.kept = []  # the bare loop emptied the cache
+    for cells in scheduler.cells:
+        cells.hold([])  # the bare loop emptied the cache
     sampling = SamplingParams(temperature=0.8, ignore_eos=True)
     run = lab.run(
         scheduler, [Request(request_id="", prompt=prompt, sampling=sampling, max_tokens=num_tokens)]

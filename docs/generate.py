@@ -11,14 +11,10 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from headstart.app.cli import llama_server
-from headstart.app.cli.devices import DevicesOptions
-from headstart.app.cli.generate import GenerateOptions
-from headstart.app.cli.settings import Setting, all_settings, part_title, settings_of
-from headstart.extras.cluster.options import ClusterOptions
-from headstart.extras.rpc.build import RpcBuildOptions
-from headstart.extras.rpc.worker import RpcWorkerOptions
-from headstart.gateway.balancer.options import RouterOptions
+from headstart.app.cli import devices, generate, llama_server, router
+from headstart.app.cli.settings import Setting, all_settings, part_title
+from headstart.extras.cluster import command as cluster
+from headstart.extras.rpc import build, worker
 from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.errors import ANSWERS
 from headstart.server.metrics import METRICS
@@ -60,16 +56,9 @@ def flags_page() -> str:
     ]
     for part, members in groupby(all_settings(), lambda setting: setting.part):
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
-    own = {
-        "generate": GenerateOptions,
-        "router": RouterOptions,
-        "cluster": ClusterOptions,
-        "devices": DevicesOptions,
-        "rpc-worker": RpcWorkerOptions,
-        "rpc-build": RpcBuildOptions,
-    }
-    for command, options in own.items():
-        lines += ["", f"## Only `headstart {command}`", "", *_flag_table(settings_of(options))]
+    for module in (generate, router, cluster, devices, worker, build):
+        own = [one for one in module.COMMAND.settings() if not one.part]
+        lines += ["", f"## Only `headstart {module.COMMAND.name}`", "", *_flag_table(own)]
     return _page(lines)
 
 

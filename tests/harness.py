@@ -16,12 +16,14 @@ from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler.ask_timer import no_clock
-from headstart.scheduler.drafting import Drafting
+from headstart.scheduler import sequence as scheduling
+from headstart.scheduler.drafting import Drafting, no_clock
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.policy import Policy, make_policy
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.sequence import Cells
 from headstart.speculators import Speculator
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab, FakeEngine, FakeFilters
 from headstart.testing import RandomController as RandomController
 from headstart.types import CacheKind, Draft, DraftRequest
@@ -317,6 +319,17 @@ def check(engine: FakeEngine, requests: Sequence[Request], answers: dict[str, An
         got, expected = answers[request.request_id].tokens, answer(engine, request).tokens
         if got != expected:
             raise AssertionError(f"{request.request_id}: {got} instead of {expected}")
+
+
+def sequence_of(
+    request: Request, *, cells: Cells | None = None, policy: Policy | None = None, number: int = 0
+) -> scheduling.Sequence:
+    """A request that was submitted, and has these cells."""
+    policy = policy or make_policy(request.speculative, AUTO, (), "")
+    sequence = scheduling.Sequence(number, request, policy, submitted=0.0)
+    if cells is not None:
+        cells.tokens, cells.user, sequence.cells = sequence.text.tokens, sequence, cells
+    return sequence
 
 
 def renamed(request: Request, request_id: str) -> Request:

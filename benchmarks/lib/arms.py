@@ -14,9 +14,10 @@ from headstart.control.controller import Controller
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.step import StepRecord
 from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import SPECULATORS, Speculator
-from headstart.types import Engine, StepStats, Vocab
+from headstart.types import Engine, Vocab
 from headstart.types.errors import ConfigError, HeadstartError
 from headstart.types.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
 from headstart.types.state_batch import DraftContext
@@ -110,7 +111,7 @@ class Machine:
         scheduler = Scheduler(self.engine, self.vocab, drafting, limits, self.clock)
         if arm.mode == "auto":
             seconds = self.warm_up_seconds
-            WarmUp(self.engine, drafting, scheduler.slots, self.clock, seconds).go_on()
+            WarmUp(self.engine, drafting, scheduler.cells, self.clock, seconds).go_on()
         return scheduler
 
 
@@ -121,7 +122,7 @@ class Run:
     seconds: float
     texts: tuple[tuple[int, ...], ...]  # token ids, one text per request
     stats: tuple[RequestStats, ...]
-    steps: tuple[StepStats, ...]
+    steps: tuple[StepRecord, ...]
 
     @property
     def num_tokens(self) -> int:
@@ -139,7 +140,7 @@ def answer(scheduler: Scheduler, requests: Sequence[Request]) -> Run:
         scheduler.submit(replace(request, request_id=name))
     texts: dict[str, list[int]] = {name: [] for name in names}
     stats: dict[str, RequestStats] = {}
-    steps: list[StepStats] = []
+    steps: list[StepRecord] = []
     started = scheduler.clock()
     while scheduler.has_work:
         steps.append(scheduler.step())

@@ -129,8 +129,8 @@ class Lab:
     def _hand_over(self, scheduler: Scheduler) -> None:
         """Tell a scheduler what the last one left in the cache they share."""
         if self._last is not None and self._last is not scheduler:
-            for ours, theirs in zip(scheduler.slots, self._last.slots, strict=True):
-                ours.kept = list(theirs.kept)
+            for ours, theirs in zip(scheduler.cells, self._last.cells, strict=True):
+                ours.hold(list(theirs.tokens))
         self._last = scheduler
 
     def draft_engine(self) -> Engine:

@@ -115,7 +115,7 @@ def learned_curve(runs: Iterable[Run], num_users: int) -> list[float]:
     for run in runs:
         for step in run.steps:
             if not step.num_prompt_rows and step.num_verify_rows:
-                table.observe(step.num_verify_rows, 0, 1000.0 * step.decode_seconds)
+                table.observe(step.num_verify_rows, 0, step.target_ms)
     return table.curve(most_rows(num_users), 0)
 
 

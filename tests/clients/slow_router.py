@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 from headstart.app.cli.main import main
+from headstart.gateway.proxy import Proxy
 from headstart.gateway.router.child import ChildProcess
-from headstart.gateway.router.proxy import Proxy
 
 SECONDS = 2.0
 _make, _open = ChildProcess._make, Proxy.open

@@ -23,7 +23,7 @@ from tests.states import FakeHeads
 
 from headstart.app.speculation import make_speculator
 from headstart.speculators import SPECULATORS, Speculator
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import CONTRACT
 
 every = pytest.mark.parametrize("name", sorted(SPECULATORS))

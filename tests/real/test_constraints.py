@@ -35,10 +35,9 @@ CONSTRAINTS = (
         text=json.dumps(PERSON),
         triggers=(b".", b","),
         allows_space=True,
-        is_required=True,
     ),
     Constraint(kind=ConstraintKind.LARK, text='start: "It is " NUM " o\'clock."\nNUM: /1?[0-9]/'),
-    Constraint(kind=ConstraintKind.REGEX, text="[0-9]{3};", triggers=(b" the",), repeats=True),
+    Constraint(kind=ConstraintKind.REGEX, text="[0-9]{3};", triggers=(b" the",)),
 )
 SAMPLE = (
     Setting("off", 0, 4),

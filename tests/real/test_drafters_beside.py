@@ -58,7 +58,10 @@ def drafts_of(config: Config) -> tuple[list[str], str]:
 
 
 def test_heads_beside_a_model_of_the_hub_are_downloaded_and_used_by_themselves(
-    hub: FakeHub, files: dict[str, bytes], caplog: pytest.LogCaptureFixture
+    hub: FakeHub,
+    files: dict[str, bytes],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     hub.repos[REPO] = {"a-Q8_0.gguf": files["trunk"], "mtp-a-Q8_0.gguf": files["heads"]}
     caplog.set_level("INFO")
@@ -70,7 +73,10 @@ def test_heads_beside_a_model_of_the_hub_are_downloaded_and_used_by_themselves(
     assert hub.downloads == ["a-Q8_0.gguf", "mtp-a-Q8_0.gguf"]
     assert "mtp-a-Q8_0.gguf was found in the repository of a-Q8_0.gguf" in caplog.text
     assert expected in caplog.text
-    assert drafts_of(config_of("draft-mtp", offline=True)) == (["mtp"], expected)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:1")
+    for is_offline in (True, False):
+        config = config_of("draft-mtp", offline=is_offline)
+        assert drafts_of(config) == (["mtp"], expected)
 
 
 def test_a_model_with_heads_of_its_own_needs_none_beside_it(

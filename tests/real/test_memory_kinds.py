@@ -119,7 +119,7 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
         scheduler = open_setting(replace(PLAIN, types="recycling", length=4, num_slots=4), models)
     results = generate(scheduler, requests)
     assert {k: r.key for k, r in results.items()} == expected
-    assert scheduler.drafting.stats.num_drafted > 0
+    assert scheduler.counts.stats.num_drafted > 0
     assert not [r.message for r in caplog.records if "speculation is off" in r.message]
 
 

@@ -18,7 +18,7 @@ from tests.models import MERGES, OTHER_MERGES, SMALLER, Merges, Writer, tiny_lla
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
-from headstart.app.cli.flags import read_flags
+from headstart.app.cli.command import read_flags
 from headstart.app.cli.settings import all_settings
 from headstart.config import Config
 from headstart.scheduler.scheduler import Scheduler

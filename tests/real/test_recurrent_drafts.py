@@ -97,5 +97,5 @@ def test_a_hybrid_drafts_for_itself_and_is_mostly_right(tmp_path: Path) -> None:
     setting = Setting("draft-model", 4, 2, deterministic=False)
     scheduler = open_setting(setting, Models(model, model, is_demo=False))
     generate(scheduler, requests())
-    stats = scheduler.drafting.stats
+    stats = scheduler.counts.stats
     assert stats.num_accepted > 0.9 * stats.num_drafted > 40

@@ -51,6 +51,7 @@ def test_a_model_that_predicts_exactly_is_always_right(kind: str, tmp_path: Path
     for _ in range(5):
         scheduler.step()
     scheduler.cancel("gone")
+    scheduler.step()
     scheduler.take_events()
     ask(scheduler, text_after("turn", [*first, *prompt_of(6, 4)]))
     for seed in (20, 21, 22, 9):
@@ -141,7 +142,7 @@ def open_drafts(models: Models, p_min: float) -> int:
     spec = SpeculationConfig(spec="fixed", draft_max=4, draft_p_min=p_min, spec_state="none")
     scheduler = build_scheduler(Config(engine=engine, speculation=spec), models)[0]
     ask(scheduler, text_after("a", prompt_of(1, 10)))
-    return scheduler.drafting.stats.num_drafted
+    return scheduler.counts.stats.num_drafted
 
 
 def build(models: Models, **speculation: object) -> Scheduler:

@@ -83,7 +83,9 @@ def test_every_speculator_has_its_line() -> None:
 def test_every_reason_for_no_draft_has_its_line() -> None:
     folders = [ROOT / "src/headstart" / name for name in ("scheduler", "speculators")]
     code = "\n".join(p.read_text("utf-8") for folder in folders for p in folder.glob("*.py"))
-    reasons = set(re.findall(r'\b(?:reason=|reason = |DraftLimit\(.*, |ILLEGAL = )"(\w.+?)"', code))
+    constants = "ILLEGAL|OUTBID|FAILED|NO_ROOM|BELOW_BREAK_EVEN"
+    said = rf'(?:reason=|(?:reason|bound) = (?:[^"\n]*, )?|(?:{constants}) = )'
+    reasons = set(re.findall(rf'\b{said}"(\w.+?)"', code))
     assert {"no match", "batch full", "off", "illegal under the constraint"} <= reasons
     text = (DOCS / "speculators.md").read_text("utf-8").partition("## Why a step had no draft")[2]
     assert [reason for reason in sorted(reasons) if reason not in text] == []
@@ -160,7 +162,7 @@ def test_every_path_has_its_section_with_a_request_an_answer_and_its_errors() ->
 
 
 def test_a_file_that_is_named_exists() -> None:
-    """In documents, docstrings and comments: `scheduler/slot.py`, `benchmarks/replay.py`."""
+    """In documents, docstrings and comments: `scheduler/step.py`, `benchmarks/replay.py`."""
     texts = [*DOCUMENTS, *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.*")]
     stale = [
         f"{path.relative_to(ROOT)}: {name}"

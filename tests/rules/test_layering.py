@@ -30,7 +30,6 @@ ALLOWED |= {"__init__": set(), "__main__": {"app"}, "testing": {"extras"}}
 EXCEPTIONS = {
     # for the type checker only
     ("scheduler/scheduler.py", "worker"),
-    ("types/request.py", "control"),
 }
 
 

@@ -136,7 +136,6 @@ def constraint(client, worker, **fields):
 def test_calls_are_constrained_from_their_marker_on(client, worker):
     found = constraint(client, worker)
     assert (found.kind, found.triggers) == (ConstraintKind.LARK, (b"<tool_call>",))
-    assert not found.is_required
     assert found.thoughts == OPEN
     assert '"send' in found.text
     assert constraint(client, worker, reasoning_format="none").thoughts is None

@@ -216,11 +216,11 @@ def test_a_text_that_changes_is_told_with_where(monkeypatch: pytest.MonkeyPatch)
 
     verify = Committer._verify
 
-    def biased(self, active, logits):
-        one = verify(self, active, logits)
-        if one.num_accepted > 1:
-            one.emitted = [*one.emitted[:-1], (one.emitted[-1] + 1) % 31]
-        return one
+    def biased(self, sequence, index, rows, record):
+        emitted = verify(self, sequence, index, rows, record)
+        if record.num_accepted[index] > 1:
+            emitted[-1] = (emitted[-1] + 1) % 31
+        return emitted
 
     monkeypatch.setattr(Committer, "_verify", biased)
     with pytest.raises(AssertionError, match=r"changed a text at temperature 0.0 \(alone, 4"):

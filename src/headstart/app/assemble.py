@@ -127,7 +127,7 @@ def build_scheduler(
     if models.types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         seconds = WARM_UP_SECONDS if models.types else SHORT_WARM_UP_SECONDS
         scheduler.warm_up = WarmUp(
-            scheduler.engine, drafting, scheduler.slots, scheduler.clock, seconds
+            scheduler.engine, drafting, scheduler.cells, scheduler.clock, seconds
         )
         if not warms_up_later:
             scheduler.warm_up.go_on()

@@ -7,112 +7,16 @@ each other's downloads. Knows the hub and its cache; does not know what a GGUF h
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from headstart.app.hub_files import (
-    DRAFTERS,
-    choose_drafter,
-    choose_file,
-    parse_reference,
-    quant_of_model,
-    select_files,
-    split_parts,
-)
+from headstart.app.hub_files import parse_reference, quant_of_model, select_files, split_parts
 from headstart.config import ModelConfig
 from headstart.types.errors import ConfigError, ModelError
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ModelPaths:
-    """The files to load; None for `target` means the embedded model, for `draft` none."""
-
-    target: Path | None
-    draft: Path | None
-    beside: HubFile | None = None  # what the target's repository holds to draft for it
-
-
-@dataclass(frozen=True, slots=True)
-class HubFile:
-    """A file that can be had, and is not downloaded yet."""
-
-    repository: Repository
-    path: str
-
-    @property
-    def kind(self) -> str:
-        """Which of `DRAFTERS` it is."""
-        name = self.path.rsplit("/", 1)[-1]
-        return next(kind for kind in DRAFTERS if f"{kind}-" in name)
-
-    def fetch(self) -> Path:
-        """Where it is, after a download if need be.
-
-        Raises:
-            ModelError: it cannot be had.
-        """
-        return self.repository.fetch(split_parts(self.repository.paths, self.path))
-
-
-def resolve_model(
-    config: ModelConfig,
-    environment: Mapping[str, str] = os.environ,
-    *,
-    drafters: Sequence[str] = DRAFTERS,
-    beside: Sequence[str] = (),
-) -> ModelPaths:
-    """Find the model files on this disk, downloading what is missing. Shows a progress bar.
-
-    Args:
-        config: names them.
-        environment: where the hub and its cache are.
-        drafters: the kinds of files that a draft model's repository may hold instead of a model.
-        beside: the kinds to look for in the target's repository if no draft model is named.
-
-    Raises:
-        ConfigError: options that exclude each other, or a malformed reference.
-        ModelError: there is no such file, repository or quant, or it cannot be had.
-    """
-    if config.hf_file and not config.hf_repo:
-        raise ConfigError(f"--hf-file {config.hf_file} needs --hf-repo")
-    hub = Hub.from_config(config, environment)
-    target = _local("--model", config.model, "--hf-repo", config.hf_repo)
-    draft = _local("--draft-model", config.draft_model, "--draft-hf-repo", config.draft_hf_repo)
-    found = None
-    if config.hf_repo:
-        name, quant = parse_reference(config.hf_repo)
-        repository = hub.open(name)
-        files = repository.select(quant, config.hf_file)
-        if not (config.draft_model or config.draft_hf_repo):
-            path = choose_drafter(repository.paths, beside, quant, files[0])
-            found = HubFile(repository, path) if path else None
-        target = repository.fetch(files)
-    if config.draft_hf_repo:
-        name, quant = parse_reference(config.draft_hf_repo)
-        repository = hub.open(name)
-        model = choose_file(repository.paths, quant) or ""
-        drafter = choose_drafter(repository.paths, drafters, quant, model)
-        draft = repository.fetch(repository.select(quant, drafter))
-    return ModelPaths(target, draft, found)
-
-
-def _local(flag: str, path: str | None, remote_flag: str, reference: str | None) -> Path | None:
-    """A file that was named as such."""
-    if path and reference:
-        raise ConfigError(f"{flag} {path} and {remote_flag} {reference} name two models; give one")
-    if path is None:
-        return None
-    found = Path(path).expanduser()
-    if found.is_dir():
-        raise ModelError(f"{flag} {path} is a folder; name the GGUF file in it")
-    if not found.is_file():
-        raise ModelError(f"{flag} {path}: there is no such file")
-    return found
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:

@@ -39,7 +39,7 @@ class HubStore:
         environment: Mapping[str, str] = os.environ,
         drafters: Sequence[str] = (),
     ) -> None:
-        """`drafters` are the kinds to download besides, as for `hub.resolve_model`."""
+        """`drafters` are the kinds of drafters to download with a model."""
         self._hub = Hub.from_config(config, environment)
         self._environment, self._drafters = environment, drafters
 

@@ -26,19 +26,16 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.replacements import parse_pairs
 from headstart.text.vocabulary.templates import find_replacements
-from headstart.text.vocabulary.vocabulary_translator import TranslationOptions, VocabularyTranslator
+from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import DraftMode, Engine
 from headstart.types.errors import ConfigError, ModelError
 from headstart.types.state_batch import MERGED_ROWS
 
 log = logging.getLogger(__name__)
-
-# rows of a text that a draft model reads at once where it tells what it would have picked
-READ_OUTPUTS = 16
 
 
 def _max_draft(config: Config) -> int:
@@ -254,7 +251,7 @@ def _draft_limits(config: Config, path: Path, base: EngineConfig) -> tuple[Engin
     parallel = config.scheduler.parallel
     own = config.draft_engine.applied_to(base, parallel)
     if not drafters.reads_states(path):
-        return own, Limits(parallel, max(parallel, READ_OUTPUTS), 0)
+        return own, Limits(parallel, parallel, 0)
     rows = max(MERGED_ROWS + 2, drafters.block_size(path))
     cells = own.context + parallel * (rows + _max_draft(config))  # drafts take some besides
     return replace(own, context=cells), Limits(parallel, parallel * rows, 0, reads_states=True)
@@ -330,11 +327,7 @@ def _translator(config: Config, target: Model, draft: Model) -> VocabularyTransl
     """
     pairs = parse_pairs(config.speculation.spec_replace)
     pairs += find_replacements(target.chat_template or "", draft.chat_template or "")
-    translator = VocabularyTranslator(
-        target.vocab,
-        draft.vocab,
-        TranslationOptions(tuple(pairs)),
-    )
+    translator = VocabularyTranslator(target.vocab, draft.vocab, pairs)
     if reason := translator.why_not():
         raise ModelError(
             f"{draft.path} cannot draft for {target.path.name}: {reason}; choose another draft "

@@ -6,13 +6,21 @@ Functions import what reads files when they are called: the command line imports
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headstart.app import demo
-from headstart.app.hub import HubFile, resolve_model
-from headstart.app.hub_files import DRAFTERS
+from headstart.app.hub import Hub, Repository
+from headstart.app.hub_files import (
+    DRAFTERS,
+    choose_drafter,
+    choose_file,
+    parse_reference,
+    split_parts,
+)
 from headstart.config import Config
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, ModelError
@@ -34,20 +42,52 @@ class Models:
     types: tuple[str, ...] = ()  # names of speculators, in order of preference
 
 
-def find_models(config: Config) -> Models:
-    """Resolve, download if needed; without any model the embedded demo pair.
+def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> Models:
+    """Find the model files on this disk, downloading what is missing; without any the demo pair.
+
+    Shows a progress bar. `environment` says where the hub and its cache are.
 
     Raises:
-        ConfigError, ModelError: as `hub.resolve_model`.
+        ConfigError: options that exclude each other, or a malformed reference.
+        ModelError: there is no such file, repository or quant, or it cannot be downloaded.
     """
-    wanted = drafters_wanted(config) if config.model.hf_repo else ()
-    paths = resolve_model(config.model, drafters=_drafters_named(config), beside=wanted)
-    if paths.target is None:
-        return Models(demo.path(demo.TARGET), paths.draft or demo.path(demo.DRAFT), is_demo=True)
-    draft = paths.draft
-    if draft is None and paths.beside is not None:
-        draft = _beside(config, paths.target, paths.beside)
-    return Models(paths.target, draft, is_demo=False)
+    model, hub = config.model, Hub.from_config(config.model, environment)
+    if model.hf_file and not model.hf_repo:
+        raise ConfigError(f"--hf-file {model.hf_file} needs --hf-repo")
+    target = _local("--model", model.model, "--hf-repo", model.hf_repo)
+    draft = _local("--draft-model", model.draft_model, "--draft-hf-repo", model.draft_hf_repo)
+    if model.hf_repo:
+        name, quant = parse_reference(model.hf_repo)
+        repository = hub.open(name)
+        files = repository.select(quant, model.hf_file)
+        target = repository.fetch(files)
+        if draft is None and not model.draft_hf_repo:
+            kinds = drafters_wanted(config)
+            beside = choose_drafter(repository.paths, kinds, quant, files[0])
+            draft = _fetch_beside(config, repository, beside, target) if beside else None
+    if model.draft_hf_repo:
+        name, quant = parse_reference(model.draft_hf_repo)
+        repository = hub.open(name)
+        whole = choose_file(repository.paths, quant) or ""
+        drafter = choose_drafter(repository.paths, _drafters_named(config), quant, whole)
+        draft = repository.fetch(repository.select(quant, drafter))
+    if target is None:
+        return Models(demo.path(demo.TARGET), draft or demo.path(demo.DRAFT), is_demo=True)
+    return Models(target, draft, is_demo=False)
+
+
+def _local(flag: str, path: str | None, remote_flag: str, reference: str | None) -> Path | None:
+    """A file that was named as such."""
+    if path and reference:
+        raise ConfigError(f"{flag} {path} and {remote_flag} {reference} name two models; give one")
+    if path is None:
+        return None
+    found = Path(path).expanduser()
+    if found.is_dir():
+        raise ModelError(f"{flag} {path} is a folder; name the GGUF file in it")
+    if not found.is_file():
+        raise ModelError(f"{flag} {path}: there is no such file")
+    return found
 
 
 def may_have_draft_model(config: Config) -> bool:
@@ -85,25 +125,25 @@ def _drafters_named(config: Config) -> tuple[str, ...]:
     return tuple(kind for kind in DRAFTERS if config.engine.mtp or kind != WITH_HEADS)
 
 
-def _beside(config: Config, target: Path, found: HubFile) -> Path | None:
-    """What the target's repository holds to draft for it, after a download; None if of no use.
+def _fetch_beside(config: Config, repository: Repository, file: str, target: Path) -> Path | None:
+    """Download a drafter from the target's repository; None if it cannot be used.
 
     Raises:
-        ModelError: `--spec-type` asks for it and it cannot be had.
+        ModelError: `--spec-type` asks for it and it cannot be downloaded.
     """
     from headstart.app.speculation import WITH_HEADS
     from headstart.engine.heads import read_facts
 
     facts = read_facts(target)
-    is_heads = found.kind == WITH_HEADS
+    is_heads = f"{WITH_HEADS}-" in file.rsplit("/", 1)[-1]
     if is_heads and facts.num_heads:
         return None  # the target's own share its weights
     try:
-        path = found.fetch()
+        path = repository.fetch(split_parts(repository.paths, file))
     except ModelError as error:
         if config.speculation.spec_type is not None:
             raise
-        log.warning("%s is not used: %s", found.path, error)
+        log.warning("%s is not used: %s", file, error)
         return None
     if is_heads and (reason := read_facts(path).why_not_heads_of(facts)):
         log.warning("%s is not used: %s", path, reason)

@@ -29,7 +29,8 @@ class ToolsConfig:
     mcp_servers_config: str | None = option(
         None,
         'JSON file with MCP servers, {"mcpServers": {NAME: {"command", "args", "env", "cwd", '
-        '"timeout_ms"}}}; their tools are offered to clients as NAME_TOOL',
+        '"timeout_ms"}}}; their tools are offered to clients as NAME_TOOL (needs '
+        "`pip install headstart[tools]`)",
         for_router=True,
     )
     mcp_servers_json: str | None = option(None, "the same as text", for_router=True)

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 
 ASK_SHARE = 0.01  # of the time may go into asking those that do not earn it
 GAIN_RATE = 0.2  # of a request's average: a copied passage is found within a few steps
-COST_RATE, MOST_AGAIN = 0.05, 2.0  # of the price; one slow call counts as twice the mean
 
 
 @dataclass(slots=True)
@@ -73,8 +72,8 @@ class Asking:
         """Asking for one slot took so long."""
         self.num_costs += 1
         if self.num_costs > 1:
-            milliseconds = min(milliseconds, MOST_AGAIN * self.cost)
-        rate = max(COST_RATE, 1.0 / self.num_costs)
+            milliseconds = min(milliseconds, 2.0 * self.cost)  # one slow call silences no one
+        rate = max(0.05, 1.0 / self.num_costs)
         self.cost += rate * (milliseconds - self.cost)
 
     def wake(self, seq_id: int) -> None:

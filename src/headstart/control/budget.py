@@ -27,10 +27,8 @@ has steps, so every total is tried.
 The rate is kept as a speedup over the same slots without drafts, so that it does not depend on how
 busy the machine is, and never below 1: what does not pay against plain decoding is not drafted.
 
-Two errors would keep themselves alive, so each is paid for with a bounded share of the time. A
-number of rows never measured is tried when it would be best under an optimistic curve, out of
-savings of EXPLORE_SHARE. And the way not taken (drafting, or not) is measured again now and then:
-a gain of g plain steps allows that every g / REVISIT_SHARE steps.
+A number of rows that no text has had would stay so if it were thought too dear. So, while it might
+pay, as many are verified as savings of EXPLORE_SHARE of the time allow.
 """
 
 from __future__ import annotations
@@ -38,32 +36,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
-from headstart.control.codec import Count, Fields, Number, Table
+from headstart.control.codec import Checks, count, number, saved
 from headstart.control.cost import CostTable
 from headstart.control.graph_reuse import GraphReuse
 from headstart.control.values import BatchPlan, SlotDraft, Step
 
-# A draft must gain this share more than it costs, if on / if off, with 1, 2, ... slots: several win
-# less, and lose as much by a wrong estimate. In simulated time with steps that vary by a quarter,
-# eight slots and a draft model win 3 %.
-MARGINS = ((0.03, 0.08), (0.06, 0.11), (0.09, 0.14), (0.10, 0.16))
-# of the moving averages behind the speedup; the first steps count as 1/5, 1/6 ...
-SPEEDUP_RATE, YOUNG = 0.05, 4
-EXPLORE_SHARE = 0.005  # of the time may go into trying row counts never measured
-# drafting (or not) is tried again after so many steps, at this cost; a step is left unpadded at the
-# same, because what is padded is not timed and the warm-up may have been disturbed
-REVISIT_AFTER, REVISIT_SHARE = 12, 0.01
-# but drafting only if it is expected to lose no more than this share of a plain step
-NEAR_MISS = 0.15
-EXPLORE_START = 1.0  # savings for that, in plain steps
+MARGIN = 0.05  # a draft must gain this share more than it costs, against wrong estimates
+SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
+EXPLORE_SHARE = 0.005  # of the time may go into trying row counts that no text has had
+HOPE = 0.3  # of their expected price: as little may they cost
+UNFILLED_SHARE = 0.01  # of the time may go into looking again at widths that are filled up
 
 
 @dataclass(slots=True)
 class MovingSpeedup:
     """Tokens and time of steps, relative to plain ones."""
 
+    SAVED: ClassVar[Checks] = {
+        "tokens": number(0.01, 1000.0),
+        "time": number(0.01, 1000.0),
+        "steps": count,
+    }
     tokens: float = 1.0
     time: float = 1.0
     steps: int = 0  # averaged so far
@@ -71,7 +66,7 @@ class MovingSpeedup:
     def follow(self, tokens: float, time: float) -> None:
         """One more step."""
         self.steps += 1
-        rate = max(SPEEDUP_RATE, 1.0 / (self.steps + YOUNG))
+        rate = max(SPEEDUP_RATE, 1.0 / (self.steps + 4))  # the first steps count as 1/5, 1/6, ...
         self.tokens += rate * (tokens - self.tokens)
         self.time += rate * (time - self.time)
 
@@ -83,12 +78,12 @@ class MovingSpeedup:
 class SpeedupAverage:
     """What was reached with one number of slots; are drafts on?"""
 
+    SAVED: ClassVar[Checks] = {"reached": saved(MovingSpeedup), "model_share": number(0.0, 1.0)}
     reached: MovingSpeedup = field(default_factory=MovingSpeedup)
     # the same of the steps for which no model drafted, and the share of the other steps
     without_model: MovingSpeedup = field(default_factory=MovingSpeedup)
     model_share: float = 0.0
     is_on: bool = False
-    repeats: int = 0  # decisions since both ways, drafting and not, were last taken
 
     def speedup(self, *, is_unread: bool = False) -> float:
         """What is reached, or what of it there is where the models that reached it would first
@@ -99,20 +94,6 @@ class SpeedupAverage:
             return reached
         return reached - self.model_share * max(0.0, reached - float(self.without_model))
 
-    def margin(self, num_slots: int) -> float:
-        """Of the speedup that a draft has to beat."""
-        if_on, if_off = MARGINS[min(num_slots, len(MARGINS)) - 1]
-        return 1.0 + (if_on if self.is_on else if_off)
-
-
-_SPEEDUP = Fields(
-    MovingSpeedup, tokens=Number(0.01, 1000.0), time=Number(0.01, 1000.0), steps=Count()
-)
-AVERAGES = Table(
-    int,
-    Fields(SpeedupAverage, reached=_SPEEDUP, without_model=_SPEEDUP, model_share=Number(0.0, 1.0)),
-)
-
 
 class Budget:
     """Gives draft tokens to slots. Owns the speedup reached and the savings for exploration."""
@@ -120,21 +101,19 @@ class Budget:
     def __init__(self, cost: CostTable, averages: dict[int, SpeedupAverage] | None = None) -> None:
         self._cost = cost
         self.averages = {} if averages is None else averages  # by number of slots
-        self._savings = EXPLORE_START
-        # steps since one of so many rows was last left as it is
-        self._padded: dict[int, int] = {}
+        self._savings = 1.0  # for exploring, in plain steps
+        self._filled: dict[int, int] = {}  # steps since one of so many rows was left as it is
         self.graphs = GraphReuse()
 
     def rate(self, num_slots: int, plain_ms: float, *, is_unread: bool = False) -> float:
-        """Tokens per millisecond that a draft has to beat, hysteresis included; `plain_ms` of a
-        step without drafts.
+        """Tokens per millisecond that a draft has to beat, margin included; `plain_ms` of a step
+        without drafts.
 
         is_unread: of a model that would have to read all of these texts first. Without it they do
         not go on at the speed that other texts reached with it.
         """
-        average = self._average(num_slots)
-        speedup = average.speedup(is_unread=is_unread) * average.margin(num_slots)
-        return speedup * num_slots / plain_ms
+        speedup = self._average(num_slots).speedup(is_unread=is_unread)
+        return speedup * (1.0 + MARGIN) * num_slots / plain_ms
 
     def speedup(self, num_slots: int) -> float:
         """What is reached where no model has read the text."""
@@ -154,6 +133,22 @@ class Budget:
             curve = self._cost.curve(base + num_rows, step.context, can_fill=step.can_pad)
         return rate * (curve[base + num_rows] - curve[base]) / num_rows
 
+    def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
+        """Index of the draft worth most to a slot, the first of equals; None if no draft has a
+        token.
+
+        Worth: sum of (survival - price of a row) while positive; if none pays, of survival.
+        """
+        longest = max(map(len, survivals), default=0)
+        if len(survivals) == 1 or not longest:
+            return 0 if longest else None
+        price = self.row_price(step, min(longest, max(1, step.max_draft_rows)))
+        for least in (price, 0.0):
+            worth = [sum(s - least for s in survival if s > least) for survival in survivals]
+            if max(worth) > 0.0:
+                return worth.index(max(worth))
+        return None
+
     def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
         """Draft tokens to verify per slot, and rows that are added because that is faster.
 
@@ -167,9 +162,10 @@ class Budget:
         """
         given, left = _fixed_lengths(slots, step.max_draft_rows)
         num_fixed = sum(given)
+        is_bare = not num_fixed and self._looks_again(step)
         offers = [s for slot in slots if not slot.is_fixed for s in slot.survival if s > 0.0]
         offers.sort(reverse=True)
-        del offers[left:]
+        del offers[0 if is_bare else left :]
         base = step.num_base_rows + num_fixed
         curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
         num_rows = self._best_total(offers, curve, base, step) if offers else 0
@@ -182,7 +178,7 @@ class Budget:
         if is_plain and not num_fixed:
             self._account(slots, given, curve, sunk_ms)
         rows = step.num_base_rows + sum(given)
-        padding = self._padding(rows, step)
+        padding = 0 if is_bare else self._padding(rows, step)
         self.graphs.plan(rows + padding if is_plain else 0, step.num_slots)
         return BatchPlan(given, padding, saved_ms)
 
@@ -205,8 +201,24 @@ class Budget:
             for slot, n in zip(slots, given, strict=True)
         ]
 
+    def _looks_again(self, step: Step) -> bool:
+        """Whether this step has neither drafts nor padding, to see if fewer rows are still slower.
+
+        They are not timed otherwise, and the warm-up may have been disturbed.
+        """
+        rows = step.num_base_rows
+        if not step.can_pad or self.graphs.held(step.num_slots):
+            return False
+        width = self._cost.width(rows, step.context)
+        curve = self._cost.curve(width, step.context)
+        steps = self._filled[rows] = self._filled.get(rows, 0) + (width > rows)
+        if steps * UNFILLED_SHARE <= curve[rows] / curve[width] - 1.0 or width == rows:
+            return False
+        self._filled[rows] = 0
+        return True
+
     def _padding(self, num_rows: int, step: Step) -> int:
-        """Rows that are added to as many; none now and then, to see whether it is still faster."""
+        """Rows that are added to as many because that is faster."""
         if not step.can_pad:
             return 0
         width = min(self._cost.width(num_rows, step.context), step.max_rows)
@@ -214,45 +226,26 @@ class Budget:
             curve = self._cost.curve(max(width, held), step.context)
             most = min(step.max_rows, step.max_outputs)
             width = min(self.graphs.width(num_rows, width, curve, step.num_slots), most)
-        elif width > num_rows:
-            curve = self._cost.curve(width, step.context)
-            padded = self._padded[num_rows] = self._padded.get(num_rows, 0) + 1
-            if padded * REVISIT_SHARE >= curve[num_rows] / curve[width] - 1.0:
-                self._padded[num_rows] = 0
-                return 0
         return max(0, width - num_rows)
 
     def _best_total(
         self, offers: Sequence[float], curve: Sequence[float], base: int, step: Step
     ) -> int:
-        rows, plain = base + len(offers), curve[step.num_slots]
-        average = self._average(step.num_slots)
+        plain = curve[step.num_slots]
         rate = self.rate(step.num_slots, plain)
         after_last = self.graphs.curve(curve, step.num_slots) if step.can_pad else curve
-        best, value = _search(offers, after_last, base, rate)
-        average.is_on = value > 0.0
-        gain = value / step.num_slots
-        average.repeats += 1
-        if (
-            average.repeats >= REVISIT_AFTER
-            and average.repeats >= abs(gain) / REVISIT_SHARE
-            and gain > -NEAR_MISS
-        ):
-            average.repeats = 0
-            return 0 if average.is_on else best
-        if not average.is_on:
-            best, value = 0, 0.0
+        values = _values(offers, after_last, base, rate)
+        best = values.index(max(values))
+        self._average(step.num_slots).is_on = best > 0
+        widest = max(base, self._cost.widest)
         self._savings += EXPLORE_SHARE * curve[base + best] / plain
-        if self._savings <= 0.0 or self._cost.is_known(rows):
-            return best
-        optimistic_curve = self._cost.curve(
-            rows, step.context, optimistic=True, can_fill=step.can_pad
-        )
-        stake = self._savings * rate * plain
-        other, expected = _explore(offers, (curve, optimistic_curve), base, rate, value - stake)
-        if other != best:
-            self._savings -= (value - expected) / (rate * plain)
-        return other
+        for num_rows in range(len(offers), max(best, widest - base), -1):
+            loss = (values[best] - values[num_rows]) / (rate * plain)
+            spared = (1.0 - HOPE) * (curve[base + num_rows] - curve[widest])
+            if loss <= self._savings and values[num_rows] + rate * spared > values[best]:
+                self._savings -= loss
+                return num_rows
+        return best
 
     def _account(
         self,
@@ -308,38 +301,10 @@ def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], in
     return given, room
 
 
-def _search(
-    offers: Sequence[float], curve: Sequence[float], base: int, rate: float
-) -> tuple[int, float]:
-    """The number of rows (at least 1) with the highest value, and that value."""
+def _values(offers: Sequence[float], curve: Sequence[float], base: int, rate: float) -> list[float]:
+    """Expected tokens above the price of the best 0, 1, ... of the offers."""
     totals = zip(accumulate(offers), curve[base + 1 :], strict=False)
-    values = [tokens - rate * milliseconds for tokens, milliseconds in totals]
-    best = max(values)
-    return values.index(best) + 1, best + rate * curve[base]
-
-
-def _explore(
-    offers: Sequence[float],
-    curves: tuple[Sequence[float], Sequence[float]],
-    base: int,
-    rate: float,
-    least: float,
-) -> tuple[int, float]:
-    """The number of rows that is best if hopes come true, among those expected to be worth `least`.
-
-    curves: (expected, hoped for). Returns the number and its expected value.
-    """
-    curve, optimistic_curve = curves
-    best, best_hope, best_value, tokens = 0, 0.0, 0.0, 0.0
-    plain, hoped_plain = curve[base], optimistic_curve[base]
-    for count, survival in enumerate(offers, 1):
-        tokens += survival
-        hoped = tokens - rate * (optimistic_curve[base + count] - hoped_plain)
-        if hoped > best_hope:
-            value = tokens - rate * (curve[base + count] - plain)
-            if value >= least:
-                best, best_hope, best_value = count, hoped, value
-    return best, best_value
+    return [0.0, *(tokens - rate * (ms - curve[base]) for tokens, ms in totals)]
 
 
 def _num_above(threshold: float, survival: Sequence[float]) -> int:

@@ -3,15 +3,12 @@
 In: a draft's scores. Out: for each of its tokens the probability that it and all before it are
 accepted (survival), in tokens. Learned from every draft whose text is known, verified or not.
 
-Conditional acceptance a = P(token i accepted | tokens before it accepted) is counted per
-(speculator, confidence bucket, position bucket). Counts fade: n <- d n + 1. A cell with few counts
-leans on its parents (K pseudo-counts at each level):
+Conditional acceptance a = P(token i accepted | tokens before it accepted) is counted per speculator
+and score bucket. Counts fade: n <- d n + 1. A bucket with few counts leans on the speculator (K
+pseudo-counts), or on 0.1 + 0.8 score where scores are probabilities:
 
     speculator = (m + K prior) / (n + K)
-    parent     = (m_confidence + m_position + K speculator) / (n_confidence + n_position + K)
-    cell       = (m_cell + K parent) / (n_cell + K)
-
-Where scores are probabilities, 0.1 + 0.8 score stands for `speculator` in the second line.
+    bucket     = (m_bucket + K speculator) / (n_bucket + K)
 
 A request whose text is unlike the average gets a shift b of the log-odds, odds' = odds e^b, from a
 one-dimensional extended Kalman filter (p = predicted, y = 1 if accepted):
@@ -26,100 +23,69 @@ about the token after it (censored).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from math import exp
-from typing import Any
+from typing import Any, ClassVar
 
-from headstart.control.codec import Fields, Number, Table, Values, YesNo, check_parts
+from headstart.control.codec import Checks, check_parts, number, saved, table, values
 from headstart.control.token_odds import TokenPair, TokenTables
 from headstart.control.values import Outcome
 
-PROBABILITY_EDGES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995)
-COUNT_EDGES = (1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 16.5, 24.5, 32.5, 64.5)
-EDGES = PROBABILITY_EDGES + COUNT_EDGES  # scores up to 1 are shares, above 1 lengths or counts
-NUM_CONFIDENCES = len(EDGES) + 1
-# position in the draft -> bucket; later ones share the last
-POSITIONS = (0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7)
-NUM_POSITIONS = POSITIONS[-1] + 1
-LAST = len(POSITIONS) - 1
+# of the score buckets: scores up to 1 are probabilities or shares, above 1 lengths or counts
+EDGES = (
+    *(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995),
+    *(1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 16.5, 24.5, 32.5, 64.5),
+)
+NUM_BUCKETS = len(EDGES) + 1
 
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
 MODEL_PRIOR = 0.75  # of a draft model: somebody chose it, and its labels cost time
-SPECULATOR_WEIGHT, PARENT_WEIGHT, CELL_WEIGHT = 4.0, 6.0, 8.0  # pseudo-counts K
-CELL_FADE, PARENT_FADE = 0.997, 0.998
-LEAST, MOST = 0.002, 0.998
-_NO_TOKEN = -1  # nothing is known of it
-NEVER = 0.01  # tokens behind one that survives less often are as good as never accepted
-SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL, SHIFT_LIMIT = 0.6, 0.001, 0.998, 4.0
+SPECULATOR_WEIGHT, BUCKET_WEIGHT = 4.0, 6.0  # pseudo-counts K
+FADE = 0.998
+SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL = 0.6, 0.001, 0.998  # of a request's log-odds
 
 
 class LabelCounts:
-    """Counts of one speculator: per level, labelled tokens (n) and accepted ones (m)."""
+    """Labelled tokens (n) and accepted ones (m) of one speculator, of all and by score bucket."""
 
-    __slots__ = (
-        "cell_m",
-        "cell_n",
-        "confidence_m",
-        "confidence_n",
-        "is_probability",
-        "m",
-        "n",
-        "position_m",
-        "position_n",
-    )
+    __slots__ = ("bucket_m", "bucket_n", "is_probability", "m", "n")
+    SAVED: ClassVar[Checks] = {
+        "is_probability": bool,
+        "n": number(0.0),
+        "m": number(0.0),
+        "bucket_n": values(NUM_BUCKETS, number(0.0)),
+        "bucket_m": values(NUM_BUCKETS, number(0.0)),
+    }
 
     def __init__(self, *, is_probability: bool = False) -> None:
         self.is_probability = is_probability
         self.m = self.n = 0.0
-        self.confidence_m, self.confidence_n = [0.0] * NUM_CONFIDENCES, [0.0] * NUM_CONFIDENCES
-        self.position_m, self.position_n = [0.0] * NUM_POSITIONS, [0.0] * NUM_POSITIONS
-        self.cell_m = [0.0] * (NUM_CONFIDENCES * NUM_POSITIONS)
-        self.cell_n = [0.0] * (NUM_CONFIDENCES * NUM_POSITIONS)
+        self.bucket_m, self.bucket_n = [0.0] * NUM_BUCKETS, [0.0] * NUM_BUCKETS
 
     def overall(self) -> float:
         """Acceptance of a token about which nothing is known."""
         prior = MODEL_PRIOR if self.is_probability else PRIOR
         return (self.m + SPECULATOR_WEIGHT * prior) / (self.n + SPECULATOR_WEIGHT)
 
-    def rates(self, confidence: Sequence[float], start: int = 0) -> list[float]:
-        """Conditional acceptance of each token of a draft, from position `start` on."""
-        rates = list[float]()
+    def rates(self, confidence: Sequence[float]) -> Iterator[float]:
+        """Conditional acceptance of each token of a draft, one by one: callers stop early."""
         overall, is_probability = self.overall(), self.is_probability
-        confidence_m, confidence_n = self.confidence_m, self.confidence_n
-        position_m, position_n = self.position_m, self.position_n
-        cell_m, cell_n = self.cell_m, self.cell_n
-        for i, score in enumerate(confidence, start):
-            c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
+        bucket_m, bucket_n = self.bucket_m, self.bucket_n
+        for score in confidence:
+            bucket = bisect_right(EDGES, score)
             base = 0.1 + 0.8 * score if is_probability else overall
-            labels = confidence_n[c] + position_n[p] + PARENT_WEIGHT
-            parent = (confidence_m[c] + position_m[p] + PARENT_WEIGHT * base) / labels
-            cell = c * NUM_POSITIONS + p
-            rate = (cell_m[cell] + CELL_WEIGHT * parent) / (cell_n[cell] + CELL_WEIGHT)
-            rates.append(LEAST if rate < LEAST else MOST if rate > MOST else rate)
-        return rates
+            rate = (bucket_m[bucket] + BUCKET_WEIGHT * base) / (bucket_n[bucket] + BUCKET_WEIGHT)
+            yield 0.002 if rate < 0.002 else 0.998 if rate > 0.998 else rate  # finite log-odds
 
-    def count(self, confidence: Sequence[float], num_matched: int, start: int = 0) -> None:
-        """Add labels of positions from `start` on at every level: those before `num_matched` were
-        accepted.
-        """
-        confidence_m, confidence_n = self.confidence_m, self.confidence_n
-        position_m, position_n = self.position_m, self.position_n
-        cell_m, cell_n = self.cell_m, self.cell_n
-        n, m = self.n, self.m
-        for i, score in enumerate(confidence, start):
-            accepted = 1.0 if i < num_matched else 0.0
-            c, p = bisect_right(EDGES, score), POSITIONS[i if i < LAST else LAST]
-            cell = c * NUM_POSITIONS + p
-            cell_n[cell] = cell_n[cell] * CELL_FADE + 1.0
-            cell_m[cell] = cell_m[cell] * CELL_FADE + accepted
-            confidence_n[c] = confidence_n[c] * PARENT_FADE + 1.0
-            confidence_m[c] = confidence_m[c] * PARENT_FADE + accepted
-            position_n[p] = position_n[p] * PARENT_FADE + 1.0
-            position_m[p] = position_m[p] * PARENT_FADE + accepted
-            n = n * PARENT_FADE + 1.0
-            m = m * PARENT_FADE + accepted
-        self.n, self.m = n, m
+    def count(self, confidence: Sequence[float], num_matched: int) -> None:
+        """Add labels: the first `num_matched` were accepted."""
+        for i, score in enumerate(confidence):
+            accepted, bucket = float(i < num_matched), bisect_right(EDGES, score)
+            self.bucket_n[bucket] = self.bucket_n[bucket] * FADE + 1.0
+            self.bucket_m[bucket] = self.bucket_m[bucket] * FADE + accepted
+            self.n = self.n * FADE + 1.0
+            self.m = self.m * FADE + accepted
 
 
 class RequestBias:
@@ -138,18 +104,9 @@ class RequestBias:
             variance += SHIFT_DRIFT
             variance /= 1.0 + variance * p * (1.0 - p)
             shift = shift * SHIFT_PULL + variance * ((1.0 if i < num_matched else 0.0) - p)
-            shift = (
-                SHIFT_LIMIT
-                if shift > SHIFT_LIMIT
-                else -SHIFT_LIMIT
-                if shift < -SHIFT_LIMIT
-                else shift
-            )
+            shift = max(-4.0, min(4.0, shift))
             odds = exp(shift)
         self.variance, self.shift, self.odds = variance, shift, odds
-
-
-NO_BIAS: dict[str, RequestBias] = {}
 
 
 class Calibration:
@@ -173,33 +130,19 @@ class Calibration:
 
         tokens: the one before the draft and the draft's; empty: not known.
         """
-        bias = self._biases.get(seq_id, NO_BIAS).get(speculator)
+        bias = self._biases.get(seq_id, {}).get(speculator)
         odds = 1.0 if bias is None else bias.odds
         pair = self._token_pair(speculator, seq_id)
         by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
-        befores: Iterable[int] = tokens or repeat(_NO_TOKEN)
-        drafted: Iterable[int] = tokens[1:] or repeat(_NO_TOKEN)
-        alive, survival, table = 1.0, list[float](), self._table(speculator)
-        overall, is_probability = table.overall(), table.is_probability
-        confidence_m, confidence_n = table.confidence_m, table.confidence_n
-        position_m, position_n = table.position_m, table.position_n
-        cell_m, cell_n = table.cell_m, table.cell_n
-        # `LabelCounts.rates`, token by token: most drafts are hopeless long before their end, and
-        # with a generator every slot and step would take a fifth longer
-        buckets = chain(POSITIONS, repeat(POSITIONS[-1]))
-        cells = zip(confidence, buckets, befores, drafted, strict=False)
-        for score, p, before, token in cells:
-            c = bisect_right(EDGES, score)
-            base = 0.1 + 0.8 * score if is_probability else overall
-            labels = confidence_n[c] + position_n[p] + PARENT_WEIGHT
-            parent = (confidence_m[c] + position_m[p] + PARENT_WEIGHT * base) / labels
-            cell = c * NUM_POSITIONS + p
-            rate = (cell_m[cell] + CELL_WEIGHT * parent) / (cell_n[cell] + CELL_WEIGHT)
-            rate = LEAST if rate < LEAST else MOST if rate > MOST else rate
+        befores: Iterable[int] = tokens or repeat(-1)  # no token has this id
+        drafted: Iterable[int] = tokens[1:] or repeat(-1)
+        alive, survival = 1.0, list[float]()
+        rates = self._table(speculator).rates(confidence)
+        for rate, before, token in zip(rates, befores, drafted, strict=False):
             right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
             alive *= right / (1.0 - rate + right)
             survival.append(alive)
-            if alive < NEVER:
+            if alive < 0.01:  # those behind are as good as never accepted
                 break
         return survival + [0.0] * (len(confidence) - len(survival))
 
@@ -221,15 +164,15 @@ class Calibration:
         shift = biases.get(outcome.speculator)
         if shift is None:
             shift = biases[outcome.speculator] = RequestBias()
-        confidence, num_matched = outcome.confidence[num_known:num_labelled], outcome.num_matched
-        rates = table.rates(confidence, num_known)
+        confidence = outcome.confidence[num_known:num_labelled]
+        num_matched = outcome.num_matched - num_known
+        rates = list(table.rates(confidence))
         if outcome.tokens:
             tokens = outcome.tokens[num_known : num_labelled + 1]
-            self._token_pair(outcome.speculator, outcome.seq_id).learn(
-                tokens, rates, shift.odds, num_matched - num_known
-            )
-        shift.learn(rates, num_matched - num_known)
-        table.count(confidence, num_matched, num_known)
+            pair = self._token_pair(outcome.speculator, outcome.seq_id)
+            pair.learn(tokens, rates, shift.odds, num_matched)
+        shift.learn(rates, num_matched)
+        table.count(confidence, num_matched)
 
     def begin(self, seq_id: int, namespace: str) -> None:
         """A request begins; what its tokens teach stays in this namespace. Without this call in the
@@ -260,33 +203,8 @@ class Calibration:
 
 
 def _check_counts(counts: LabelCounts) -> None:
-    for n, m in (
-        ([counts.n], [counts.m]),
-        (counts.confidence_n, counts.confidence_m),
-        (counts.position_n, counts.position_m),
-        (counts.cell_n, counts.cell_m),
-    ):
+    for n, m in (([counts.n], [counts.m]), (counts.bucket_n, counts.bucket_m)):
         check_parts(n, m, "accepted than labelled tokens")
 
 
-_COUNT = Number(0.0)
-# What is worth keeping are the counts, not what belongs to running requests or to tokens.
-CALIBRATION = Fields(
-    Calibration,
-    tables=Table(
-        str,
-        Fields(
-            LabelCounts,
-            _check_counts,
-            is_probability=YesNo(),
-            n=_COUNT,
-            m=_COUNT,
-            confidence_n=Values(NUM_CONFIDENCES, _COUNT),
-            confidence_m=Values(NUM_CONFIDENCES, _COUNT),
-            position_n=Values(NUM_POSITIONS, _COUNT),
-            position_m=Values(NUM_POSITIONS, _COUNT),
-            cell_n=Values(NUM_CONFIDENCES * NUM_POSITIONS, _COUNT),
-            cell_m=Values(NUM_CONFIDENCES * NUM_POSITIONS, _COUNT),
-        ),
-    ),
-)
+SAVED_TABLES = table(str, saved(LabelCounts, _check_counts))

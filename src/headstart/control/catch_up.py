@@ -17,25 +17,25 @@ than 0.6 % in every cell of `benchmarks.replay`, and was dropped.)
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from headstart.control.codec import Checks, count, number
 from headstart.control.values import ModelSlot
 
-ANSWER, ANSWER_RATE, YOUNG = 128.0, 0.05, 4  # tokens of a mean answer: prior; of the average
-SHARE, SHARE_RATE = 0.5, 0.2  # of the tokens: prior; of the average
-RECOVERY = 0.02  # of a share below the prior, per answer for which it was not used
+SHARE = 0.5  # of the tokens come of steps with a model's drafts, until it was used
 
 
 @dataclass(slots=True)
 class AnswerLength:
     """How long answers are."""
 
-    mean: float = ANSWER
+    mean: float = 128.0  # tokens; until some were seen
     count: int = 0
 
     def end(self, num_tokens: int) -> None:
         """An answer is over."""
         self.count += 1
-        self.mean += max(ANSWER_RATE, 1.0 / (self.count + YOUNG)) * (num_tokens - self.mean)
+        self.mean += max(0.05, 1.0 / (self.count + 4)) * (num_tokens - self.mean)
 
     def left(self, slot: ModelSlot) -> float:
         """Tokens still to come."""
@@ -54,6 +54,8 @@ class _RequestUse:
 @dataclass(slots=True)
 class CatchUpEstimate:
     """Of one draft model."""
+
+    SAVED: ClassVar[Checks] = {"share": number(0.0, 1.0), "num_shares": count}
 
     share: float = SHARE
     num_shares: int = 0  # averaged so far: the prior counts as one answer
@@ -87,8 +89,8 @@ class CatchUpEstimate:
         """The request is over."""
         use = self._used.pop(seq_id, None)
         if use is None:
-            self.share += RECOVERY * max(0.0, SHARE - self.share)
+            self.share += 0.02 * max(0.0, SHARE - self.share)  # another chance, some 50 answers on
             return
         share = min(1.0, use.tokens / max(1, num_answered - use.start))
         self.num_shares += 1
-        self.share += max(SHARE_RATE, 1.0 / (self.num_shares + 1)) * (share - self.share)
+        self.share += max(0.2, 1.0 / (self.num_shares + 1)) * (share - self.share)

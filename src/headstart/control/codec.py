@@ -1,152 +1,106 @@
-"""What control saves and loads, field by field: each class says once which of its fields are kept
-and within which limits, and both ways follow from that.
+"""What control saves and loads: each class names the fields that are kept, with their limits.
 
-    COST = Fields(DraftCost, round_ms=Table(int, Number(1e-6, 1e6)), catch_up_ms=Maybe(Number()))
-    COST.encode(cost)          plain values for JSON
-    COST.decode(state)         a new object; fields that are not named are as its class makes them
+    class DraftCost:
+        SAVED: ClassVar[Checks] = {"round_ms": table(int, number(1e-9)), "_age": count}
 
-A file may be damaged or edited, and its numbers reach arithmetic that trusts them: everything is
-checked while it is read, before anything is changed.
+    encode(cost)                 plain values for JSON; a leading underscore is not written
+    saved(DraftCost)(state)      a new object; other fields are as the class makes them
+
+A file may be damaged or edited, and its numbers reach arithmetic that trusts them. So everything is
+checked while it is read, before anything is changed: a check returns the value, or raises
+ValueError, KeyError, TypeError or AttributeError.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 T = TypeVar("T")
 K = TypeVar("K", str, int)
+Check = Callable[[Any], T]
+Checks = Mapping[str, Check[Any]]
 
 MOST = 1e9
-ROUNDING = 1e-6  # that sums of fading counts may be apart
 
 
-class Codec(ABC, Generic[T]):
-    """One kind of value, to plain values for JSON and back."""
+class Saved(Protocol):
+    """A class with fields that are kept."""
 
-    @abstractmethod
-    def encode(self, value: T) -> Any:
-        """The value as JSON holds it."""
-
-    @abstractmethod
-    def decode(self, state: Any) -> T:
-        """The value.
-
-        Raises:
-            ValueError, KeyError, TypeError, AttributeError: damaged.
-        """
+    SAVED: ClassVar[Checks]
 
 
-class Number(Codec[float]):
-    """A finite number; one beyond the limits is saved as the limit, and refused when read."""
+S = TypeVar("S", bound=Saved)
 
-    def __init__(self, least: float = -MOST, most: float = MOST) -> None:
-        self._least, self._most = least, most
 
-    def encode(self, value: float) -> float:
-        return max(self._least, min(self._most, value))
+def encode(value: Any) -> Any:
+    """Plain values for JSON of numbers, lists, tables, and objects that name their fields."""
+    if isinstance(value, dict):
+        return {str(key): encode(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [encode(one) for one in value]
+    if not hasattr(value, "SAVED"):
+        return value
+    return {name.lstrip("_"): encode(getattr(value, name)) for name in value.SAVED}
 
-    def decode(self, state: Any) -> float:
+
+def saved(kind: type[S], consistent: Callable[[S], None] = lambda _: None) -> Check[S]:
+    """An object of this class; `consistent` raises ValueError if its fields contradict others."""
+
+    def check(state: Any) -> S:
+        value = kind()
+        for name, check_field in kind.SAVED.items():
+            setattr(value, name, check_field(state[name.lstrip("_")]))
+        consistent(value)
+        return value
+
+    return check
+
+
+def number(least: float = -MOST, most: float = MOST) -> Check[float]:
+    """A finite number within these limits."""
+
+    def check(state: Any) -> float:
         try:
-            number = float(state)
+            value = float(state)
         except OverflowError as error:
             raise ValueError("a number is too large") from error
-        if not isfinite(number) or not self._least <= number <= self._most:
-            raise ValueError(f"expected a number from {self._least:g} to {self._most:g}")
-        return number
-
-
-class Count(Codec[int]):
-    """A whole number, not below 0."""
-
-    def encode(self, value: int) -> int:
-        return min(int(MOST), value)
-
-    def decode(self, state: Any) -> int:
-        return int(Number(0.0).decode(state))
-
-
-class YesNo(Codec[bool]):
-    """Yes or no."""
-
-    def encode(self, value: bool) -> bool:
+        if not isfinite(value) or not least <= value <= most:
+            raise ValueError(f"expected a number from {least:g} to {most:g}")
         return value
 
-    def decode(self, state: Any) -> bool:
-        return state is True
+    return check
 
 
-class Maybe(Codec["T | None"], Generic[T]):
+def count(state: Any) -> int:
+    """A whole number, not below 0."""
+    return int(number(0.0)(state))
+
+
+def maybe(of: Check[T]) -> Check[T | None]:
     """A value that may not be known yet."""
-
-    def __init__(self, of: Codec[T]) -> None:
-        self._of = of
-
-    def encode(self, value: T | None) -> Any:
-        return None if value is None else self._of.encode(value)
-
-    def decode(self, state: Any) -> T | None:
-        return None if state is None else self._of.decode(state)
+    return lambda state: None if state is None else of(state)
 
 
-class Values(Codec["list[T]"], Generic[T]):
+def values(length: int, of: Check[T]) -> Check[list[T]]:
     """So many values of one kind."""
 
-    def __init__(self, length: int, of: Codec[T]) -> None:
-        self._length, self._of = length, of
+    def check(state: Any) -> list[T]:
+        if len(state) != length:
+            raise ValueError(f"expected {length} values, not {len(state)}")
+        return [of(one) for one in state]
 
-    def encode(self, value: Sequence[T]) -> list[Any]:
-        return [self._of.encode(one) for one in value]
-
-    def decode(self, state: Any) -> list[T]:
-        if len(state) != self._length:
-            raise ValueError(f"expected {self._length} values, not {len(state)}")
-        return [self._of.decode(one) for one in state]
+    return check
 
 
-class Table(Codec["dict[K, T]"], Generic[K, T]):
+def table(key: Callable[[Any], K], of: Check[T]) -> Check[dict[K, T]]:
     """Values by a name or a number."""
-
-    def __init__(self, key: Callable[[Any], K], of: Codec[T]) -> None:
-        self._key: Callable[[Any], K] = key
-        self._of = of
-
-    def encode(self, value: dict[K, T]) -> dict[str, Any]:
-        return {str(key): self._of.encode(one) for key, one in value.items()}
-
-    def decode(self, state: Any) -> dict[K, T]:
-        return {self._key(key): self._of.decode(one) for key, one in state.items()}
-
-
-class Fields(Codec[T]):
-    """An object, of which these fields are kept. A leading underscore is not written."""
-
-    def __init__(
-        self,
-        make: Callable[[], T],
-        check: Callable[[T], None] = lambda _: None,
-        **fields: Codec[Any],
-    ) -> None:
-        """`check` raises ValueError if the fields contradict each other."""
-        self._make, self._check, self._fields = make, check, fields
-
-    def encode(self, value: T) -> dict[str, Any]:
-        return {
-            name.lstrip("_"): codec.encode(getattr(value, name))
-            for name, codec in self._fields.items()
-        }
-
-    def decode(self, state: Any) -> T:
-        value = self._make()
-        for name, codec in self._fields.items():
-            setattr(value, name, codec.decode(state[name.lstrip("_")]))
-        self._check(value)
-        return value
+    return lambda state: {key(one): of(value) for one, value in state.items()}
 
 
 def check_parts(wholes: Sequence[float], parts: Sequence[float], what: str) -> None:
     """Raises ValueError if a part is more than its whole."""
-    if any(part > whole + ROUNDING for part, whole in zip(parts, wholes, strict=True)):
+    rounding = 1e-6  # sums of fading counts may be as far apart
+    if any(part > whole + rounding for part, whole in zip(parts, wholes, strict=True)):
         raise ValueError(f"more {what}")

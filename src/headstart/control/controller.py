@@ -21,10 +21,6 @@ One step:
     controller.observe_step(rows, context, milliseconds)      after the target ran
     controller.record(outcome)                                when a draft's fate is known
 
-and, when a text is over, what others would have given:
-
-    controller.counterfactual(guesses, text)
-
 `record` is told of every draft once, also of one that was not verified: when the text disagrees
 with it, or has reached its end. So guesses that cost nothing keep control up to date while
 speculation is off.
@@ -38,21 +34,13 @@ from pathlib import Path
 from typing import Any
 
 from headstart.control.asking import Asking
-from headstart.control.budget import AVERAGES, Budget
-from headstart.control.calibration import CALIBRATION, Calibration
-from headstart.control.choice import best_draft
-from headstart.control.cost import COST_TABLE, CostTable
+from headstart.control.budget import Budget, SpeedupAverage
+from headstart.control.calibration import SAVED_TABLES, Calibration
+from headstart.control.codec import encode, number, saved, table
+from headstart.control.cost import CostTable
 from headstart.control.cost_samples import Sample
-from headstart.control.counterfactual import (
-    LENGTHS,
-    Counterfactual,
-    Guess,
-    WrittenText,
-    counterfactual,
-)
-from headstart.control.graph_reuse import CHANGE_MS
 from headstart.control.model_planner import ModelDraftPlanner
-from headstart.control.model_state import DRAFT_MODELS
+from headstart.control.model_state import ModelState
 from headstart.control.rollback import RollbackPrice
 from headstart.control.state import read_state, write_state
 from headstart.control.values import (
@@ -77,7 +65,6 @@ class Controller:
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._rollback = RollbackPrice(self._cost, self._budget)
         self._asking: dict[str, Asking] = {}  # by text speculator
-        self._counterfactual = Counterfactual()  # of all texts for which it was worked out
 
     def trust_scores(self, speculator: str) -> None:
         """This speculator's scores are probabilities, as a draft model's are: believe them until
@@ -97,14 +84,7 @@ class Controller:
 
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
         """Index of the draft worth most to a slot; None if no draft has a token."""
-        if len(survivals) == 1:
-            return 0 if survivals[0] else None
-        longest = max(map(len, survivals), default=0)
-        if not longest:
-            return None
-        price = self._budget.row_price(step, min(longest, max(1, step.max_draft_rows)))
-        best = best_draft(survivals, price)
-        return best if best is not None else best_draft(survivals)
+        return self._budget.best(survivals, step)
 
     def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
         """Draft tokens to verify per slot (one entry per generating slot); all 0: off for this
@@ -165,8 +145,8 @@ class Controller:
             if speculator not in self._asking:
                 self._asking[speculator] = Asking()
             self._asking[speculator].took(each + own_ms.get(speculator, 0.0))
-        for speculator, seq_id, saved in earned:
-            self._asking[speculator].earned(seq_id, saved, slot_ms)
+        for speculator, seq_id, saved_ms in earned:
+            self._asking[speculator].earned(seq_id, saved_ms, slot_ms)
 
     def wants_model(self, speculator: str) -> bool:
         """Whether to plan for a draft model in this step; call it once a step."""
@@ -207,19 +187,26 @@ class Controller:
             rows = more
         return rows
 
-    def observe_step(self, rows: int, context: int, milliseconds: float) -> None:
-        """The target decoded `rows` rows in this time; `context` in tokens per row."""
+    def observe_step(
+        self, rows: int, context: int, milliseconds: float, *, is_exact: bool = True
+    ) -> None:
+        """The target decoded `rows` rows in this time; `context` in tokens per row.
+
+        is_exact: it may not have taken less.
+        """
         graphs = self._budget.graphs
         if graphs.decoded(rows):
             milliseconds = _without(milliseconds, graphs.change_ms)
-        self._cost.observe(rows, context, milliseconds)
+        expected = None if is_exact else self._cost.milliseconds(rows, context)
+        if expected is None or milliseconds < expected:
+            self._cost.observe(rows, context, milliseconds)
 
     def learn_costs(self, warm_up: Sequence[Sample], change_ms: float = 0.0) -> None:
         """Some decodes of the target before its first request; at least one.
 
         Each had another shape than the one before, and took `change_ms` longer for that.
         """
-        self.set_change_ms(change_ms)
+        self._budget.graphs.change_ms = change_ms
         if change_ms:
             warm_up = [
                 sample._replace(
@@ -229,10 +216,6 @@ class Controller:
                 for sample in warm_up
             ]
         self._cost.calibrate(warm_up)
-
-    def set_change_ms(self, milliseconds: float) -> None:
-        """What a step takes longer whose graph is not the last one's; 0: nothing."""
-        self._budget.graphs.change_ms = milliseconds
 
     @property
     def holds_width(self) -> bool:
@@ -272,28 +255,9 @@ class Controller:
             asking.end(seq_id)
         self._model_planner.end(seq_id, num_answered)
 
-    def counterfactual(
-        self, guesses: Mapping[str, Sequence[Guess]], text: WrittenText
-    ) -> Counterfactual | None:
-        """What each speculator alone would have given on a text that is over, at the prices of now
-        for a request alone; None if nothing is known. It is added to the sum of all texts.
-        """
-        if self._cost.is_empty or not guesses or text.num_tokens < 2:
-            return None
-        most, context = LENGTHS[-1] + 1, text.num_prompt + text.num_tokens // 2
-        curve = [float(ms) for ms in self._cost.curve(most, context)[: most + 1]]
-        prices = {
-            name: self._model_planner.prices(name, text.num_prompt, curve) for name in guesses
-        }
-        result = counterfactual(guesses, text, prices)
-        self._counterfactual += result
-        return result
-
     def describe(self) -> dict[str, Any]:
         """What control believes, JSON-ready."""
-        total = self._counterfactual
         return {
-            "counterfactual": total.describe() if total.num_tokens else None,
             "cost_ms": self._cost.describe(),
             "acceptance": self._calibration.describe(),
             "speedup": self._budget.describe(),
@@ -308,27 +272,28 @@ class Controller:
             OSError: it cannot be written.
         """
         state = {
-            "cost": COST_TABLE.encode(self._cost),
-            "acceptance": CALIBRATION.encode(self._calibration),
-            "speedup": AVERAGES.encode(self._budget.averages),
-            "draft_models": DRAFT_MODELS.encode(self._model_planner.drafters),
-            "change_ms": CHANGE_MS.encode(self._budget.graphs.change_ms),
+            "cost": self._cost,
+            "acceptance": self._calibration.tables,
+            "speedup": self._budget.averages,
+            "draft_models": self._model_planner.drafters,
+            "change_ms": self._budget.graphs.change_ms,
         }
-        write_state(path, state)
+        write_state(path, encode(state))
 
     def load(self, path: Path) -> str | None:
         """Take over what was saved; None if it worked, else why not (and nothing was changed)."""
         fresh = Controller()
         try:
             state = read_state(path)
-            fresh._calibration = CALIBRATION.decode(state["acceptance"])
-            fresh._cost = COST_TABLE.decode(state["cost"])
-            averages, models = AVERAGES.decode(state["speedup"]), state["draft_models"]
+            fresh._calibration.tables = SAVED_TABLES(state["acceptance"])
+            fresh._cost = saved(CostTable)(state["cost"])
+            averages = table(int, saved(SpeedupAverage))(state["speedup"])
+            models = table(str, saved(ModelState))(state["draft_models"])
             fresh._budget = Budget(fresh._cost, averages)
-            fresh._budget.graphs.change_ms = CHANGE_MS.decode(state.get("change_ms", 0.0))
+            fresh._budget.graphs.change_ms = number(0.0)(state["change_ms"])
             fresh._rollback = RollbackPrice(fresh._cost, fresh._budget)
             fresh._model_planner = ModelDraftPlanner(
-                fresh._cost, fresh._budget, fresh._calibration, DRAFT_MODELS.decode(models)
+                fresh._cost, fresh._budget, fresh._calibration, models
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{type(error).__name__}: {error}"

@@ -8,9 +8,7 @@ from typing import NamedTuple
 
 # prior: a row's attention to a token, in single rows without context
 ATTENTION, ATTENTION_VARIANCE = 5e-5, 1e-8
-RATIO_VARIANCE = 0.002  # of a difference of the log of a decode's time to its reference
 REFERENCE_ROWS = 2  # of a warm-up: a single row often has a kernel of its own
-LEAST_RATIO = 0.1  # of a warm-up's decode to its reference
 
 
 class Sample(NamedTuple):
@@ -22,9 +20,8 @@ class Sample(NamedTuple):
     reference_ms: float  # of REFERENCE_ROWS right beside it, at the same context
 
 
-def attention_of(samples: Sequence[Sample]) -> tuple[float, float]:
-    """A row's attention to one token, in references at no context, and the variance of this
-    estimate.
+def attention_of(samples: Sequence[Sample]) -> float:
+    """A row's attention to one token, in references at no context.
 
     With r = ms / reference ms beside it, n rows, m reference rows and a context c, r (1 + a m c) =
     shape + a n c. Two samples of equal n give
@@ -52,14 +49,12 @@ def attention_of(samples: Sequence[Sample]) -> tuple[float, float]:
                     pairs.append(((other - ratio) / lever, (lever / max(ratio, other)) ** 2))
     prior, variance = ATTENTION / REFERENCE_ROWS, ATTENTION_VARIANCE / REFERENCE_ROWS**2
     if not pairs:
-        return prior, variance
+        return prior
     weights = sum(weight for _, weight in pairs)
     mean = sum(weight * attention for attention, weight in pairs) / weights
     spread = sum(weight * (attention - mean) ** 2 for attention, weight in pairs) / len(pairs)
-    doubt = max(spread, RATIO_VARIANCE) / weights
-    return max(0.0, (mean * variance + prior * doubt) / (variance + doubt)), variance * doubt / (
-        variance + doubt
-    )
+    doubt = max(spread, 0.002) / weights  # at least that of a difference of two log times
+    return max(0.0, (mean * variance + prior * doubt) / (variance + doubt))
 
 
 def widths_of(samples: Sequence[Sample], attention: float) -> dict[int, float]:
@@ -71,5 +66,5 @@ def widths_of(samples: Sequence[Sample], attention: float) -> dict[int, float]:
     for s in samples:
         ratio = s.milliseconds / s.reference_ms
         weights = ratio - attention * s.context * (s.rows - REFERENCE_ROWS * ratio)
-        ratios.setdefault(s.rows, []).append(max(LEAST_RATIO, weights))
+        ratios.setdefault(s.rows, []).append(max(0.1, weights))
     return {rows: median(measured) for rows, measured in ratios.items()} | {REFERENCE_ROWS: 1.0}

@@ -6,19 +6,21 @@ A call's time is shared by the two parts as expected; each takes its share of th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
+from headstart.control.codec import Checks, count, maybe, number, table
 from headstart.control.values import ModelDraftCall
-
-ROUND_SHARE = 0.15  # prior: a draft round costs this share of a plain step ...
-CATCH_UP_SHARE = 0.02  # ... and a token read, this
-RATE, MAX_INNOVATION = 0.2, 0.25  # of the price averages; outliers count as 25 %
-# these may move a price further: the 1st fully, the 2nd by a half, the 3rd by a third
-YOUNG_CALLS = 3
 
 
 @dataclass(slots=True)
 class DraftCost:
     """Milliseconds of one draft model: per round by number of slots, and per token read."""
+
+    SAVED: ClassVar[Checks] = {
+        "round_ms": table(int, number(1e-9, 1e6)),
+        "catch_up_ms": maybe(number(1e-9, 1e6)),
+        "calls": table(int, count),
+    }
 
     round_ms: dict[int, float] = field(default_factory=dict)
     catch_up_ms: float | None = None
@@ -38,23 +40,24 @@ class DraftCost:
         share = rounds * per_round / expected
         ratio = run.milliseconds / expected - 1.0
         calls = self.calls[num_slots] = self.calls.get(num_slots, 0) + 1
-        cut = max(-0.95, min(2.0, ratio)) / calls
-        if calls > YOUNG_CALLS:
-            cut = max(-MAX_INNOVATION, min(MAX_INNOVATION, ratio)) * RATE
+        if calls <= 3:  # the 1st moves the price fully, the 2nd by a half, the 3rd by a third
+            cut = max(-0.95, min(2.0, ratio)) / calls
+        else:
+            cut = 0.2 * max(-0.25, min(0.25, ratio))
         if rounds:
             self.round_ms[num_slots] = per_round * (1.0 + cut * share)
         if run.catch_up:
             self.catch_up_ms = price * (1.0 + cut * (1.0 - share))
 
     def token(self, plain_ms: float) -> float:
-        """Of a token read."""
-        return CATCH_UP_SHARE * plain_ms if self.catch_up_ms is None else self.catch_up_ms
+        """Of a token read; 2 % of a plain step until measured."""
+        return 0.02 * plain_ms if self.catch_up_ms is None else self.catch_up_ms
 
     def round(self, num_slots: int, plain_ms: float) -> float:
-        """More slots cost a tenth more each, until measured."""
+        """15 % of a plain step, and a tenth more for each further slot, until measured."""
         if num_slots in self.round_ms:
             return self.round_ms[num_slots]
         if not self.round_ms:
-            return ROUND_SHARE * plain_ms * (1.0 + 0.1 * (num_slots - 1))
+            return 0.15 * plain_ms * (1.0 + 0.1 * (num_slots - 1))
         nearest = min(self.round_ms, key=lambda n: abs(n - num_slots))
         return self.round_ms[nearest] * (1.0 + 0.1 * max(0, num_slots - nearest))

@@ -22,12 +22,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
-from headstart.control.calibration import LAST, NUM_POSITIONS, POSITIONS
-from headstart.control.codec import Fields, Number, Values, check_parts
+from headstart.control.codec import Checks, check_parts, number, values
 from headstart.control.values import Allowance
 
+# position in the draft -> bucket; later ones share the last
+POSITIONS = (0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7)
+NUM_POSITIONS = POSITIONS[-1] + 1
+LAST = len(POSITIONS) - 1
 THRESHOLDS = (0.0, 0.3, 0.5, 0.7, 0.85)
 LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 WIDTHS = (1, *(b - a for a, b in pairwise(LENGTHS)))
@@ -36,7 +39,7 @@ LADDER = tuple(
 )
 
 FADE, REQUEST_FADE = 0.995, 0.9  # of a count per draft
-MAX_UNIT, SURE = 1e6, 1.0 - 1e-9
+MAX_UNIT = 1e6
 WEIGHT, REQUEST_WEIGHT = 2.0, 3.0  # pseudo-counts
 
 Rates = tuple[float, float]
@@ -60,6 +63,13 @@ class Profile:
     """
 
     __slots__ = ("_growth", "_unit", "came", "kept", "passed", "weight")
+    SAVED: ClassVar[Checks] = {
+        "_unit": number(1.0, 2.0 * MAX_UNIT),
+        **dict.fromkeys(
+            ("came", "passed", "weight", "kept"),
+            values(len(THRESHOLDS) * NUM_POSITIONS, number(0.0)),
+        ),
+    }
 
     def __init__(self, fade: float = FADE) -> None:
         self._growth, self._unit = 1.0 / fade, 1.0  # what a draft counts for now
@@ -119,21 +129,10 @@ class Profile:
         self._unit = 1.0
 
 
-def _check_profile(profile: Profile) -> None:
+def check_profile(profile: Profile) -> None:
+    """Raises ValueError if the counts of a saved one contradict each other."""
     check_parts(profile.came, profile.passed, "drafts passed than came")
     check_parts(profile.weight, profile.kept, "drafts kept than weighed")
-
-
-_COUNTS = Values(len(THRESHOLDS) * NUM_POSITIONS, Number(0.0))
-PROFILE = Fields(
-    Profile,
-    _check_profile,
-    _unit=Number(1.0, 2.0 * MAX_UNIT),
-    came=_COUNTS,
-    passed=_COUNTS,
-    weight=_COUNTS,
-    kept=_COUNTS,
-)
 
 
 def forecast(rates: Sequence[Rates]) -> Forecast:
@@ -150,8 +149,7 @@ def forecast(rates: Sequence[Rates]) -> Forecast:
             total += alive
             drafted += going
         else:  # geometric series
-            going_on = going_on if going_on < SURE else SURE
-            kept = kept if kept < SURE else SURE
+            going_on, kept = min(going_on, 1.0 - 1e-9), min(kept, 1.0 - 1e-9)
             rest_going, rest_alive = going * going_on**width, alive * kept**width
             total += (alive - rest_alive) * kept / (1.0 - kept)
             drafted += (going - rest_going) * going_on / (1.0 - going_on)

@@ -12,10 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headstart.control.codec import Number
-
-CHANGE_MS = Number(0.0, 60_000.0)  # as it is saved
-
 
 class GraphReuse:
     """The shape of the last decode, and what another one costs."""

@@ -4,8 +4,7 @@ All slots draft together. Of all numbers of slots, lengths and confidence limits
 that are worth most (`model_length`), nothing if none is worth its time. Only the limits next to the
 last one chosen are tried.
 
-A small share of the time pays for two kinds of drafts that are not expected to pay: ones that would
-under an optimistic cost of row counts never measured, and `probes`.
+A small share of the time pays for drafts that are not expected to pay (`probes`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.catch_up import AnswerLength
 from headstart.control.cost import CostTable
-from headstart.control.counterfactual import SpeculatorPrices
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import LENGTHS, THRESHOLDS
 from headstart.control.model_choice import Plan, plan_together
@@ -38,9 +36,6 @@ from headstart.control.values import (
 )
 
 ALL = 0  # a model is planned for all requests at once
-# A model of which fewer labels are known reads one prompt at a time, since what it is worth shows
-# there; but not where reading takes less than this share of a plain step.
-LABELS_OF_ONE, READ_FREELY = 8.0, 0.25
 
 
 class ModelDraftPlanner:
@@ -70,7 +65,7 @@ class ModelDraftPlanner:
         ]
         if not auto:
             return allowances
-        if self._num_labels(speculator) < LABELS_OF_ONE:
+        if self._num_labels(speculator) < 8.0:  # what it is worth is not known yet
             auto = self._with_one_to_read(drafter, slots, auto, self._plain(step))
         drafter.probes.save()
         asking = [slots[i] for i in auto]
@@ -84,9 +79,6 @@ class ModelDraftPlanner:
         drafter.gain = choice.value / max(1, len(choice.slots))
         if choice.slots:
             drafter.probes.granted()
-        else:
-            choice = self._explore(speculator, asking, step)
-        if choice.slots:
             drafter.limit = choice.limit
             for j in choice.slots:
                 slot, can_skip = asking[j], choice.can_skip and asking[j].can_skip
@@ -150,7 +142,8 @@ class ModelDraftPlanner:
         drafter = self._drafter(run.speculator)
         plain = self._plain(step)
         drafter.cost.observe(run, plain)
-        drafter.probes.called(run.seq_ids, run.milliseconds / plain)
+        is_probe = drafter.probes.is_charged if run.is_probe is None else run.is_probe
+        drafter.probes.called(run.seq_ids, run.milliseconds / plain, is_probe=is_probe)
         probed = drafter.probes.probed
         if probed is not None and probed in run.seq_ids:
             drafter.probes.spent(probed, self._spent(run, probed, step))
@@ -182,17 +175,6 @@ class ModelDraftPlanner:
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
         self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
 
-    def prices(self, speculator: str, num_prompt: int, curve: Sequence[float]) -> SpeculatorPrices:
-        """What a speculator costs on one text: nothing of its own unless it is a model."""
-        drafter = self.drafters.get(speculator)
-        if drafter is None:
-            return SpeculatorPrices(curve)
-        cost, plain = drafter.cost, curve[1]
-        token = cost.token(plain)
-        return SpeculatorPrices(
-            curve, cost.round(1, plain), token, num_prompt * token, is_model=True
-        )
-
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
         self._answers.end(num_answered)
@@ -214,30 +196,12 @@ class ModelDraftPlanner:
             if not name.endswith(GAP)
         }
 
-    def _explore(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> Decision:
-        """What would be best if row counts never measured are cheap, while the probes' savings
-        last.
-        """
-        longest = max(slot.max_tokens for slot in slots)
-        if self._cost.is_known(step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)):
-            return NO_DECISION
-        choice = self._best(speculator, slots, step, optimistic=True)
-        drafter, plain = self._drafter(speculator), self._plain(step)
-        catch_up = sum(slots[i].catch_up for i in choice.slots)
-        rounds = choice.length + max((slots[i].lead for i in choice.slots), default=0)
-        price = drafter.cost.milliseconds(len(choice.slots), rounds, catch_up, plain) / plain
-        if not choice.slots or price > drafter.probes.savings:
-            return NO_DECISION
-        drafter.probes.is_charged = True
-        return choice
-
     def _best(
         self,
         speculator: str,
         slots: Sequence[ModelSlot],
         step: Step,
         *,
-        optimistic: bool = False,
         can_skip: bool = False,
     ) -> Decision:
         """The choice worth most; NO_DECISION if none pays."""
@@ -247,10 +211,8 @@ class ModelDraftPlanner:
         drafter, skips = self._drafter(speculator), [can_skip and slot.can_skip for slot in slots]
         states = [self._state(speculator, can_skip=skip) for skip in skips]
         most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
-        curve = self._cost.curve(
-            most_rows, step.context, optimistic=optimistic, can_fill=step.can_pad
-        )
-        plain = self._plain(step) if optimistic else curve[step.num_slots]
+        curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
+        plain = curve[step.num_slots]
         is_unread = not any(self._has_drafted(speculator, slot) for slot in slots)
         rate = self._budget.rate(step.num_slots, plain, is_unread=is_unread)
         token_price = rate * drafter.cost.token(plain)
@@ -282,7 +244,7 @@ class ModelDraftPlanner:
         """Those of `asking` that need no long reading, and of the others the one that needs least,
         so that a model does not read everybody's prompt for a belief.
         """
-        short = READ_FREELY * plain / drafter.cost.token(plain)
+        short = 0.25 * plain / drafter.cost.token(plain)  # a quarter of a plain step
         first = min(asking, key=lambda i: slots[i].catch_up)
         return [i for i in asking if i == first or slots[i].catch_up <= short]
 
@@ -321,13 +283,11 @@ class ModelDraftPlanner:
 
     def _saved_if_perfect(self, cost: DraftCost, step: Step) -> float:
         """Plain steps that each token would save over what is reached without this model if it
-        were always right, and row counts never measured as cheap as they may be.
+        were always right.
         """
         plain, base, num_slots = self._plain(step), step.num_base_rows, step.num_slots
         longest = min(LENGTHS[-1], step.max_draft_rows // num_slots)
-        curve = self._cost.curve(
-            base + num_slots * longest, step.context, optimistic=True, can_fill=step.can_pad
-        )
+        curve = self._cost.curve(base + num_slots * longest, step.context, can_fill=step.can_pad)
         round_ms = cost.round(num_slots, plain)
         times = (
             (k * round_ms + plain + curve[base + num_slots * k] - curve[base]) / (k + 1)

@@ -4,31 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from headstart.control.asking import Asking
 from headstart.control.catch_up import CatchUpEstimate
-from headstart.control.codec import Count, Fields, Maybe, Number, Table, YesNo
+from headstart.control.codec import Checks, saved
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import (
-    PROFILE,
     REQUEST_FADE,
     THRESHOLDS,
     Forecast,
     Profile,
     Rates,
+    check_profile,
     forecast,
     guess,
 )
 from headstart.control.probes import Probes
 from headstart.control.values import Allowance
 
-REQUEST_MEMORY = 16  # steps without a draft after which a request counts as an average one again
-FORECAST_AGE = 8  # calls after which every forecast is made anew
-
 
 @dataclass(slots=True)
 class ModelState:
     """Of one draft model."""
+
+    SAVED: ClassVar[Checks] = {
+        "cost": saved(DraftCost),
+        "profile": saved(Profile, check_profile),
+        "catch_up": saved(CatchUpEstimate),
+        "probes": saved(Probes),
+    }
 
     cost: DraftCost = field(default_factory=DraftCost)
     profile: Profile = field(default_factory=Profile)
@@ -68,7 +73,7 @@ class ModelState:
         if idle is None:
             return
         self.idle[seq_id] = idle + 1
-        if idle + 1 == REQUEST_MEMORY:
+        if idle + 1 == 16:
             self.requests[seq_id] = Profile(REQUEST_FADE)
             self._outdate(seq_id)
 
@@ -88,7 +93,7 @@ class ModelState:
     def forget(self) -> None:
         """Read the rates anew now and then: they move slowly."""
         self.age += 1
-        if self.age >= FORECAST_AGE:
+        if self.age >= 8:
             self.age = 0
             self.rates.clear()
             self.forecasts.clear()
@@ -104,25 +109,3 @@ class ModelState:
             known = forecast(rates if request is None else request.rates_of_request(t, rates))
             self.forecasts[seq_id, t] = known
         return known
-
-
-_PRICE = Number(1e-9, 1e6)
-DRAFT_MODELS = Table(
-    str,
-    Fields(
-        ModelState,
-        cost=Fields(
-            DraftCost,
-            round_ms=Table(int, _PRICE),
-            catch_up_ms=Maybe(_PRICE),
-            calls=Table(int, Count()),
-        ),
-        profile=PROFILE,
-        catch_up=Fields(
-            CatchUpEstimate,
-            share=Number(0.0, 1.0),
-            num_shares=Count(),
-        ),
-        probes=Fields(Probes, savings=Number(), has_credit=YesNo()),
-    ),
-)

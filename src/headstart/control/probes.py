@@ -25,15 +25,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
+
+from headstart.control.codec import Checks, number
 
 PROBE_TOKENS, PROBE_FIRST, PROBE_LAST = 3, 2, 64  # draft tokens; steps between probes
 PROBE_SHARE = 0.01  # of the time; as much for whole prompts where probes leave out their middle
-PROBE_LIMIT = 64.0  # most savings, in plain steps, unless one prompt costs more
 PROBES_PER_PROMPT = 6  # that must be affordable behind a prompt
 DEBT = 8.0  # most, in plain steps: one call may take far longer than expected
-# Most that is lent for the first prompt, in plain steps: once, where 4,000 tokens take about 40
-# (`control_simulation --long-prompts`: without it fresh control never drafts behind them).
+# Most savings, unless one prompt costs more, and most that is lent for the first prompt, in plain
+# steps: 4,000 tokens take about 40 (`control_simulation --long-prompts`: without credit, control
+# never drafts behind the first ones).
 CREDIT = 64.0
 
 
@@ -50,6 +52,8 @@ class ProbeSlot(NamedTuple):
 @dataclass(slots=True)
 class Probes:
     """Of one draft model. Prices and savings in plain steps."""
+
+    SAVED: ClassVar[Checks] = {"savings": number(), "has_credit": bool}
 
     savings: float = 0.0
     prompt_savings: float = 0.0  # for whole prompts
@@ -69,9 +73,9 @@ class Probes:
     def save(self) -> None:
         """One more step."""
         self.is_charged = False
-        if self.savings < max(PROBE_LIMIT, self.goal):
+        if self.savings < max(CREDIT, self.goal):
             self.savings += PROBE_SHARE
-        if self.prompt_savings < max(PROBE_LIMIT, self.prompt_goal):
+        if self.prompt_savings < max(CREDIT, self.prompt_goal):
             self.prompt_savings += PROBE_SHARE
 
     def choose(self, slots: Sequence[ProbeSlot], price: float) -> int | None:
@@ -129,9 +133,9 @@ class Probes:
         self.reading, self.can_skip, self.is_charged = slots[index].seq_id, can_skip, True
         return index
 
-    def called(self, seq_ids: Sequence[int], steps: float) -> None:
+    def called(self, seq_ids: Sequence[int], steps: float, *, is_probe: bool) -> None:
         """The model ran; `seq_ids` got a draft, and it took as long as so many plain steps."""
-        if self.is_charged:
+        if is_probe:
             self.savings = max(-DEBT, self.savings - steps)
             self.is_charged = False
         if self.reading in seq_ids:
@@ -139,7 +143,7 @@ class Probes:
             self.wait = min(PROBE_LAST, 2 * self.wait)
 
     def charge(self, steps: float) -> None:
-        """A probe costs so much besides its own time."""
+        """Charge a probe `steps` beyond its own time."""
         self.savings = max(-DEBT, self.savings - steps)
 
     def granted(self) -> None:

@@ -14,10 +14,6 @@ from headstart.control.budget import Budget
 from headstart.control.cost import CostTable
 from headstart.control.values import SlotDraft, Step
 
-RATE = 0.2  # of the moving average of a copy's time: it hardly varies
-# tokens that a draft model's draft has, to say what it costs before there is one
-_TYPICAL_DRAFT = 3
-
 
 class RollbackPrice:
     """Prices drafts that cannot simply be cut off. Milliseconds and tokens."""
@@ -30,7 +26,7 @@ class RollbackPrice:
         """The state of a sequence was copied, which took so long."""
         if self.copy_ms is None:
             self.copy_ms = milliseconds
-        self.copy_ms += RATE * (milliseconds - self.copy_ms)
+        self.copy_ms += 0.2 * (milliseconds - self.copy_ms)
 
     def discounted(self, slots: Sequence[SlotDraft], step: Step) -> Sequence[SlotDraft]:
         """The drafts with what each token is worth in place of its survival."""
@@ -47,7 +43,7 @@ class RollbackPrice:
         """Tokens that a draft model's draft has to earn before it is worth anything."""
         if self.copy_ms is None:
             return 0.0
-        survival = [0.5] * _TYPICAL_DRAFT
+        survival = [0.5] * 3  # a typical draft: there is none yet
         return max(0.0, sum(survival) - sum(self._worth(survival, step)))
 
     def _worth(self, survival: Sequence[float], step: Step) -> list[float]:

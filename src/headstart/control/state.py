@@ -17,9 +17,8 @@ from headstart.structures.atomic import replace_file
 from headstart.types.errors import ConfigError
 
 # Another meaning of a saved field, or counts in other buckets, need another version.
-VERSION = 3
+VERSION = 4
 LEARNED_FOR = "learned_for"  # key of the models: part -> [digest, name]
-NUM_PIECES, PIECE_BYTES = 64, 4096  # of a model file, to know it again
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +37,11 @@ class ModelId:
             OSError: it cannot be read.
         """
         size = path.stat().st_size
-        digest = hashlib.sha256(str(size).encode())
+        digest, num_pieces, piece_bytes = hashlib.sha256(str(size).encode()), 64, 4096
         with path.open("rb") as file:
-            for piece in range(NUM_PIECES):
-                file.seek(max(0, size - PIECE_BYTES) * piece // (NUM_PIECES - 1))
-                digest.update(file.read(PIECE_BYTES))
+            for piece in range(num_pieces):
+                file.seek(max(0, size - piece_bytes) * piece // (num_pieces - 1))
+                digest.update(file.read(piece_bytes))
         return cls(digest.hexdigest()[:16], path.name)
 
     def __str__(self) -> str:

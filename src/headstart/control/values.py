@@ -130,6 +130,7 @@ class ModelDraftCall:
     catch_up: int  # tokens read in this call, for all slots
     milliseconds: float
     leads: Sequence[int] = ()  # rounds that read a text draft first; empty: none did
+    is_probe: bool | None = None  # its time was saved for; None: if that was granted last
 
     @property
     def rounds(self) -> int:

@@ -146,6 +146,3 @@ def _apply_vectors(model: Any, context: Any, files: list[tuple[Path, float]]) ->
     status = api.llama_set_adapter_cvec(context, data, values.size, width, 1, num_layers)
     if status != 0:
         raise ModelError(f"libllama does not apply the control vector: {take_errors()}")
-
-
-__all__ = ["Adapters", "apply_adapters", "scaled_files"]

@@ -33,6 +33,3 @@ class Asynchrony:
         self._had_waits.append(had_to_wait)
         if len(self._had_waits) == NUM_DECODES:
             self.is_proven = 2 * sum(self._had_waits) > NUM_DECODES
-
-
-__all__ = ["LEAST_SHARE", "NUM_DECODES", "Asynchrony"]

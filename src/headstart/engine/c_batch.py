@@ -33,6 +33,3 @@ def c_batch(batch: Batch) -> tuple[Any, Any]:
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(kind))
-
-
-__all__ = ["c_batch"]

@@ -11,7 +11,6 @@ from headstart.config import EngineConfig
 from headstart.engine.library import ggml_base_library, ggml_library, prototype, start
 from headstart.types.errors import ConfigError
 
-_TILE = 64  # GGML_FA_TILE_Q of ggml-cpu
 _KINDS = {0: "CPU", 1: "GPU", 2: "integrated GPU", 3: "accelerator", 4: "meta"}
 
 
@@ -66,7 +65,8 @@ def attention_tile(config: EngineConfig) -> int:
     types = {config.cache_type_k, config.cache_type_v}
     is_plain = config.flash_attn != "off" and types in ({"f16"}, {"f32"})
     has_tiles = is_plain and not config.deterministic and not _attends_on_gpu(config)
-    return _TILE if has_tiles else 1
+    # GGML_FA_TILE_Q of ggml-cpu
+    return 64 if has_tiles else 1
 
 
 def _attends_on_gpu(config: EngineConfig) -> bool:

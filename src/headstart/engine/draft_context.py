@@ -138,6 +138,3 @@ def _blocks(model: Model) -> Blocks:
         has_anchor=is_dspark and bool(header.number("dflash.sample_from_anchor", 1)),
         has_confidence=is_dspark and bool(header.shape("conf_proj.weight")),
     )
-
-
-__all__ = ["LlamaDraftContext"]

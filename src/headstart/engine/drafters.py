@@ -18,7 +18,6 @@ _DRAFT_MODEL, _EAGLE3, _DFLASH, _DSPARK = "draft-model", "eagle3", "dflash", "ds
 _ASSISTANT, _HEADS = "gemma4-assistant", "mtp"
 _ARCHITECTURES = {_EAGLE3: _EAGLE3, _DFLASH: _DFLASH, _ASSISTANT: _ASSISTANT}
 _TOKENS = "tokenizer.ggml.tokens"
-_NOT_DEFINED = 2**32 - 1  # a token id that is none
 
 
 def speculator_for(path: Path) -> str:
@@ -113,7 +112,8 @@ def _why_not_dflash(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str 
         return "it is a DFlash2 model, and those are not supported yet"
     if draft.shape("markov_w1.weight") and not draft.number("dflash.block_size"):
         return "it does not say how long its blocks are (dflash.block_size)"
-    mask = draft.number("tokenizer.ggml.mask_token_id", _NOT_DEFINED)
+    # the default is a token id that is none
+    mask = draft.number("tokenizer.ggml.mask_token_id", 2**32 - 1)
     if mask >= draft.count(_TOKENS):
         return "it names no mask token (tokenizer.ggml.mask_token_id)"
     return _why_not_layers(draft, target, facts, layers)
@@ -217,5 +217,3 @@ _SYMBOLS = {
     _DFLASH: extension.TARGET_LAYERS,
     _ASSISTANT: extension.HEADS,
 }
-
-__all__ = ["block_size", "reads_states", "speculator_for", "state_layers", "why_not"]

@@ -25,8 +25,6 @@ from headstart.engine.parameters import Limits, context_params
 from headstart.types import Batch
 from headstart.types.errors import EngineError, ModelError
 
-_MAX_TEXTS = 64  # of one decode
-_MAX_CELLS = 8192  # where nobody says how long a text may be
 _HEADS = ("cls.weight", "cls.output.weight")
 
 
@@ -74,8 +72,9 @@ class LlamaEmbedder:
 
     def _params(self, config: EngineConfig, pooling: str | None) -> Any:
         facts = self.model.facts
-        num_texts = 1 if facts.is_recurrent else min(_MAX_TEXTS, config.ubatch)
-        cells = min(facts.train_context, _MAX_CELLS)
+        # at most 64 texts in one decode
+        num_texts = 1 if facts.is_recurrent else min(64, config.ubatch)
+        cells = min(facts.train_context, 8192)
         if config.context:
             cells = min(config.context, facts.train_context)
         cells = max(cells, config.ubatch)
@@ -157,6 +156,3 @@ def _has_head(path: Path) -> bool:
     """
     header = GgufHeader(path)
     return "-of-" in path.name or any(header.shape(head) for head in _HEADS)
-
-
-__all__ = ["LlamaEmbedder"]

@@ -156,19 +156,3 @@ def _view(address: int | None, rows: int, width: int) -> NDArray[np.float32]:
         raise ModelError("libllama kept no hidden states of the last decode")
     memory: Any = (ctypes.c_float * (rows * width)).from_address(address)
     return np.frombuffer(memory, np.float32).reshape(rows, width)
-
-
-__all__ = [
-    "HEADS",
-    "LAYER_INPUTS",
-    "NEXTN",
-    "TARGET_LAYERS",
-    "layer_input",
-    "set_head",
-    "set_layer_input",
-    "set_states",
-    "states",
-    "symbol",
-    "target_layers",
-    "why_not",
-]

@@ -15,10 +15,6 @@ from headstart.types.errors import NotSupportedError
 from headstart.types.sampling_params import SamplingParams
 
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
-# XTC's own coin is never thrown: the sampler decides per position whether it applies
-_CERTAIN = 1.0
-_ROUNDING = 0.01  # of a logit; far more than float32 loses
-_MAX_DRY_SAMPLERS = 8  # kept for the next request with the same settings
 
 
 class LlamaFilters:
@@ -71,7 +67,8 @@ class LlamaFilters:
         if name == "min_p" and p.min_p > 0.0:
             return api.llama_sampler_init_min_p(p.min_p, p.min_keep)
         if name == "xtc":
-            return api.llama_sampler_init_xtc(_CERTAIN, p.xtc_threshold, p.min_keep, 0)
+            # Its own coin is never thrown: the sampler decides per position whether it applies
+            return api.llama_sampler_init_xtc(1.0, p.xtc_threshold, p.min_keep, 0)
         if name == "temperature" and not p.is_greedy:
             return api.llama_sampler_init_temp_ext(
                 p.temperature, p.dynatemp_range, p.dynatemp_exponent
@@ -100,7 +97,8 @@ class LlamaFilters:
         )  # fmt: skip
         known = self._vocab.dry_samplers
         if key not in known:
-            while len(known) >= _MAX_DRY_SAMPLERS:
+            # a few are kept for the next request with the same settings
+            while len(known) >= 8:
                 api.llama_sampler_free(known.pop(next(iter(known))))
             known[key] = self._new_dry_sampler(p, last_n)
         return self._reading(api.llama_sampler_clone(known[key]))
@@ -183,4 +181,5 @@ def _decisive_gap(params: SamplingParams) -> float | None:
         return None
     if params.removes_best or "temperature" in names[: names.index("min_p")]:
         return None
-    return _ROUNDING - math.log(params.min_p)
+    # 0.01 of a logit is far more than float32 loses
+    return 0.01 - math.log(params.min_p)

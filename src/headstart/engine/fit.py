@@ -29,8 +29,6 @@ _STEP = 256  # tokens; libllama's own granularity
 # are none. Drafters that read the target's states make short drafts all the time, which need 3.
 _SNAPSHOTS, _LEAST_SNAPSHOTS, _OF_STATE_READERS = 8, 4, 3
 _SNAPSHOT_BUDGET = 20
-_SNAPSHOT_SHARE = 8  # those that were asked for take at most this part of the memory that is free
-_CHECKPOINT_SHARE = 4  # and checkpoints this part of the main memory that the rest leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,8 @@ class _Fitting:
         limits = replace(
             self.target.limits,
             max_draft=self.max_draft,
-            checkpoint_bytes=max(64 * _MIB, left // _CHECKPOINT_SHARE),
+            # a quarter of the main memory that the rest leaves
+            checkpoint_bytes=max(64 * _MIB, left // 4),
         )
         usable = {name: free - self._margin(name, free) for name, free in self.free.items()}
         return Fitted(self.config, limits, uses, tuple(self.remarks), self.free, usable)
@@ -188,7 +187,7 @@ class _Fitting:
             if each > 0 and most:
                 free = self.free.get(name, self.free[HOST])
                 left = free - none.uses.get(name, Use()).total
-                most = min(most, max(1, left // _SNAPSHOT_SHARE // each))
+                most = min(most, max(1, left // 8 // each))
         if most < self.max_draft:
             self.remarks.append(
                 f"drafts have at most {most} tokens: there is no memory for more than {most} "

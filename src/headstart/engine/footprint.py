@@ -135,6 +135,3 @@ def _num_experts(model: Any) -> int:
     key = architecture.value + b".expert_count"
     found = api.llama_model_meta_val_str(model, key, buffer, 64)
     return int(buffer.value) if found > 0 and buffer.value.isdigit() else 0
-
-
-__all__ = ["HOST", "Measured", "Use", "Uses", "can_measure", "measure", "uses_of"]

@@ -164,6 +164,3 @@ def _function(name: str) -> Any:
 
 def _call(name: str, *arguments: Any) -> Any:
     return _function(name)(*arguments)
-
-
-__all__ = ["GgufHeader"]

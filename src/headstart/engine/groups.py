@@ -97,6 +97,3 @@ class GroupedBatch:
             offset += wanted
         if self._is_single:
             self.logits = logits
-
-
-__all__ = ["Group", "GroupedBatch", "Run", "invariant_groups", "runs_of"]

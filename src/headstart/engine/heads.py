@@ -15,9 +15,6 @@ ARCHITECTURES = frozenset((
     "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe",
     "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
 ))  # fmt: skip
-# whose heads rotate by one position only: libllama aborts where the model has several
-_PLAIN_ROPE = frozenset(("glm4moe",))
-_MOST_SEQUENCES = 255  # of a context of libllama, one of them spare
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,17 +76,19 @@ def _why_none(header: GgufHeader) -> str | None:
     name = header.architecture
     if name not in ARCHITECTURES:
         return f"libllama does not compute the heads of {name} models"
-    if name in _PLAIN_ROPE and any(header.numbers(f"{name}.rope.dimension_sections")):
+    # They rotate by one position only: libllama aborts where the model has several.
+    if name == "glm4moe" and any(header.numbers(f"{name}.rope.dimension_sections")):
         return f"libllama does not compute the heads of {name} models with several positions a row"
     return extension.why_not(extension.HEADS)
 
 
 def why_not(heads: Model, target: Model, num_sequences: int) -> str | None:
     """Why a model's heads cannot draft for the target, in words; None if they can."""
-    if num_sequences > _MOST_SEQUENCES:
+    # of a context of libllama, one of them spare
+    if num_sequences > 255:
         return (
             f"all slots and heads together need {num_sequences} sequences and libllama has "
-            f"{_MOST_SEQUENCES}; lower --parallel"
+            "255; lower --parallel"
         )
     pairs = {
         "architecture": (heads.facts.architecture, target.facts.architecture),
@@ -100,6 +99,3 @@ def why_not(heads: Model, target: Model, num_sequences: int) -> str | None:
         if own != wanted:
             return f"their {name} is {own} and the model's is {wanted}"
     return hidden_states.why_not(target.facts, [LAST_STATE])
-
-
-__all__ = ["ARCHITECTURES", "FileFacts", "read_facts", "why_not"]

@@ -86,6 +86,3 @@ class HiddenStates:
             else extension.layer_input(self._context, layer, num_rows, self._width)
             for layer in self.layers
         }
-
-
-__all__ = ["HiddenStates", "why_not"]

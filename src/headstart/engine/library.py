@@ -33,8 +33,6 @@ _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ER
 # What libllama says when a batch finds no free cells. That is no fault: `decode` raises and the
 # scheduler makes room.
 _CACHE_FULL = ("failed to find a memory slot for batch", "failed to prepare attention ubatches")
-# and what it says of heads that were left out on purpose
-_LEFT_OUT = "model has unused tensor"
 _recent_errors: deque[str] = deque(maxlen=8)
 _partial: list[str] = []
 _level = logging.DEBUG
@@ -62,7 +60,8 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
                 "youngest request waits; "
                 "a larger --context avoids it"
             )
-    if line.startswith(_LEFT_OUT):
+    # heads that were left out on purpose
+    if line.startswith("model has unused tensor"):
         _level = logging.DEBUG
     if _level >= logging.ERROR:
         _recent_errors.append(line)
@@ -73,7 +72,6 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
 _log_callback = api.llama_log_callback(_on_log)  # libllama keeps the pointer: it must live as long
 _started = False
 _is_muted = False
-_NUMA = {"distribute": 1, "isolate": 2, "numactl": 3}
 
 
 def start(numa: str | None = None) -> None:
@@ -83,7 +81,7 @@ def start(numa: str | None = None) -> None:
         api.llama_log_set(_log_callback, None)
         api.llama_backend_init()
         if numa:
-            api.llama_numa_init(_NUMA[numa])
+            api.llama_numa_init({"distribute": 1, "isolate": 2, "numactl": 3}[numa])
         _started = True
 
 

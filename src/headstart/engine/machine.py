@@ -7,10 +7,6 @@ from pathlib import Path
 
 _CPUS = Path("/sys/devices/system/cpu")
 _GROUPS = Path("/sys/fs/cgroup")
-_UNKNOWN_BYTES = 8 << 30  # assumed where the system does not tell
-# A core of less than this share of the fastest one's clock rate or capacity is an efficiency core:
-# all threads wait for the slowest.
-_FAST = 0.8
 
 
 def default_threads(cpus: Path = _CPUS, groups: Path = _GROUPS) -> int:
@@ -66,7 +62,8 @@ def _from_sysconf() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
     except (ValueError, OSError, AttributeError):
-        return _UNKNOWN_BYTES
+        # assumed where the system does not tell
+        return 8 << 30
 
 
 def _group_folders(groups: Path, controller: str) -> list[Path]:
@@ -82,12 +79,14 @@ def _group_folders(groups: Path, controller: str) -> list[Path]:
 
 
 def _fast(allowed: set[int], cpus: Path) -> set[int]:
-    """Those that are no efficiency cores, by the system's own measure."""
+    """Those that are no efficiency cores: of less than 0.8 of the fastest one's clock rate or
+    capacity. All threads wait for the slowest.
+    """
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         speeds = {cpu: _read(cpus / f"cpu{cpu}" / name) or "" for cpu in allowed}
         if all(value.isdigit() for value in speeds.values()):
             most = max(int(value) for value in speeds.values())
-            return {cpu for cpu, value in speeds.items() if int(value) >= _FAST * most}
+            return {cpu for cpu, value in speeds.items() if int(value) >= 0.8 * most}
     return allowed
 
 
@@ -113,6 +112,3 @@ def _read(path: Path) -> str | None:
         return path.read_text().strip()
     except (OSError, ValueError):
         return None
-
-
-__all__ = ["available_memory", "cpu_quota", "default_threads"]

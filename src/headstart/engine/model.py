@@ -15,8 +15,6 @@ from headstart.engine.vocab import LlamaVocab
 from headstart.types import ModelInfo
 from headstart.types.errors import ModelError
 
-_GGUF_MAGIC = b"GGUF"
-
 
 class Model:
     """A loaded GGUF. Freed when it is closed or collected; contexts must go first."""
@@ -148,7 +146,7 @@ def check_file(path: Path) -> None:
         head = file.read(24)
     if not head:
         raise ModelError(f"{path} is empty; download it again")
-    if head[:4] != _GGUF_MAGIC:
+    if head[:4] != b"GGUF":
         raise ModelError(
             f"{path} is not a GGUF file (it starts with {head[:4]!r}); convert the model to GGUF "
             "first"

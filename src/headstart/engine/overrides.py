@@ -12,7 +12,6 @@ from headstart.engine.devices import list_devices
 from headstart.engine.library import api, ggml_base_library, prototype
 from headstart.types.errors import ConfigError
 
-_OUTPUT = r"^(output|token_embd)\.weight$"
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _TAGS = {"int": 0, "float": 1, "bool": 2, "str": 3}
 _MOST_BYTES = 127  # of a key and of a text value
@@ -86,7 +85,7 @@ def tensor_overrides(config: EngineConfig) -> Any:
         wanted.append((_EXPERTS, buffers["CPU"]))
     if config.rpc and not any(d.kind == "GPU" and not d.is_remote for d in list_devices()):
         # Else the logits of each row would cross the network, 600 KB for a large vocabulary.
-        wanted.append((_OUTPUT, buffers["CPU"]))
+        wanted.append((r"^(output|token_embd)\.weight$", buffers["CPU"]))
     wanted += [(rf"blk\.{i}{_EXPERTS}", buffers["CPU"]) for i in range(config.n_cpu_moe)]
     if not wanted:
         return None
@@ -107,6 +106,3 @@ def buffer_types() -> dict[str, int]:
     name_of = prototype(base, "ggml_backend_buft_name", c_char_p, c_void_p)
     types = [of_device(device.handle) for device in list_devices()]
     return {name_of(buffer).decode(): buffer for buffer in types if buffer}
-
-
-__all__ = ["buffer_types", "kv_overrides", "tensor_overrides"]

@@ -13,21 +13,15 @@ from headstart.engine.machine import default_threads
 from headstart.engine.overrides import kv_overrides, tensor_overrides
 from headstart.types.errors import ConfigError
 
-_SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
-_FLASH = {"auto": -1, "off": 0, "on": 1}
-_ROPE = {None: -1, "none": 0, "linear": 1, "yarn": 2}
-# What this libllama gets wrong when several sequences share a batch; see the fuzz test in
-# tests/real/test_architectures.py. Snapshots of these are mixed up after a rollback:
+# Whose snapshots libllama mixes up after a rollback, when several sequences share a batch; see the
+# fuzz test in tests/real/test_architectures.py.
 _MIXED_SNAPSHOTS = frozenset(("lfm2", "lfm2moe"))
-# and these compute another text:
-_ONE_SEQUENCE = frozenset(("plamo2",))
 # libllama makes no cache for these, so they embed texts and generate none
 _ENCODERS = frozenset((
     "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert",
     "eurobert", "modern-bert", "gemma-embedding",
 ))  # fmt: skip
-_MAX_LOGITS = 2**26  # floats in one decode's logits: 256 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +78,7 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
     params = api.llama_model_default_params()
     params.vocab_only = vocab_only
     params.n_gpu_layers = config.gpu_layers
-    params.split_mode = _SPLIT_MODES[config.split_mode]
+    params.split_mode = {"none": 0, "layer": 1, "row": 2, "tensor": 3}[config.split_mode]
     params.main_gpu = config.main_gpu
     params.load_mode = _load_mode(config)
     params.check_tensors = config.check_tensors
@@ -137,7 +131,8 @@ def context_params(
         # Rows of one decode that libllama computes later may take cells that a draft before
         # them needs when it is rejected; in one micro-batch there is no later.
         params.n_batch = params.n_ubatch
-    outputs = min(limits.max_outputs, params.n_batch, _MAX_LOGITS // max(1, facts.vocab_size))
+    # at most 256 MiB of logits in one decode
+    outputs = min(limits.max_outputs, params.n_batch, 2**26 // max(1, facts.vocab_size))
     # For padding rows. One more costs nothing where all sequences share their cells.
     is_shared = not (config.deterministic or facts.is_recurrent or facts.window)
     params.n_seq_max += is_shared and params.n_seq_max < params.n_batch
@@ -151,7 +146,9 @@ def context_params(
         params.n_rs_seq = max(0, min(limits.max_draft, most))
     params.n_threads = config.threads or default_threads()
     params.n_threads_batch = config.threads_batch or params.n_threads
-    params.flash_attn_type = 1 if config.deterministic else _FLASH[config.flash_attn]
+    params.flash_attn_type = (
+        1 if config.deterministic else {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
+    )
     params.type_k = _GGML_TYPES[config.cache_type_k]
     params.type_v = _GGML_TYPES[config.cache_type_v]
     params.offload_kqv = config.kv_offload
@@ -159,7 +156,7 @@ def context_params(
     _set_positions(params, config)
     if config.deterministic:
         _check_deterministic(facts, config)
-    if limits.num_sequences > 1 and facts.architecture in _ONE_SEQUENCE:
+    if limits.num_sequences > 1 and facts.architecture == "plamo2":
         raise ConfigError(
             f"--parallel is {limits.num_sequences} but libllama computes {facts.architecture} "
             "models wrongly for several requests at once; start with --parallel 1"
@@ -174,7 +171,7 @@ def context_params(
 
 def _set_positions(params: Any, config: EngineConfig) -> None:
     """RoPE and YaRN, in libllama's names."""
-    params.rope_scaling_type = _ROPE[config.rope_scaling]
+    params.rope_scaling_type = {None: -1, "none": 0, "linear": 1, "yarn": 2}[config.rope_scaling]
     params.rope_freq_base = config.rope_freq_base
     params.rope_freq_scale = config.rope_freq_scale
     if config.rope_scale:
@@ -214,6 +211,3 @@ def _shares(text: str) -> Any:
             f"--tensor-split has {len(values)} shares; at most {limit}, none negative, one above 0"
         )
     return (ctypes.c_float * limit)(*values)
-
-
-__all__ = ["Facts", "Limits", "context_params", "model_params"]

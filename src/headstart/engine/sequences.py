@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 _WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
 _IN_PLACE = 3  # only what cannot be cut, left on the device
-_NO_CELLS = "available cells"  # as libllama says that it has too few for a state
 Held = tuple[int, Data]
 """Length and state of a sequence."""
 
@@ -374,7 +373,8 @@ class Sequences:
         read = api.llama_state_seq_set_data_ext(
             self._context, _bytes_of(data), len(data), seq_id, flags
         )
-        self.lacks_cells = bool(read != len(data)) and _NO_CELLS in take_errors()
+        # libllama says so where it has too few for a state
+        self.lacks_cells = bool(read != len(data)) and "available cells" in take_errors()
         return bool(read == len(data))
 
 
@@ -382,6 +382,3 @@ def _bytes_of(data: Data) -> Any:
     """A pointer into the caller's memory: valid as long as `data` lives."""
     array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
     return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
-
-
-__all__ = ["CacheRules", "Held", "Sequences"]

@@ -1,8 +1,6 @@
-"""A limit on an answer's thoughts: after so many tokens, the tokens that end them must follow.
+"""The reasoning budget: after so many tokens, the tokens that end the reasoning are forced.
 
-Where the thoughts stand is a function of the emitted tokens alone, so the text is the same with
-drafts and without.
-
+The state depends on the emitted tokens alone, so the text is the same with and without drafts.
 Source: llama.cpp's common/reasoning-budget.cpp, for what counts and when the end is forced.
 """
 
@@ -10,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from headstart.text.vocabulary.encoder import num_incomplete
 from headstart.types.thought_limit import ThoughtLimit
 
 NO_LIMIT = 2**30
 
 
 class ThoughtCounter:
-    """Where one answer stands in its thoughts."""
+    """Counts one answer's reasoning tokens."""
 
     def __init__(self, limit: ThoughtLimit, spelling: Callable[[int], bytes]) -> None:
         """`spelling` gives a token's text, that of control tokens included."""
@@ -24,17 +23,17 @@ class ThoughtCounter:
         self._spelling = spelling
         self._is_thinking = limit.is_thinking
         self._num_left = limit.max_tokens
-        self._num_closed = 0  # tokens of the closing that were read
-        self._tail = b""  # of the text: may begin a mark, or a character
+        self._num_closed = 0  # closing tokens read so far
+        self._tail = b""  # of the text: may begin a marker or a character
 
     @property
     def num_free(self) -> int:
-        """Tokens that may come before the end of the thoughts must."""
+        """Tokens that may come before the end of the reasoning is forced."""
         return max(1, self._num_left) if self._is_thinking and not self.closing() else NO_LIMIT
 
     def closing(self) -> Sequence[int]:
-        """The tokens that must follow now; empty if there is a choice."""
-        if not self._is_thinking or self._num_left > 0 or _ends_inside_character(self._tail):
+        """The forced tokens at this point; empty if there is a choice."""
+        if not self._is_thinking or self._num_left > 0 or num_incomplete(self._tail):
             return ()
         return self._limit.closing[self._num_closed :]
 
@@ -62,12 +61,3 @@ class ThoughtCounter:
 
     def _leave(self) -> None:
         self._is_thinking, self._tail = False, b""
-
-
-def _ends_inside_character(text: bytes) -> bool:
-    """Whether bytes of the last UTF-8 character are missing."""
-    for back in range(1, min(len(text), 3) + 1):
-        byte = text[-back]
-        if byte & 0b1100_0000 != 0b1000_0000:  # the first one of a character
-            return back < 1 + (byte >= 0xC0) + (byte >= 0xE0) + (byte >= 0xF0)
-    return False

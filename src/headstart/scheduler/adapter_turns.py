@@ -6,9 +6,9 @@ its memory anew whenever the adapters change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.sequence import Sequence
 
 STEPS = 8  # of a turn while others wait
 Scales = tuple[float, ...]
@@ -23,19 +23,17 @@ class AdapterTurns:
         self._scales: Scales = ()
         self._num_steps = 0
 
-    def begin_step(self, running: Sequence[ActiveRequest]) -> None:
-        """Go on with the present scales, or change to those that were not used for longest."""
-        waiting = list(dict.fromkeys(active.request.adapters for active in running))
+    def choose(self, running: list[Sequence]) -> list[Sequence]:
+        """Those that have the scales of the next step: the present ones, or those that were not
+        used for longest.
+        """
+        waiting = list(dict.fromkeys(sequence.request.adapters for sequence in running))
         self._num_steps += 1
-        if not waiting or (self._scales in waiting and self._num_steps < STEPS):
-            return
-        at = waiting.index(self._scales) + 1 if self._scales in waiting else 0
-        chosen = waiting[at % len(waiting)]
-        self._num_steps = 0
-        if chosen != self._scales:
-            self._use(chosen)
-            self._scales = chosen
-
-    def sharing(self, running: Sequence[ActiveRequest]) -> list[ActiveRequest]:
-        """Those of the requests that have the present scales."""
-        return [active for active in running if active.request.adapters == self._scales]
+        if waiting and (self._scales not in waiting or self._num_steps >= STEPS):
+            at = waiting.index(self._scales) + 1 if self._scales in waiting else 0
+            chosen = waiting[at % len(waiting)]
+            self._num_steps = 0
+            if chosen != self._scales:
+                self._use(chosen)
+                self._scales = chosen
+        return [sequence for sequence in running if sequence.request.adapters == self._scales]

@@ -1,96 +1,61 @@
-"""One ragged batch a step: every generating request with its draft, then prompt chunks."""
+"""One ragged batch a step: every answer's newest token with its draft, then chunks of prompts."""
 
 from __future__ import annotations
-
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from headstart.scheduler.prompt_order import PromptOrder
-from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.sequence import Sequence
+from headstart.scheduler.step import StepPlan
 from headstart.types import Batch, Decoded, Engine, Logits
 
 _MICRO_BATCH = 512  # rows that libllama computes at once unless told otherwise
 
 
-class DraftLimit(NamedTuple):
-    """Most draft tokens that a request may verify in a step, and what bounds them."""
-
-    num_tokens: int
-    reason: str
-
-
-def generating_and_unread(running: Sequence[ActiveRequest]) -> tuple[list[ActiveRequest], int]:
-    """Those that generate, and the tokens that the others have to read."""
-    generating, num_unread = list[ActiveRequest](), 0
-    for active in running:
-        if active.is_generating:
-            generating.append(active)
-        else:
-            num_unread += active.num_pending
-    return generating, num_unread
-
-
-def draft_limits(
-    generating: Sequence[ActiveRequest], engine: Engine, num_slots: int
-) -> list[DraftLimit]:
-    """The limit of each generating request in this step.
+def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> None:
+    """Bound each answer's draft, and say why a draft may be no longer.
 
     Bounded by what it may still emit (the step adds one token of its own), by its context, by
-    what the memory can roll back, and by a fair share of the batch's rows and outputs.
+    what the cache can roll back, and by a fair share of the batch's rows and outputs.
     """
-    reserved = num_slots - len(generating)  # prompts that end in this step need one output each
-    outputs = (engine.max_outputs - reserved) // len(generating) - 1
-    rows = (engine.max_batch_tokens - reserved) // len(generating) - 1
-    share = DraftLimit(min(outputs, rows), "batch full")
-    if engine.max_rollback < share.num_tokens:
-        share = DraftLimit(engine.max_rollback, "memory takes nothing back")
-    limits = []
-    for active in generating:
-        limit = share
-        if (room := engine.context_size - len(active.tokens) - 1) < limit.num_tokens:
-            limit = DraftLimit(room, "context full")
-        if (left := active.num_left - 1) < limit.num_tokens:
-            limit = DraftLimit(left, "max_tokens reached")
-        limits.append(limit)
-    return limits
+    num = plan.num_generating
+    reserved = num_slots - num  # prompts that end in this step need one output each
+    outputs = (engine.max_outputs - reserved) // num - 1
+    rows = (engine.max_batch_tokens - reserved) // num - 1
+    share, bound = min(outputs, rows), "batch full"
+    if engine.max_rollback < share:
+        share, bound = engine.max_rollback, "memory takes nothing back"
+    for index, sequence in enumerate(plan.sequences):
+        limit, reason = share, bound
+        if (room := engine.context_size - len(sequence.text.tokens) - 1) < limit:
+            limit, reason = room, "context full"
+        if (left := sequence.num_left - 1) < limit:
+            limit, reason = left, "max_tokens reached"
+        plan.limits[index], plan.reasons[index, ""] = limit, reason
 
 
-def build(
-    batch: Batch,
-    running: Sequence[ActiveRequest],
-    engine: Engine,
-    order: PromptOrder,
-    max_prompt_rows: int,
-) -> list[ActiveRequest]:
-    """Fill the batch; returns the requests in it, in the order of their rows, `num_rows` set.
-
-    Prompts share about `max_prompt_rows`.
-    """
+def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
+    """Fill the batch anew: without sequences that have left, and with drafts as they are now."""
+    batch, num = plan.batch, plan.num_generating
     batch.clear()
-    included: list[ActiveRequest] = []
-    reading: list[ActiveRequest] = []
-    followers: list[ActiveRequest] = []
+    del plan.sequences[num:]
+    plan.num_rows, plan.starts = [0] * num, [0] * num
     seq_ids, positions, tokens = list[int](), list[int](), list[int]()
-    for active in running:
-        if not active.is_generating:
-            (reading if active.leader is None else followers).append(active)
+    for index, sequence in enumerate(plan.sequences):
+        cells = sequence.cells
+        if cells is None:
             continue
-        drafted = active.proposal.tokens
-        active.num_rows = rows = 1 + len(drafted)
-        seq_ids += [active.slot_id] * rows
-        positions += range(active.num_decoded, active.num_decoded + rows)
-        tokens.append(active.tokens[-1])
+        drafted = plan.drafts[index][: plan.lengths[index]]
+        rows, start = 1 + len(drafted), cells.length
+        plan.num_rows[index], plan.starts[index] = rows, start
+        seq_ids += [cells.seq_id] * rows
+        positions += range(start, start + rows)
+        tokens.append(cells.tokens[-1])
         tokens += drafted
-        included.append(active)
     batch.extend(seq_ids, positions, tokens)
-    if reading:
-        room = engine.max_batch_tokens - batch.num_rows
-        num_rows = min(room, prompt_rows(batch.num_rows, max_prompt_rows, engine.attention_tile))
-        shares = zip(reading, order.share(reading, num_rows, followers), strict=True)
-        included += _add_prompts(batch, [one for one in shares if one[1]], engine)
-    return included
+    plan.num_outputs = list(plan.num_rows)
+    if plan.prompts:
+        _add_prompts(plan, engine, order)
 
 
 def prompt_rows(num_others: int, wanted: int, tile: int) -> int:
@@ -104,70 +69,84 @@ def prompt_rows(num_others: int, wanted: int, tile: int) -> int:
     return max(tiles, num_others // tile + 1) * tile - num_others
 
 
-def pad(batch: Batch, num_rows: int, seq_id: int) -> None:
-    """Add rows without outputs that are forgotten after the decode.
-
-    They repeat tokens of the batch, so that a mixture of experts reads no other experts for them.
-    """
-    tokens = batch.tokens[: batch.num_rows]
-    batch.add(seq_id, 0, np.resize(tokens, num_rows).tolist(), 0)
-
-
-def decode_like_last(
-    engine: Engine, batch: Batch, num_rows: int, meanwhile: Callable[[], None] | None
-) -> Logits:
-    """Decode with so many rows more, of the last request and with outputs, and forget them.
-
-    So rows, outputs and sequences are those of the last decode, whose graph libllama then reuses.
-    Returns the logits of the rows that were asked for.
-    """
-    start, num_outputs = batch.num_rows, batch.num_outputs
-    seq_id, length = int(batch.seq_ids[start - 1]), int(batch.positions[start - 1]) + 1
-    batch.add(seq_id, length, [int(batch.tokens[start - 1])] * num_rows, num_rows)
-    try:
-        return engine.decode(batch, meanwhile)[:num_outputs]
-    finally:
-        engine.truncate(seq_id, length)
-        batch.wants_logits[start : batch.num_rows], batch.num_outputs = 0, num_outputs
-
-
-def _add_prompts(
-    batch: Batch, shares: Sequence[tuple[ActiveRequest, int]], engine: Engine
-) -> list[ActiveRequest]:
-    included = []
-    room = min(engine.max_batch_tokens, _MICRO_BATCH) - batch.num_rows
-    room -= sum(rows for _, rows in shares)
+def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
+    """Add chunks of prompts, about `max_prompt_rows` together."""
+    batch, tile = plan.batch, engine.attention_tile
+    here = [sequence for sequence in plan.prompts if sequence.cells is not None]
+    reading = [sequence for sequence in here if sequence.leader is None]
+    if not reading:
+        return
+    followers = [sequence for sequence in here if sequence.leader is not None]
+    most = engine.max_batch_tokens - batch.num_rows
+    num_rows = min(most, prompt_rows(batch.num_rows, plan.max_prompt_rows, tile))
+    shares = order.share(reading, num_rows, followers)
+    room = min(engine.max_batch_tokens, _MICRO_BATCH) - batch.num_rows - sum(shares)
     # outputs for scores; each prompt may need that of its last row
-    num_free = engine.max_outputs - batch.num_outputs - len(shares)
-    for active, rows in shares:
+    num_free = engine.max_outputs - batch.num_outputs - sum(share > 0 for share in shares)
+    for sequence, rows in zip(reading, shares, strict=True):
+        if not rows:
+            continue
+        num_pending, start = sequence.num_pending, sequence.num_decoded
         # a rest of less than a tile would take as long as a tile in the next step, or longer
-        if 0 < (rest := active.num_pending - rows) < min(engine.attention_tile, room + 1):
+        if 0 < (rest := num_pending - rows) < min(tile, room + 1):
             rows += rest
             room -= rest
-        if active.pauses:
-            rows = min(rows, active.pauses[0] - active.num_decoded)
-        num_scored = 0
-        if active.request.wants_prompt_scores:
-            rows = num_scored = min(rows, 1 + max(0, num_free))
+        if sequence.pauses:
+            rows = min(rows, sequence.pauses[0] - start)
+        num_outputs = 0
+        if sequence.request.wants_prompt_scores:
+            num_outputs = rows = min(rows, 1 + max(0, num_free))
             num_free -= rows - 1
-        active.num_rows = rows
-        tokens = active.tokens[active.num_decoded : active.num_decoded + rows]
-        is_whole = rows == active.num_pending
-        batch.add(active.slot_id, active.num_decoded, tokens, max(num_scored, int(is_whole)))
-        included.append(active)
-    return included
+        if rows == num_pending:
+            num_outputs = max(1, num_outputs)
+        tokens = sequence.text.tokens[start : start + rows]
+        batch.add(sequence.seq_id, start, tokens, num_outputs)
+        plan.sequences.append(sequence)
+        plan.num_rows.append(rows)
+        plan.starts.append(start)
+        plan.num_outputs.append(num_outputs)
 
 
-def mean_context(batch: Batch, in_batch: Sequence[ActiveRequest]) -> int:
-    """Tokens that a row of the batch attended to on average."""
-    attended = sum(a.num_rows * (a.num_decoded + a.num_rows // 2) for a in in_batch)
-    return attended // batch.num_rows
+def pad(plan: StepPlan, engine: Engine) -> None:
+    """Add the rows that make the decode faster, and that `unpad` takes out again.
+
+    They are of a spare sequence and have no outputs. Where graphs are sent, they are of the last
+    sequence and have outputs, so that rows, outputs and sequences are those of the last decode,
+    whose graph libllama then reuses.
+    """
+    batch, spare = plan.batch, engine.padding_sequence
+    if engine.sends_graphs:
+        plan.num_padding = min(plan.num_padding, engine.max_outputs - batch.num_outputs)
+    num = plan.num_padding
+    if spare is None or not num or not batch.num_rows:
+        plan.num_padding = 0
+    elif engine.sends_graphs:
+        last = batch.num_rows - 1
+        token, length = int(batch.tokens[last]), int(batch.positions[last]) + 1
+        batch.add(int(batch.seq_ids[last]), length, [token] * num, num)
+    else:  # tokens of the batch, so that a mixture of experts reads no other experts for them
+        tokens = batch.tokens[: batch.num_rows]
+        batch.add(spare, 0, np.resize(tokens, num).tolist(), 0)
+
+
+def unpad(plan: StepPlan, engine: Engine) -> None:
+    """Forget the padding rows."""
+    batch, spare = plan.batch, engine.padding_sequence
+    if not plan.num_padding or spare is None:
+        return
+    if not engine.sends_graphs:
+        engine.clear(spare)
+        return
+    start = batch.num_rows - plan.num_padding
+    engine.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
+    batch.wants_logits[start : batch.num_rows] = 0
+    batch.num_outputs -= plan.num_padding
 
 
 def output_rows(batch: Batch, logits: Logits) -> Decoded:
     """The rows that produced logits, for speculators: read-only, they are sampled afterwards."""
     rows = batch.wants_logits[: batch.num_rows].astype(bool)
-    view = logits.view()
+    view = logits[: batch.num_outputs].view()
     view.flags.writeable = False
     return Decoded(
         batch.seq_ids[: batch.num_rows][rows],
@@ -175,3 +154,11 @@ def output_rows(batch: Batch, logits: Logits) -> Decoded:
         batch.tokens[: batch.num_rows][rows],
         view,
     )
+
+
+def split(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+    """Those that generate, and those that read their prompt."""
+    answers, prompts = list[Sequence](), list[Sequence]()
+    for sequence in running:
+        (answers if sequence.is_generating else prompts).append(sequence)
+    return answers, prompts

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headstart.scheduler.slot import ActiveRequest
-from headstart.types import Engine
-
 _LEAST = 16  # tokens; shorter prefixes are read faster than they are restored
 _TAIL = 64  # tokens of a prompt among which the markers of the answer's beginning are looked for
 _BEFORE_END = 4  # tokens, where no marker is found: what is appended may merge with the last ones
@@ -44,11 +41,3 @@ def choose_pauses(
             pauses.append(position)
             last = position
     return [pause for pause in pauses if pause > max(num_cached, _LEAST - 1)]
-
-
-def note_chunk(active: ActiveRequest, engine: Engine) -> None:
-    """A chunk of its prompt was read: make a checkpoint if one is due there."""
-    active.num_decoded += active.num_rows
-    if active.pauses and active.num_decoded == active.pauses[0]:
-        engine.checkpoint(active.slot_id)
-        active.pauses.pop(0)

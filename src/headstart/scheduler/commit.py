@@ -1,217 +1,216 @@
-"""After the decode: emit what was verified, cut the cache, tell the speculators."""
+"""After the decode: what the rows say, and how the text grows by it."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
 from headstart.sampling.verify import Note, emit
-from headstart.scheduler.checkpoints import note_chunk
 from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.prompt_scores import score_prompt
-from headstart.scheduler.slot import ActiveRequest, Verified
-from headstart.types import CacheKind, Engine, Logits, Vocab
+from headstart.scheduler.prompt_cache import PromptCache
+from headstart.scheduler.sequence import Ending, Sequence
+from headstart.scheduler.step import StepPlan, StepRecord
+from headstart.types import Engine, Logits, Vocab
 from headstart.types.errors import EngineError, HeadstartError, InvalidParameterError
-from headstart.types.request import Event, TokenEvent, TokenLogprob, VerifiedDraft
-
-
-@dataclass(frozen=True, slots=True)
-class Ending:
-    """Why a request is over; see `FinishEvent`."""
-
-    reason: str
-    is_truncated: bool = False
-
+from headstart.types.request import TokenLogprob
 
 LENGTH = Ending("length")
 CONTEXT_FULL = Ending("length", is_truncated=True)
-_ITS_OWN = ("",)  # source of a token that nobody guessed
-
-
-@dataclass(slots=True)
-class Committed:
-    """What became of the requests of a batch."""
-
-    events: list[Event] = field(default_factory=list)
-    num_emitted: int = 0  # tokens
-    ended: list[tuple[ActiveRequest, Ending]] = field(default_factory=list)
-    failed: list[tuple[ActiveRequest, HeadstartError]] = field(default_factory=list)
 
 
 class Committer:
-    """Turns the logits of a batch into its requests' next tokens and events."""
+    """Turns the logits of a batch into its sequences' next tokens."""
 
     def __init__(
-        self, engine: Engine, vocab: Vocab, drafting: Drafting, *, shifts_context: bool = False
+        self,
+        engine: Engine,
+        vocab: Vocab,
+        cache: PromptCache,
+        drafting: Drafting,
+        *,
+        shifts_context: bool = False,
     ) -> None:
         self._engine = engine
         self._vocab = vocab
+        self._cache = cache
         self._drafting = drafting
         self._shifts_context = shifts_context
-        self.target_ms = self.draft_ms = 0.0  # of the step that is being committed
 
-    def commit(self, in_batch: Sequence[ActiveRequest], logits: Logits, now: float) -> Committed:
-        """Emit what the rows of a batch say, in the order of their outputs.
+    def commit(
+        self, plan: StepPlan, logits: Logits, record: StepRecord
+    ) -> Iterator[tuple[Sequence, Ending]]:
+        """Write what the rows say into the record and the texts; yields sequences that are over.
 
         All rows are read before anything else is done: they go through the processor's caches,
         and would throw out again and again what the rest of the work needs.
         """
-        done = Committed()
-        verified = self._verify_all(in_batch, logits, now, done)
-        settled = [one for one in verified if self._emit(one, now, done)]
-        self._drafting.settle(settled)
-        for one in settled:
-            ending = self._ending(one.active, one.emitted[-1], now)
+        num = len(plan.sequences)
+        record.emitted, record.num_accepted = [()] * num, [0] * num
+        record.texts, record.logprobs = [b""] * num, [()] * num
+        record.lengths = [
+            start + rows for start, rows in zip(plan.starts, plan.num_rows, strict=True)
+        ]
+        endings: list[tuple[Sequence, Ending]] = []
+        verified = self._verify_all(plan, logits, record, endings)
+        told = []
+        for index, emitted in verified:
+            sequence = plan.sequences[index]
+            try:
+                self._write(sequence, index, emitted, record)
+            except EngineError as error:
+                endings.append((sequence, failure(error)))
+            else:
+                told.append((sequence, record.emitted[index], record.num_accepted[index]))
+        self._drafting.accept(told)
+        yield from endings
+        for sequence, tokens, _ in told:
+            ending = self._ending(sequence, tokens[-1], record.now)
             if ending is not None:
-                done.ended.append((one.active, ending))
-        return done
+                yield sequence, ending
 
     def _verify_all(
-        self, in_batch: Sequence[ActiveRequest], logits: Logits, now: float, done: Committed
-    ) -> list[Verified]:
-        """What was sampled for each request that has an output; chunks of prompts are noted."""
-        offset, verified = 0, list[Verified]()
-        for active in in_batch:
-            request = active.request
-            if request.wants_prompt_scores and not active.is_generating:
-                scores, offset = score_prompt(active, logits, offset)
-                done.events += scores
-            if active.num_rows < active.num_pending:  # a chunk of the prompt, no outputs
-                note_chunk(active, self._engine)
-                if active.wants_progress:
-                    done.events.append(active.progress(now))
-                continue
-            if active.wants_progress:
-                progress = active.progress(now)
-                done.events.append(replace(progress, num_processed=active.num_prompt))
-            end = offset + 1 + len(active.proposal.tokens)
+        self,
+        plan: StepPlan,
+        logits: Logits,
+        record: StepRecord,
+        endings: list[tuple[Sequence, Ending]],
+    ) -> list[tuple[int, list[int]]]:
+        """What was sampled for each sequence that has come to the end of what it knows."""
+        offset, verified = 0, list[tuple[int, list[int]]]()
+        for index, sequence in plan.decoded():
+            end = offset + plan.num_outputs[index]
             rows, offset = logits[offset:end], end
-            if active.num_left <= 0:  # max_tokens 0: it only wanted its prompt in the cache
-                num_in_cache = active.num_decoded + active.num_rows
-                active.num_decoded = self._engine.rewind(active.slot_id, num_in_cache)
-                done.ended.append((active, LENGTH))
-                continue
+            length = record.lengths[index]
             try:
-                verified.append(self._verify(active, rows))
+                if index >= plan.num_generating:
+                    if sequence.request.wants_prompt_scores:
+                        record.scores[index] = _score(sequence, rows, plan.starts[index], length)
+                    if length < len(sequence.text.tokens):
+                        self._note_chunk(sequence, length)
+                        continue
+                    rows = rows[-1:]
+                if sequence.num_left <= 0:  # max_tokens 0: it only wanted its prompt in the cache
+                    self._cache.cut(sequence, length)
+                    endings.append((sequence, LENGTH))
+                    continue
+                verified.append((index, self._verify(sequence, index, rows, record)))
             except (EngineError, InvalidParameterError) as error:  # of this request alone
-                done.failed.append((active, error))
+                endings.append((sequence, failure(error)))
         return verified
 
-    def _emit(self, one: Verified, now: float, done: Committed) -> bool:
-        """Append the tokens to the text, up to where it ends; False if the request failed."""
-        active = one.active
-        if active.first_token is None:
-            active.first_token = now
-        text, emitted = self._text(active, one.emitted, is_late=_is_late(active, now))
-        num_in_cache = active.num_decoded + active.num_rows
-        one.num_accepted = min(one.num_accepted, len(emitted))
-        sources = _ITS_OWN * (len(emitted) - one.num_accepted)
-        if one.num_accepted:
-            sources = (*active.proposal.sources[: one.num_accepted], *sources)
-        step = self._describe_step(active) if active.request.wants_provenance else None
-        active.tokens.grow(emitted)
-        try:
-            self._cut_cache(active, num_in_cache)
-        except EngineError as error:
-            done.failed.append((active, error))
-            return False
-        active.num_steps += 1
-        # a tuple: speculators are shown what clients get, and cannot change it
-        one.emitted = tokens = tuple(emitted)
-        shown = tuple(one.logprobs[: len(tokens)])
-        done.num_emitted += len(tokens)
-        request_id = active.request.request_id
-        done.events.append(
-            TokenEvent(request_id, tokens, text, sources, shown, step, active.slot_id)
-        )
-        return True
+    def _note_chunk(self, sequence: Sequence, length: int) -> None:
+        """A chunk of its prompt was read: make a checkpoint if one is due there."""
+        cells = sequence.cells
+        assert cells is not None
+        cells.length = length
+        if sequence.pauses and length == sequence.pauses[0]:
+            self._engine.checkpoint(cells.seq_id)
+            sequence.pauses.pop(0)
 
-    def _describe_step(self, active: ActiveRequest) -> VerifiedDraft:
-        draft = tuple(map(int, active.proposal.tokens))
-        chances = tuple(map(float, active.chances[: len(draft)])) or (None,) * len(draft)
-        sources = tuple(active.proposal.sources)
-        return VerifiedDraft(draft, sources, chances, self.target_ms, self.draft_ms)
-
-    def _verify(self, active: ActiveRequest, logits: Logits) -> Verified:
-        """What to emit: 0 to len(draft) + 1 tokens, from logits of shape (len(draft) + 1,
+    def _verify(
+        self, sequence: Sequence, index: int, rows: Logits, record: StepRecord
+    ) -> list[int]:
+        """What to emit: 1 to len(draft) + 1 tokens, from logits of shape (len(draft) + 1,
         vocab_size).
         """
-        position, draft = len(active.tokens), active.proposal.tokens
-        logprobs: list[TokenLogprob] = []
-        wants_logprobs = active.request.num_logprobs is not None
-        note = _note_into(logprobs, active, logits, position) if wants_logprobs else None
-        emitted = emit(active.sampler, logits, draft, position, self._eog(active), note)
-        return Verified(active, emitted, _num_accepted(emitted, draft), logprobs)
+        text, request = sequence.text, sequence.request
+        position, draft = len(text.tokens), record.plan.verified(index)
+        noted: list[TokenLogprob] = []
+        note = (
+            _note_into(noted, sequence, rows, position)
+            if request.num_logprobs is not None
+            else None
+        )
+        emitted = emit(text.sampler, rows, draft, position, self._eog(sequence), note)
+        record.num_accepted[index] = _num_accepted(emitted, draft)
+        record.logprobs[index] = tuple(noted)
+        return emitted
 
-    def _cut_cache(self, active: ActiveRequest, num_in_cache: int) -> None:
-        """Drop what was rejected, and what was added to the rows of a hybrid model; where the
-        memory cannot take back so little, read more again.
-        """
-        active.num_decoded = len(active.tokens) - 1
-        if active.num_decoded < num_in_cache or self._engine.cache_kind is CacheKind.ROLLBACK:
-            active.num_decoded = self._engine.rewind(active.slot_id, active.num_decoded)
-
-    def _eog(self, active: ActiveRequest) -> frozenset[int]:
-        return frozenset() if active.request.sampling.ignore_eos else self._vocab.eog_ids
+    def _write(
+        self, sequence: Sequence, index: int, emitted: list[int], record: StepRecord
+    ) -> None:
+        """Append the tokens to the text, up to where it ends, and cut the cache behind them."""
+        if sequence.first_token is None:
+            sequence.first_token = record.now
+        text, tokens = self._text(sequence, emitted, record.now)
+        record.texts[index], record.emitted[index] = text, tokens
+        if len(tokens) < len(emitted):
+            record.num_accepted[index] = min(record.num_accepted[index], len(tokens))
+            record.logprobs[index] = record.logprobs[index][: len(tokens)]
+        sequence.text.tokens.grow(tokens)
+        cells = sequence.cells
+        assert cells is not None
+        cells.length = record.lengths[index]
+        self._cache.cut(sequence, len(sequence.text.tokens) - 1)
 
     def _text(
-        self, active: ActiveRequest, emitted: Sequence[int], *, is_late: bool
-    ) -> tuple[bytes, Sequence[int]]:
+        self, sequence: Sequence, emitted: list[int], now: float
+    ) -> tuple[bytes, tuple[int, ...]]:
         """Text that is certain to belong to the answer, and the tokens up to where it ends."""
-        if not active.request.stop and not active.request.min_indent and not is_late:
-            if not active.request.shown_tokens:
-                return b"".join(map(self._vocab.token_bytes, emitted)), emitted
-            return b"".join(self._shown(active, token) for token in emitted), emitted
+        request, text = sequence.request, sequence.text
+        is_late = _is_late(sequence, now)
+        if not request.stop and not request.min_indent and not is_late:
+            if not request.shown_tokens:
+                return b"".join(map(self._vocab.token_bytes, emitted)), tuple(emitted)
+            return b"".join(self._shown(sequence, token) for token in emitted), tuple(emitted)
         shown = []
         for index, token in enumerate(emitted):
-            text, word = active.stop.feed(active.indent.feed(self._shown(active, token)))
-            shown.append(text)
-            if word is not None or active.indent.is_over or (is_late and self._ends_line(token)):
-                return b"".join(shown), emitted[: index + 1]
-        return b"".join(shown), emitted
+            certain, word = text.stop.feed(text.indent.feed(self._shown(sequence, token)))
+            shown.append(certain)
+            if word is not None or text.indent.is_over or (is_late and self._ends_line(token)):
+                return b"".join(shown), tuple(emitted[: index + 1])
+        return b"".join(shown), tuple(emitted)
 
-    def _shown(self, active: ActiveRequest, token: int) -> bytes:
+    def _shown(self, sequence: Sequence, token: int) -> bytes:
         """What the client reads of a token."""
-        is_spelled = token in active.request.shown_tokens
+        is_spelled = token in sequence.request.shown_tokens
         return self._vocab.token_text(token) if is_spelled else self._vocab.token_bytes(token)
 
-    def _ending(self, active: ActiveRequest, last: int, now: float) -> Ending | None:
-        """Why the request is over after this token, if it is."""
-        if active.stop.found:
-            return Ending("word")
-        if last in self._eog(active) or (active.legality and active.legality.is_over):
-            return Ending("eos")
-        if active.num_left <= 0 or active.indent.is_over:
-            return LENGTH
-        if len(active.tokens) >= self._engine.context_size and not self._shift(active):
-            return CONTEXT_FULL
-        return LENGTH if _is_late(active, now) and self._ends_line(last) else None
+    def _eog(self, sequence: Sequence) -> frozenset[int]:
+        return frozenset() if sequence.request.sampling.ignore_eos else self._vocab.eog_ids
 
-    def _shift(self, active: ActiveRequest) -> bool:
+    def _ending(self, sequence: Sequence, last: int, now: float) -> Ending | None:
+        """Why the request is over after this token, if it is."""
+        text = sequence.text
+        if text.stop.found:
+            return Ending("word")
+        if last in self._eog(sequence) or (text.legality and text.legality.is_over):
+            return Ending("eos")
+        if sequence.num_left <= 0 or text.indent.is_over:
+            return LENGTH
+        if len(text.tokens) >= self._engine.context_size and not self._shift(sequence):
+            return CONTEXT_FULL
+        return LENGTH if _is_late(sequence, now) and self._ends_line(last) else None
+
+    def _shift(self, sequence: Sequence) -> bool:
         """Make room in the context, where that is wanted; speculators begin anew behind it."""
-        if not self._shifts_context or not shift_context(active, self._engine, self._vocab):
+        if not self._shifts_context or not shift_context(sequence, self._engine, self._vocab):
             return False
-        self._drafting.end(active)
+        self._drafting.end(sequence)
         return True
 
     def _ends_line(self, token: int) -> bool:
         return b"\n" in self._vocab.token_bytes(token)
 
 
-def _is_late(active: ActiveRequest, now: float) -> bool:
+def failure(error: HeadstartError) -> Ending:
+    """The ending of a request that failed."""
+    return Ending("error", error=error)
+
+
+def _is_late(sequence: Sequence, now: float) -> bool:
     """Whether its time is over: it ends with the line it is in, as at llama-server, not inside a
     word.
     """
-    limit = active.request.max_seconds
-    return limit is not None and active.first_token is not None and now - active.first_token > limit
+    limit, first = sequence.request.max_seconds, sequence.first_token
+    return limit is not None and first is not None and now - first > limit
 
 
-def _num_accepted(emitted: Sequence[int], draft: Sequence[int]) -> int:
+def _num_accepted(emitted: list[int], draft: list[int]) -> int:
     """Emitted tokens that were drafted: all but the last one, and that too if the turn ended inside
     the draft.
     """
@@ -219,27 +218,34 @@ def _num_accepted(emitted: Sequence[int], draft: Sequence[int]) -> int:
     return last + 1 if last < len(draft) and emitted[last] == draft[last] else last
 
 
+def _score(sequence: Sequence, logits: Logits, start: int, end: int) -> tuple[TokenLogprob, ...]:
+    """Log probabilities of the prompt's tokens behind those from `start` to `end`.
+
+    The prompt's last row tells of the answer. A request that was preempted reads its prompt again,
+    and does not tell it twice.
+    """
+    prompt, num_top = sequence.request.prompt, sequence.request.num_logprobs or 0
+    scores: list[TokenLogprob] = []
+    for row, following in enumerate(range(start + 1, min(end + 1, len(prompt)))):
+        if following > sequence.text.num_scored:
+            token = int(prompt[following])
+            scores.append(TokenLogprob(token, *token_logprobs(logits[row], token, num_top)))
+            sequence.text.num_scored = following
+    return tuple(scores)
+
+
 def _note_into(
-    logprobs: list[TokenLogprob], active: ActiveRequest, logits: Logits, position: int
+    logprobs: list[TokenLogprob], sequence: Sequence, logits: Logits, position: int
 ) -> Note:
     """What tells clients of each token while the sampler stands before it."""
+    request, sampler = sequence.request, sequence.text.sampler
+    num_top = request.num_logprobs or 0
 
     def note(row: int, token: int, legal: NDArray[np.bool_] | None) -> None:
-        logprobs.append(_logprob(active, logits[row], token, position + row, legal))
+        if request.post_sampling_probs:
+            left = sampler.probabilities(logits[row], position + row, legal)
+            logprobs.append(TokenLogprob(token, *filtered_logprobs(*left, token, num_top)))
+        else:
+            logprobs.append(TokenLogprob(token, *token_logprobs(logits[row], token, num_top)))
 
     return note
-
-
-def _logprob(
-    active: ActiveRequest,
-    logits: NDArray[np.float32],
-    token: int,
-    position: int,
-    legal: NDArray[np.bool_] | None,
-) -> TokenLogprob:
-    """What the client is told of one token; the sampler must stand before it."""
-    num_top = active.request.num_logprobs or 0
-    if active.request.post_sampling_probs:
-        left = active.sampler.probabilities(logits, position, legal)
-        return TokenLogprob(token, *filtered_logprobs(*left, token, num_top))
-    return TokenLogprob(token, *token_logprobs(logits, token, num_top))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
-from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.sequence import Sequence
 from headstart.types.errors import CapacityError, HeadstartError, NotSupportedError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class ConstraintQueue:
     def __init__(self, compiler: GrammarCompiler | None, clock: Callable[[], float]) -> None:
         self._compiler = compiler
         self._clock = clock
-        self._waiting: dict[str, list[ActiveRequest]] = {}  # by tenant, whose turn is next first
+        self._waiting: dict[str, list[Sequence]] = {}  # by tenant, whose turn is next first
         self._compiling: Future[Compiled] | None = None
         self._tenant = ""  # whose constraint that is
 
@@ -35,7 +35,7 @@ class ConstraintQueue:
         if self._compiler is not None:
             self._compiler.prepare()
 
-    def add(self, active: ActiveRequest) -> None:
+    def add(self, sequence: Sequence) -> None:
         """Queue a request until its constraint is compiled.
 
         Raises:
@@ -45,16 +45,16 @@ class ConstraintQueue:
             raise NotSupportedError(
                 "constraints are not supported here: no grammar engine is loaded"
             )
-        self._waiting.setdefault(active.request.namespace, []).append(active)
+        self._waiting.setdefault(sequence.request.namespace, []).append(sequence)
         self._compile_next()
 
-    def remove(self, request_id: str) -> list[ActiveRequest]:
+    def remove(self, request_id: str) -> list[Sequence]:
         """Forget the requests of this name; returns them."""
-        return self._take(lambda active: active.request.request_id == request_id)
+        return self._take(lambda sequence: sequence.request.request_id == request_id)
 
-    def take_ready(self) -> list[tuple[ActiveRequest, HeadstartError | None]]:
+    def take_ready(self) -> list[tuple[Sequence, HeadstartError | None]]:
         """Requests that are ready to run, or the reason why they never will be."""
-        ready = [(active, self._outcome(active)) for active in self._take(self._is_settled)]
+        ready = [(sequence, self._outcome(sequence)) for sequence in self._take(self._is_settled)]
         self._compile_next()
         return ready
 
@@ -63,13 +63,15 @@ class ConstraintQueue:
         if self._compiling is not None:
             wait([self._compiling], _POLL_SECONDS)
 
-    def _take(self, belongs: Callable[[ActiveRequest], bool]) -> list[ActiveRequest]:
-        taken = [active for queue in self._waiting.values() for active in queue if belongs(active)]
-        for active in taken:
-            queue = self._waiting[active.request.namespace]
-            queue.remove(active)
+    def _take(self, belongs: Callable[[Sequence], bool]) -> list[Sequence]:
+        taken = [
+            sequence for queue in self._waiting.values() for sequence in queue if belongs(sequence)
+        ]
+        for sequence in taken:
+            queue = self._waiting[sequence.request.namespace]
+            queue.remove(sequence)
             if not queue:
-                del self._waiting[active.request.namespace]
+                del self._waiting[sequence.request.namespace]
         return taken
 
     def _compile_next(self) -> None:
@@ -85,21 +87,21 @@ class ConstraintQueue:
                 self._tenant = tenant
                 return
 
-    def _cached(self, active: ActiveRequest) -> Future[Compiled] | None:
+    def _cached(self, sequence: Sequence) -> Future[Compiled] | None:
         assert self._compiler is not None
-        assert active.request.constraint is not None
-        return self._compiler.cached(active.request.constraint)
+        assert sequence.request.constraint is not None
+        return self._compiler.cached(sequence.request.constraint)
 
-    def _is_settled(self, active: ActiveRequest) -> bool:
-        compiling = self._cached(active)
+    def _is_settled(self, sequence: Sequence) -> bool:
+        compiling = self._cached(sequence)
         if compiling is None:
-            return self._clock() - active.submitted > QUEUE_SECONDS
+            return self._clock() - sequence.submitted > QUEUE_SECONDS
         return compiling.done()
 
-    def _outcome(self, active: ActiveRequest) -> HeadstartError | None:
+    def _outcome(self, sequence: Sequence) -> HeadstartError | None:
         assert self._compiler is not None
-        assert active.request.constraint is not None
-        compiling = self._cached(active)
+        assert sequence.request.constraint is not None
+        compiling = self._cached(sequence)
         if compiling is None:
             return CapacityError(
                 f"the constraint was not begun within {QUEUE_SECONDS:g} s, because others are "
@@ -107,10 +109,10 @@ class ConstraintQueue:
             )
         error = compiling.exception()
         if error is None:
-            active.compiled = compiling.result()
+            sequence.compiled = compiling.result()
             return None
         if isinstance(error, CapacityError):  # it may be compiled another time
-            self._compiler.forget(active.request.constraint)
+            self._compiler.forget(sequence.request.constraint)
         if isinstance(error, HeadstartError):
             return error
         return HeadstartError(f"the constraint could not be compiled: {error}")

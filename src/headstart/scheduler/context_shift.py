@@ -3,16 +3,15 @@
 A context shift makes room for a text that is longer than the context. Cache reuse takes pieces of a
 kept prompt for a new one in which they stand further in front. In both cases the cells that moved
 were computed behind other tokens than those that now stand before them: an approximation, which
-only those get who asked for it (`ActiveRequest.num_exact`). Where a cache cannot be moved, what is
+only those get who asked for it (`Cells.num_exact`). Where a cache cannot be moved, what is
 left of a text is read again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
-from headstart.scheduler.slot import ALL_EXACT, ActiveRequest
+from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence
 from headstart.types import Engine, Vocab
 
 LEAST_MOVED = 4  # tokens at the end of the context that a shift always leaves
@@ -26,39 +25,40 @@ class Chunk(NamedTuple):
     length: int
 
 
-def shift_context(active: ActiveRequest, engine: Engine, vocab: Vocab) -> bool:
+def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
     """Drop tokens behind those that the request keeps; False if there are none to drop.
 
     All but the last token of the text are in the cache. The numbers are llama-server's.
     """
-    request = active.request
+    request, text, cells = sequence.request, sequence.text, sequence.cells
+    assert cells is not None
     num_keep = request.num_keep if request.num_keep >= 0 else len(request.prompt)
     num_keep = min(num_keep + vocab.add_bos, engine.context_size - LEAST_MOVED)
-    num_left = active.num_decoded - num_keep
+    num_left = cells.length - num_keep
     num_discard = min(request.num_discard or num_left // 2, num_left - 1)
     if num_discard <= 0:
         return False
-    active.num_decoded = _cut(active, engine, num_keep, num_discard)
-    if active.num_exact >= active.num_decoded:
-        active.num_exact = ALL_EXACT
-    active.tokens.drop(num_keep, num_keep + num_discard)
-    active.num_dropped += num_discard
-    active.sampler.num_dropped += num_discard
+    cells.length = _cut(cells, engine, num_keep, num_discard)
+    if cells.num_exact >= cells.length:
+        cells.num_exact = ALL_EXACT
+    text.tokens.drop(num_keep, num_keep + num_discard)
+    text.num_dropped += num_discard
+    text.sampler.num_dropped += num_discard
     return True
 
 
-def _cut(active: ActiveRequest, engine: Engine, start: int, num_tokens: int) -> int:
+def _cut(cells: Cells, engine: Engine, start: int, num_tokens: int) -> int:
     """Take tokens out of the cache; returns how many are left. Others are read again."""
     if not engine.can_shift:
-        return engine.rewind(active.slot_id, start)
-    if not engine.shift(active.slot_id, start, start + num_tokens):  # no room to do it in
+        return engine.rewind(cells.seq_id, start)
+    if not engine.shift(cells.seq_id, start, start + num_tokens):  # no room to do it in
         return 0
-    active.num_exact = min(active.num_exact, start)
-    return active.num_decoded - num_tokens
+    cells.num_exact = min(cells.num_exact, start)
+    return cells.length - num_tokens
 
 
 def find_chunks(
-    cached: Sequence[int], tokens: Sequence[int], num_shared: int, least: int
+    cached: list[int], tokens: list[int], num_shared: int, least: int
 ) -> tuple[Chunk, ...]:
     """Pieces of at least `least` tokens behind the shared beginning, in the order of both texts.
 
@@ -84,7 +84,7 @@ def find_chunks(
     return tuple(chunks)
 
 
-def move_chunks(seq_id: int, chunks: Sequence[Chunk], engine: Engine) -> bool:
+def move_chunks(seq_id: int, chunks: tuple[Chunk, ...], engine: Engine) -> bool:
     """Move the pieces to where the prompt has them; False (and the sequence is empty) if not."""
     num_dropped = 0
     for chunk in chunks:

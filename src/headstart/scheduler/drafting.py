@@ -1,7 +1,7 @@
-"""Who drafts for which slot, and how many of the tokens are verified.
+"""Who drafts for which answer, and how many of the tokens are verified.
 
 Text speculators are asked first: a guess costs microseconds. Control then says whether a model
-should run, for whom and how far, which draft each slot verifies, and how many of its tokens.
+should run, for whom and how far, which draft each answer verifies, and how many of its tokens.
 Lengths set by hand ("fixed") take the same path: the first speculator with a draft wins and all of
 it is verified.
 """
@@ -10,35 +10,32 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.cost_samples import Sample
-from headstart.control.values import NO_SLOT_DRAFT, Step, with_gap
-from headstart.scheduler.ask_timer import AskTimer
-from headstart.scheduler.batching import DraftLimit
-from headstart.scheduler.corpus import read_corpus
-from headstart.scheduler.deferred import DeferredCalls
-from headstart.scheduler.draft_counts import DraftCounts
-from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan
+from headstart.control.values import NO_SLOT_DRAFT, SlotDraft, Step, with_gap
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
-from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.guess_log import GuessLogs
+from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.host_cache import Data
-from headstart.scheduler.model_drafting import ILLEGAL, ModelDrafting
-from headstart.scheduler.proposal import NO_PROPOSAL, DraftTracker, Proposal
-from headstart.scheduler.slot import ActiveRequest, Verified
-from headstart.scheduler.speculation_policy import SpeculationPolicy, check_wishes, make_policy
-from headstart.types import NO_DRAFT, Decoded, Draft
-from headstart.types.report import SpeculatorReport
-from headstart.types.request import CorpusEvent, CorpusQuestion, SpeculativeParams
-from headstart.types.speculation_stats import SpeculationStats
+from headstart.scheduler.model_drafting import ModelDrafting
+from headstart.scheduler.offers import ILLEGAL, candidate, legal_parts
+from headstart.scheduler.policy import Policy, check_wishes, make_policy
+from headstart.scheduler.sequence import Sequence
+from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan
+from headstart.types import NO_DRAFT, Decoded, Draft, DraftMode, DraftRequest
+from headstart.types.request import SpeculativeParams
 
 log = logging.getLogger(__name__)
+
+_CONTROL_FAILED = "control failed"
+
+
+def no_clock() -> float:
+    """Asking takes no time: every speculator is asked in every step, so that tests are exact."""
+    return 0.0
 
 
 class Drafting:
@@ -46,7 +43,7 @@ class Drafting:
 
     def __init__(
         self,
-        speculators: Sequence[GuardedSpeculator],
+        speculators: Iterable[GuardedSpeculator],
         config: SpeculationConfig,
         controller: Controller,
         unusable: str = "",
@@ -58,179 +55,248 @@ class Drafting:
         Args:
             unusable: why no draft can be verified, if so.
             state: file that keeps what control learned.
-            clock: tells what asking takes, so that nobody is asked who cannot earn it.
+            clock: times the asking, so that control can stop asking where that does not pay.
         """
         self.speculators = {speculator.name: speculator for speculator in speculators}
         self.controller = controller
         self.config = config
         self.unusable = unusable
+        self.failure = ""  # of control
         self._state = state
-        models = [one.name for one in speculators if one.is_model]
-        texts = [one.name for one in speculators if not one.is_model]
-        self.deferred = DeferredCalls()
-        self._timer = AskTimer(controller, clock, texts, models, self.deferred)
-        self.observes = any(speculator.wants_logits for speculator in speculators)
-        self.guess_logs = GuessLogs(controller, speculators)
-        self._counts = DraftCounts(self.speculators)
-        self._models = ModelDrafting(
-            self.speculators, controller, self._counts, self._timer, self.deferred
-        )
-        self.stats = self._counts.stats
-        for speculator in speculators:
+        self._clock = clock
+        everyone = self.speculators.values()
+        self._texts = [one for one in everyone if not one.is_model]
+        self._text_names = [one.name for one in self._texts]
+        self._model_names = [one.name for one in everyone if one.is_model]
+        self._models = ModelDrafting([one for one in everyone if one.is_model], controller, clock)
+        self._begun: set[int] = set()  # numbers of the sequences that speculators know
+        self.observes = any(speculator.wants_logits for speculator in everyone)
+        for speculator in everyone:
             if speculator.speculator.scores_are_probabilities:
-                controller.trust_scores(speculator.name)
-                controller.trust_scores(constrained_name(speculator.name))
+                names = [speculator.name]
                 if speculator.is_model:
-                    controller.trust_scores(with_gap(speculator.name))
-                    controller.trust_scores(constrained_name(with_gap(speculator.name)))
+                    names.append(with_gap(speculator.name))
+                for name in names:
+                    controller.trust_scores(name)
+                    controller.trust_scores(constrained_name(name))
 
-    def time_models(self, clock: Callable[[], float]) -> None:
-        """Measure what draft models cost, before the first request."""
-        for speculator in self.speculators.values():
-            if speculator.is_model and (prices := speculator.time_decodes(clock)) is not None:
-                self.controller.learn_draft_costs(speculator.name, *prices)
+    def policy(self, params: SpeculativeParams) -> Policy:
+        """Merge a request's wishes with the server's settings.
 
-    def check(self, params: SpeculativeParams) -> None:
-        """Raises InvalidParameterError if a request asks for drafts that cannot be made here."""
+        Raises:
+            InvalidParameterError: it asks for drafts that cannot be made here.
+        """
         check_wishes(params, self.config, self.speculators)
-
-    def policy(self, params: SpeculativeParams) -> SpeculationPolicy:
-        """Merge a request's wishes with the server's settings."""
         return make_policy(params, self.config, self.speculators, self.unusable)
 
-    def learn_costs(self, samples: Sequence[Sample], change_ms: float) -> None:
-        """Some decodes of the target were timed before the first request."""
-        self.controller.learn_costs(samples, change_ms)
-
-    def prompt_rows(self, num_base_rows: int, bounds: tuple[int, int], milliseconds: float) -> int:
-        """Prompt rows of a step beside so many others; see `Controller.prompt_rows`."""
-        step = Step(max(1, num_base_rows), num_base_rows, 0)
-        return self.controller.prompt_rows(*bounds, step, milliseconds)
-
-    def observe_step(self, num_rows: int, context: int, milliseconds: float) -> None:
-        """A decode of the target took this long; `context` in tokens per row."""
-        observe = partial(self.controller.observe_step, num_rows, context, milliseconds)
-        if self.controller.holds_width:  # the next step may get the width of this one
-            observe()
-        else:
-            self.deferred.add(observe)
-
-    def describe_control(self) -> dict[str, Any]:
-        """What control believes, JSON-ready."""
-        return self.controller.describe()
-
-    def knows_costs(self, num_rows: int) -> bool:
-        """Whether decodes of the target of up to so many rows were measured."""
-        return self.controller.knows_costs(num_rows)
-
-    def propose(
-        self,
-        generating: Sequence[ActiveRequest],
-        limits: Sequence[DraftLimit],
-        num_prompt_rows: int,
-        batch_limits: tuple[int, int],
-        *,
-        can_pad: bool = False,
-    ) -> int:
-        """Set the `proposal` of every generating request; returns rows to add that nobody needs.
+    def draft(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
+        """Write the drafts of all answers into the plan, and rows to add that nobody needs.
 
         Args:
-            generating: the requests.
-            limits: what each may verify.
-            num_prompt_rows: prompt rows that will share the batch.
+            plan: `limits` say how long the drafts may be.
             batch_limits: most rows and most outputs of the batch.
             can_pad: rows may be added where a wider step takes less time.
         """
-        can_pad, num_padding = can_pad and not num_prompt_rows, 0
-        if self._timer.sleeps(generating):
-            return self._propose_nothing(generating, batch_limits, can_pad=can_pad)
-        plans = [self._plan(*one) for one in zip(generating, limits, strict=True)]
-        drafting = [plan for plan in plans if plan.max_tokens > 0]
-        if drafting or can_pad:
-            context = sum(len(plan.active.tokens) for plan in plans) // len(plans)
-            step = Step(len(plans), len(plans) + num_prompt_rows, context, *batch_limits, can_pad)
-            self._timer.start()
-            self._ask_text(drafting)
-            for plan in drafting:
-                self._choose_text(plan, step)
-            self._timer.stop()
-            sunk_ms = self._models.ask(drafting, step)
-            self._timer.start()
-            batch = self.controller.plan([plan.offer() for plan in plans], step, sunk_ms)
-            for plan, length in zip(plans, batch.lengths, strict=True):
-                plan.settle_on(length)
-            num_padding = batch.num_padding_rows
-            self._timer.finish(plans, batch, step)
-        self.deferred.add(lambda: self._counts.count_reasons(plans))
-        return num_padding
+        if self.failure:
+            plan.drop_all(_CONTROL_FAILED)
+            return
+        try:
+            self._draft(plan, batch_limits, can_pad=can_pad)
+        except Exception as error:  # a guess is never worth a request
+            self.fail(error)
+            plan.answer(plan.sequences)
+            plan.drop_all(_CONTROL_FAILED)
 
-    def _propose_nothing(
-        self,
-        generating: Sequence[ActiveRequest],
-        batch_limits: tuple[int, int],
-        *,
-        can_pad: bool,
-    ) -> int:
-        """Nobody is asked in this step, because nobody would earn it; returns padding rows."""
-        for active in generating:
-            active.proposal = NO_PROPOSAL
-            self._counts.count_reason(active, BELOW_BREAK_EVEN)
-            for name in active.by_speculator:
-                self._counts.count_miss(active, name, BELOW_BREAK_EVEN)
-        if not can_pad or (len(generating) == 1 and not self.controller.holds_width):
-            return 0
-        context = sum(len(active.tokens) for active in generating) // len(generating)
-        step = Step(len(generating), len(generating), context, *batch_limits, can_pad)
-        return self.controller.plan([NO_SLOT_DRAFT] * len(generating), step).num_padding_rows
+    def prompt_rows(self, least: int, most: int, num_answers: int, milliseconds: float) -> int:
+        """Prompt rows of a step beside so many answers; see `Controller.prompt_rows`."""
+        if not self.failure:
+            try:
+                step = Step(max(1, num_answers), num_answers, 0)
+                return self.controller.prompt_rows(least, most, step, milliseconds)
+            except Exception as error:
+                self.fail(error)
+        return min(least, most)
 
-    def drop(self, running: Sequence[ActiveRequest], reason: str = "context full") -> None:
-        """There is no room for drafts: verify none in this step."""
-        for active in running:
-            if not active.proposal.drafts:
+    def fail(self, error: Exception) -> None:
+        """Control failed: draft nothing from now on. Called while the exception is handled."""
+        log.exception("control failed: nothing is drafted from now on")
+        self.failure = f"{type(error).__name__}: {error}"
+
+    def _draft(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
+        answers = plan.sequences
+        indices = [i for i, sequence in enumerate(answers) if self._may_draft(plan, i, sequence)]
+        if not indices and not can_pad:
+            return
+        if self._sleeps(answers):
+            self._pad(plan, batch_limits, can_pad=can_pad)
+            return
+        step = self._price(plan, batch_limits, can_pad=can_pad)
+        started = self._clock()
+        self._ask_texts(plan, indices)
+        asked = self._clock()
+        sunk_ms = self._models.ask(plan, indices)
+        resumed = self._clock()
+        batch = self.controller.plan(
+            [_offered(plan, i) for i in range(len(answers))], step, sunk_ms
+        )
+        plan.saved_ms, plan.num_padding = list(batch.saved_ms), batch.num_padding_rows
+        for index, length in enumerate(batch.lengths):
+            _settle(plan, index, length)
+        plan.asking_ms = 1000.0 * (asked - started + self._clock() - resumed)
+
+    def _price(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> Step:
+        """The step as control sees it."""
+        num = plan.num_generating
+        unread = sum(sequence.num_pending for sequence in plan.prompts)
+        context = sum(len(sequence.text.tokens) for sequence in plan.sequences) // num
+        num_rows = num + min(unread, plan.max_prompt_rows)
+        plan.price = Step(num, num_rows, context, *batch_limits, can_pad)
+        return plan.price
+
+    def _may_draft(self, plan: StepPlan, index: int, sequence: Sequence) -> bool:
+        """Whether there may be a draft for this answer; speculators are told of its first step."""
+        policy = sequence.policy
+        if policy.reason:
+            plan.limits[index], plan.reasons[index, ""] = 0, policy.reason
+            return False
+        if sequence.number not in self._begun:
+            self._begin(sequence)
+        limit = min(plan.limits[index], policy.n_max, sequence.num_free)
+        plan.limits[index] = limit
+        if limit > 0:
+            plan.reasons.pop((index, ""), None)  # what bounds it
+        return limit > 0
+
+    def _sleeps(self, answers: list[Sequence]) -> bool:
+        """Whether to ask no speculator in this step: none earned it for some time."""
+        if not self.controller.may_sleep(self._text_names):
+            return False
+        for sequence in answers:
+            policy = sequence.policy
+            if policy.reason or policy.mode is not DraftMode.AUTO or sequence.text.legality:
+                return False
+        numbers = [sequence.number for sequence in answers]
+        return self.controller.sleeps(self._text_names, self._model_names, numbers)
+
+    def _pad(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
+        """Add rows to a step without drafts where that is faster."""
+        num = plan.num_generating
+        if can_pad and (num > 1 or self.controller.holds_width):
+            step = self._price(plan, batch_limits, can_pad=can_pad)
+            batch = self.controller.plan([NO_SLOT_DRAFT] * num, step)
+            plan.num_padding = batch.num_padding_rows
+
+    def _ask_texts(self, plan: StepPlan, indices: list[int]) -> None:
+        """Ask each text speculator once for all answers; take for each the draft worth most."""
+        found: dict[int, list[Draft]] = {index: [] for index in indices}
+        for speculator in self._texts:
+            asked = [index for index in indices if self._wants(plan, index, speculator, found)]
+            if not asked:
                 continue
-            for name in dict.fromkeys(active.proposal.speculators):
-                self._counts.count_miss(active, name, reason)
-            self._counts.count_reason(active, reason)
-            active.proposal = NO_PROPOSAL
+            requests = [
+                DraftRequest(
+                    sequence.seq_id,
+                    sequence.text.tokens,
+                    plan.limits[index],
+                    namespace=sequence.request.namespace,
+                )
+                for index in asked
+                for sequence in (plan.sequences[index],)
+            ]
+            drafts = speculator.propose(requests)
+            milliseconds = 1000.0 * speculator.last_seconds
+            plan.calls.append(DraftCall(speculator.name, asked, drafts, milliseconds))
+            for index, draft in zip(asked, drafts, strict=True):
+                if draft.tokens:
+                    found[index].append(draft)
+                else:
+                    plan.miss(index, speculator.name, draft.reason or "no match")
+        for index in indices:
+            self._choose_text(plan, index, found[index])
+
+    def _wants(
+        self,
+        plan: StepPlan,
+        index: int,
+        speculator: GuardedSpeculator,
+        found: dict[int, list[Draft]],
+    ) -> bool:
+        """Whether to ask this speculator; with fixed lengths the first in order that has a draft
+        wins, and users get what they set by hand.
+        """
+        sequence, name = plan.sequences[index], speculator.name
+        types = sequence.policy.types
+        if name not in types:
+            return False
+        if not speculator.can_draft(sequence.seq_id):
+            plan.reasons[index, name] = FAILED
+            return False
+        if sequence.policy.mode is DraftMode.FIXED:
+            at = types.index(name)
+            return all(types.index(draft.speculator) > at for draft in found[index])
+        return self.controller.wants_text(name, sequence.number)
+
+    def _choose_text(self, plan: StepPlan, index: int, drafts: list[Draft]) -> None:
+        """Fixed lengths take the first draft; auto takes the one that is worth most."""
+        sequence = plan.sequences[index]
+        sampler, legality = sequence.text.sampler, sequence.text.legality
+        if not drafts and sampler.is_free:
+            return
+        is_fixed = sequence.policy.mode is DraftMode.FIXED
+        if not sampler.is_free and (closing := sampler.closing()[: plan.limits[index]]):
+            forced = Draft(list(closing), [1.0] * len(closing), GRAMMAR)
+            plan.take(index, *candidate(plan, index, (forced,), self.controller))
+            return
+        order = sequence.policy.types.index
+        candidates = []
+        for draft in sorted(drafts, key=lambda one: order(one.speculator)):
+            parts = legal_parts(plan, index, draft)
+            if any(part.speculator == draft.speculator for part in parts):
+                candidates.append(candidate(plan, index, parts, self.controller))
+            else:
+                plan.miss(index, draft.speculator, ILLEGAL)
+        if not candidates and legality is not None:
+            forced_parts = legal_parts(plan, index, NO_DRAFT)
+            if forced_parts:
+                candidates = [candidate(plan, index, forced_parts, self.controller)]
+        if not candidates:
+            return
+        best: int | None = 0
+        if not is_fixed:
+            assert plan.price is not None
+            best = self.controller.best([survival for *_, survival in candidates], plan.price)
+        if best is not None:
+            plan.take(index, *candidates[best])
+
+    def _begin(self, sequence: Sequence) -> None:
+        self._begun.add(sequence.number)
+        request = sequence.request
+        self.controller.begin(sequence.number, request.namespace)
+        for speculator in self.speculators.values():
+            speculator.begin(sequence.seq_id, sequence.text.tokens, request.namespace)
+
+    def end(self, sequence: Sequence) -> None:
+        """Speculators forget the sequence: it leaves its cells, or lost a part of its text."""
+        if sequence.number in self._begun:
+            self._begun.remove(sequence.number)
+            for speculator in self.speculators.values():
+                speculator.end(sequence.seq_id)
 
     def observe(self, decoded: Decoded) -> None:
         """Show the verified rows to the speculators that asked for them."""
         for speculator in self.speculators.values():
             speculator.observe(decoded)
 
-    def settle(self, texts: Sequence[Verified]) -> None:
-        """The target emitted these tokens: count the drafts, teach control and the speculators."""
-        told = []
-        for one in texts:
-            active, proposal = one.active, one.active.proposal
-            active.proposal = NO_PROPOSAL
-            if active.policy is None or active.policy.reason:
-                continue
-            self.deferred.add(partial(self._learn, one, proposal))
-            told.append((active.slot_id, one.emitted, one.num_accepted))
-        for speculator in self.speculators.values():
-            speculator.accept(told)
-        for one in texts:
-            self.guess_logs.follow(one.active)
-
-    def _learn(self, one: Verified, proposal: Proposal) -> None:
-        """Count a draft that was verified, and teach control what the text says of all drafts."""
-        active = one.active
-        if proposal.drafts:
-            self._counts.count_verified(active, proposal, one.num_accepted)
-        for outcome in active.tracker.follow(active.slot_id, one.emitted):
-            self.controller.record(outcome)
-
-    def end(self, active: ActiveRequest) -> None:
-        """The request leaves its slot."""
-        self.deferred.run()
-        if active.policy is None:
-            return
-        if not active.policy.reason:
+    def accept(self, texts: list[tuple[Sequence, tuple[int, ...], int]]) -> None:
+        """The target emitted these tokens: (sequence, tokens, of them drafted)."""
+        told = [
+            (sequence.seq_id, emitted, num_accepted)
+            for sequence, emitted, num_accepted in texts
+            if sequence.number in self._begun
+        ]
+        if told:
             for speculator in self.speculators.values():
-                speculator.end(active.slot_id)
-            self.controller.end(active.slot_id, active.num_emitted)
-        active.tracker, active.policy = DraftTracker(), None
+                speculator.accept(told)
 
     def save_sequences(self, seq_id: int) -> dict[str, Data]:
         """By speculator, what it has in a cache of its own of an idle sequence."""
@@ -242,9 +308,11 @@ class Drafting:
         for name, saved in data.items():
             self.speculators[name].restore_sequence(seq_id, saved)
 
-    def read_corpus(self, question: CorpusQuestion) -> CorpusEvent:
-        """Texts that the speculators keep."""
-        return read_corpus(self.speculators.values(), question)
+    def time_models(self, clock: Callable[[], float]) -> None:
+        """Measure what draft models cost, before the first request."""
+        for speculator in self.speculators.values():
+            if speculator.is_model and (prices := speculator.time_decodes(clock)) is not None:
+                self.controller.learn_draft_costs(speculator.name, *prices)
 
     def describe(self) -> dict[str, Any]:
         """For /props: what is on, and why not."""
@@ -260,12 +328,9 @@ class Drafting:
             },
         }
 
-    def report(self) -> tuple[SpeculatorReport, ...]:
-        """What each speculator did since the start, and the forced tokens if there were any."""
-        reports = [speculator.report() for speculator in self.speculators.values()]
-        if self._counts.forced_stats.num_drafts:
-            reports.append(SpeculatorReport(name=GRAMMAR, stats=self._counts.forced_stats.copy()))
-        return tuple(reports)
+    def describe_control(self) -> dict[str, Any]:
+        """What control believes, JSON-ready; `failure` says why it is off."""
+        return {"failure": self.failure, **({} if self.failure else self.controller.describe())}
 
     def close(self) -> None:
         """Write what is durable."""
@@ -275,83 +340,35 @@ class Drafting:
 
     def save(self) -> None:
         """Keep what control learned; a failure costs only that."""
-        self.deferred.run()
-        if self._state is None:
+        if self._state is None or self.failure:
             return
         try:
             self.controller.save(self._state)
         except OSError as error:
             log.warning("what control learned is not kept: %s", error)
 
-    def _plan(self, active: ActiveRequest, limit: DraftLimit) -> DraftPlan:
-        """An empty plan; the first one of a request tells everybody that it begins to generate."""
-        policy = active.policy or self._begin(active)
-        active.proposal = NO_PROPOSAL
-        longest = min(limit.num_tokens, policy.n_max, active.num_free)
-        plan = DraftPlan(active.slot_id, active, policy, longest)
-        if policy.reason:
-            plan.max_tokens, plan.reason = 0, policy.reason
-        elif plan.max_tokens <= 0:
-            plan.reason = limit.reason
-        return plan
 
-    def _begin(self, active: ActiveRequest) -> SpeculationPolicy:
-        policy = active.policy = self.policy(active.request.speculative)
-        if not policy.reason:
-            self.controller.begin(active.slot_id, active.request.namespace)
-            self.guess_logs.begin(active)
-            for name in policy.types:  # one that was preempted has counted already
-                active.by_speculator.setdefault(name, SpeculationStats())
-            for speculator in self.speculators.values():
-                speculator.begin(active.slot_id, active.tokens, active.request.namespace)
-        return policy
+def _offered(plan: StepPlan, index: int) -> SlotDraft:
+    """An answer's draft, for control."""
+    survival = plan.survivals[index]
+    if not survival:
+        return NO_SLOT_DRAFT
+    if not survival[-1]:  # what is never accepted is not worth looking at
+        survival = survival[: survival.index(0.0)]
+    policy = plan.sequences[index].policy
+    return SlotDraft(survival, policy.shortest, policy.mode is DraftMode.FIXED)
 
-    def _ask_text(self, plans: Sequence[DraftPlan]) -> None:
-        for name, speculator in self.speculators.items():
-            if speculator.is_model:
-                continue
-            asked = self._timer.choose(name, [plan for plan in plans if plan.wants(speculator)])
-            if not asked:
-                continue
-            drafts = speculator.propose([plan.request() for plan in asked])
-            self._timer.note(speculator, len(asked))
-            self.deferred.add(partial(self._counts.count_calls, asked, speculator, drafts))
-            for plan, draft in zip(asked, drafts, strict=True):
-                if plan.has_answer(speculator, draft):
-                    plan.drafts[name] = draft
 
-    def _choose_text(self, plan: DraftPlan, step: Step) -> None:
-        """Fixed lengths take the first draft; auto takes the one that is worth most."""
-        proposals = self._proposals(plan)
-        if not proposals:
-            return
-        if plan.is_fixed:
-            plan.take(proposals[0], [1.0] * len(proposals[0].tokens))
-            return
-        survivals = [plan.survival_of(proposal, self.controller) for proposal in proposals]
-        best = self.controller.best(survivals, step)
-        if best is not None:
-            plan.take(proposals[best], survivals[best])
-
-    def _proposals(self, plan: DraftPlan) -> list[Proposal]:
-        """What the texts' drafts come to, or what must come if there are none."""
-        is_free = plan.active.sampler.is_free
-        if not plan.drafts and is_free:
-            return []
-        if not is_free and (closing := plan.active.sampler.closing()[: plan.max_tokens]):
-            return [Proposal((Draft(list(closing), [1.0] * len(closing), GRAMMAR),))]
-        proposals = []
-        for name in plan.policy.types:
-            if name not in plan.drafts:
-                continue
-            proposal = plan.legal(plan.drafts[name])
-            self.deferred.add(partial(plan.watch, proposal))
-            if name in proposal.speculators:
-                proposals.append(proposal)
-            else:
-                del plan.drafts[name]
-                plan.miss(self.speculators[name], ILLEGAL)
-        if not proposals and plan.active.legality is not None:
-            forced = plan.legal(NO_DRAFT)
-            proposals = [forced] if forced.drafts else []
-        return proposals
+def _settle(plan: StepPlan, index: int, length: int) -> None:
+    """Verify the first `length` tokens of the draft."""
+    plan.lengths[index] = length
+    survival = plan.survivals[index]
+    if length == len(survival):
+        return
+    sources = plan.sources[index]
+    if length:
+        left_out = set(sources) - set(sources[:length])
+        plan.reasons.update({(index, name): BELOW_BREAK_EVEN for name in left_out})
+    else:
+        is_short = len(survival) < plan.sequences[index].policy.shortest
+        plan.reasons[index, ""] = "shorter than n_min" if is_short else BELOW_BREAK_EVEN

@@ -31,9 +31,7 @@ _PHASES = {
     "end": "accept",
     "save_sequence": "accept",
     "restore_sequence": "begin",
-    **dict.fromkeys(
-        ("observe_states", "truncate", "copy_prefix", "checkpoint", "picks"), "observe"
-    ),
+    **dict.fromkeys(("observe_states", "truncate", "copy_prefix", "checkpoint"), "observe"),
 }
 
 
@@ -58,7 +56,7 @@ class GuardedSpeculator:
         self.wants_states = Capability.HIDDEN_STATES in speculator.needs
         self._vocab_size = vocab_size
         self.failure = ""
-        self.stats = SpeculationStats()
+        self.stats = SpeculationStats()  # written by `readers.Counts`
         self.last_seconds = 0.0  # of the last propose
         self._clock = clock
         self._failed: set[int] = set()
@@ -176,15 +174,6 @@ class GuardedSpeculator:
         except Exception as error:
             self._fail("rounds_behind", [seq_id], error)
             return None
-
-    def picks(self, request: DraftRequest, start: int) -> list[int] | None:
-        """What a model would have guessed in place of tokens[start:]; None: nobody knows."""
-        if not self.can_draft(request.seq_id):
-            return None
-        picks: list[int] | None = self._guarded(
-            "picks", [request.seq_id], lambda: self.speculator.picks(request, start)
-        )
-        return picks
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Milliseconds of a round and of a token read; None for text speculators."""

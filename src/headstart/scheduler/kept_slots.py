@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headstart.scheduler.prompt_memory import LEAST_TOKENS
-from headstart.scheduler.slot import Slot
+from headstart.scheduler.host_prompts import LEAST_TOKENS
+from headstart.scheduler.sequence import Cells
 from headstart.structures.atomic import replace_file
 from headstart.types import ContextFullError, Engine
 from headstart.types.errors import EngineError, InvalidParameterError
@@ -35,20 +35,20 @@ class KeptSlots:
     folder: Path
     identity: str
 
-    def write(self, slots: Sequence[Slot], engine: Engine, clock: Callable[[], float]) -> int:
+    def write(self, all_cells: list[Cells], engine: Engine, clock: Callable[[], float]) -> int:
         """Write what idle slots hold; the number of slots written."""
         started, written = clock(), []
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private
             (self.folder / INDEX).unlink(missing_ok=True)
-            for slot in sorted(slots, key=lambda one: -one.last_used):
-                name = f"slot-{slot.slot_id}.bin"
+            for cells in sorted(all_cells, key=lambda one: -one.last_used):
+                name = f"slot-{cells.seq_id}.bin"
                 (self.folder / name).unlink(missing_ok=True)
-                if _is_worth_it(slot) and clock() - started < LONGEST_SECONDS:
+                if _is_worth_it(cells) and clock() - started < LONGEST_SECONDS:
                     engine.write_sequence(
-                        slot.slot_id, self.folder / name, slot.kept, len(slot.kept)
+                        cells.seq_id, self.folder / name, cells.tokens, cells.length
                     )
-                    written.append({"file": name, "namespace": slot.namespace})
+                    written.append({"file": name, "namespace": cells.namespace})
             index = {"identity": self.identity, "slots": written}
             replace_file(self.folder / INDEX, json.dumps(index).encode())
         except (OSError, EngineError) as error:
@@ -58,18 +58,18 @@ class KeptSlots:
             log.info("kept %d slots in %.1f s", len(written), clock() - started)
         return len(written)
 
-    def restore(self, slots: Sequence[Slot], engine: Engine) -> int:
+    def restore(self, all_cells: list[Cells], engine: Engine) -> int:
         """Read it again into free slots; the number of slots that hold something now."""
         num_restored = 0
         # used last comes last, as it does among running slots
-        for entry, slot in zip(reversed(self._entries()), slots, strict=False):
+        for entry, cells in zip(reversed(self._entries()), all_cells, strict=False):
             try:
-                saved = engine.read_sequence(slot.slot_id, self.folder / entry["file"])
+                saved = engine.read_sequence(cells.seq_id, self.folder / entry["file"])
             except (InvalidParameterError, EngineError, ContextFullError) as error:
                 log.warning("a slot that was kept is not used: %s", error or "there is no room")
                 continue
-            slot.hold(saved.tokens)
-            slot.namespace = entry["namespace"]
+            cells.hold(saved.tokens)
+            cells.namespace = entry["namespace"]
             num_restored += 1
         if num_restored:
             log.info("%d slots hold what they held before", num_restored)
@@ -98,10 +98,10 @@ def keep_slots(scheduler: Scheduler, place: tuple[Path, str] | None) -> None:
     if place is None:
         return
     scheduler.kept_slots = KeptSlots(*place)
-    scheduler.kept_slots.restore(scheduler.slots, scheduler.engine)
+    scheduler.kept_slots.restore(scheduler.cells, scheduler.engine)
 
 
-def _is_worth_it(slot: Slot) -> bool:
+def _is_worth_it(cells: Cells) -> bool:
     """Whether anybody may use what it holds, and gains by it."""
-    is_idle = slot.active is None and len(slot.kept) >= LEAST_TOKENS
-    return is_idle and slot.kept_exact >= len(slot.kept)
+    is_idle = cells.user is None and cells.length >= LEAST_TOKENS
+    return is_idle and cells.num_exact >= cells.length

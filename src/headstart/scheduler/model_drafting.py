@@ -2,139 +2,263 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from headstart.control.controller import Controller
-from headstart.control.values import Allowance, ModelDraftCall, Step
-from headstart.scheduler.ask_timer import AskTimer
-from headstart.scheduler.deferred import DeferredCalls
-from headstart.scheduler.draft_counts import DraftCounts
-from headstart.scheduler.draft_plan import BELOW_BREAK_EVEN, DraftPlan, model_requests
+from headstart.control.values import Allowance, ModelDraftCall, ModelSlot
+from headstart.sampling.grammar.draft_legality import MatcherLegality
+from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
-from headstart.scheduler.proposal import NO_PROPOSAL
-from headstart.types import Draft
+from headstart.scheduler.offers import ILLEGAL, candidate, legal_parts
+from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan
+from headstart.types import Draft, DraftMode, DraftRequest
 
-ILLEGAL = "illegal under the constraint"
+# tokens; only to tell whether a model should continue or replace a text draft
+_TYPICAL_MODEL_DRAFT = 2.0
+
+
+class _Granted:
+    """One answer for which a model may draft.
+
+    `lead`: rounds in which the model reads the text's draft to continue it; None: it begins anew.
+    """
+
+    __slots__ = ("allowance", "index", "lead")
+
+    def __init__(self, index: int, allowance: Allowance, lead: int | None) -> None:
+        self.index, self.allowance, self.lead = index, allowance, lead
 
 
 class ModelDrafting:
     """Asks the models of a worker."""
 
     def __init__(
-        self,
-        speculators: Mapping[str, GuardedSpeculator],
-        controller: Controller,
-        counts: DraftCounts,
-        timer: AskTimer,
-        deferred: DeferredCalls,
+        self, models: list[GuardedSpeculator], controller: Controller, clock: Callable[[], float]
     ) -> None:
-        self._speculators = speculators
+        self._models = models
+        self._names = {model.name for model in models}
         self._controller = controller
-        self._counts = counts
-        self._timer = timer
-        self._deferred = deferred
+        self._clock = clock
 
-    def ask(self, plans: Sequence[DraftPlan], step: Step) -> float:
-        """Let model speculators draft where control expects it to pay, one at most for each slot;
-        returns the milliseconds spent, those of probes left out: they are saved for.
+    def ask(self, plan: StepPlan, indices: list[int]) -> float:
+        """Let models draft where control expects it to pay, one at most for each answer; returns
+        the milliseconds spent, those of probes left out: they are saved for.
         """
-        asked = {}
-        for speculator in self._speculators.values():
-            if not speculator.is_model:
-                continue
-            candidates = [plan for plan in plans if plan.wants(speculator)]
-            if not candidates:
-                continue
-            is_fixed = any(plan.is_fixed for plan in candidates)
-            if is_fixed or self._controller.wants_model(speculator.name):
-                asked[speculator.name] = candidates
+        asked: dict[str, list[int]] = {}
+        for model in self._models:
+            candidates = [index for index in indices if self._wants(plan, index, model)]
+            if candidates and (
+                any(_is_fixed(plan, index) for index in candidates)
+                or self._controller.wants_model(model.name)
+            ):
+                asked[model.name] = candidates
         if not asked:
             return 0.0
-        started = self._timer.now()
+        assert plan.price is not None
+        started = self._clock()
+        models = [model for model in self._models if model.name in asked]
         slots = {
-            name: [plan.model_slot(self._speculators[name]) for plan in candidates]
-            for name, candidates in asked.items()
+            model.name: [self._slot(plan, index, model) for index in asked[model.name]]
+            for model in models
         }
-        allowances = self._controller.plan_models(slots, step)
-        self._timer.time_models(list(asked), step, started)
+        allowances = self._controller.plan_models(slots, plan.price)
+        milliseconds = 1000.0 * (self._clock() - started) / len(asked)
+        for name in asked if milliseconds > 0.0 else ():
+            self._controller.observe_model_planning(name, milliseconds, plan.price)
         return sum(
-            self._ask_model(self._speculators[name], candidates, allowances[name], step)
-            for name, candidates in asked.items()
+            self._ask_one(plan, model, asked[model.name], allowances[model.name])
+            for model in models
         )
 
-    def _ask_model(
+    def _wants(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> bool:
+        """Whether to ask it; with fixed lengths only before the one that has a draft."""
+        sequence, name = plan.sequences[index], model.name
+        types = sequence.policy.types
+        if name not in types:
+            return False
+        if not model.can_draft(sequence.seq_id):
+            plan.reasons[index, name] = FAILED
+            return False
+        if not _is_fixed(plan, index):
+            return True
+        at = types.index(name)
+        return all(source == GRAMMAR or types.index(source) > at for source in plan.sources[index])
+
+    def _lead(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> int | None:
+        """Rounds in which it reads the text's draft, if it should continue that."""
+        survival, sources = plan.survivals[index], plan.sources[index]
+        if not survival or len(survival) >= plan.limits[index]:
+            return None
+        if not self._names.isdisjoint(sources):
+            return None
+        if _is_fixed(plan, index):  # then only what must come is continued
+            if set(sources) != {GRAMMAR}:
+                return None
+        elif survival[-1] * _TYPICAL_MODEL_DRAFT <= _TYPICAL_MODEL_DRAFT - sum(survival):
+            return None
+        return model.rounds_behind(plan.sequences[index].seq_id, len(survival))
+
+    def _slot(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> ModelSlot:
+        """What a model could do for an answer, for control."""
+        sequence, survival = plan.sequences[index], plan.survivals[index]
+        tokens, lead = sequence.text.tokens, self._lead(plan, index, model)
+        is_behind = lead is not None
+        return ModelSlot(
+            sequence.number,
+            plan.limits[index] - len(survival) if is_behind else plan.limits[index],
+            model.num_catch_up(sequence.seq_id, tokens),
+            recent=model.num_recent(sequence.seq_id, tokens),
+            prefix=survival[-1] if is_behind else 1.0,
+            rival=0.0 if is_behind else sum(survival),
+            lead=lead or 0,
+            num_answered=sequence.num_emitted,
+            num_left=sequence.num_left,
+            fixed_confidence=sequence.policy.p_min if _is_fixed(plan, index) else None,
+        )
+
+    def _ask_one(
         self,
-        speculator: GuardedSpeculator,
-        candidates: Sequence[DraftPlan],
-        allowances: Sequence[Allowance],
-        step: Step,
+        plan: StepPlan,
+        model: GuardedSpeculator,
+        indices: list[int],
+        allowances: list[Allowance],
     ) -> float:
         """Let one of them draft as far as control allows; returns as `ask`."""
-        allowed = []
-        for plan, allowance in zip(candidates, allowances, strict=True):
-            plan.address(speculator)
-            has_failed = not speculator.can_draft(plan.seq_id)  # asked what it has to catch up
+        granted = []
+        for index, allowance in zip(indices, allowances, strict=True):
+            has_failed = not model.can_draft(plan.sequences[index].seq_id)  # in `num_catch_up`
             if has_failed or not allowance.max_tokens:
-                plan.miss(speculator, FAILED if has_failed else BELOW_BREAK_EVEN)
+                plan.miss(index, model.name, FAILED if has_failed else BELOW_BREAK_EVEN)
+                continue
+            if allowance.can_skip:
+                plan.gaps[index] = model.name
             else:
-                plan.allowance = allowance
-                plan.skipping = speculator.name if allowance.can_skip else ""
-                allowed.append(plan)
-        return self._run_model(speculator, allowed, step) if allowed else 0.0
+                plan.gaps.pop(index, None)
+            granted.append(_Granted(index, allowance, self._lead(plan, index, model)))
+        return self._run(plan, model, granted) if granted else 0.0
 
-    def _run_model(
-        self, speculator: GuardedSpeculator, plans: Sequence[DraftPlan], step: Step
-    ) -> float:
-        num_caught_up = sum(plan.num_catch_up(speculator) for plan in plans)
-        with model_requests(plans) as requests:
-            drafts = speculator.propose(requests)
-        milliseconds = 1000.0 * speculator.last_seconds
-        seq_ids, allowances, scores, leads = [], [], [], []
-        for plan, draft in zip(plans, drafts, strict=True):
-            if draft.is_ready:
-                seq_ids.append(plan.seq_id)
-                allowances.append(plan.allowance)
-                scores.append(draft.confidence)
-                leads.append(plan.lead)
-                if plan.continues and not plan.lead:
-                    num_caught_up += len(plan.proposal.tokens)
-            else:
-                num_caught_up -= plan.num_catch_up(speculator)  # what it left for later
+    def _run(self, plan: StepPlan, model: GuardedSpeculator, granted: list[_Granted]) -> float:
+        catch_ups = [_num_catch_up(plan, model, one) for one in granted]
+        with _requests(plan, granted) as requests:
+            drafts = model.propose(requests)
+        milliseconds = 1000.0 * model.last_seconds
+        call = DraftCall(
+            model.name, [one.index for one in granted], drafts, milliseconds, is_model=True
+        )
+        plan.calls.append(call)
         if drafts[0].reason != FAILED:  # then for all, and nothing is known of what it read
-            call = ModelDraftCall(
-                speculator.name,
-                seq_ids,
-                allowances,
-                scores,
-                max(0, num_caught_up),
-                milliseconds,
-                leads,
-            )
-            if self._controller.is_probe(speculator.name):
+            is_probe = self._controller.is_probe(model.name)
+            call.run = _describe(plan, model, call, granted, catch_ups, is_probe=is_probe)
+            if is_probe:
                 milliseconds = 0.0
-            self._deferred.add(partial(self._controller.observe_draft, call, step))
-        self._counts.count_calls(plans, speculator, drafts)
-        for plan, draft in zip(plans, drafts, strict=True):
-            if plan.has_answer(speculator, draft):
-                self._choose_model(plan, speculator, draft)
+        for one, draft in zip(granted, drafts, strict=True):
+            if draft.tokens:
+                self._choose(plan, one, model, draft)
+            else:
+                plan.miss(one.index, model.name, draft.reason or "no match")
         return milliseconds
 
-    def _choose_model(self, plan: DraftPlan, speculator: GuardedSpeculator, draft: Draft) -> None:
+    def _choose(
+        self, plan: StepPlan, one: _Granted, model: GuardedSpeculator, draft: Draft
+    ) -> None:
         """Append the model's draft to the text's, or take it instead if it is worth more."""
-        head = plan.proposal if plan.continues else NO_PROPOSAL
-        before = head.tokens
-        proposal = plan.legal(draft, before)
-        self._deferred.add(lambda: plan.watch(proposal, before))
-        if speculator.name not in proposal.speculators:
-            plan.miss(speculator, ILLEGAL)
+        index = one.index
+        before = plan.drafts[index] if one.lead is not None else []
+        parts = legal_parts(plan, index, draft, before)
+        if all(part.speculator != model.name for part in parts):
+            plan.miss(index, model.name, ILLEGAL)
             return
-        if plan.is_fixed:
-            own = [1.0] * len(proposal.tokens)
-        else:
-            own = plan.survival_of(proposal, self._controller, before)
+        tokens, sources, survival = candidate(plan, index, parts, self._controller, before)
         if before:
-            plan.take(head + proposal, [*plan.survival, *own])
-        elif plan.is_fixed or sum(own) > sum(plan.survival):
-            plan.take(proposal, own)
-        plan.has_model_draft = speculator.name in plan.proposal.speculators
+            plan.take(
+                index,
+                before + tokens,
+                plan.sources[index] + sources,
+                plan.survivals[index] + survival,
+            )
+        elif _is_fixed(plan, index) or sum(survival) > sum(plan.survivals[index]):
+            plan.take(index, tokens, sources, survival)
+
+
+def _is_fixed(plan: StepPlan, index: int) -> bool:
+    return plan.sequences[index].policy.mode is DraftMode.FIXED
+
+
+def _num_catch_up(plan: StepPlan, model: GuardedSpeculator, one: _Granted) -> int:
+    """Tokens that the model reads before it drafts as allowed, the newest one not counted."""
+    sequence = plan.sequences[one.index]
+    seq_id, tokens = sequence.seq_id, sequence.text.tokens
+    if one.allowance.can_skip and (recent := model.num_recent(seq_id, tokens)) is not None:
+        return recent
+    return model.num_catch_up(seq_id, tokens)
+
+
+def _describe(
+    plan: StepPlan,
+    model: GuardedSpeculator,
+    call: DraftCall,
+    granted: list[_Granted],
+    catch_ups: list[int],
+    *,
+    is_probe: bool,
+) -> ModelDraftCall:
+    """The call as control learns from it: of the answers for which the model got to drafting."""
+    num_read, drafted = 0, []
+    for one, draft, catch_up in zip(granted, call.drafts, catch_ups, strict=True):
+        num_read += catch_up
+        if not draft.is_ready:
+            num_read -= _num_catch_up(plan, model, one)  # what it left for later
+            continue
+        drafted.append(one)
+        if one.lead == 0:
+            num_read += len(plan.drafts[one.index])
+    return ModelDraftCall(
+        call.speculator,
+        [plan.sequences[one.index].number for one in drafted],
+        [one.allowance for one in drafted],
+        [draft.confidence for draft in call.drafts if draft.is_ready],
+        max(0, num_read),
+        call.milliseconds,
+        [one.lead or 0 for one in drafted],
+        is_probe,
+    )
+
+
+@contextmanager
+def _requests(plan: StepPlan, granted: list[_Granted]) -> Iterator[list[DraftRequest]]:
+    """What a model is asked, for as long as it drafts.
+
+    Where it continues a text draft, that draft stands at the end of the sequence's tokens
+    meanwhile: O(draft), where a copy of the history would be O(context) a step.
+    """
+    requests, lent = [], []
+    for one in granted:
+        sequence = plan.sequences[one.index]
+        text, allowance = sequence.text, one.allowance
+        before = plan.drafts[one.index] if one.lead is not None else []
+        legality = None
+        if text.legality is not None:
+            vocab_size = text.sampler.vocab_size
+            legality = MatcherLegality.behind(text.legality, before, vocab_size)
+        if before:
+            lent.append((text.tokens, len(text.tokens)))
+            text.tokens.grow(before)
+        requests.append(
+            DraftRequest(
+                sequence.seq_id,
+                text.tokens,
+                allowance.max_tokens,
+                max(allowance.min_confidence, sequence.policy.p_min),
+                None if sequence.request.sampling.is_greedy else text.sampler.couple,
+                sequence.request.namespace,
+                legality,
+                len(before),
+                allowance.can_skip,
+            )
+        )
+    try:
+        yield requests
+    finally:
+        for tokens, length in lent:
+            tokens.drop(length, len(tokens))

@@ -10,9 +10,8 @@ cells of the other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.sequence import Sequence
+from headstart.scheduler.step import StepPlan
 
 _TILES = 4  # read in a row before another prompt has its turn
 
@@ -23,16 +22,16 @@ class PromptOrder:
     def __init__(self, tile: int) -> None:
         """`tile`: rows for which attention is computed at once."""
         self._tile = tile
-        self._oldest: ActiveRequest | None = None
+        self._oldest: Sequence | None = None
         self._num_owed = 0  # rows that others read since the oldest waits, less its own
         self._is_oldest_first = False
         self._num_in_a_row = 0
 
     def share(
         self,
-        reading: Sequence[ActiveRequest],
+        reading: list[Sequence],
         num_rows: int,
-        followers: Sequence[ActiveRequest] = (),
+        followers: list[Sequence],
     ) -> list[int]:
         """Rows of each prompt in a step of `num_rows`; `reading` is in the order of admission.
 
@@ -57,14 +56,14 @@ class PromptOrder:
             left -= rows[i]
         return rows
 
-    def count(self, in_batch: Sequence[ActiveRequest]) -> None:
+    def count(self, plan: StepPlan) -> None:
         """Note what a step read, before any of its prompts begins to answer."""
-        oldest, num_others = self._oldest, 0
-        for active in in_batch:
-            if active is oldest:
-                self._num_owed -= active.num_rows
-            elif not active.is_generating:
-                num_others += active.num_rows
+        num_others = 0
+        for index, sequence in plan.decoded():
+            if sequence is self._oldest:
+                self._num_owed -= plan.num_rows[index]
+            elif index >= plan.num_generating:
+                num_others += plan.num_rows[index]
         self._num_owed = max(0, self._num_owed + num_others)
         if not self._is_oldest_first:
             self._is_oldest_first = self._num_owed >= self._num_in_a_row > 0
@@ -72,13 +71,13 @@ class PromptOrder:
             self._is_oldest_first = False
 
 
-def _lengths(reading: Sequence[ActiveRequest], followers: Sequence[ActiveRequest]) -> list[int]:
+def _lengths(reading: list[Sequence], followers: list[Sequence]) -> list[int]:
     """What is left of each prompt, or of the shortest one that waits for it."""
-    lengths = {id(active): active.num_pending for active in reading}
-    for active in followers:
-        leader = active
+    lengths = {id(sequence): sequence.num_pending for sequence in reading}
+    for follower in followers:
+        leader = follower
         while leader.leader is not None:
             leader = leader.leader
         if id(leader) in lengths:
-            lengths[id(leader)] = min(lengths[id(leader)], active.num_pending)
+            lengths[id(leader)] = min(lengths[id(leader)], follower.num_pending)
     return list(lengths.values())

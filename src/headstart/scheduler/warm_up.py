@@ -10,7 +10,7 @@ from statistics import median
 
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.slot import Slot
+from headstart.scheduler.sequence import Cells
 from headstart.types import Batch, CacheKind, ContextFullError, Engine
 
 log = logging.getLogger(__name__)
@@ -45,15 +45,15 @@ class WarmUp:
         self,
         engine: Engine,
         drafting: Drafting,
-        slots: Sequence[Slot],
+        cells: Sequence[Cells],
         clock: Callable[[], float],
         seconds: float,
     ) -> None:
-        self._engine, self._drafting, self._slots, self._clock = engine, drafting, slots, clock
+        self._engine, self._drafting, self._cells, self._clock = engine, drafting, cells, clock
         self._times = DecodeTimes(clock, seconds)
         self._change_ms: float | None = None
         self._gave_way = False
-        self.is_done = drafting.knows_costs(min(NEEDED_ROWS, engine.max_outputs))
+        self.is_done = drafting.controller.knows_costs(min(NEEDED_ROWS, engine.max_outputs))
 
     def go_on(self, is_interrupted: Interrupted = never) -> None:
         """Time what is left to be timed, until somebody asks for something."""
@@ -72,7 +72,7 @@ class WarmUp:
             self.is_done = True
         timer.clear()
         if len(self._times.samples) > num_known:
-            self._drafting.learn_costs(self._times.samples, self._change_ms or 0.0)
+            self._drafting.controller.learn_costs(self._times.samples, self._change_ms or 0.0)
         if is_interrupted():
             self._gave_way = True
         elif self._times.is_done:
@@ -83,10 +83,10 @@ class WarmUp:
     def _unused(self) -> tuple[list[int], int]:
         """Sequences that hold nothing, and cells that are free."""
         engine = self._engine
-        sequences = [s.slot_id for s in self._slots if s.active is None and not s.kept]
+        sequences = [c.seq_id for c in self._cells if c.user is None and not c.length]
         if not sequences and engine.padding_sequence is not None:
             sequences = [engine.padding_sequence]
-        return sequences, engine.num_cells - sum(slot.num_cached for slot in self._slots)
+        return sequences, engine.num_cells - sum(cells.length for cells in self._cells)
 
 
 class DecodeTimes:

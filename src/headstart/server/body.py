@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypeVar, get_args
 
 import orjson
@@ -59,6 +59,7 @@ class Body(BaseModel):
 
 
 B = TypeVar("B", bound=Body)
+T = TypeVar("T")
 _parsing, _building = threading.Lock(), threading.Lock()
 MAX_DEPTH = 250
 # pydantic's names of types -> JSON's
@@ -85,13 +86,22 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
         data = await request.body()
     except ClientDisconnect as error:
         raise RequestError("the client left before the body was complete") from error
-    if len(data) <= 1 << 16:  # parsed faster than a thread takes over
-        return parse_body(data, schema)
     threads: Threads = request.app.state.service.prompt_threads
-    return await threads.run(lambda: _parse_long(data, schema))
+    return await parse_off_loop(data, lambda body: parse_body(body, schema), threads)
 
 
-def _parse_long(body: bytes, schema: type[B]) -> B:
+async def parse_off_loop(body: bytes, parse: Callable[[bytes], T], threads: Threads) -> T:
+    """What `parse` makes of a body; a long one is parsed in a thread.
+
+    Raises:
+        CapacityError: too many bodies wait.
+    """
+    if len(body) <= 1 << 16:  # parsed faster than a thread takes over
+        return parse(body)
+    return await threads.run(lambda: _parse_long(body, parse))
+
+
+def _parse_long(body: bytes, parse: Callable[[bytes], T]) -> T:
     """Parse one body at a time, without garbage collection.
 
     Parsing holds the interpreter's lock and takes memory; looking for cycles, which JSON cannot
@@ -101,7 +111,7 @@ def _parse_long(body: bytes, schema: type[B]) -> B:
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            return parse_body(body, schema)
+            return parse(body)
         finally:
             if was_enabled:
                 gc.enable()
@@ -109,8 +119,22 @@ def _parse_long(body: bytes, schema: type[B]) -> B:
 
 def parse_body(body: bytes, schema: type[B]) -> B:
     """Read a body of this class; errors as of `read_body`."""
+    return make_body(schema, read_object(body))
+
+
+def read_object(body: bytes) -> dict[str, Any]:
+    """The JSON object in a body, within the limits of structure.
+
+    Raises:
+        RequestError: it is something else, or beyond them.
+    """
     check_structure(body)
-    data = read_object(body)
+    try:
+        data = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
+    if not isinstance(data, dict):
+        raise RequestError(f"the body must be a JSON object, not {shorten(data)}")
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
         try:
             orjson.dumps(data)  # which has this limit, as have templates and schemas
@@ -122,21 +146,6 @@ def parse_body(body: bytes, schema: type[B]) -> B:
     for field, value in data.items():
         if field not in ANY_LENGTH and isinstance(value, list):
             check_length(field, value, MAX_ENTRIES)
-    return make_body(schema, data)
-
-
-def read_object(body: bytes) -> dict[str, Any]:
-    """The JSON object in a body.
-
-    Raises:
-        RequestError: it is something else.
-    """
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
-    if not isinstance(data, dict):
-        raise RequestError(f"the body must be a JSON object, not {shorten(data)}")
     return data
 
 

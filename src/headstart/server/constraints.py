@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import orjson
 
 from headstart.config import SamplingConfig
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, shorten, wrong_value
+from headstart.server.limits import is_id
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
@@ -42,7 +44,9 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
         raise RequestError(f"{' and '.join(found)} both constrain the answer; send one of them")
     triggers = _triggers(body, vocab)
     for constraint in found.values():
-        return constraint if not triggers else _lazy(constraint, triggers)
+        if triggers:
+            return dataclasses.replace(constraint, triggers=triggers, includes_trigger=True)
+        return constraint
     if triggers:
         raise RequestError("grammar_lazy needs a grammar; send one or leave it out")
     return None
@@ -78,9 +82,7 @@ def _given(text: str | None, file: str | None, flag: str) -> str | None:
 def _from_format(value: dict[str, Any]) -> Constraint | None:
     kind = value.get("type", "text")
     if kind not in FORMATS:
-        raise RequestError(
-            f"response_format.type is {shorten(kind)} but must be one of {', '.join(FORMATS)}"
-        )
+        raise wrong_value("response_format.type", kind, f"one of {', '.join(FORMATS)}")
     if kind == "text":
         return None
     if kind == "json_object" and value.get("schema") is None:
@@ -90,7 +92,7 @@ def _from_format(value: dict[str, Any]) -> Constraint | None:
     if kind == "json_schema" and (value.get("json_schema") or not value.get("schema")):
         field, holder = "response_format.json_schema", value.get("json_schema")
     if not isinstance(holder, dict):
-        raise RequestError(f"{field} is {shorten(holder)} but must be an object with a schema")
+        raise wrong_value(field, holder, "an object with a schema")
     if holder.get("schema") is None:
         raise RequestError(f"{field}.schema is required")
     return _schema(f"{field}.schema", holder["schema"])
@@ -98,13 +100,13 @@ def _from_format(value: dict[str, Any]) -> Constraint | None:
 
 def _schema(field: str, value: Any) -> Constraint:
     if not isinstance(value, dict):
-        raise RequestError(f"{field} is {shorten(value)} but must be a JSON schema, an object")
+        raise wrong_value(field, value, "a JSON schema, an object")
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=orjson.dumps(value).decode())
 
 
 def _text(field: str, value: Any, kind: ConstraintKind) -> Constraint:
     if not isinstance(value, str):
-        raise RequestError(f"{field} is {shorten(value)} but must be a text")
+        raise wrong_value(field, value, "a text")
     return Constraint(kind=kind, text=value)
 
 
@@ -112,13 +114,6 @@ def _grammar_kind(value: Any) -> ConstraintKind:
     """Lark if it begins with %llguidance, as at llama-server; else GBNF."""
     is_lark = isinstance(value, str) and value.lstrip().startswith("%llguidance")
     return ConstraintKind.LARK if is_lark else ConstraintKind.GBNF
-
-
-def _lazy(constraint: Constraint, triggers: tuple[bytes, ...]) -> Constraint:
-    """The constraint from the first trigger on, which is part of the constrained text."""
-    return Constraint(
-        kind=constraint.kind, text=constraint.text, triggers=triggers, includes_trigger=True
-    )
 
 
 def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
@@ -133,7 +128,7 @@ def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
         kind = entry.get("type") if isinstance(entry, dict) else None
         if kind == 1 and isinstance(entry.get("value"), str):
             triggers.append(entry["value"].encode())
-        elif kind == 0 and _is_token(entry.get("token"), vocab):
+        elif kind == 0 and is_id(entry.get("token")) and 0 <= entry["token"] < vocab.size:
             triggers.append(vocab.token_text(entry["token"]))
         elif kind in (2, 3):
             raise not_supported(
@@ -146,7 +141,3 @@ def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:
                 '{"type": 1, "value": text} or {"type": 0, "token": id}'
             )
     return tuple(triggers)
-
-
-def _is_token(value: Any, vocab: Vocab) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab.size

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.config import ChatConfig
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.messages import content_text
@@ -146,11 +146,8 @@ def _continued_part(body: ChatBody, defaults: ChatConfig) -> Part | None:
         raise RequestError("an assistant message with tool_calls cannot be continued")
     if wish in ("content", "reasoning_content"):
         return wish  # type: ignore[no-any-return]  # a string of the body
-    return "reasoning_content" if _has_only_thoughts(last) else "content"
-
-
-def _has_only_thoughts(message: Mapping[str, Any]) -> bool:
-    return bool(message.get("reasoning_content")) and not message.get("content")
+    has_only_reasoning = last.get("reasoning_content") and not last.get("content")
+    return "reasoning_content" if has_only_reasoning else "content"
 
 
 def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
@@ -224,8 +221,7 @@ def _template_arguments(body: ChatBody, defaults: ChatConfig) -> dict[str, Any]:
     elif body.reasoning_effort:
         arguments["reasoning_effort"] = body.reasoning_effort
     if isinstance(arguments.get("enable_thinking"), str):
-        raise RequestError(
-            "chat_template_kwargs.enable_thinking is "
-            f"{shorten(arguments['enable_thinking'])} but must be true or false"
+        raise wrong_value(
+            "chat_template_kwargs.enable_thinking", arguments["enable_thinking"], "true or false"
         )
     return arguments

@@ -1,4 +1,9 @@
-"""POST /v1/embeddings and /embedding: vectors of texts, in OpenAI's and llama-server's forms."""
+"""POST /v1/embeddings, /embedding and /rerank: vectors of texts, and scores of documents.
+
+The forms are those of OpenAI and llama-server, and for scores of Jina and TEI:
+https://jina.ai/reranker/ and
+https://huggingface.github.io/text-embeddings-inference/#/Text%20Embeddings%20Inference/rerank
+"""
 
 from __future__ import annotations
 
@@ -14,11 +19,11 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.body import Body, Int, read_body
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.event_stream import single_event
-from headstart.server.limits import MAX_INPUTS, check_fits, check_length
-from headstart.server.model import Service, service_of
-from headstart.server.prompts import is_id, tokenize_mixed
+from headstart.server.limits import MAX_INPUTS, check_fits, check_length, is_id
+from headstart.server.model import RerankForm, Service, service_of
+from headstart.server.prompts import tokenize_mixed
 from headstart.server.routing import Routes, json_response
 from headstart.server.threads import unless_left
 from headstart.types import Vocab
@@ -47,6 +52,17 @@ class EmbeddingBody(Body):
         None,
         description="-1 none, 0 the largest number to 32760, 1 taxicab, 2 Euclidean, above: p-norm",
     )
+
+
+class RerankBody(Body):
+    """POST /rerank."""
+
+    query: Any = None
+    documents: Any = Field(None, description="list of strings")
+    texts: Any = Field(None, description="the same; the answer is then a list, as TEI's")
+    top_n: Int | None = Field(None, description="only the best so many")
+    return_text: bool = Field(False, description="with texts: each result has its text")
+    model: str | None = None
 
 
 @routes.post("/v1/embeddings", body=EmbeddingBody, answer="`data`: a list of vectors; `usage`")
@@ -128,11 +144,9 @@ def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
             "embeddings in can be either float or base64"
         )
     if body.embd_normalize is not None and body.embd_normalize < -1:
-        raise RequestError(f"embd_normalize is {body.embd_normalize} but must be -1 or more")
+        raise wrong_value("embd_normalize", body.embd_normalize, "-1 or more")
     if body.dimensions is not None and not 1 <= body.dimensions <= info.size:
-        raise RequestError(
-            f"dimensions is {body.dimensions} but must be from 1 to {info.size}, the model's"
-        )
+        raise wrong_value("dimensions", body.dimensions, f"from 1 to {info.size}, the model's")
 
 
 def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]]:
@@ -196,7 +210,7 @@ def _text_of(field: str, entry: dict[str, Any]) -> Any:
         return entry.get("prompt_string")
     parts = entry["content"]
     if not isinstance(parts, list):
-        raise RequestError(f"{field}.content is {shorten(parts)} but must be a list of parts")
+        raise wrong_value(f"{field}.content", parts, "a list of parts")
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -251,3 +265,84 @@ def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent)
 def _native_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> Any:
     rows = finished(event, service, body.embd_normalize, body.dimensions)
     return [{"index": i, "embedding": np.ascontiguousarray(one)} for i, one in enumerate(rows)]
+
+
+@routes.post(
+    "/v1/rerank",
+    "/rerank",
+    "/reranking",
+    "/v1/reranking",
+    body=RerankBody,
+    answer="`results`: a list with `index` and `relevance_score`, the best first; `usage`",
+)
+async def rerank(http: HttpRequest) -> Any:
+    """Order documents by how well they answer a query."""
+    service = service_of(http)
+    info = service.info.embedding
+    if info is None or info.pooling != "rank":
+        raise NotSupportedError(
+            "This server does not support reranking. Start it with `--reranking`"
+        )
+    body = await read_body(http, RerankBody)
+    query, documents = _query_and_documents(body)
+    vocab, form = service.served.vocab, service.served.rerank
+
+    def tokenize() -> list[list[int]]:
+        return [
+            check_size(
+                f"document {i} with the query", _pair_tokens(form, (query, text), vocab, info), info
+            )
+            for i, text in enumerate(documents)
+        ]
+
+    event = await embed(http, service, tokenize, prefix="rank")
+    return _scores(body, documents, event, service.served.alias)
+
+
+def _pair_tokens(
+    form: RerankForm, pair: tuple[str, str], vocab: Vocab, info: EmbeddingInfo
+) -> list[int]:
+    """Token ids of a query and a document."""
+    if form.template is not None:
+        text = form.template.replace("{query}", pair[0]).replace("{document}", pair[1])
+        return tokenize_text("documents", text, vocab, info, add_special=False)
+    first, second = (
+        tokenize_text(field, text, vocab, info, add_special=False, parse_special=False)
+        for field, text in zip(("query", "documents"), pair, strict=True)
+    )
+    return [*form.start, *first, *form.middle, *second, *form.end]
+
+
+def _query_and_documents(body: RerankBody) -> tuple[str, list[str]]:
+    if body.query is None:
+        raise RequestError('"query" must be provided')
+    if not isinstance(body.query, str):
+        raise RequestError(f'"query" must be a string, not {shorten(body.query)}')
+    documents = body.texts if body.documents is None else body.documents
+    is_texts = isinstance(documents, list) and all(isinstance(one, str) for one in documents)
+    if not is_texts or not documents:
+        raise RequestError('"documents" must be a non-empty string array')
+    check_length("documents", documents, MAX_INPUTS, "texts")
+    if body.top_n is not None and body.top_n < 0:
+        raise wrong_value("top_n", body.top_n, "0 or more")
+    return body.query, documents
+
+
+def _scores(body: RerankBody, documents: list[str], event: EmbeddingEvent, alias: str) -> Any:
+    is_tei = body.texts is not None
+    name = "score" if is_tei else "relevance_score"
+    results: list[dict[str, Any]] = [
+        {"index": index, name: float(vectors[0, 0])} for index, vectors in enumerate(event.vectors)
+    ]
+    if is_tei and body.return_text:
+        results = [one | {"text": documents[one["index"]]} for one in results]
+    results.sort(key=lambda one: -one[name])
+    results = results[: body.top_n]
+    if is_tei:
+        return results
+    return {
+        "model": body.model or alias,
+        "object": "list",
+        "usage": {"prompt_tokens": event.num_tokens, "total_tokens": event.num_tokens},
+        "results": results,
+    }

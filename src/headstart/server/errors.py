@@ -26,33 +26,16 @@ logger = logging.getLogger(__name__)
 
 # Every error response: status, `type` in the body, and cause. docs/errors.md is generated from it.
 ANSWERS = (
-    (
-        400,
-        "invalid_request_error",
-        "the body or the value of a field; the message names it, the value and the limit",
-    ),
-    (
-        400,
-        "exceed_context_size_error",
-        "the prompt does not fit the context; has `n_prompt_tokens` and `n_ctx`",
-    ),
-    (
-        400,
-        "not_supported_error",
-        "a field asks for what is not built or not loaded, for instance images; leave it out",
-    ),
+    (400, "invalid_request_error", "the body or a field; the message names field, value, limit"),
+    (400, "exceed_context_size_error", "the prompt does not fit the context"),
+    (400, "not_supported_error", "a field asks for something not built in, such as images"),
     (401, "authentication_error", "no API key, or a wrong one"),
     (
         403,
         "permission_error",
-        "without an API key: a host name or a web page that `--allowed-hosts` or `--cors-origins` "
-        "does not name",
+        "a host name or web page that `--allowed-hosts`, `--cors-origins` lack",
     ),
-    (
-        403,
-        "feature_disabled",
-        "`/tools` without `--tools` or MCP servers, `/cors-proxy` without `--ui-mcp-proxy`",
-    ),
+    (403, "feature_disabled", "`/tools` and `/cors-proxy` without the flags that enable them"),
     (404, "not_found_error", "no such path or model"),
     (405, "invalid_request_error", "the path takes another method; `Allow` names it"),
     (408, "invalid_request_error", "the head or the body of the request did not come in time"),
@@ -62,29 +45,12 @@ ANSWERS = (
     (
         429,
         "rate_limit_error",
-        "of `headstart router`: requests wait at all backends; try again after `Retry-After` "
-        "seconds",
+        "`headstart router`: all backends are busy; retry after `Retry-After`",
     ),
-    (
-        500,
-        "server_error",
-        "libllama failed, the engine process ended, or a fault of the server; see its log",
-    ),
-    (
-        501,
-        "not_supported_error",
-        "this server or model cannot do it: `/slots` off, no markers to fill in the middle",
-    ),
-    (
-        502,
-        "server_error",
-        "behind a router: the process of the model ended before or while it answered; try again",
-    ),
-    (
-        503,
-        "unavailable_error",
-        "loading, restarting, or too many requests wait; try again after `Retry-After` seconds",
-    ),
+    (500, "server_error", "libllama or the server failed; see its log"),
+    (501, "not_supported_error", "this server or model cannot do it, such as `/slots` when off"),
+    (502, "server_error", "behind a router: the model's process ended; try again"),
+    (503, "unavailable_error", "loading, restarting, or a full queue; retry after `Retry-After`"),
 )
 CLIENT_GONE = 499  # as nginx logs it; the client has disconnected
 # the first `type` of each status
@@ -126,6 +92,11 @@ class ApiError(HeadstartError):
 def not_supported(message: str) -> ApiError:
     """Error for a field that asks for something not implemented; 400, as it can be left out."""
     return ApiError(400, message, type="not_supported_error")
+
+
+def wrong_value(field: str, value: object, wanted: str) -> RequestError:
+    """Error for a field whose value has the wrong type or is out of range."""
+    return RequestError(f"{field} is {shorten(value)} but must be {wanted}")
 
 
 def error_body(error: Exception) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Each error names the field, its size, the limit and the remedy.
 from __future__ import annotations
 
 from collections.abc import Sized
+from typing import Any
 
 from headstart.server.errors import ApiError
 from headstart.types.errors import RequestError
@@ -74,3 +75,8 @@ def check_bytes(field: str, text: str, limit: int) -> None:
             f"{field} holds a text of {size} bytes but at most {limit} are taken; send a "
             "shorter one"
         )
+
+
+def is_id(value: Any) -> bool:
+    """Whether a value of a body is a whole number, as token ids are."""
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import orjson
 
@@ -15,14 +15,6 @@ from headstart.server.translate import Call
 from headstart.text.toolcalls.events import CallBegin, Content, Thoughts, ToolCall
 
 Line = dict[str, Any]
-
-
-class Said(Protocol):
-    """Makes the fields of a line that hold a part of the answer."""
-
-    def __call__(
-        self, content: str = "", thoughts: str = "", calls: Sequence[ToolCall] = ()
-    ) -> Line: ...
 
 
 def chat_said(content: str = "", thoughts: str = "", calls: Sequence[ToolCall] = ()) -> Line:
@@ -50,8 +42,14 @@ class OllamaDialect(Dialect):
     can_ping = False  # its clients read each line as JSON
 
     def __init__(
-        self, said: Said, model: str | None, call: Call, body: GenerationBody, choices: list[Choice]
+        self,
+        said: Callable[..., Line],
+        model: str | None,
+        call: Call,
+        body: GenerationBody,
+        choices: list[Choice],
     ) -> None:
+        """`said` is `chat_said` or `generate_said`."""
         super().__init__(call, body, choices)
         self._said = said
         self._model = model or call.model.alias

@@ -8,7 +8,7 @@ from typing import Any
 
 from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import ApiError, not_supported, shorten
-from headstart.server.limits import MAX_PROMPTS, check_fits, check_length
+from headstart.server.limits import MAX_PROMPTS, check_fits, check_length, is_id
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.structures.interruption import progress, watched
@@ -181,8 +181,3 @@ def _num_bytes(content: Any) -> int:
         parts = [part.get("text") for part in content if isinstance(part, dict)]
         return sum(len(text) for text in parts if isinstance(text, str))
     return len(content) if isinstance(content, str) else 0
-
-
-def is_id(value: Any) -> bool:
-    """Whether a value of a body is a token id."""
-    return isinstance(value, int) and not isinstance(value, bool)

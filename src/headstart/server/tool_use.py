@@ -38,7 +38,7 @@ def prepare_reading(
     tools = Tools(read_tools(body.tools))
     wish, names = _tool_choice(body, tools)
     answer_format = model.answer_format
-    if wish == "required" and answer_format.constrained_calls is None:
+    if wish == "required" and answer_format.calls is None:
         answer_format = AnswerFormat(thinking=answer_format.thinking, calls=PLAIN_CALLS)
     options = ReadOptions(
         splits_thoughts=_reasoning_format(body, model) != "none",
@@ -114,8 +114,8 @@ def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
 def _required_calls(
     answer_format: AnswerFormat, rules: CallRules, chat: RenderedChat, vocab: Vocab
 ) -> Constraint:
-    assert answer_format.constrained_calls is not None
-    constraint = required_calls(answer_format.constrained_calls, rules)
+    assert answer_format.calls is not None
+    constraint = required_calls(answer_format.calls, rules)
     before = before_rules(answer_format.after_thoughts, "", rules.token_of)
     thoughts = thought_marks(answer_format, chat, vocab)
     return _behind_thoughts(constraint, thoughts, before if thoughts else "")
@@ -124,7 +124,7 @@ def _required_calls(
 def _calls_at_a_trigger(
     answer_format: AnswerFormat, rules: CallRules, chat: RenderedChat, vocab: Vocab
 ) -> Constraint | None:
-    calls = answer_format.constrained_calls
+    calls = answer_format.calls
     constraint = calls_at_a_trigger(calls, rules) if calls else None
     if constraint is None or answer_format.calls_end_thoughts:
         return constraint

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from headstart.config import SPECULATOR_ALIASES
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, wrong_value
 from headstart.server.limits import (
     MAX_PROMPTS,
     check_length,
@@ -20,10 +20,11 @@ from headstart.server.sampling import read_names, sampling_params
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
 from headstart.server.thoughts import tagged_thoughts
 from headstart.types import DraftMode, Vocab
-from headstart.types.constraint import Constraint
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import Request, SpeculativeParams
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +56,35 @@ def make_requests(
             f"{len(prompts)} prompts with n = {num_choices} exceed {MAX_PROMPTS} answers in one "
             "call"
         )
-    sampling = sampling_params(body, call.model.defaults, call.model.vocab)
+    defaults, vocab = call.model.defaults, call.model.vocab
+    sampling = sampling_params(body, defaults, vocab)
     adapters = request_scales(body.lora, call.adapter_scales, call.info)
+    # OpenAI's `echo` with log probabilities includes those of the prompt
+    scores_prompt = isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
+    has_tools = isinstance(body, ChatBody) and bool(body.tools) and body.tool_choice != "none"
+    constraint = read_constraint(body, vocab) or (None if has_tools else defaults.constraint)
     first = Request(
         request_id=call.id,
         prompt=(),
         sampling=sampling,
-        max_tokens=_max_tokens(body, call.model.defaults),
-        stop=_stop(body.stop or list(call.model.defaults.stop))
-        + tuple(stop.encode() for stop in call.stop),
+        max_tokens=_max_tokens(body, defaults),
+        stop=_stop(body.stop or list(defaults.stop)) + tuple(stop.encode() for stop in call.stop),
         min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
-        cache_prompt=not wants_prompt_scores(body, num_logprobs) and _cache_prompt(body, call),
-        cache_reuse=max(0, _given(body.n_cache_reuse, call.model.defaults.cache_reuse)),
-        num_keep=max(-1, _given(body.n_keep, call.model.defaults.num_keep)),
+        cache_prompt=not scores_prompt and _given(body.cache_prompt, defaults.cache_prompt),
+        cache_reuse=max(0, _given(body.n_cache_reuse, defaults.cache_reuse)),
+        num_keep=max(-1, _given(body.n_keep, defaults.num_keep)),
         num_discard=max(0, body.n_discard),
         slot_id=_slot(body.id_slot, call.info),
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
-        constraint=read_constraint(body, call.model.vocab) or _default_constraint(body, call),
+        constraint=constraint,
         adapters=adapters,
         namespace=call.namespace + adapter_key(adapters, call.info),
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
-        wants_prompt_scores=wants_prompt_scores(body, num_logprobs),
+        wants_prompt_scores=scores_prompt,
     )
     return [
         dataclasses.replace(
@@ -96,24 +101,8 @@ def make_requests(
     ]
 
 
-def _given(value: int | None, default: int) -> int:
+def _given(value: T | None, default: T) -> T:
     return default if value is None else value
-
-
-def wants_prompt_scores(body: GenerationBody, num_logprobs: int | None) -> bool:
-    """Whether the answer has log probabilities of its prompt, as with OpenAI's `echo`."""
-    return isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
-
-
-def _default_constraint(body: GenerationBody, call: Call) -> Constraint | None:
-    """The constraint set by flags, unless the request has tools."""
-    has_tools = isinstance(body, ChatBody) and bool(body.tools) and body.tool_choice != "none"
-    return None if has_tools else call.model.defaults.constraint
-
-
-def _cache_prompt(body: GenerationBody, call: Call) -> bool:
-    default = call.model.defaults.cache_prompt
-    return default if body.cache_prompt is None else body.cache_prompt
 
 
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
@@ -121,9 +110,7 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     mode, types = body.mode, _types(body)
     modes = tuple(known.value for known in DraftMode)
     if mode is not None and mode not in modes:
-        raise RequestError(
-            f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}"
-        )
+        raise wrong_value("speculative.mode", mode, f"one of {', '.join(modes)}")
     if types == ("none",):
         if mode not in (None, DraftMode.OFF.value):
             raise RequestError(
@@ -143,7 +130,7 @@ def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | Non
     """Return the number of alternatives if it is in range."""
     limit = min(128, vocab.size)  # those of a whole vocabulary take 757 MB for 300 tokens
     if value is not None and not 0 <= value <= limit:
-        raise RequestError(f"{field} is {value} but must be from 0 to {limit}; ask for fewer")
+        raise wrong_value(field, value, f"from 0 to {limit}; ask for fewer")
     return value
 
 
@@ -163,9 +150,8 @@ def _refuse(body: GenerationBody) -> None:
 def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
     number = body.n if body.n_cmpl is None else body.n_cmpl
     if not 1 <= number <= info.num_slots:
-        raise RequestError(
-            f"n is {number} but must be from 1 to {info.num_slots}, the number of slots "
-            "(--parallel)"
+        raise wrong_value(
+            "n", number, f"from 1 to {info.num_slots}, the number of slots (--parallel)"
         )
     return number
 
@@ -176,16 +162,14 @@ def _max_tokens(body: GenerationBody, defaults: RequestDefaults) -> int | None:
         if value is None:
             continue
         if value < -1:
-            raise RequestError(f"{name} is {value} but must be 0 or more, or -1 for no limit")
+            raise wrong_value(name, value, "0 or more, or -1 for no limit")
         return None if value == -1 else value
     return defaults.max_tokens
 
 
 def _slot(slot: int, info: WorkerInfo) -> int | None:
     if not -1 <= slot < info.num_slots:
-        raise RequestError(
-            f"id_slot is {slot} but must be from 0 to {info.num_slots - 1}, or -1 for any"
-        )
+        raise wrong_value("id_slot", slot, f"from 0 to {info.num_slots - 1}, or -1 for any")
     return None if slot == -1 else slot
 
 

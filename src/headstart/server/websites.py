@@ -2,8 +2,10 @@
 
 Without an API key a page's request must come from a page of this server or of an allowed origin,
 name a known host (against DNS rebinding), and be JSON (forms can send text/plain without a
-preflight request). Programs that are not browsers send neither Origin nor Sec-Fetch-Site, so only
-the host is checked. With an API key any page may send requests, as at llama-server.
+preflight request). An image, a script or a link of another site is refused too: browsers request it
+without an origin, and a GET may load a router's model. Programs that are not browsers send neither
+Origin nor Sec-Fetch-Site, so only the host is checked. With an API key any page may send requests,
+as at llama-server.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from headstart.config import ServerConfig
 from headstart.server.errors import ApiError, shorten
 
 ANY, LOCALHOST = "*", "localhost"
+OWN_SITES = ("none", "same-origin")  # of Sec-Fetch-Site: typed by the user, or from our page
 
 
 class WebsitePolicy:
@@ -51,6 +54,13 @@ class WebsitePolicy:
                     403,
                     f"pages of {shorten(origin)} may not use this server; start it with "
                     "--cors-origins to let them, or with an API key",
+                )
+            site = headers.get("sec-fetch-site", OWN_SITES[0])
+            if origin is None and site not in OWN_SITES and ANY not in self._origins:
+                raise ApiError(
+                    403,
+                    f"a page of another site asks for this (Sec-Fetch-Site: {shorten(site)}); open "
+                    "the address itself, or start the server with --cors-origins '*' or an API key",
                 )
         is_browser = origin is not None or "sec-fetch-site" in headers
         if method == "POST" and is_browser and not _is_json(headers.get("content-type", "")):

@@ -20,7 +20,6 @@ SPECULATORS: dict[str, type[Speculator]] = {}
 S = TypeVar("S", bound="type[Speculator]")
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-_RESERVED = ("none", "grammar")  # no speculator; tokens that a constraint forces
 
 
 def register(cls: S) -> S:
@@ -45,7 +44,8 @@ def _why_not(cls: type[Speculator]) -> str | None:
             f"its name is {name!r} but must be small letters, digits and hyphens, such as "
             'name = "bigram"'
         )
-    if name in _RESERVED:
+    # no speculator; tokens that a constraint forces
+    if name in ("none", "grammar"):
         return f"the name {name!r} means something else in --spec-type and in the counts"
     if name in SPECULATORS:
         return f"the name {name!r} is taken by {SPECULATORS[name].__module__}"
@@ -119,15 +119,6 @@ class Speculator(ABC):
         it cannot draft behind them.
         """
         return 0
-
-    def picks(self, request: DraftRequest, start: int) -> list[int] | None:
-        """A model: what it would have guessed in place of each of tokens[start:], behind the text
-        before it; for measurements only.
-
-        Fewer than there are, or none: the next call goes on, as one call may take no longer than
-        one that drafts. None: it cannot tell.
-        """
-        return None
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Model speculators: milliseconds of a draft round and of a token read, timed before the

@@ -31,7 +31,6 @@ from headstart.types import (
 from headstart.types.errors import ConfigError
 from headstart.types.state_batch import MERGED_ROWS, DraftContext
 
-_READING = 256  # rows read in one call before a draft, so that others do not wait
 _SAMPLE, _SAMPLES = 64, 2  # rows read to time reading, and how often
 
 
@@ -192,7 +191,7 @@ class StateSpeculator(Speculator):
 
     def _catch_up(self, drafts: Sequence[StateDraft]) -> None:
         """Whoever has a long text to read does not hold up the others: it drafts another time."""
-        room = max(_READING, 2 * MERGED_ROWS * len(drafts))
+        room = max(256, 2 * MERGED_ROWS * len(drafts))
         waiting = [(d.num_unread(0), d) for d in drafts if d.is_active]
         for num_rows, draft in sorted(waiting, key=lambda pair: pair[0]):
             if num_rows <= MERGED_ROWS:
@@ -376,6 +375,3 @@ def _milliseconds(clock: Callable[[], float], work: Callable[[], None]) -> float
     started = clock()
     work()
     return 1000.0 * (clock() - started)
-
-
-__all__ = ["StateDraft", "StateSpeculator"]

@@ -190,6 +190,3 @@ class DraftInProgress:
         # of the draft all but the last, if they are accepted
         self.sequence.num_caught_up += len(tokens) - 1
         return Draft(tokens, confidence, name, stopped_at=stopped_at)
-
-
-__all__ = ["FIRST", "CachedSequence", "DraftInProgress", "WithoutGap", "closed_half"]

@@ -8,13 +8,12 @@ from statistics import median
 from headstart.types import Batch, Engine
 
 _SAMPLE, _SAMPLES = 64, 2  # tokens read to time reading, and how often ...
-_SAMPLE_SECONDS = 1.5  # ... unless that takes longer
 
 
 def time_decodes(engine: Engine, batch: Batch, clock: Callable[[], float]) -> tuple[float, float]:
     """Milliseconds of a decode of one row, and of each further row."""
     size = min(_SAMPLE, engine.max_batch_tokens, engine.context_size)
-    one, many, end = [], [], clock() + _SAMPLE_SECONDS
+    one, many, end = [], [], clock() + 1.5
     for _ in range(1 + _SAMPLES):  # the first brings the weights into memory
         one.append(_time_decode(engine, batch, 1, clock))
         many.append(_time_decode(engine, batch, size, clock))
@@ -31,6 +30,3 @@ def _time_decode(engine: Engine, batch: Batch, rows: int, clock: Callable[[], fl
     engine.decode(batch)
     engine.clear(0)
     return 1000.0 * (clock() - started)
-
-
-__all__ = ["time_decodes"]

@@ -27,16 +27,21 @@ from typing import Any
 
 from headstart.config import option
 from headstart.speculators.base import Speculator, register
-from headstart.speculators.ngram_cache_counts import MAX_NGRAM, NgramCounts, pack, shorter, slide
-from headstart.speculators.ngram_cache_history import CountedHistory
-from headstart.structures.token_log import VocabularyId
+from headstart.speculators.ngram_cache_counts import (
+    MAX_NGRAM,
+    CountedHistory,
+    NgramCounts,
+    pack,
+    shorter,
+    slide,
+)
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 _STATIC_NGRAM = 2
-_OVERDUE = 4  # times save-tokens that are not written while somebody generates
 _NONE: Mapping[int, int] = {}
 
 
@@ -184,7 +189,8 @@ class NgramCacheSpeculator(Speculator):
             log.warning(
                 "lookup cache %s learns from requests without an API key only", self._dynamic_path
             )
-        if self._num_unsaved >= self._options.save_tokens * (_OVERDUE if self._histories else 1):
+        # while somebody generates, four times as many may wait
+        if self._num_unsaved >= self._options.save_tokens * (4 if self._histories else 1):
             self._save()
 
     def _learn(self, history: CountedHistory) -> None:

@@ -18,7 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.structures.atomic import replace_file
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.prefix import common_prefix_length
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ModelError
 
 MAX_NGRAM = 4
@@ -305,3 +306,35 @@ class NgramCounts:
         for token, count in zip(pairs[0::2], pairs[1::2], strict=True):
             self._add(key, token, count)
         return end
+
+
+class CountedHistory:
+    """The `tokens` of a request, the first `num_prompt` of them given, and `counts` over all."""
+
+    __slots__ = ("counts", "namespace", "num_prompt", "tokens")
+
+    def __init__(self, prompt: Sequence[int], namespace: str = "") -> None:
+        self.namespace = namespace
+        self.num_prompt = len(prompt)
+        self.tokens = array("i", prompt)
+        self.counts = NgramCounts()
+        self.counts.learn(self.tokens, 0)
+
+    def extend(self, new: Sequence[int]) -> None:
+        start = len(self.tokens)
+        self.tokens.extend(new)
+        self.counts.learn(self.tokens, start)
+
+    def follow(self, history: Sequence[int]) -> None:
+        """Become equal to `history`; cheap when it is, or only longer. See `SuffixIndex.follow`."""
+        size = len(self.tokens)
+        recent = max(0, size - 8)
+        if size <= len(history) and list(history[recent:size]) == self.tokens[recent:].tolist():
+            if size < len(history):
+                self.extend(history[size:])
+            return
+        tokens = array("i", history)
+        self.num_prompt = min(self.num_prompt, common_prefix_length(self.tokens, tokens))
+        self.tokens = tokens
+        self.counts = NgramCounts()
+        self.counts.learn(self.tokens, 0)

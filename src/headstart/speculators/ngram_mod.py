@@ -25,7 +25,7 @@ from headstart.types.errors import ConfigError
 
 
 @dataclass(slots=True)
-class _Sequence:
+class _DraftedText:
     """Where a history stands: its length, its last n tokens and their hash."""
 
     salt: int
@@ -65,16 +65,16 @@ class NgramModSpeculator(Speculator):
         self._options = options or self.Options()
         self._table = NgramTable(self._options.n_match, self._options.table_bits)
         self._factor = leaving_factor(self._options.n_match)
-        self._sequences: dict[int, _Sequence] = {}
+        self._sequences: dict[int, _DraftedText] = {}
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         salt = salt_of(namespace)
         self._table.learn(prompt, salt)
         self._sequences[seq_id] = self._stand(salt, prompt)
 
-    def _stand(self, salt: int, history: Sequence[int]) -> _Sequence:
+    def _stand(self, salt: int, history: Sequence[int]) -> _DraftedText:
         window = deque(history[-self._options.n_match :], self._options.n_match)
-        return _Sequence(salt, len(history), window, key_of(window))
+        return _DraftedText(salt, len(history), window, key_of(window))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(request) for request in requests]
@@ -95,7 +95,7 @@ class NgramModSpeculator(Speculator):
         ]
         return Draft(tokens, scores, self.name)
 
-    def _at(self, request: DraftRequest) -> _Sequence:
+    def _at(self, request: DraftRequest) -> _DraftedText:
         """The state of a sequence; taken anew from the history if they moved apart."""
         state, tokens = self._sequences.get(request.seq_id), request.tokens
         if state is None:

@@ -13,15 +13,71 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from math import exp
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from headstart.config import option
 from headstart.speculators.base import Speculator, register
-from headstart.speculators.recycling_table import NextTokenTable
+from headstart.structures.topk import top_k
 from headstart.types import Capability, Decoded, Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
-_MAX_NAMESPACES = 16
+_MAX_TOKENS = 32_768  # with an entry; when there are more, the one seen first is dropped
+
+
+class _Entry(NamedTuple):
+    best: int
+    num_rows: int
+    probabilities: dict[int, float]  # of each successor; at most `width` of them
+
+
+class NextTokenTable:
+    """Per token its `width` likeliest successors."""
+
+    __slots__ = ("_entries", "_width")
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._entries: dict[int, _Entry] = {}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def learn(self, token: int, logits: NDArray[np.float32]) -> None:
+        """Average in one row: what the model expected after `token`, shape (vocab_size,)."""
+        ids, scores = top_k(logits, self._width)
+        best, *others = scores.tolist()
+        weights = [1.0, *[exp(score - best) for score in others]]  # so few are faster without numpy
+        old = self._entries.get(token)
+        total = sum(weights) if old is None else 2.0 * sum(weights)  # the newest row counts half
+        probabilities = dict(zip(ids.tolist(), [weight / total for weight in weights], strict=True))
+        num_rows = 1
+        if old is None:
+            if len(self._entries) >= _MAX_TOKENS:
+                del self._entries[next(iter(self._entries))]
+        else:
+            # after the new ones: ties go to the newest
+            for successor, probability in old.probabilities.items():
+                probabilities[successor] = probabilities.get(successor, 0.0) + 0.5 * probability
+            for successor in sorted(probabilities, key=probabilities.__getitem__, reverse=True)[
+                self._width :
+            ]:
+                del probabilities[successor]
+            # more rows do not make an entry more credible
+            num_rows = min(old.num_rows + 1, 15)
+        self._entries[token] = _Entry(
+            max(probabilities, key=probabilities.__getitem__), num_rows, probabilities
+        )
+
+    def likeliest(self, token: int) -> tuple[int, float] | None:
+        """The likeliest successor and how far to believe in it; None if the token is unknown."""
+        entry = self._entries.get(token)
+        if entry is None:
+            return None
+        return entry.best, entry.probabilities[entry.best] * entry.num_rows / (entry.num_rows + 1)
 
 
 @register
@@ -55,7 +111,7 @@ class RecyclingSpeculator(Speculator):
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         table = self._tables.pop(namespace, None) or NextTokenTable(self._options.width)
         self._tables[namespace] = self._sequences[seq_id] = table
-        if len(self._tables) > _MAX_NAMESPACES:
+        if len(self._tables) > 16:
             del self._tables[next(iter(self._tables))]
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:

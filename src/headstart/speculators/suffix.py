@@ -39,7 +39,7 @@ from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import Place, SuffixIndex
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.variants import Variants
 from headstart.types import Draft, DraftRequest, Vocab
 from headstart.types.errors import ConfigError
@@ -48,7 +48,6 @@ _Prompt = tuple[str, bytes]
 """Namespace and digest of a prompt."""
 
 _NO_PROMPT: _Prompt = ("", b"")
-_MAX_ANSWERS = 4096  # prompts whose answers are known
 
 
 @dataclass(slots=True)
@@ -252,7 +251,7 @@ class SuffixSpeculator(Speculator):
         if answer is not None:
             self._answers[running.prompt] = answer
             self._answers.move_to_end(running.prompt)
-            if len(self._answers) > _MAX_ANSWERS:
+            if len(self._answers) > 4096:
                 self._answers.popitem(last=False)
 
     def kept_texts(

@@ -24,9 +24,7 @@ from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 ANCHOR = 2  # equal tokens that show where the text goes on
 # tokens of a change; what is only left out has the token behind it in both
 LONGEST_OLD, LONGEST_NEW = 8, 12
-MAX_CHANGES = 64
 MAX_FURTHER = 3  # changes a step that follow from one learned: each takes time
-TRUST = 4  # tokens followed before a change that still speak for the copy after it
 HUNCH = 2  # what one equal token close behind a change counts for, in equal tokens
 WEAK = 3  # equal tokens with which another place does not end the search for where the text goes on
 
@@ -244,7 +242,8 @@ class Alignment:
             if source[skipped : skipped + ANCHOR] == anchor:
                 self._learn(source[:skipped], written[:size], anchor[:1])
                 self.position += skipped + ANCHOR
-                self.run = ANCHOR + min(TRUST, self.run)
+                # Of the tokens before the change, four still speak for the copy after it
+                self.run = ANCHOR + min(4, self.run)
                 written.clear()
                 return
         if size >= LONGEST_NEW:
@@ -272,7 +271,7 @@ class Alignment:
     def _add(self, old: list[int], new: list[int]) -> bool:
         """Whether this change is new and there is room for it."""
         known = self._changes.get(old[0], [])
-        if self._num_changes == MAX_CHANGES or any(c.old == old and c.new == new for c in known):
+        if self._num_changes == 64 or any(c.old == old and c.new == new for c in known):
             return False
         self._changes[old[0]] = [*known, Change(old, new)]
         self._num_changes += 1

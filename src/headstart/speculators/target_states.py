@@ -17,9 +17,6 @@ from headstart.structures.prefix import common_prefix_length
 
 States = NDArray[np.float32]
 
-_MOST_CHECKPOINTS = 64
-_LEAST_CAPACITY = 16
-
 
 class TargetStates:
     """One sequence, as the target's cache holds it.
@@ -103,7 +100,7 @@ class TargetStates:
         """The target can be cut back to where it is."""
         if (state := self._state(self.length - 1)) is not None:
             self.checkpoints[self.length] = state.copy()
-        while len(self.checkpoints) > _MOST_CHECKPOINTS:
+        while len(self.checkpoints) > 64:
             del self.checkpoints[min(self.checkpoints)]
 
     def num_resumable(self, length: int) -> int:
@@ -203,7 +200,7 @@ class TargetStates:
     def _append(self, states: States) -> None:
         end = self._start + self._count
         if end + len(states) > len(self._rows):
-            capacity = max(_LEAST_CAPACITY, 2 * (self._count + len(states)))
+            capacity = max(16, 2 * (self._count + len(states)))
             rows = np.empty((capacity, self._width), np.float32)
             rows[: self._count] = self._live
             self._rows, self._start, end = rows, 0, self._count

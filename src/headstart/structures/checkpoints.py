@@ -159,6 +159,3 @@ def unpack(data: Data) -> tuple[Data, list[Checkpoint]] | None:
     if not parts or at != len(view):
         return None
     return parts[0][1], [Checkpoint(length, part) for length, part in parts[1:]]
-
-
-__all__ = ["Checkpoint", "Checkpoints", "Data", "pack", "reserve", "unpack"]

@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from headstart.structures.rolling import namespace_id
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
-from headstart.structures.token_log import Record, TokenLog, VocabularyId
+from headstart.structures.text_store import TextStore
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ _PUBLIC = _key_of("")
 # key of the added files; a namespace's hash is as unlikely to equal it as the zeros
 _FILES = b"\xff" * 16
 _BLOCK = 64  # tokens; how finely known beginnings are told
-# Tokens that are moved to a new index or file when a text is added, besides twice its own: 16,384
-# take about 3 ms.
+# Tokens that are moved to a new index when a text is added, besides twice its own: 16,384 take
+# about 3 ms.
 _SLICE = 16_384
 
 
@@ -80,6 +80,7 @@ class _NamespaceTexts:
         self._next_start = 0  # where it begins in `index`
         self.starts: deque[int] = deque()  # of the live texts in the index
         self.marks: deque[list[int]] = deque()  # that each of them added to `known`
+        self._rows: deque[int | None] = deque()  # of each of them in the file
         self.known: set[int] = set()
 
     @property
@@ -105,17 +106,20 @@ class _NamespaceTexts:
         part = text[max(0, num_known * _BLOCK - MAX_MATCH) :]
         return array("i") if _marks(part)[-1] in self.known else part
 
-    def add(self, text: array[int], marks: list[int]) -> None:
+    def add(self, text: array[int], marks: list[int], row: int | None) -> None:
         new = [mark for mark in marks if mark not in self.known]
         self.known.update(new)
         self.marks.append(new)
+        self._rows.append(row)
         self.starts.append(len(self.index))
         self.index.extend(text + array("i", (SEPARATOR,)))
 
-    def drop_oldest(self) -> None:
+    def drop_oldest(self) -> int | None:
+        """Forget a text; returns its row in the file, if it has one."""
         self.starts.popleft()
         self.known.difference_update(self.marks.popleft())
         self.index.floor = self.starts[0] if self.starts else len(self.index)
+        return self._rows.popleft()
 
     def tidy(self, num_tokens: int) -> None:
         """Where the index is crowded, or mostly of dropped texts: copy so many tokens of it to a
@@ -135,51 +139,44 @@ class _NamespaceTexts:
             self.num_before += dropped
             self.starts = deque(start - dropped for start in self.starts)
 
-    def kept(self, key: bytes) -> list[KeptText]:
-        """Where the live texts are; `key` is that of the namespace."""
-        edges = [self.num_before + start for start in (*self.starts, len(self.index))]
-        return [KeptText(key, start, end) for start, end in pairwise(edges)]
-
 
 class SuffixCorpus:
     """Texts that speculation may copy from.
 
     Args:
         capacity: most tokens held, over all namespaces.
-        token_log: where they are kept on disk; its records are read now, and it is closed here.
+        store: where they are kept on disk; its texts are read now, and it is closed here.
     """
 
-    def __init__(self, capacity: int = 2_000_000, token_log: TokenLog | None = None) -> None:
+    def __init__(self, capacity: int = 2_000_000, store: TextStore | None = None) -> None:
         self._capacity = capacity
         self._texts: dict[bytes, _NamespaceTexts] = {}
         self._num_added = 0  # tokens ever
         self._num_tokens = self.num_texts = self.num_bytes = 0  # of all namespaces
-        self._log: TokenLog | None = None
-        if token_log is not None:
-            self._check_size(token_log)
-            for record in token_log.take_records():
-                self._add(record.namespace, record.tokens)
-            self._log = token_log
-            if 2 * self.num_file_tokens > capacity:
-                log.warning(
-                    "added files take %d of the %d tokens that corpus %s keeps, which leaves "
-                    "little for answers; "
-                    "raise --spec-suffix-corpus-tokens",
-                    self.num_file_tokens,
-                    capacity,
-                    token_log.path,
-                )
+        self._store: TextStore | None = None
+        if store is not None:
+            self._load(store)
 
-    def _check_size(self, token_log: TokenLog) -> None:
-        """A file grows to twice the capacity and one text; one with more was kept for a larger
-        corpus.
-        """
-        if (num_tokens := token_log.num_tokens) > 3 * self._capacity:
-            token_log.close()
+    def _load(self, store: TextStore) -> None:
+        if (num_tokens := store.num_tokens) > 2 * self._capacity:
+            store.close()
             raise ConfigError(
-                f"corpus {token_log.path} holds {num_tokens} tokens but "
+                f"corpus {store.path} holds {num_tokens} tokens but "
                 "--spec-suffix-corpus-tokens is "
                 f"{self._capacity}, so most would be lost; raise it, or name another file"
+            )
+        self._store = store
+        for row, namespace, tokens in store.take_texts():
+            if not self._add(namespace, tokens, row):
+                store.drop([row])
+        if 2 * self.num_file_tokens > self._capacity:
+            log.warning(
+                "added files take %d of the %d tokens that corpus %s keeps, which leaves "
+                "little for answers; "
+                "raise --spec-suffix-corpus-tokens",
+                self.num_file_tokens,
+                self._capacity,
+                store.path,
             )
 
     @classmethod
@@ -191,12 +188,12 @@ class SuffixCorpus:
         *,
         keeps_damaged: bool = False,
     ) -> SuffixCorpus:
-        """Open or create a corpus on disk; see `TokenLog`.
+        """Open or create a corpus on disk; see `TextStore`.
 
         Raises:
-            ConfigError: it holds far more than `capacity`; else as `TokenLog`.
+            ConfigError: it holds far more than `capacity`; else as `TextStore`.
         """
-        return cls(capacity, TokenLog(path, vocabulary, keeps_damaged=keeps_damaged))
+        return cls(capacity, TextStore(path, vocabulary, keeps_damaged=keeps_damaged))
 
     def __len__(self) -> int:
         return self._num_tokens
@@ -218,37 +215,45 @@ class SuffixCorpus:
         text = array("i", tokens)
         return text[max(0, len(text) - self._capacity + 1) :]
 
-    def _add(self, key: bytes, text: array[int]) -> bool:
+    def _add(self, key: bytes, text: array[int], row: int | None = None) -> bool:
+        """Keep a text, which may have a row in the file already."""
         marks = _marks(text)
         texts = self._texts.get(key) or _NamespaceTexts(self._num_added)
         part = texts.unknown_part(text, marks)
         if not part:
             return False
+        if row is None:
+            row = self._store_text(key, part)
         self._texts[key] = texts
         num_moved = 2 * len(part) + _SLICE
         with self._counted(texts):
-            texts.add(part, [*marks, _marks(part)[-1]])
+            texts.add(part, [*marks, _marks(part)[-1]], row)
             texts.tidy(num_moved)
         self._num_added += len(part) + 1
         self._make_room(num_moved)
-        if self._log is not None:
-            self._write(self._log, Record(key, part), num_moved)
         return True
 
     def _make_room(self, num_moved: int) -> None:
         thinned: dict[bytes, _NamespaceTexts] = {}
+        rows: list[int] = []
         while self._num_tokens > self._capacity:
             key, texts = max(
                 self._texts.items(), key=lambda item: (item[0] != _FILES, item[1].num_tokens)
             )
             with self._counted(texts):
-                texts.drop_oldest()
+                row = texts.drop_oldest()
+            rows += () if row is None else (row,)
             thinned[key] = texts
             if not texts.starts:
                 del self._texts[key], thinned[key]
         for texts in thinned.values():
             with self._counted(texts):
                 texts.tidy(num_moved)
+        if rows and self._store is not None:
+            try:
+                self._store.drop(rows)
+            except OSError as error:
+                self._give_up(self._store, error)
 
     @contextmanager
     def _counted(self, texts: _NamespaceTexts) -> Iterator[None]:
@@ -259,25 +264,18 @@ class SuffixCorpus:
         self.num_texts += len(texts.starts) - before[1]
         self.num_bytes += texts.num_bytes - before[2]
 
-    def _write(self, token_log: TokenLog, record: Record, num_moved: int) -> None:
+    def _store_text(self, key: bytes, text: array[int]) -> int | None:
+        if self._store is None:
+            return None
         try:
-            token_log.append(record)
-            if token_log.num_tokens > 2 * self._capacity and not token_log.is_rewriting:
-                token_log.begin_rewrite(self._live_records())
-            if token_log.is_rewriting:
-                token_log.continue_rewrite(num_moved)
-        except (OSError, ConfigError) as error:
-            log.error("corpus file %s is not written any more: %s", token_log.path, error)
-            self.close()
+            return self._store.add(key, text)
+        except OSError as error:
+            self._give_up(self._store, error)
+            return None
 
-    def _live_records(self) -> Iterator[Record]:
-        """The texts that are held now, but for those that are dropped before it is their turn."""
-        kept = [text for key, texts in self._texts.items() for text in texts.kept(key)]
-        return (
-            Record(text.key, found[0].tokens[found[1].start : found[1].stop - 1])
-            for text in kept
-            if (found := self.where(text)) is not None
-        )
+    def _give_up(self, store: TextStore, error: OSError) -> None:
+        log.error("corpus file %s is not written any more: %s", store.path, error)
+        self.close()
 
     def indexes(self, namespace: str) -> list[SuffixIndex]:
         """What a namespace may see: its own index, the public one, that of the added files."""
@@ -323,6 +321,6 @@ class SuffixCorpus:
 
     def close(self) -> None:
         """Flush and close the file; the texts stay usable."""
-        token_log, self._log = self._log, None
-        if token_log is not None:
-            token_log.close()
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()

@@ -24,7 +24,6 @@ from headstart.structures.prefix import common_prefix_length
 
 SEPARATOR = -1  # between documents: no token equals it
 _MIN_BITS = 10
-_MAX_STRANGERS = 4
 _BULK = 512  # tokens that are put in chains together
 _PRIME = 2038074743  # below 2^31, and 2^32 is no small number modulo it
 
@@ -248,7 +247,7 @@ class SuffixIndex:
                     found.append((length, position))
                 else:
                     num_strangers += 1
-                    if num_strangers == limit + _MAX_STRANGERS:
+                    if num_strangers == limit + 4:
                         break
                 position = chains.previous[position]
             if found:
@@ -275,11 +274,11 @@ class SuffixIndex:
         Later tokens are more significant, so the highest differing bit tells how many at the end
         are equal: one comparison instead of a loop.
         """
-        size, adaptive_length = tail.size, position - self.floor
+        size, most = tail.size, position - self.floor
         number = tail.number
-        if adaptive_length < size:
-            number >>= 32 * (size - adaptive_length)
-            size = adaptive_length
+        if most < size:
+            number >>= 32 * (size - most)
+            size = most
         other = int.from_bytes(self.tokens[position - size : position], "little")
         return size - ((number ^ other).bit_length() + 31 >> 5)
 

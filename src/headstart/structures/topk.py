@@ -5,8 +5,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-_SMALL = 4096  # below this a plain partition is as fast
-_LARGE = 65_536  # from here on more columns would cost more than taller ones
 _GROUP = 8  # columns
 
 
@@ -22,9 +20,11 @@ def top_k(
     be missed.
     """
     size = len(values)
-    height = 64 if size >= _LARGE else 32
+    # from here on more columns would cost more than taller ones
+    height = 64 if size >= 65_536 else 32
     width = size // height
-    if size < _SMALL or 2 * k > width:
+    # a plain partition of few values is as fast
+    if size < 4096 or 2 * k > width:
         return _first(*_plain(values, min(k, size)), gap)
     body = height * width
     columns = values[:body].reshape(height, width)

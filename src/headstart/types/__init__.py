@@ -31,7 +31,6 @@ from headstart.types.engine import (
     Logits,
     ModelInfo,
     SavedSequence,
-    StepStats,
 )
 from headstart.types.vocab import (
     FimTokens,
@@ -60,7 +59,6 @@ __all__ = [
     "Logits",
     "ModelInfo",
     "SavedSequence",
-    "StepStats",
     "TokenChoice",
     "Vocab",
 ]

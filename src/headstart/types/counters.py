@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headstart.types import StepStats
 from headstart.types.request import RequestStats
 
 
@@ -32,14 +31,6 @@ class Counters:
     target_seconds: float = 0.0  # of steps, in the target's decodes
     draft_seconds: float = 0.0  # of steps, before the decode: drafting, and admitting requests
     other_seconds: float = 0.0  # of steps, after it: sampling, counting, speculators' learning
-
-    def add(self, step: StepStats) -> None:
-        self.num_decodes += 1
-        self.busy_slots += step.num_slots
-        self.padding_rows += step.num_padding_rows
-        self.target_seconds += step.decode_seconds
-        self.draft_seconds += step.draft_seconds
-        self.other_seconds += step.step_seconds - step.decode_seconds - step.draft_seconds
 
     def add_request(self, stats: RequestStats) -> None:
         self.requests += 1

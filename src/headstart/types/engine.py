@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -27,20 +27,6 @@ class CacheKind(Enum):
     # recurrent with snapshots: the last few tokens of one decode can be dropped
     ROLLBACK = "rollback"
     CHECKPOINT = "checkpoint"  # recurrent: back to checkpoints only
-
-
-@dataclass(slots=True)
-class StepStats:
-    """What one scheduler step did; counts of rows and tokens, times in seconds."""
-
-    num_prompt_rows: int = 0
-    num_verify_rows: int = 0
-    num_padding_rows: int = 0
-    num_emitted: int = 0
-    num_slots: int = 0
-    decode_seconds: float = 0.0
-    draft_seconds: float = 0.0
-    step_seconds: float = 0.0
 
 
 class Batch:
@@ -168,8 +154,8 @@ class Engine(Protocol):
         A view that the next launch overwrites.
         """
 
-    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
-        """Launch, call `meanwhile` unless that raised an error, and wait."""
+    def decode(self, batch: Batch) -> Logits:
+        """Launch and wait."""
 
     def publish_states(self, layers: Collection[int]) -> None:
         """Keep hidden states in all decodes from now on: inputs of layers, or LAST_STATE.

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +17,6 @@ from headstart.types.errors import InvalidParameterError
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.speculation_stats import SpeculationStats
 from headstart.types.thought_limit import ThoughtLimit
-
-if TYPE_CHECKING:
-    from headstart.control.counterfactual import Counterfactual
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +76,6 @@ class Request:
     # PromptEvents; the whole prompt is read then, whatever is cached
     wants_prompt_scores: bool = False
     wants_provenance: bool = False  # `TokenEvent.step`
-    wants_counterfactual: bool = False  # `RequestStats.counterfactual`
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +161,6 @@ class RequestStats:
     num_steps: int = 0  # verify steps, those without a draft included
     drafts: SpeculationStats = field(default_factory=SpeculationStats)  # all of them together
     by_speculator: Mapping[str, SpeculationStats] = field(default_factory=dict)
-    counterfactual: Counterfactual | None = None  # where the request wants it and there is one
     queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
     generation_seconds: float = 0.0

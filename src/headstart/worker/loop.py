@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from headstart.scheduler.corpus import read_corpus
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.slot import Slot
+from headstart.scheduler.sequence import Cells
 from headstart.structures.rss import resident_bytes
 from headstart.types.errors import CapacityError, EngineError, NotSupportedError, RequestError
 from headstart.types.report import SlotReport, WorkerReport
@@ -129,11 +130,11 @@ def run_loop(
         taken, commands[:] = list(commands), []
         for command in taken:
             if isinstance(command, Stop):
-                sender.deliver()
+                scheduler.read()
                 scheduler.drafting.close()
                 if scheduler.kept_slots is not None:
-                    scheduler.memory.bring_back(scheduler.slots)
-                    scheduler.kept_slots.write(scheduler.slots, scheduler.engine, clock)
+                    scheduler.cache.host.bring_back()
+                    scheduler.kept_slots.write(scheduler.cells, scheduler.engine, clock)
                 return
             _obey(scheduler, command, send)
         has_work = scheduler.has_work
@@ -161,7 +162,7 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
         if isinstance(command, SlotAction):
             send(Message([scheduler.act_on_slot(command)]))
         elif isinstance(command, CorpusQuestion):
-            send(Message([scheduler.drafting.read_corpus(command)]))
+            send(Message([read_corpus(scheduler.drafting.speculators.values(), command)]))
         elif isinstance(command, EmbeddingRequest):
             if scheduler.embeddings is None:
                 raise NotSupportedError("this engine does not embed; start with --embeddings")
@@ -174,40 +175,40 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
 
 def make_report(scheduler: Scheduler) -> WorkerReport:
     """What the scheduler counted, and its slots now. Copies: the loop goes on counting."""
-    drafting = scheduler.drafting
+    store = scheduler.cache.host.store
     return WorkerReport(
         num_processing=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
         counters=replace(scheduler.counters),
-        drafts=drafting.stats.copy(),
-        prompts_in_memory=len(scheduler.memory.store),
-        prompt_bytes_in_memory=scheduler.memory.store.num_bytes,
-        slots=tuple(_slot_report(slot) for slot in scheduler.slots),
-        speculators=drafting.report(),
+        drafts=scheduler.counts.stats.copy(),
+        prompts_in_memory=len(store),
+        prompt_bytes_in_memory=store.num_bytes,
+        slots=tuple(_slot_report(cells, scheduler) for cells in scheduler.cells),
+        speculators=scheduler.counts.report(),
         memory_bytes=resident_bytes(),
         control={
-            **drafting.describe_control(),
+            **scheduler.drafting.describe_control(),
             "is_warmed_up": scheduler.warm_up is None or scheduler.warm_up.is_done,
         },
     )
 
 
-def _slot_report(slot: Slot) -> SlotReport:
-    active = slot.active
-    if active is None:
-        return SlotReport(slot_id=slot.slot_id, num_in_cache=len(slot.kept))
-    num_prompt = active.num_prompt
-    num_processed = num_prompt if active.is_generating else min(active.num_decoded, num_prompt)
+def _slot_report(cells: Cells, scheduler: Scheduler) -> SlotReport:
+    sequence = cells.user
+    if sequence is None:
+        return SlotReport(slot_id=cells.seq_id, num_in_cache=cells.length)
+    counts, num_prompt = scheduler.counts.of(sequence), sequence.num_prompt
+    num_processed = num_prompt if sequence.is_generating else min(cells.length, num_prompt)
     return SlotReport(
-        slot_id=slot.slot_id,
-        request_id=active.request.request_id,
+        slot_id=cells.seq_id,
+        request_id=sequence.request.request_id,
         is_processing=True,
         num_prompt=num_prompt,
         num_processed=num_processed,
-        num_cached=min(active.num_cached, num_processed),  # less while it is read again
-        num_in_cache=active.num_decoded,
-        num_emitted=active.num_emitted,
-        max_tokens=active.request.max_tokens,
-        drafts=active.drafts.copy(),
-        by_speculator={name: one.copy() for name, one in active.by_speculator.items()},
+        num_cached=min(sequence.num_cached, num_processed),  # less while it is read again
+        num_in_cache=cells.length,
+        num_emitted=sequence.num_emitted,
+        max_tokens=sequence.request.max_tokens,
+        drafts=counts.drafts.copy(),
+        by_speculator={name: one.copy() for name, one in counts.by_speculator.items()},
     )

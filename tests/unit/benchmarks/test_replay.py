@@ -87,7 +87,7 @@ def test_the_time_of_a_draft_model_counts() -> None:
     dear = replace(dear, draft=(cheap.draft[0], CostCurve.parse("1:400,64:401")))
     assert cheap.run(arm, texts).seconds < dear.run(arm, texts).seconds / 2
     steps = [step for run in cheap.run(arm, texts).runs for step in run.steps]
-    drafting = [1000.0 * step.draft_seconds for step in steps if step.draft_seconds]
+    drafting = [step.draft_ms for step in steps if step.draft_ms]
     assert drafting
     assert min(drafting) >= DRAFT(1) * (1 - 1e-9)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headstart.app.assemble import check
-from headstart.app.cli.flags import read_flags
+from headstart.app.cli.command import read_flags
 from headstart.app.cli.settings import all_settings
 from headstart.config import Config
 from headstart.types.errors import ConfigError

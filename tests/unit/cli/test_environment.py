@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from headstart.app.cli.command import read_flags
 from headstart.app.cli.environment import check_environment
-from headstart.app.cli.flags import read_flags
 from headstart.app.cli.settings import Setting, all_settings
 from headstart.types.errors import ConfigError
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headstart.app.cli import llama_server
-from headstart.app.cli.flags import HelpRequested, read_flags
+from headstart.app.cli.command import HelpRequested, read_flags
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import Setting, all_settings
 from headstart.types.errors import ConfigError

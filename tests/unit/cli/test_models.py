@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.app.cli.flags import read_flags
+from headstart.app.cli.command import read_flags
 from headstart.app.cli.models import is_router, read_models
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import all_settings

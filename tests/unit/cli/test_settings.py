@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.app.cli.flags import HelpRequested, read_flags
+from headstart.app.cli.command import HelpRequested, read_flags
 from headstart.app.cli.resolve import Resolved, resolve
 from headstart.app.cli.settings import all_settings
 from headstart.config import Config
@@ -194,7 +194,7 @@ def test_one_config_file_may_hold_settings_of_other_commands(tmp_path: Path) -> 
     file = tmp_path / "headstart.toml"
     file.write_text("port = 1\nthreads = 3")
     engine = all_settings(["engine"])
-    resolved, _ = read_flags("generate", "About.", engine, ["--config", str(file)])
+    resolved, _, _ = read_flags("generate", "About.", engine, ["--config", str(file)])
     assert resolved.config().engine.threads == 3
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.app.cli.flags import HelpRequested
+from headstart.app.cli.command import HelpRequested
 from headstart.extras.cluster import command as cluster
 from headstart.extras.cluster import deploy
 from headstart.extras.cluster.child import ServerChild
@@ -105,12 +105,12 @@ def test_ray_asks_for_a_token_and_reports_nothing(caplog):
 )
 def test_wrong_flags_are_told_before_anything_starts(arguments, named):
     with pytest.raises(ConfigError, match=named):
-        cluster.run(arguments)
+        cluster.COMMAND(arguments)
 
 
 def test_help_says_where_flags_of_replicas_go():
     with pytest.raises(HelpRequested, match=r"-- \[flags of headstart serve\]"):
-        cluster.run(["--help"])
+        cluster.COMMAND(["--help"])
 
 
 def test_without_ray_it_says_how_to_install_it(monkeypatch):

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstart.control.budget import MARGINS, Budget, SpeedupAverage
+from headstart.control.budget import MARGIN, Budget, SpeedupAverage
 from headstart.control.cost import CostTable
 from headstart.control.values import SlotDraft, Step
 
@@ -63,6 +63,7 @@ def test_a_bump_in_the_cost_curve_is_crossed_when_what_lies_behind_pays() -> Non
     assert plan(Budget(measured(flat_after_jump)), [falling(0.5)]) == [0]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.0, 1.0), max_size=8), min_size=1, max_size=3),
     st.integers(0, 20),
@@ -76,7 +77,7 @@ def test_the_plan_is_the_best_of_all_plans(conditional: list[list[float]], room:
     n = len(drafts)
     curve = cost.curve(n + 24, 100)
     lengths = plan(Budget(cost), drafts, max_rows=n + room)
-    rate = (1.0 + MARGINS[min(n, len(MARGINS)) - 1][1]) * n / curve[n]
+    rate = (1.0 + MARGIN) * n / curve[n]
 
     def value(tokens: float, rows: int) -> float:
         return tokens - rate * (curve[n + rows] - curve[n])
@@ -114,20 +115,6 @@ def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
     assert Budget(measured(CPU)).plan(slots, Step(2, 2, 100)).lengths == [0, 0]
 
 
-def test_a_draft_near_break_even_stays_on_longer_than_it_takes_to_come_on() -> None:
-    cost = measured({1: 50.0, 2: 70.0})
-
-    def lowest(first: float) -> float:
-        for s in range(1000):
-            budget = Budget(cost)
-            plan(budget, [[first]])
-            if plan(budget, [[s / 1000]]) == [1]:
-                return s / 1000
-        return 1.0
-
-    assert lowest(first=0.45) < lowest(first=0.01) - 0.01
-
-
 def test_an_expensive_unknown_is_tried_within_the_savings_and_then_known() -> None:
     cost, budget = CostTable(), None
     for _ in range(5):
@@ -159,3 +146,14 @@ def test_another_number_of_slots_begins_with_what_the_nearest_one_reached() -> N
     assert (new.is_on, new.model_share, new.reached.steps) == (True, 0.25, 0)
     assert new.reached.tokens == known.reached.tokens
     assert budget.speedup(3) == budget.speedup(2)
+
+
+def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_rows_are_cheap() -> (
+    None
+):
+    long, short = [0.5] * 10, [0.9, 0.85]
+    step = Step(1, 1, 100)
+    cheap = Budget(measured({1: 10.0, 8: 10.1, 16: 10.2}))
+    dear = Budget(measured({1: 10.0, 2: 14.5, 8: 41.5, 16: 77.5}))
+    assert cheap.best([short, long], step) == 1
+    assert dear.best([short, long], step) == 0

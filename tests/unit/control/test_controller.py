@@ -13,7 +13,6 @@ from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import expert_curve
 
 from headstart.control import Allowance, Controller, ModelDraftCall, Outcome, SlotDraft, Step
-from headstart.control.choice import draft_value
 
 STEP = Step(1, 1, 100)
 
@@ -55,9 +54,9 @@ def test_saved_state_gives_the_same_decisions(tmp_path: Path) -> None:
         lambda state: state["cost"]["count"].__setitem__(0, -1),
         lambda state: state["cost"].update(level=float("nan")),
         lambda state: state["cost"]["shape"].pop(),
-        lambda state: state["acceptance"]["tables"]["text"].update(n=-1.0),
-        lambda state: state["acceptance"]["tables"]["text"].update(m="many"),
-        lambda state: state["acceptance"]["tables"]["text"]["cell_m"].__setitem__(0, 1e6),
+        lambda state: state["acceptance"]["text"].update(n=-1.0),
+        lambda state: state["acceptance"]["text"].update(m="many"),
+        lambda state: state["acceptance"]["text"]["bucket_m"].__setitem__(0, 1e6),
         lambda state: state.update(acceptance=[]),
         lambda state: state["speedup"].update({"1": {"tokens": 1.0}}),
         lambda state: state["draft_models"]["model"]["profile"]["passed"].__setitem__(0, 7e3),
@@ -87,12 +86,6 @@ def test_the_draft_worth_most_is_taken_not_the_first() -> None:
     assert controller.best([[0.3, 0.2], [0.9, 0.8], []], STEP) == 1
     assert controller.best([[], []], STEP) is None
     assert controller.best([[0.01]], STEP) == 0, "worthless, but still there to be labelled"
-
-
-def test_a_price_turns_long_doubtful_drafts_into_less_than_short_sure_ones() -> None:
-    long, short = [0.5] * 10, [0.9, 0.85]
-    assert draft_value(long, 0.0) > draft_value(short, 0.0)
-    assert draft_value(long, 0.45) < draft_value(short, 0.45)
 
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.control.cost import COST_TABLE, EACH, KNOTS, CostTable
+from headstart.control.codec import encode, saved
+from headstart.control.cost import EACH, KNOTS, CostTable
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 
 TRUE = {1: 49.0, 2: 70.0, 3: 91.0, 4: 113.0, 6: 146.0, 8: 180.0, 12: 240.0, 16: 300.0}
@@ -78,24 +79,21 @@ def test_a_machine_that_changes_its_speed_is_believed_after_a_few_steps(factor: 
         assert table.milliseconds(rows, 0) == pytest.approx(TRUE[rows] * factor, rel=0.1)
 
 
-@given(
-    st.lists(st.tuples(st.integers(1, 300), st.floats(0.01, 1e5)), min_size=1, max_size=40),
-    st.booleans(),
-)
+@given(st.lists(st.tuples(st.integers(1, 300), st.floats(0.01, 1e5)), min_size=1, max_size=40))
 def test_the_curve_is_positive_and_never_falls_where_steps_are_wide(
-    samples: list[tuple[int, float]], optimistic: bool
+    samples: list[tuple[int, float]],
 ) -> None:
     table = CostTable()
     for rows, milliseconds in samples:
         table.observe(rows, 100, milliseconds)
-    curve = table.curve(80, 100, optimistic=optimistic)
+    curve = table.curve(80, 100)
     assert len(curve) > 80
     assert curve[0] == 0.0
     assert curve[1] > 0.0
     assert min(curve[1:]) > 0.0
     widest = max(rows for rows, _ in samples)
     knot = next(knot for knot in KNOTS if knot >= widest)  # where it may be kept
-    rising = table.curve(knot + 40, 100, optimistic=optimistic)[max(EACH, knot, 40) :]
+    rising = table.curve(knot + 40, 100)[max(EACH, knot, 40) :]
     assert all(b >= a * (1.0 - 1e-9) for a, b in itertools.pairwise(rising))
 
 
@@ -107,7 +105,6 @@ def test_unmeasured_rows_lie_between_their_neighbours_and_cost_more_beyond_the_l
     curve = table.curve(16, 100)
     assert curve[1] < curve[4] < curve[8]
     assert curve[16] - curve[8] > curve[8] - curve[1], "extrapolation is conservative"
-    assert table.curve(16, 100, optimistic=True)[16] < curve[16]
 
 
 def attended(rows: int, context: int) -> float:
@@ -159,7 +156,7 @@ def test_a_warm_up_replaces_a_loaded_table_that_knows_too_little() -> None:
     loaded, rng = CostTable(), random.Random(1)
     for _ in range(40):  # of another day, with eight users all the time
         loaded.observe(8, 100, 3.0 * attended(8, 100))
-    table = COST_TABLE.decode(COST_TABLE.encode(loaded))
+    table = saved(CostTable)(encode(loaded))
     table.calibrate(warm_up(rng, 0.0))
     curve = table.curve(16, 0)
     for rows in TRUE:
@@ -222,23 +219,12 @@ def test_more_rows_than_the_last_knot_are_priced() -> None:
     assert len(table.curve(KNOTS[-1] - 5, 100)) > KNOTS[-1] - 5
 
 
-def test_optimism_follows_a_machine_that_changed_its_speed() -> None:
-    table = CostTable()
-    for factor, times in ((1.0, 5), (3.0, 100)):
-        for _ in range(times):
-            for rows in (1, 2, 8):
-                table.observe(rows, 0, TRUE[rows] * factor)
-            for optimistic in (True, False):
-                table.curve(16, 0, optimistic=optimistic)
-    assert table.curve(16, 0, optimistic=True)[8] == pytest.approx(3.0 * TRUE[8], rel=0.1)
-
-
 def test_a_prompt_does_not_set_the_level_of_a_loaded_table() -> None:
     table = CostTable()
     for _ in range(5):
         for rows in (1, 2, 4, 8, 16, 32):
             table.observe(rows, 0, 10.0 + 0.3 * rows)
-    again = COST_TABLE.decode(COST_TABLE.encode(table))
+    again = saved(CostTable)(encode(table))
     again.observe(400, 0, 32.0)
     assert again.milliseconds(1, 0) == pytest.approx(10.3, rel=0.3)
 
@@ -257,18 +243,6 @@ def test_a_curve_reaches_beyond_the_last_knot() -> None:
     curve = table.curve(KNOTS[-1] + 1000, 0)
     assert len(curve) > KNOTS[-1] + 1000
     assert curve[-1] > curve[KNOTS[-1]]
-
-
-def test_widths_seen_since_the_warm_up_say_what_the_others_cost_now() -> None:
-    """Rows of a warm-up wake other experts each; those of a text wake the same ones more often."""
-    table = CostTable()
-    table.calibrate([Sample(n, 0, 10.0 + 8.0 * n, 26.0) for n in (1, 2, 3, 4, 6, 8) * 3])
-    for _ in range(40):
-        for rows in (1, 2, 3):
-            table.observe(rows, 0, 10.0 + 8.0 + 3.0 * (rows - 1))
-    assert table.milliseconds(8, 0) == pytest.approx(18.0 + 3.0 * 7, rel=0.15)
-    table.observe(8, 0, 60.0)
-    assert (table.milliseconds(8, 0) or 0.0) > 44.0, "what was seen itself counts"
 
 
 def rises_suddenly(step: int, load: float) -> float:

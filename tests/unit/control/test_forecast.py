@@ -6,7 +6,8 @@ import random
 
 import pytest
 
-from headstart.control.forecast import LENGTHS, PROFILE, THRESHOLDS, Profile, forecast
+from headstart.control.codec import encode, saved
+from headstart.control.forecast import LENGTHS, THRESHOLDS, Profile, forecast
 from headstart.control.values import Allowance
 
 LIMIT = THRESHOLDS.index(0.5)
@@ -51,7 +52,7 @@ def test_a_draft_cut_by_its_length_says_nothing_about_the_next_position() -> Non
     profile = Profile()
     for _ in range(100):
         profile.learn([0.9, 0.9], [0.9, 0.8], Allowance(2))
-    came = PROFILE.encode(profile)["came"]
+    came = encode(profile)["came"]
     assert came[0] > 50
     assert came[2] == 0.0
 
@@ -69,10 +70,10 @@ def test_counts_stay_finite_and_survive_saving() -> None:
     for _ in range(3000):
         scores = [rng.random() for _ in range(rng.randint(0, 4))]
         profile.learn(scores, [0.5**i for i in range(1, len(scores) + 1)], Allowance(4))
-    again = PROFILE.decode(PROFILE.encode(profile))
+    again = saved(Profile)(encode(profile))
     for mine, other in zip(
         profile.rates(LIMIT, (0.5, 0.5)), again.rates(LIMIT, (0.5, 0.5)), strict=True
     ):
         assert mine == pytest.approx(other)
-    state = PROFILE.encode(profile)
+    state = encode(profile)
     assert max(state["came"]) < 20.0 * state["unit"]

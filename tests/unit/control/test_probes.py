@@ -177,7 +177,7 @@ def test_probes_go_on_where_they_are_right_and_are_paid_later() -> None:
     for _ in range(20):
         if probes.choose([slot], 0.3) is not None:
             num_probes += 1
-            probes.called([7], 1.0)
+            probes.called([7], 1.0, is_probe=True)
             slot = slot._replace(recent=0.0, is_known=True)
             probes.was_right(7)
     assert num_probes >= 9
@@ -193,10 +193,10 @@ def test_reading_that_has_begun_goes_on_and_is_charged_as_it_happens() -> None:
     assert choose(probes, [7, 8], reading, 99.0, [False, False]) is None  # one step after the last
     assert choose(probes, [7, 8], reading, 99.0, [False, False]) == 0
     for left in (7.0, 4.0, 1.0):
-        probes.called([], 3.0)
+        probes.called([], 3.0, is_probe=True)
         probes.save()
         assert choose(probes, [7, 8], [left, 0.0], 99.0, [False, False]) == 0
-    probes.called([7], 1.0)
+    probes.called([7], 1.0, is_probe=True)
     assert probes.savings == pytest.approx(30.0 - 10.0 + 3 * PROBE_SHARE)
     assert choose(probes, [7, 8], [0.0, 20.0], 99.0, [True, False]) is None
 
@@ -237,7 +237,7 @@ def test_the_first_prompt_is_read_on_credit_and_no_other() -> None:
     probes = Probes()
     while choose(probes, [7], [40.0], 99.0, [False]) is None:
         assert probes.steps < 5
-    probes.called([7], 40.0)
+    probes.called([7], 40.0, is_probe=True)
     probes.end(7)
     for _ in range(1000):
         probes.save()
@@ -255,7 +255,7 @@ def test_there_is_credit_again_when_a_prompt_was_earned_back() -> None:
     for seq_id, num_right in ((7, 60), (8, 20)):
         while choose(probes, [seq_id], [40.0], 99.0, [False]) is None:
             assert probes.steps < 200
-        probes.called([seq_id], 40.0)
+        probes.called([seq_id], 40.0, is_probe=True)
         probes.spent(seq_id, 5.0)
         probes.matched(seq_id, num_right)
         probes.end(seq_id)

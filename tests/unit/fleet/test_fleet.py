@@ -8,15 +8,10 @@ import orjson
 
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import Asked, read
-from headstart.gateway.balancer.learned import (
-    Learned,
-    Line,
-    Mean,
-    Timings,
-    better_capacity,
-    shared_prices,
-)
-from headstart.gateway.balancer.replica import TREE_BYTES, Replica, Reported
+from headstart.gateway.balancer.learned import Learned, Timings, better_capacity, shared_prices
+from headstart.gateway.balancer.policy import TOKEN_SLOWDOWN, Load
+from headstart.gateway.balancer.prefixes import block_hashes
+from headstart.gateway.balancer.replica import PREFIX_BYTES, Flight, Replica
 from headstart.structures.passages import PassageSet
 
 
@@ -36,7 +31,7 @@ def chat(*contents: str, **fields: object) -> Asked:
 def answer(fleet: Fleet, asked: Asked, text: bytes = b"") -> str:
     """Ask and answer at once; the replica's name."""
     replica = fleet.order(asked)[0]
-    number, flight = fleet.start(replica, asked)
+    flight = fleet.start(replica, asked)
     cached = int(flight.num_known_bytes / 4)
     num_read = len(asked.text) // 4 - cached
     timings = Timings(
@@ -46,7 +41,7 @@ def answer(fleet: Fleet, asked: Asked, text: bytes = b"") -> str:
         num_answer=51,
         answer_seconds=1.0,
     )
-    fleet.finish(replica, number, text or asked.text, timings)
+    fleet.finish(flight, text or asked.text, timings)
     return replica.name
 
 
@@ -62,15 +57,15 @@ def test_turns_of_a_conversation_stay_together_and_conversations_spread():
 
 def test_a_prefix_that_all_share_does_not_send_all_to_one_replica():
     fleet, sent = make_fleet(), Counter()
-    running: deque[tuple[Replica, int, Asked]] = deque()
+    running: deque[Flight] = deque()
     for i in range(120):
         asked = chat("the same long instructions " * 200 + f"question {i}")
         replica = fleet.order(asked)[0]
-        running.append((replica, fleet.start(replica, asked)[0], asked))
+        running.append(fleet.start(replica, asked))
         sent[replica.name] += 1
         if len(running) > 12:  # four for each replica
-            done, number, text = running.popleft()
-            fleet.finish(done, number, text.text, None)
+            done = running.popleft()
+            fleet.finish(done, done.asked.text, None)
     assert min(sent.values()) > 20
 
 
@@ -79,37 +74,38 @@ def test_a_replica_that_drains_or_is_ill_gets_nothing():
     fleet.replicas["r0"].is_draining = True
     fleet.replicas["r1"].lose("connection refused")
     assert {answer(fleet, chat(f"question {i}")) for i in range(20)} == {"r2"}
-    fleet.replicas["r1"].hear(Reported())
+    fleet.replicas["r1"].hear(Load())
     assert {one.name for one in fleet.available()} == {"r1", "r2"}
 
 
 def test_a_restarted_replica_is_believed_to_know_nothing():
     replica = Replica("a", "http://a")
-    replica.hear(Reported(started_at="1"))
-    replica.tree.add(b"a long text")
-    replica.hear(Reported(started_at="1"))
-    assert replica.tree.match(b"a long text") == 11
-    replica.hear(Reported(started_at="2"))
-    assert replica.tree.match(b"a long text") == 0
+    blocks = block_hashes(b"a long text" * 100)
+    replica.hear(Load(), "1")
+    replica.prefixes.add(blocks)
+    replica.hear(Load(), "1")
+    assert replica.prefixes.match(blocks) > 1000
+    replica.hear(Load(), "2")
+    assert replica.prefixes.match(blocks) == 0
 
 
 def test_what_was_sent_since_the_last_report_counts_and_is_not_counted_twice():
     fleet = make_fleet(1)
     replica, asked = fleet.replicas["r0"], chat("question")
-    numbers = [fleet.start(replica, asked)[0] for _ in range(3)]
+    flights = [fleet.start(replica, asked) for _ in range(3)]
     assert replica.load().num_running == 3
-    replica.hear(Reported(num_slots=2, num_running=2, num_waiting=3))  # two are another router's
+    replica.hear(Load(num_slots=2, num_running=2, num_waiting=3))  # two are another router's
     assert (replica.load().num_running, replica.load().num_waiting) == (2, 3)
-    for number in numbers:
-        fleet.finish(replica, number, b"", None)
+    for flight in flights:
+        fleet.finish(flight, b"", None)
     assert replica.load().num_running + replica.load().num_waiting == 2
 
 
 def test_a_replica_is_full_when_all_are():
     fleet = make_fleet(2)
-    fleet.replicas["r0"].hear(Reported(num_slots=1, num_running=1, num_waiting=8))
+    fleet.replicas["r0"].hear(Load(num_slots=1, num_running=1, num_waiting=8))
     assert not fleet.is_full(8)
-    fleet.replicas["r1"].hear(Reported(num_slots=1, num_running=1, num_waiting=9))
+    fleet.replicas["r1"].hear(Load(num_slots=1, num_running=1, num_waiting=9))
     assert fleet.is_full(8)
     assert not fleet.is_full(9)
     assert fleet.wait_seconds() > 0
@@ -176,21 +172,21 @@ def test_a_replica_that_was_slow_once_gets_another_chance():
     assert "r1" in homes
 
 
-def test_the_price_of_a_neighbour_is_learned_where_their_number_varies():
-    line = Line(0.02, 0.002)
-    for i in range(200):
-        line.add(i % 4, 0.01 + 0.005 * (i % 4))
-    assert abs(line.slope - 0.005) < 1e-4
-    assert abs(line.start - 0.01) < 1e-3
-    assert Mean(3.0).value == 3.0
+def test_a_price_is_that_of_a_request_alone_however_many_ran_beside():
+    alone, beside = Learned(), Learned()
+    for _ in range(60):
+        alone.add(Timings(num_answer=101, answer_seconds=5.0), 400)
+        slower = Timings(num_answer=101, answer_seconds=5.0 * (1 + 3 * TOKEN_SLOWDOWN))
+        beside.add(slower, 400, num_before=2, num_after=4)
+    assert abs(alone.prices().token - beside.prices().token) < 1e-6
 
 
 def test_a_replica_that_forgets_is_trusted_with_less_and_regains_it():
-    capacity = TREE_BYTES
+    capacity = PREFIX_BYTES
     for _ in range(10):
-        capacity = better_capacity(capacity, TREE_BYTES, num_expected=1000, num_cached=0)
-    assert capacity < TREE_BYTES / 10
-    assert better_capacity(capacity, TREE_BYTES, num_expected=5, num_cached=0) == capacity
+        capacity = better_capacity(capacity, PREFIX_BYTES, num_expected=1000, num_cached=0)
+    assert capacity < PREFIX_BYTES / 10
+    assert better_capacity(capacity, PREFIX_BYTES, num_expected=5, num_cached=0) == capacity
     for _ in range(100):
-        capacity = better_capacity(capacity, TREE_BYTES, num_expected=1000, num_cached=990)
-    assert capacity == TREE_BYTES
+        capacity = better_capacity(capacity, PREFIX_BYTES, num_expected=1000, num_cached=990)
+    assert capacity == PREFIX_BYTES

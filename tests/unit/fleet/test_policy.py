@@ -11,15 +11,18 @@ from hypothesis import strategies as st
 from headstart.gateway.balancer.policy import (
     EQUAL_SECONDS,
     EQUAL_SHARE,
-    Ask,
     Candidate,
     Load,
     Prices,
-    cost_of,
+    expected_seconds,
     ranking,
 )
 
-ASK = Ask(num_prompt=2000, num_answer=100, conversation="c")
+NUM_PROMPT = 2000
+
+
+def candidate(name: str = "a", **fields) -> Candidate:
+    return Candidate(name=name, num_prompt=NUM_PROMPT, num_answer=100, **fields)
 
 
 def loads():
@@ -34,7 +37,7 @@ def loads():
 
 def candidates():
     return st.builds(
-        Candidate,
+        candidate,
         name=st.sampled_from("abcdefgh"),
         load=loads(),
         num_known=st.floats(0, 5000),
@@ -56,8 +59,8 @@ def tolerance(cost: float) -> float:
 
 @given(fleets())
 def test_the_first_is_hardly_dearer_than_the_cheapest_and_nobody_is_left_out(fleet):
-    ranked = ranking(ASK, fleet)
-    costs = [cost_of(ASK, one).total for one in ranked]
+    ranked = ranking(fleet)
+    costs = [expected_seconds(one) for one in ranked]
     assert costs[0] <= min(costs) + tolerance(min(costs))
     assert sorted(names(ranked)) == sorted(names(fleet))
     others = [cost for cost in costs if cost > min(costs) + tolerance(min(costs))]
@@ -70,8 +73,8 @@ def test_more_in_the_queue_never_makes_a_replica_the_first(fleet, data):
     load = fleet[i].load
     busier = list(fleet)
     busier[i] = replace(fleet[i], load=replace(load, num_waiting=load.num_waiting + 5))
-    if names(ranking(ASK, fleet))[0] != fleet[i].name:
-        assert names(ranking(ASK, busier))[0] != fleet[i].name
+    if names(ranking(fleet))[0] != fleet[i].name:
+        assert names(ranking(busier))[0] != fleet[i].name
 
 
 @given(fleets(), st.data())
@@ -79,68 +82,67 @@ def test_knowing_more_never_costs_a_replica_the_first_place(fleet, data):
     i = data.draw(st.integers(0, len(fleet) - 1))
     wiser = list(fleet)
     wiser[i] = replace(fleet[i], num_known=fleet[i].num_known + 500, corpus_share=1.0)
-    if names(ranking(ASK, fleet))[0] == fleet[i].name:
-        assert cost_of(ASK, wiser[i]).total <= cost_of(ASK, fleet[i]).total
-        ranked = ranking(ASK, wiser)
-        assert cost_of(ASK, ranked[0]).total <= cost_of(ASK, wiser[i]).total + tolerance(
-            cost_of(ASK, wiser[i]).total
+    if names(ranking(fleet))[0] == fleet[i].name:
+        assert expected_seconds(wiser[i]) <= expected_seconds(fleet[i])
+        ranked = ranking(wiser)
+        assert expected_seconds(ranked[0]) <= expected_seconds(wiser[i]) + tolerance(
+            expected_seconds(wiser[i])
         )
 
 
 def test_what_is_known_beyond_the_prompt_saves_nothing():
-    all_of_it, more = (Candidate(name="a", num_known=known) for known in (2000, 9000))
-    assert cost_of(ASK, all_of_it) == cost_of(ASK, more)
-    assert cost_of(ASK, all_of_it).prompt == 0
+    all_of_it, more = (candidate(num_known=known) for known in (NUM_PROMPT, 9000))
+    assert expected_seconds(all_of_it) == expected_seconds(more) == 0
 
 
 def test_affinity_yields_where_waiting_costs_more_than_reading_anew():
-    knows = Candidate(name="knows", num_known=2000, load=Load(num_slots=4, num_running=4))
-    free = Candidate(name="free", load=Load(num_slots=4))
+    knows = candidate("knows", num_known=2000, load=Load(num_slots=4, num_running=4))
+    free = candidate("free", load=Load(num_slots=4))
     dear, cheap = (Prices(prompt_token=price, request=1.0) for price in (1e-3, 1e-4))
-    assert names(ranking(ASK, [replace(one, prices=dear) for one in (knows, free)]))[0] == "knows"
-    assert names(ranking(ASK, [replace(one, prices=cheap) for one in (knows, free)]))[0] == "free"
+    assert names(ranking([replace(one, prices=dear) for one in (knows, free)]))[0] == "knows"
+    assert names(ranking([replace(one, prices=cheap) for one in (knows, free)]))[0] == "free"
 
 
 def test_a_hot_replica_changes_nothing_for_those_who_ask_another():
     """A fleet-wide switch would take the prefix on b away from its users as well."""
-    hot = Candidate(name="hot", load=Load(num_slots=4, num_running=4, num_waiting=100))
-    knows, other = Candidate(name="b", num_known=1900), Candidate(name="c")
-    assert names(ranking(ASK, [hot, knows, other]))[0] == "b"
+    hot = candidate("hot", load=Load(num_slots=4, num_running=4, num_waiting=100))
+    knows, other = candidate("b", num_known=1900), candidate("c")
+    assert names(ranking([hot, knows, other]))[0] == "b"
 
 
 def test_a_corpus_decides_between_replicas_that_are_alike():
-    plain, learned = Candidate(name="plain"), Candidate(name="learned", corpus_share=0.8)
+    plain, learned = candidate("plain"), candidate("learned", corpus_share=0.8)
     for conversation in "abcdef":
-        ask = replace(ASK, conversation=conversation)
-        assert names(ranking(ask, [plain, learned]))[0] == "learned"
+        assert names(ranking([plain, learned], conversation))[0] == "learned"
 
 
 def test_a_conversation_stays_unless_another_replica_is_clearly_cheaper():
-    here = Candidate(name="here")
-    slightly = Candidate(name="there", num_known=150)
-    clearly = Candidate(name="there", num_known=1000)
-    assert names(ranking(ASK, [here, slightly], "here"))[0] == "here"
-    assert names(ranking(ASK, [here, slightly], "there"))[0] == "there"
-    assert names(ranking(ASK, [here, clearly], "here"))[0] == "there"
+    here = candidate("here")
+    slightly = candidate("there", num_known=150)
+    clearly = candidate("there", num_known=1000)
+    assert names(ranking([here, slightly], last="here"))[0] == "here"
+    assert names(ranking([here, slightly], last="there"))[0] == "there"
+    assert names(ranking([here, clearly], last="here"))[0] == "there"
 
 
 def test_every_router_breaks_ties_alike_and_conversations_spread():
-    fleet = [Candidate(name=name) for name in "abcd"]
-    asks = [replace(ASK, conversation=str(i)) for i in range(400)]
-    first = [names(ranking(ask, fleet))[0] for ask in asks]
-    assert first == [names(ranking(ask, fleet[::-1]))[0] for ask in asks]
+    fleet = [candidate(name) for name in "abcd"]
+    first = [names(ranking(fleet, str(i)))[0] for i in range(400)]
+    assert first == [names(ranking(fleet[::-1], str(i)))[0] for i in range(400)]
     assert min(Counter(first).values()) > 60
 
 
 def test_reading_costs_more_where_others_generate():
-    idle, busy = (Candidate(name="a", load=Load(num_slots=4, num_running=n)) for n in (0, 3))
-    assert cost_of(ASK, busy).prompt > cost_of(ASK, idle).prompt
-    known = replace(busy, num_known=ASK.num_prompt)
-    assert cost_of(ASK, known).prompt == 0
+
+    def reading(num_running: int) -> float:
+        whole = candidate(load=Load(num_slots=4, num_running=num_running))
+        return expected_seconds(whole) - expected_seconds(replace(whole, num_known=NUM_PROMPT))
+
+    assert reading(3) > reading(0) > 0
 
 
 def test_a_slow_replica_gets_less():
     """Costs are seconds of that replica, so machines of several kinds can stand side by side."""
-    slow = Candidate(name="slow", prices=Prices(prompt_token=1e-2))
-    fast = Candidate(name="fast", load=Load(num_slots=4, num_running=3))
-    assert names(ranking(ASK, [slow, fast]))[0] == "fast"
+    slow = candidate("slow", prices=Prices(prompt_token=1e-2))
+    fast = candidate("fast", load=Load(num_slots=4, num_running=3))
+    assert names(ranking([slow, fast]))[0] == "fast"

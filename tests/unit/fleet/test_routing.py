@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx2
 import orjson
 import pytest
+from starlette.requests import Request
 from tests.unit.router.backends import running
 
 from headstart.config import ServerConfig
+from headstart.gateway.balancer import health, prefixes, routing
 from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import read
 from headstart.gateway.balancer.replica import Replica
 from headstart.gateway.balancer.routing import RoutingLimits
-from headstart.gateway.router.proxy import read_body
 from headstart.structures.passages import Digest, PassageSet
 
 CHAT = "/v1/chat/completions"
@@ -38,6 +40,8 @@ class Scripted:
         self.status = status
         self.name = name
         self.dies_after: int | None = None  # pieces
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.digest = Digest()
         self.stored = "none"
         self.may_go_on = asyncio.Event()
@@ -47,6 +51,7 @@ class Scripted:
 
     async def __call__(self, scope, receive, send) -> None:
         headers = dict(scope["headers"])
+        await self.may_answer.wait()
         if scope["path"] != CHAT:
             if scope["path"] == "/corpus/digest":
                 self.keys.append(headers.get(b"authorization", b"").decode())
@@ -56,7 +61,7 @@ class Scripted:
             known |= self.stored in scope["path"]
             await self._send(send, 200 if known else 404, [b"{}"])
             return
-        self.chats.append(orjson.loads(await read_body(receive)))
+        self.chats.append(await Request(scope, receive).json())
         self.keys.append(headers.get(b"authorization", b"").decode() or None)
         if self.status != 200:
             await self._send(send, self.status, [b'{"error": {"message": "no", "code": 1}}'])
@@ -77,17 +82,20 @@ class Scripted:
 
 @asynccontextmanager
 async def routed(
-    *backends: Scripted, limits: RoutingLimits | None = None, key: str | None = None
+    *backends: Scripted,
+    limits: RoutingLimits | None = None,
+    key: str | None = None,
+    poll_seconds: float = 30,
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, Fleet]]:
     """A client of a router before these backends, which rank in this order."""
-    fleet = Fleet(rank=lambda ask, candidates, last: list(candidates))
+    fleet = Fleet(rank=lambda candidates, conversation, last: list(candidates))
     async with AsyncExitStack() as stack:
         for i, backend in enumerate(backends):
             backend.name = f"b{i}"
             url = await stack.enter_async_context(running(backend))
             fleet.add(Replica(backend.name, url, {"authorization": "Bearer own"}))
         told = {one.name: one.reported for one in fleet.replicas.values()}
-        app = create_app(ServerConfig(api_key=key), fleet, limits, poll_seconds=30)
+        app = create_app(ServerConfig(api_key=key), fleet, limits, poll_seconds)
         url = await stack.enter_async_context(running(app, lifespan="on"))
         while any(one.reported is told[one.name] for one in fleet.replicas.values()):
             await asyncio.sleep(0.002)  # until all were asked how they are, which is not repeated
@@ -105,21 +113,21 @@ async def chat(client: httpx2.AsyncClient, **more) -> httpx2.Response:
     return await client.post(CHAT, json=BODY | more)
 
 
-async def test_a_stream_passes_byte_by_byte_and_its_text_is_learned() -> None:
+async def test_a_stream_passes_byte_by_byte_and_its_text_is_learned(monkeypatch) -> None:
+    monkeypatch.setattr(prefixes, "BLOCK_BYTES", 1)
     async with routed(Scripted()) as (client, fleet):
         response = await chat(client)
         assert response.content == b"".join(EVENTS)
         await settled(fleet)
         (replica,) = fleet.replicas.values()
-        known = replica.tree.num_bytes
-        assert replica.tree.match(b"no such text") == 0
-        assert (replica.flights, replica.num_sent, replica.num_failed) == ({}, 1, 0)
+        known = replica.prefixes.num_bytes
+        assert (replica.flights, replica.num_sent, replica.num_failed) == (set(), 1, 0)
         turns = [*BODY["messages"], {"role": "assistant", "content": "one two"}]
-        following = orjson.dumps({"messages": turns})
-        assert replica.tree.match(read(following).text) == len(read(following).text)
+        following = read(orjson.dumps({"messages": turns}))
+        assert replica.prefixes.match(following.blocks) == known == len(following.text)
         await chat(client)
         await settled(fleet)
-        assert replica.tree.num_bytes == known
+        assert replica.prefixes.num_bytes == known
 
 
 @pytest.mark.parametrize("status", [503, None])
@@ -143,6 +151,55 @@ async def test_a_backend_that_is_gone_is_not_asked_again_until_it_is_back() -> N
         assert not gone.is_healthy
         assert (await chat(client)).headers["x-by"] == "b1"
         assert gone.num_failed <= 1
+
+
+async def test_requests_to_a_backend_that_falls_silent_are_answered_elsewhere(monkeypatch) -> None:
+    """Issue 28, point 10: they waited for an hour."""
+    first, second = Scripted(), Scripted()
+    async with routed(first, second, poll_seconds=0.01) as (client, fleet):
+        monkeypatch.setattr(health, "ANSWER_SECONDS", 0.3)
+        monkeypatch.setattr(health, "PATIENCE", 1)
+        first.may_answer.clear()
+        assert (await chat(client)).headers["x-by"] == "b1"
+        assert not fleet.replicas["b0"].is_healthy
+        first.may_answer.set()
+        while not fleet.replicas["b0"].is_healthy:
+            await asyncio.sleep(0.005)
+        assert (await chat(client)).headers["x-by"] == "b0"
+
+
+NESTED = b'{"messages": ' + b'[{"a": ' * 150 + b"1" + b"}]" * 150 + b"}"
+MANY = b'{"messages": [' + b"{}," * 400_000 + b"{}]}"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [(NESTED, "nested deeper than 250"), (MANY, "lists and objects"), (b"{", "not valid JSON")],
+    ids=["nested", "many", "damaged"],
+)
+async def test_a_body_is_refused_by_the_limits_of_the_server(content, says) -> None:
+    """Issue 28, points 8 and 10."""
+    backend = Scripted()
+    async with routed(backend) as (client, _):
+        response = await client.post(CHAT, content=content)
+        assert (response.status_code, says in response.json()["error"]["message"]) == (400, True)
+        assert not backend.chats
+        assert (await client.post("/who", content=b"no JSON " * 10)).status_code == 200
+
+
+async def test_long_bodies_are_parsed_beside_the_event_loop(monkeypatch) -> None:
+    """Issue 28, point 8."""
+    threads: list[int] = []
+
+    def noting(*arguments, **more):
+        threads.append(threading.get_ident())
+        return read(*arguments, **more)
+
+    monkeypatch.setattr(routing, "read", noting)
+    async with routed(Scripted()) as (client, _):
+        for size in (10, 100_000):
+            assert (await chat(client, user="x" * size)).status_code == 200
+    assert [one == threading.get_ident() for one in threads] == [True, False]
 
 
 async def test_a_stream_that_began_is_never_begun_again() -> None:

@@ -163,18 +163,6 @@ class TestTriggers:
         with pytest.raises(InvalidParameterError, match="<tool>"):
             begin("regex", "[0-9]+", triggers=(b"<tool>",), includes_trigger=True)
 
-    def test_a_required_text_must_begin_before_the_answer_ends(self) -> None:
-        state = begin("regex", "[0-9]+", triggers=(b">",), is_required=True)
-        assert legal(state) == set(range(TOKENS.size)) - {EOS}
-
-    def test_after_a_text_that_repeats_all_is_legal_again(self) -> None:
-        state = begin("regex", "[0-9]!", triggers=(b">",), repeats=True)
-        read(state, b"a>1!")
-        assert not state.is_over
-        assert legal(state) == set(range(TOKENS.size))
-        read(state, b" b>")
-        assert legal(state) == set(b"0123456789")
-
     def test_space_may_come_between_where_it_is_allowed(self) -> None:
         state = begin("json_schema", SCHEMA, triggers=(b"</think>",), allows_space=True)
         read(state, b'x</think>\n\n{"name": "')

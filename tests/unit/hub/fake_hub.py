@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from headstart.app.hub import ModelPaths, resolve_model
-from headstart.config import ModelConfig
+from headstart.app.model_files import Models, find_models
+from headstart.config import Config, ModelConfig, SpeculationConfig
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -111,16 +111,14 @@ class Client:
         self.hub = hub
         self.environment = {"HF_ENDPOINT": hub.endpoint, "LLAMA_CACHE": str(cache)}
 
-    def resolve(self, hf_repo: str | None = None, **options: Any) -> ModelPaths:
-        return resolve_model(ModelConfig(hf_repo=hf_repo, **options), self.environment)
-
-    def beside(self, hf_repo: str, *kinds: str, **options: Any) -> str | None:
-        """Path of what drafts for a model and stands beside it."""
-        config = ModelConfig(hf_repo=hf_repo, **options)
-        found = resolve_model(config, self.environment, beside=kinds).beside
-        return found.path if found else None
+    def find(
+        self, hf_repo: str | None = None, *, spec_type: str | None = None, **options: Any
+    ) -> Models:
+        config = Config(
+            model=ModelConfig(hf_repo=hf_repo, **options),
+            speculation=SpeculationConfig(spec_type=spec_type),
+        )
+        return find_models(config, self.environment)
 
     def target(self, hf_repo: str, **options: Any) -> Path:
-        path = self.resolve(hf_repo, **options).target
-        assert path is not None
-        return path
+        return self.find(hf_repo, spec_type="suffix", **options).target

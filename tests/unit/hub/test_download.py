@@ -7,8 +7,6 @@ from pathlib import Path
 import pytest
 from tests.unit.hub.fake_hub import COMMIT, Client, FakeHub
 
-from headstart.app.hub import resolve_model
-from headstart.config import ModelConfig
 from headstart.types.errors import ConfigError, ModelError
 
 REPO = "someone/Model-1B-GGUF"
@@ -59,8 +57,7 @@ def test_a_named_file_is_taken_as_it_is(client: Client, hub: FakeHub) -> None:
 def test_target_and_draft_come_from_their_own_repositories(client: Client, hub: FakeHub) -> None:
     hub.add(REPO, "a-Q8_0.gguf")
     hub.add("someone/tiny", "b-Q8_0.gguf", "b-Q4_0.gguf")
-    paths = client.resolve(REPO, draft_hf_repo="someone/tiny:Q4_0")
-    assert paths.target is not None
+    paths = client.find(REPO, draft_hf_repo="someone/tiny:Q4_0")
     assert paths.draft is not None
     assert (paths.target.name, paths.draft.name) == ("a-Q8_0.gguf", "b-Q4_0.gguf")
 
@@ -79,30 +76,10 @@ def test_a_draft_repository_gives_what_drafts_before_whole_models(
 ) -> None:
     hub.add(REPO, "a-Q8_0.gguf")
     hub.add("someone/drafts", *files)
-    draft = client.resolve(REPO, draft_hf_repo=reference).draft
+    draft = client.find(REPO, draft_hf_repo=reference).draft
     assert draft is not None
     assert draft.name == name
-    assert client.resolve(REPO, draft_hf_repo=reference, offline=True).draft == draft
-
-
-def test_what_drafts_beside_a_model_is_found_and_downloaded_only_when_it_is_used(
-    client: Client, hub: FakeHub
-) -> None:
-    hub.add(REPO, "a-Q8_0.gguf", "mtp-a-Q8_0.gguf", "eagle3-a-Q8_0.gguf")
-    assert client.beside(REPO, "mtp") == "mtp-a-Q8_0.gguf"
-    assert client.beside(REPO, "dspark", "eagle3") == "eagle3-a-Q8_0.gguf"
-    assert client.beside(REPO) is None
-    assert client.beside(REPO, "dflash") is None
-    assert hub.downloads == ["a-Q8_0.gguf"]
-    config = ModelConfig(hf_repo=REPO)
-    found = resolve_model(config, client.environment, beside=["mtp"]).beside
-    assert found is not None
-    assert found.kind == "mtp"
-    assert found.fetch().read_text() == "content of mtp-a-Q8_0.gguf"
-    client.environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
-    for is_offline in (True, False):
-        assert client.beside(REPO, "mtp", offline=is_offline) == "mtp-a-Q8_0.gguf"
-        assert client.beside(REPO, "eagle3", offline=is_offline) is None  # was never downloaded
+    assert client.find(REPO, draft_hf_repo=reference, offline=True).draft == draft
 
 
 def test_a_named_draft_model_comes_before_what_stands_beside_the_target(
@@ -112,16 +89,16 @@ def test_a_named_draft_model_comes_before_what_stands_beside_the_target(
     hub.add("someone/tiny", "b-Q8_0.gguf")
     file = tmp_path / "mine.gguf"
     file.touch()
-    assert client.beside(REPO, "mtp", draft_hf_repo="someone/tiny") is None
-    assert client.beside(REPO, "mtp", draft_model=str(file)) is None
+    assert client.find(REPO, draft_model=str(file)).draft == file
+    client.find(REPO, draft_hf_repo="someone/tiny")
+    assert hub.downloads == ["a-Q8_0.gguf", "b-Q8_0.gguf"]
 
 
 def test_a_draft_repository_gives_the_kind_that_was_asked_for(client: Client, hub: FakeHub) -> None:
     hub.add(REPO, "a-Q8_0.gguf")
     hub.add("someone/drafts", "mtp-a.gguf", "eagle3-a.gguf", "b-Q8_0.gguf")
-    config = ModelConfig(hf_repo=REPO, draft_hf_repo="someone/drafts")
-    for kinds, name in ((["eagle3"], "eagle3-a.gguf"), ([], "b-Q8_0.gguf")):
-        draft = resolve_model(config, client.environment, drafters=kinds).draft
+    for types, name in (("eagle3", "eagle3-a.gguf"), ("suffix", "b-Q8_0.gguf")):
+        draft = client.find(REPO, draft_hf_repo="someone/drafts", spec_type=types).draft
         assert draft is not None
         assert draft.name == name
 
@@ -237,14 +214,14 @@ def test_options_that_exclude_each_other_are_refused(
     client: Client, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
-        client.resolve(**options)
+        client.find(**options)
 
 
 def test_local_files_need_no_hub(client: Client, hub: FakeHub, tmp_path: Path) -> None:
     file = tmp_path / "mine.gguf"
     file.touch()
-    paths = client.resolve(model=str(file), draft_model=str(file))
+    paths = client.find(model=str(file), draft_model=str(file))
     assert (paths.target, paths.draft) == (file, file)
-    assert client.resolve().target is None
+    assert client.find().is_demo
     with pytest.raises(ModelError, match=r"--draft-model .*none.gguf: there is no such file"):
-        client.resolve(draft_model=str(tmp_path / "none.gguf"))
+        client.find(draft_model=str(tmp_path / "none.gguf"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from headstart.gateway.router.child import Listener
-from headstart.gateway.router.eviction import Estimate, Room
+from headstart.gateway.router.child import OnExit, OnState
+from headstart.gateway.router.eviction import LoadLimits
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LOADED, PooledModel
-from headstart.gateway.router.presets import ModelPreset
+from headstart.gateway.router.presets import Estimate, ModelPreset
 
 
 def preset(name: str, **more) -> ModelPreset:
@@ -22,9 +22,10 @@ class FakeChild:
     key = "inner"
 
     def __init__(
-        self, fleet: FakeChildren, preset: ModelPreset, arguments: Sequence[str], listener: Listener
+        self, fleet: FakeChildren, name: str, arguments: tuple[str, ...], *tells: Callable
     ) -> None:
-        self.name, self.arguments, self.listener = preset.name, tuple(arguments), listener
+        self.name, self.arguments = name, arguments
+        self.on_state, self._on_exit = tells
         self._fleet, self._is_over = fleet, False
         self._task = asyncio.create_task(self._start())
 
@@ -33,16 +34,16 @@ class FakeChild:
         await self._fleet.gate.wait()
         if reason := self._fleet.failures.get(self.name, [None]).pop(0):
             if reason != "-":
-                self.listener.on_state({"state": "failed", **reason})
+                self.on_state({"state": "failed", **reason})
             self.end(2)
             return
-        self.listener.on_state({"state": LOADED, "url": self._fleet.url})
+        self.on_state({"state": LOADED, "url": self._fleet.url})
 
     def end(self, code: int) -> None:
         if not self._is_over:
             self._is_over = True
             self._fleet.log.append(f"{self.name} ended")
-            self.listener.on_exit(code)
+            self._on_exit(code)
 
     def stop(self) -> None:
         asyncio.get_running_loop().call_soon(self.end, 0)
@@ -63,9 +64,12 @@ class FakeChildren:
         self.gate = asyncio.Event()
         self.gate.set()
 
-    def start(self, preset: ModelPreset, arguments: Sequence[str], listener: Listener) -> FakeChild:
+    def start(
+        self, preset: ModelPreset, arguments: Sequence[str], on_state: OnState, on_exit: OnExit
+    ) -> FakeChild:
         self.log.append(f"{preset.name} started")
-        child = self.children[preset.name] = FakeChild(self, preset, arguments, listener)
+        child = FakeChild(self, preset.name, tuple(arguments), on_state, on_exit)
+        self.children[preset.name] = child
         return child
 
 
@@ -83,14 +87,15 @@ def pool_of(
 ) -> Pool:
     presets = [one if isinstance(one, ModelPreset) else preset(one) for one in models]
     ticks = iter(range(1, 10**9))
-    return Pool(presets, Room(max_models), children.start, measure, lambda: float(next(ticks)))
+    return Pool(
+        presets, LoadLimits(max_models), children.start, measure, lambda: float(next(ticks))
+    )
 
 
 async def use(pool: Pool, name: str) -> PooledModel:
     """One request, over at once."""
     model = pool.models[name]
-    await pool.acquire(model)
-    pool.release(model)
+    (await pool.acquire(model)).end()
     return model
 
 

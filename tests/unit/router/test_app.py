@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from contextlib import asynccontextmanager
 
 import httpx2
@@ -12,7 +13,9 @@ from tests.unit.router.backends import running
 from tests.unit.router.fakes import FakeChildren, loaded, pool_of, preset, use
 
 from headstart.config import Config, RouterConfig, ServerConfig
+from headstart.gateway.router import listing
 from headstart.gateway.router.app import create_app
+from headstart.server.body import read_object
 
 PROMPT = {"prompt": "a"}
 
@@ -57,19 +60,14 @@ async def router(*models, max_models=0, presets=None, server=None, store=None, *
     echo = Echo()
     async with running(echo) as url:
         children = FakeChildren(url)
-        made = []
-
-        def make_pool():
-            made.append(pool_of(children, *models, max_models=max_models))
-            return made[0]
-
+        pool = pool_of(children, *models, max_models=max_models)
         config = Config(router=RouterConfig(**flags), server=server or ServerConfig())
-        app = create_app(config, make_pool, lambda: presets or [], store=store)
+        app = create_app(config, pool, lambda: presets or [], store=store)
         async with (
             running(app, lifespan="on") as own,
             httpx2.AsyncClient(base_url=own, trust_env=False, timeout=5) as client,
         ):
-            yield Routed(children, echo, client, made[0])
+            yield Routed(children, echo, client, pool)
             echo.go_on.set()
 
 
@@ -133,6 +131,34 @@ async def test_a_body_that_is_not_json_is_called_that(path) -> None:
         answer = await routed.client.post(path, content=b'{"model": "a"')
     assert answer.status_code == 400
     assert "not valid JSON" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/models/load", "/models"])
+async def test_a_body_is_refused_by_the_limits_of_the_server(path) -> None:
+    """Issue 28, point 8."""
+    many = b'{"model": "a", "messages": [' + b"{}," * 400_000 + b"{}]}"
+    nested = b'{"model": "a", "messages": ' + b'[{"a": ' * 150 + b"1" + b"}]" * 150 + b"}"
+    async with router("a") as routed:
+        for content, says in ((many, "lists and objects"), (nested, "nested deeper than 250")):
+            answer = await routed.client.post(path, content=content)
+            assert (answer.status_code, says in answer.json()["error"]["message"]) == (400, True)
+        assert routed.children.log == []
+
+
+async def test_long_bodies_are_parsed_beside_the_event_loop(monkeypatch) -> None:
+    """Issue 28, point 8."""
+    threads: list[int] = []
+
+    def noting(body):
+        threads.append(threading.get_ident())
+        return read_object(body)
+
+    monkeypatch.setattr(listing, "read_object", noting)
+    async with router("a") as routed:
+        for size in (10, 100_000):
+            body = {"model": "a", "prompt": "x" * size}
+            assert (await routed.client.post("/v1/completions", json=body)).status_code == 200
+    assert [one == threading.get_ident() for one in threads] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -230,6 +256,37 @@ async def test_tenants_of_the_router_are_tenants_of_its_models() -> None:
     first, second, third = routed.echo.tenants
     assert first == third != second
     assert "forged" not in (first, second)
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("path", ["/slots?model=a", "/props?model=a", "/models?reload=1"])
+async def test_no_other_website_changes_what_is_loaded(path, site) -> None:
+    """Issue 28, point 7: a browser requests an image without naming an origin."""
+    async with router("a", presets=[preset("b")]) as routed:
+        answer = await routed.client.get(path, headers={"sec-fetch-site": site})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+        assert (routed.children.log, set(routed.pool.models)) == ([], {"a"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "server"),
+    [
+        ({"sec-fetch-site": "same-origin"}, ServerConfig()),
+        ({"sec-fetch-site": "none"}, ServerConfig()),
+        ({}, ServerConfig()),
+        ({"sec-fetch-site": "cross-site"}, ServerConfig(cors_origins="*")),
+        (
+            {"sec-fetch-site": "cross-site", "origin": "http://page.example"},
+            ServerConfig(cors_origins="http://page.example"),
+        ),
+        ({"sec-fetch-site": "cross-site", "x-api-key": "k"}, ServerConfig(api_key="k")),
+    ],
+)
+async def test_the_own_page_and_programs_and_allowed_origins_load_models(headers, server) -> None:
+    async with router("a", server=server) as routed:
+        answer = await routed.client.get("/slots?model=a", headers=headers)
+        assert answer.status_code == 200
+        assert loaded(routed.pool) == {"a"}
 
 
 async def test_a_model_that_is_marked_is_loaded_at_the_start() -> None:

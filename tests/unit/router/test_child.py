@@ -58,7 +58,8 @@ def run(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.setattr(child, "command", lambda *_: [sys.executable, "-c", script])
         heard = Heard()
         environment = dict(os.environ)
-        return ChildProcess(preset("m", environment=environment, **more), (), heard), heard
+        own = preset("m", environment=environment, **more)
+        return ChildProcess(own, (), heard.on_state, heard.on_exit), heard
 
     return run
 
@@ -104,6 +105,6 @@ async def test_what_a_child_has_started_ends_with_it(run) -> None:
 async def test_a_command_that_cannot_be_run_is_a_failure(monkeypatch) -> None:
     monkeypatch.setattr(child, "command", lambda *_: ["/nowhere/python"])
     heard = Heard()
-    ChildProcess(preset("m", environment={}), (), heard)
+    ChildProcess(preset("m", environment={}), (), heard.on_state, heard.on_exit)
     assert await asyncio.wait_for(heard.code, 20) == 1
     assert "no process can be made" in heard.states[0]["message"]

@@ -7,8 +7,7 @@ from tests.unit.router.fakes import preset
 
 from headstart.app import demo
 from headstart.gateway.router.estimate import MIB, Estimator, read_estimate
-from headstart.gateway.router.eviction import MAIN, PROCESS_BYTES
-from headstart.gateway.router.presets import ModelPreset
+from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, ModelPreset
 from headstart.types.errors import ModelError
 
 SETTINGS = {"context": 4096, "gpu_layers": 20, "n_cpu_moe": 0}

@@ -1,28 +1,25 @@
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 import pytest
+from tests.unit.router.fakes import preset
 
-from headstart.gateway.router.eviction import MAIN, Room, may_stay, parse_memory
+from headstart.gateway.router.eviction import LoadLimits, may_stay, parse_memory
+from headstart.gateway.router.pooled_model import LOADED, PooledModel
+from headstart.gateway.router.presets import MAIN, Estimate
 from headstart.types.errors import ConfigError
 
 MIB = 2**20
 
 
-@dataclass(eq=False)
-class Model:
-    needs: dict[str, int]
-    last_used: float = 0.0
-    group: str = ""
-    held: dict[str, int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.held = self.needs
+def using(needs: dict[str, int], last_used: float = 0.0, group: str = "") -> PooledModel:
+    estimate = Estimate(needs)
+    return PooledModel(
+        preset("m", group=group), status=LOADED, last_used=last_used, estimate=estimate
+    )
 
 
-def on_gpu(size: int, last_used: float = 0.0, group: str = "") -> Model:
-    return Model({"CUDA0": size, MAIN: 1}, last_used, group)
+def on_gpu(size: int, last_used: float = 0.0, group: str = "") -> PooledModel:
+    return using({"CUDA0": size, MAIN: 1}, last_used, group)
 
 
 @pytest.mark.parametrize(
@@ -44,37 +41,37 @@ def test_memory_that_is_no_number_of_mib_is_refused(text) -> None:
 
 
 def test_no_model_is_loaded_beyond_the_bytes_of_any_device() -> None:
-    room = Room(budget={"CUDA0": 10, MAIN: 2})
-    assert room.fits(on_gpu(4), [on_gpu(6)])
-    assert not room.fits(on_gpu(5), [on_gpu(6)])
-    assert not room.fits(on_gpu(1), [on_gpu(1), on_gpu(1)]), "main memory"
+    limits = LoadLimits(budget={"CUDA0": 10, MAIN: 2})
+    assert limits.fits(on_gpu(4), [on_gpu(6)])
+    assert not limits.fits(on_gpu(5), [on_gpu(6)])
+    assert not limits.fits(on_gpu(1), [on_gpu(1), on_gpu(1)]), "main memory"
 
 
 def test_no_more_models_are_loaded_than_may_be() -> None:
-    assert Room(max_models=0).fits(on_gpu(1), [on_gpu(1)] * 99)
-    assert not Room(max_models=1).fits(on_gpu(1), [on_gpu(1)])
+    assert LoadLimits(max_models=0).fits(on_gpu(1), [on_gpu(1)] * 99)
+    assert not LoadLimits(max_models=1).fits(on_gpu(1), [on_gpu(1)])
 
 
 def test_the_model_used_longest_ago_goes_first() -> None:
     old, new = on_gpu(3, 1.0), on_gpu(3, 2.0)
-    assert Room(max_models=2).victims(on_gpu(3), [new, old], []) == [old]
-    assert Room(budget={"CUDA0": 8}).victims(on_gpu(3), [new, old], []) == [old]
+    assert LoadLimits(max_models=2).victims(on_gpu(3), [new, old], []) == [old]
+    assert LoadLimits(budget={"CUDA0": 8}).victims(on_gpu(3), [new, old], []) == [old]
 
 
 def test_only_models_of_the_full_device_go() -> None:
-    elsewhere, there = Model({"CUDA1": 9}, 1.0), on_gpu(9, 2.0)
-    room = Room(budget={"CUDA0": 10, "CUDA1": 10})
-    assert room.victims(on_gpu(9), [elsewhere, there], []) == [there]
+    elsewhere, there = using({"CUDA1": 9}, 1.0), on_gpu(9, 2.0)
+    limits = LoadLimits(budget={"CUDA0": 10, "CUDA1": 10})
+    assert limits.victims(on_gpu(9), [elsewhere, there], []) == [there]
 
 
 def test_a_model_that_would_not_free_enough_stays_where_a_later_one_does() -> None:
     small, large = on_gpu(1, 1.0), on_gpu(8, 2.0)
-    assert Room(budget={"CUDA0": 10}).victims(on_gpu(9), [small, large], []) == [large]
+    assert LoadLimits(budget={"CUDA0": 10}).victims(on_gpu(9), [small, large], []) == [large]
 
 
 def test_nothing_is_unloaded_where_it_would_not_be_enough() -> None:
     busy, idle = on_gpu(8), on_gpu(1)
-    assert Room(budget={"CUDA0": 10}).victims(on_gpu(5), [idle], [busy]) is None
+    assert LoadLimits(budget={"CUDA0": 10}).victims(on_gpu(5), [idle], [busy]) is None
 
 
 def test_models_of_different_groups_are_not_loaded_together() -> None:
@@ -82,5 +79,5 @@ def test_models_of_different_groups_are_not_loaded_together() -> None:
     assert may_stay(chat, any_)
     assert may_stay(any_, any_)
     assert may_stay(chat, on_gpu(1, group="chat"))
-    assert Room().victims(code, [any_, chat], []) == [chat]
-    assert Room().victims(code, [], [chat]) is None
+    assert LoadLimits().victims(code, [any_, chat], []) == [chat]
+    assert LoadLimits().victims(code, [], [chat]) is None

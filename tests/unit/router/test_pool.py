@@ -22,7 +22,7 @@ async def settle() -> None:
 async def test_a_model_is_loaded_when_it_is_asked_for(children) -> None:
     pool = pool_of(children, "a", "b")
     model = pool.models["a"]
-    backend = await pool.acquire(model)
+    backend = (await pool.acquire(model)).backend
     assert (backend.url, backend.headers["authorization"]) == (children.url, "Bearer inner")
     assert (loaded(pool), model.num_requests) == ({"a"}, 1)
 
@@ -42,13 +42,33 @@ async def test_the_model_used_longest_ago_is_unloaded_for_another(children) -> N
     assert children.log.index("b ended") < children.log.index("c started"), "before loading"
 
 
+async def test_a_model_that_answered_last_is_not_the_one_used_longest_ago(children) -> None:
+    """Issue 28, point 17: the end of a request is use as well as its beginning."""
+    pool = pool_of(children, "a", "b", "c", max_models=2)
+    lease = await pool.acquire(pool.models["a"])
+    await use(pool, "b")
+    lease.end()
+    lease.end()
+    await use(pool, "c")
+    assert loaded(pool) == {"a", "c"}
+
+
+async def test_a_request_that_only_reads_state_is_no_use_of_a_model(children) -> None:
+    pool = pool_of(children, "a", "b", "c", max_models=2)
+    for name in ("a", "b"):
+        await use(pool, name)
+    (await pool.acquire(pool.models["a"], wakes=False)).end()
+    await use(pool, "c")
+    assert loaded(pool) == {"b", "c"}
+
+
 async def test_a_busy_model_is_never_unloaded_for_another(children) -> None:
     pool = pool_of(children, "a", "b", max_models=1)
-    await pool.acquire(pool.models["a"])
+    lease = await pool.acquire(pool.models["a"])
     waiting = asyncio.create_task(use(pool, "b"))
     await settle()
     assert loaded(pool) == {"a"}
-    pool.release(pool.models["a"])
+    lease.end()
     await waiting
     assert loaded(pool) == {"b"}
 
@@ -56,17 +76,16 @@ async def test_a_busy_model_is_never_unloaded_for_another(children) -> None:
 async def test_a_model_that_never_comes_to_rest_gives_way_at_last(children, monkeypatch) -> None:
     pool = pool_of(children, "a", "b", max_models=1)
     a = pool.models["a"]
-    await pool.acquire(a)
+    lease = await pool.acquire(a)
     other = asyncio.create_task(use(pool, "b"))
     await settle()
-    await pool.acquire(a)  # nobody has waited for long
-    pool.release(a)
+    await use(pool, "a")  # nobody has waited for long
     monkeypatch.setattr("headstart.gateway.router.pool.PATIENCE", 0.0)
     pool._advance()
     late = asyncio.create_task(use(pool, "a"))
     await settle()
     assert (loaded(pool), late.done()) == ({"a"}, False), "who is answered stays, who comes waits"
-    pool.release(a)
+    lease.end()
     await other
     await late
     assert children.log == ["a started", "a ended", "b started", "b ended", "a started"]
@@ -89,16 +108,16 @@ async def test_who_gives_up_waiting_gives_the_model_back(children, monkeypatch) 
 async def test_many_that_wait_for_one_model_cost_one_other(children) -> None:
     pool = pool_of(children, "a", "b", "c", max_models=2)
     await use(pool, "b")
-    await pool.acquire(pool.models["a"])
+    lease = await pool.acquire(pool.models["a"])
     await asyncio.gather(*(use(pool, "c") for _ in range(3)))
-    pool.release(pool.models["a"])
+    lease.end()
     await settle()
     assert loaded(pool) == {"a", "c"}
 
 
 async def test_who_waits_is_served_in_the_order_of_arrival(children) -> None:
     pool = pool_of(children, "a", "b", "c", max_models=1)
-    await pool.acquire(pool.models["a"])
+    lease = await pool.acquire(pool.models["a"])
     order: list[str] = []
 
     async def ask(name: str) -> None:
@@ -107,19 +126,19 @@ async def test_who_waits_is_served_in_the_order_of_arrival(children) -> None:
 
     tasks = [asyncio.create_task(ask("b")), asyncio.create_task(ask("c"))]
     await settle()
-    pool.release(pool.models["a"])
+    lease.end()
     await asyncio.gather(*tasks)
     assert order == ["b", "c"]
 
 
 async def test_who_leaves_the_queue_costs_no_model(children) -> None:
     pool = pool_of(children, "a", "b", max_models=1)
-    await pool.acquire(pool.models["a"])
+    lease = await pool.acquire(pool.models["a"])
     waiting = asyncio.create_task(use(pool, "b"))
     await settle()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    pool.release(pool.models["a"])
+    lease.end()
     await settle()
     assert (loaded(pool), children.log) == ({"a"}, ["a started"])
 
@@ -240,7 +259,7 @@ async def test_a_sleeping_model_needs_room_to_wake_up(children) -> None:
     measure = estimates(a=600 * mib, b=600 * mib, usable=1000 * mib)
     pool = pool_of(children, "a", "b", measure=measure)
     await use(pool, "a")
-    children.children["a"].listener.on_state({"state": "sleeping"})
+    children.children["a"].on_state({"state": "sleeping"})
     await use(pool, "b")
     assert pool.models["a"].status == SLEEPING, "there is room for both while one sleeps"
     await use(pool, "a")
@@ -251,7 +270,7 @@ async def test_a_sleeping_model_needs_room_to_wake_up(children) -> None:
 async def test_what_only_asks_about_a_sleeping_model_does_not_wake_it(children) -> None:
     pool = pool_of(children, "a")
     await use(pool, "a")
-    children.children["a"].listener.on_state({"state": "sleeping"})
+    children.children["a"].on_state({"state": "sleeping"})
     await pool.acquire(pool.models["a"], wakes=False)
     assert pool.models["a"].status == SLEEPING
 

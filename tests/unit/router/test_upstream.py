@@ -8,11 +8,12 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from headstart.gateway.router.upstream import (
+from headstart.gateway.proxy import Backend, Proxy
+from headstart.gateway.upstream import (
     MAX_BUFFERED,
+    MAX_HEAD,
     BrokenConnectionError,
-    Connections,
-    Origin,
+    Connection,
     head_of,
 )
 
@@ -25,12 +26,12 @@ CONTINUED = b"HTTP/1.1 100 Continue\r\n\r\n" + WHOLE
 @asynccontextmanager
 async def serving(
     answer: bytes, *, step: int = 10**6, closes: bool = False
-) -> AsyncIterator[Origin]:
+) -> AsyncIterator[Backend]:
     """A server that writes these bytes, so many at once, to whoever asks."""
-    writers: list[asyncio.StreamWriter] = []
+    writers: dict[asyncio.StreamWriter, asyncio.Task] = {}
 
     async def serve(reader, writer) -> None:
-        writers.append(writer)
+        writers[writer] = asyncio.current_task()
         while await reader.readuntil(b"\r\n\r\n"):
             for at in range(0, len(answer), step):
                 writer.write(answer[at : at + step])
@@ -46,23 +47,27 @@ async def serving(
 
     server = await asyncio.start_server(quietly, "127.0.0.1", 0)
     try:
-        yield Origin.of(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        port = server.sockets[0].getsockname()[1]
+        yield Backend(name="it", url=f"http://127.0.0.1:{port}")
     finally:
         server.close()
         for writer in writers:
-            writer.close()
+            writer.transport.abort()
+        await asyncio.gather(*writers.values())
 
 
-async def ask(connections: Connections, origin: Origin, method: str = "GET"):
-    connection = await connections.get(origin)
-    head = head_of(method, "/", [(b"host", b"x")])
-    connection.send(head, b"", is_head_only=method == "HEAD")
+async def connect(backend: Backend) -> Connection:
+    return await Proxy()._connect(backend)
+
+
+async def ask(connection: Connection, method: str = "GET") -> bytes:
+    connection.send(head_of(method, "/", [(b"host", b"x")]), b"", is_head_only=method == "HEAD")
     async with asyncio.timeout(5):
         await connection.wait_for_head()
         body = b""
         while piece := await connection.read():
             body += piece
-    return connection, body
+    return body
 
 
 @pytest.mark.parametrize("step", [1, 7, 10**6])
@@ -72,35 +77,37 @@ async def ask(connections: Connections, origin: Origin, method: str = "GET"):
     ids=["length", "chunked", "until closed", "after 100"],
 )
 async def test_every_kind_of_body_is_read_to_its_end(answer, closes, step) -> None:
-    async with serving(answer, step=step, closes=closes) as origin:
-        connections = Connections(keep_alive_seconds=20)
-        connection, body = await ask(connections, origin)
-        assert (connection.status, body) == (200, b"hello")
-        connections.give_back(origin, connection)
-        assert connection.is_open == (not closes)
-        connections.close()
+    async with serving(answer, step=step, closes=closes) as backend:
+        connection = await connect(backend)
+        assert await ask(connection) == b"hello"
+        assert connection.status == 200
+        assert connection.can_be_reused == (not closes)
+        connection.close()
 
 
 async def test_a_connection_is_used_again_only_after_a_whole_answer() -> None:
-    async with serving(WHOLE) as origin:
-        connections = Connections(keep_alive_seconds=20)
-        first, _ = await ask(connections, origin)
-        connections.give_back(origin, first)
-        second = await connections.get(origin)
+    async with serving(WHOLE) as backend:
+        proxy = Proxy()
+        first = await proxy._connect(backend)
+        await ask(first)
+        proxy.give_back(backend, first)
+        second = await proxy._connect(backend)
         assert second is first
         second.send(head_of("GET", "/", []), b"", is_head_only=False)
-        connections.give_back(origin, second)  # the answer has not come
-        assert await connections.get(origin) is not first
-        connections.close()
+        proxy.give_back(backend, second)  # the answer has not come
+        third = await proxy._connect(backend)
+        assert third is not first
+        await ask(third)
+        proxy.give_back(backend, third)
+        async with serving(WHOLE) as elsewhere:  # under the same name
+            assert (await proxy._connect(elsewhere)) is not third
 
 
 async def test_an_answer_to_head_has_no_body() -> None:
-    async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n") as origin:
-        connections = Connections(keep_alive_seconds=20)
-        connection, body = await ask(connections, origin, "HEAD")
-        assert (connection.status, body) == (200, b"")
-        connections.give_back(origin, connection)
-        assert not connection.can_be_used_again
+    async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n") as backend:
+        connection = await connect(backend)
+        assert await ask(connection, "HEAD") == b""
+        assert not connection.can_be_reused
 
 
 @pytest.mark.parametrize(
@@ -109,16 +116,50 @@ async def test_an_answer_to_head_has_no_body() -> None:
     ids=["nothing", "half a head", "short", "unfinished", "nonsense"],
 )
 async def test_what_is_cut_off_is_not_taken_for_an_end(answer) -> None:
-    async with serving(answer, closes=True) as origin:
+    async with serving(answer, closes=True) as backend:
         with pytest.raises(BrokenConnectionError):
-            await ask(Connections(keep_alive_seconds=20), origin)
+            await ask(await connect(backend))
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        HEAD + b"X-A: " + bytes([97]) * 2**21,
+        HEAD + b"X-A: b\r\n" * 2**18,
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 2**16,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;x=" + bytes([97]) * 2**21,
+    ],
+    ids=["one header", "many headers", "many heads", "a chunk's extension"],
+)
+async def test_an_endless_head_is_not_read_into_memory(answer) -> None:
+    """Issue 28, point 10."""
+    async with serving(answer, step=65536) as backend:
+        connection = await connect(backend)
+        with pytest.raises(BrokenConnectionError):
+            await ask(connection)
+        assert connection._num_unused <= 2**19, "what came in one read beyond the limit"
+        assert MAX_HEAD < 2**19
+
+
+async def test_a_body_until_the_end_of_a_connection_that_we_end_is_not_whole() -> None:
+    async with serving(UNTIL_CLOSED) as backend:
+        connection = await connect(backend)
+        connection.send(head_of("GET", "/", []), b"", is_head_only=False)
+        await connection.wait_for_head()
+        await connection.read()
+        connection.close()
+        with pytest.raises(BrokenConnectionError):
+            await connection.read()
 
 
 async def test_a_server_waits_for_a_reader_that_is_slow() -> None:
     size = 40 * MAX_BUFFERED
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
-    async with serving(head + bytes(size), step=65536) as origin:
-        connection = await Connections(keep_alive_seconds=20).get(origin)
+    async with serving(head + bytes(size), step=65536) as backend:
+        connection = await connect(backend)
         connection.send(head_of("GET", "/", []), b"", is_head_only=False)
         await connection.wait_for_head()
         await asyncio.sleep(0.1)
@@ -131,11 +172,5 @@ async def test_a_server_waits_for_a_reader_that_is_slow() -> None:
 
 
 def test_a_head_cannot_hold_another_request() -> None:
-    with pytest.raises(ValueError, match="end inside"):
+    with pytest.raises(ValueError, match="line break"):
         head_of("GET", "/", [(b"x", b"a\r\nHost: other")])
-
-
-def test_an_address_is_taken_apart() -> None:
-    origin = Origin.of("https://user@example.org/llm/")
-    assert (origin.host, origin.port, origin.is_tls) == ("example.org", 443, True)
-    assert (origin.netloc, origin.prefix) == ("example.org", "/llm")

@@ -15,8 +15,7 @@ from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import GrammarCompiler
 from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler.ask_timer import no_clock
-from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.drafting import Drafting, no_clock
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
@@ -57,7 +56,6 @@ CONSTRAINTS = {
         kind=ConstraintKind.JSON_SCHEMA,
         text=json.dumps(PERSON),
         triggers=(b"a", b"{", b"!"),
-        is_required=True,
         allows_space=True,
     ),
     "thoughts before": Constraint(
@@ -71,9 +69,6 @@ CONSTRAINTS = {
         text="[0-9]{3};",
         triggers=(b"a", b"b", b"c", b"{", b"!"),
         thoughts=ThoughtMarks(b"s", b"e", is_open=True),
-    ),
-    "again and again": Constraint(
-        kind=ConstraintKind.REGEX, text="[0-9]{3};", triggers=(b"a", b"b", b"c"), repeats=True
     ),
     "with its trigger": Constraint(
         kind=ConstraintKind.GBNF,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tests.harness import sequence_of
+
 from headstart.scheduler.adapter_turns import STEPS, AdapterTurns, Scales
-from headstart.scheduler.slot import ActiveRequest
 from headstart.types.request import Request
 
 
@@ -18,7 +19,7 @@ class Used:
 
 
 def active(*scales: float) -> Any:
-    return ActiveRequest(Request(request_id="r", prompt=(1,), adapters=scales), 0.0)
+    return sequence_of(Request(request_id="r", prompt=(1,), adapters=scales))
 
 
 def test_requests_without_scales_change_nothing() -> None:
@@ -26,8 +27,7 @@ def test_requests_without_scales_change_nothing() -> None:
     turns = AdapterTurns(used.calls.append)
     running = [active(), active()]
     for _ in range(3 * STEPS):
-        turns.begin_step(running)
-        assert turns.sharing(running) == running
+        assert turns.choose(running) == running
     assert used.calls == []
 
 
@@ -37,8 +37,7 @@ def test_sets_take_turns() -> None:
     running = [active(0.5), active(), active(0.5), active(1.0)]
     served: list[int] = [0] * 4
     for _ in range(6 * STEPS):
-        turns.begin_step(running)
-        sharing = turns.sharing(running)
+        sharing = turns.choose(running)
         assert len({one.request.adapters for one in sharing}) == 1
         assert sharing
         for index, one in enumerate(running):
@@ -51,7 +50,7 @@ def test_who_is_alone_is_not_interrupted() -> None:
     used = Used()
     turns = AdapterTurns(used.calls.append)
     for _ in range(3 * STEPS):
-        turns.begin_step([active(0.5)])
+        turns.choose([active(0.5)])
     assert used.calls == [(0.5,)]
-    turns.begin_step([])
+    turns.choose([])
     assert used.calls == [(0.5,)]

@@ -216,10 +216,10 @@ def test_the_last_request_that_fills_all_cells_is_cut_off_and_says_so() -> None:
     answers = run(scheduler, [request])
     stats = answers["p0"].finish.stats
     assert (
-        stats.drafts.reasons["context full"] == scheduler.drafting.stats.reasons["context full"] > 0
+        stats.drafts.reasons["context full"] == scheduler.counts.stats.reasons["context full"] > 0
     )
-    # the first step has no reason, the last reason no step: not even the next token fitted any more
-    assert stats.num_steps == stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
+    # the first step, which ended the prompt, has no reason
+    assert stats.num_steps - 1 == stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
     assert answers["p0"].reason == "length"
     assert answers["p0"].finish.truncated
     assert 64 - 20 <= len(answers["p0"].tokens) <= 64 - 20 + 1

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from llguidance import LLParserLimits
 from tests.fake_draft_context import FakeDraftContext, layers_of
-from tests.harness import AUTO, SMALL_OPTIONS, Clock, RandomController, fixed
+from tests.harness import AUTO, SMALL_OPTIONS, Clock, RandomController, fixed, sequence_of
 from tests.states import FakeHeads
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
@@ -30,9 +30,8 @@ from headstart.sampling.grammar.compiler import GrammarCompiler
 from headstart.scheduler.constraint_queue import QUEUE_SECONDS, ConstraintQueue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.slot import ActiveRequest
 from headstart.speculators import SPECULATORS, Speculator
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
 from headstart.types import CacheKind
 from headstart.types.constraint import Constraint, ConstraintKind
@@ -179,6 +178,7 @@ def test_a_request_can_be_cancelled_while_its_constraint_is_compiled() -> None:
     scheduler.submit(request)
     assert scheduler.has_work
     scheduler.cancel("r0")
+    scheduler.step()
     assert not scheduler.has_work
     assert not any(isinstance(event, TokenEvent) for event in scheduler.take_events())
 
@@ -209,7 +209,9 @@ def queued(clock: Clock, texts: dict[str, Sequence[str]]) -> tuple[ConstraintQue
         for text in constraints:
             (request,) = make_constrained(1, Constraint(kind=ConstraintKind.REGEX, text=text), 0.8)
             request = replace(request, request_id=text, namespace=tenant)
-            queue.add(ActiveRequest(request, clock.now))
+            sequence = sequence_of(request)
+            sequence.submitted = clock.now
+            queue.add(sequence)
     return queue, compiler
 
 

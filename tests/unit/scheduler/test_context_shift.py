@@ -114,7 +114,7 @@ def test_a_cache_that_cannot_be_moved_is_read_again(cache_kind: CacheKind) -> No
     answers = run(scheduler, requests)
     for request in requests:
         assert answers[request.request_id].tokens == shifted(engine, request)
-    assert all(slot.num_exact > CONTEXT for slot in scheduler.slots)
+    assert all(slot.num_exact > CONTEXT for slot in scheduler.cells)
 
 
 def test_what_a_shift_moved_is_not_used_for_other_requests() -> None:
@@ -123,12 +123,12 @@ def test_what_a_shift_moved_is_not_used_for_other_requests() -> None:
     scheduler = make_scheduler(engine, parallel=1, context_shift=True)
     request = replace(long_requests(0.8)[1], num_keep=5)
     run(scheduler, [request])
-    (slot,) = scheduler.slots
+    (slot,) = scheduler.cells
     assert slot.num_exact == 5
-    following = Request(request_id="next", prompt=[*slot.kept, 3], max_tokens=2)
+    following = Request(request_id="next", prompt=[*slot.tokens, 3], max_tokens=2)
     assert run(scheduler, [following])["next"].finish.stats.num_cached == 5
-    assert slot.num_exact > len(slot.kept)
-    assert not scheduler.memory.store  # nor kept for later
+    assert slot.num_exact > slot.length
+    assert not scheduler.cache.host.store  # nor kept for later
 
 
 def test_a_request_that_lost_its_cells_after_a_shift_goes_on_with_what_it_has() -> None:

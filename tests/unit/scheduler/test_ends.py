@@ -122,7 +122,7 @@ def test_a_stop_string_ends_the_text_before_it_wherever_drafts_begin(length: int
         assert (answers["r"].text, answers["r"].reason) == (whole.text[:found], "word")
         assert answers["r"].tokens == whole.tokens[: found + 3]
         assert answers["r"].finish.stopping_word.encode() == stop
-        assert scheduler.slots[0].kept == engine.cache[0] == [1, 2, *answers["r"].tokens][:-1]
+        assert scheduler.cells[0].tokens == engine.cache[0] == [1, 2, *answers["r"].tokens][:-1]
 
 
 def test_text_held_back_for_a_stop_string_comes_with_the_end() -> None:
@@ -157,7 +157,7 @@ def test_when_time_is_up_the_text_ends_with_its_line_wherever_drafts_begin(lengt
         assert not got.finish.truncated
         assert got.finish.stats.generation_seconds > milliseconds / 1000
         lengths.append(len(got.tokens))
-        assert scheduler.slots[0].kept == engine.cache[0] == [1, *got.tokens][:-1]
+        assert scheduler.cells[0].tokens == engine.cache[0] == [1, *got.tokens][:-1]
     assert lengths[0] == next(i for i, token in enumerate(whole) if 5 <= token <= 9) + 1
     assert lengths == sorted(lengths)
     assert lengths[-1] > lengths[0]
@@ -254,6 +254,6 @@ def test_stats_agree_with_what_was_emitted() -> None:
         assert sum(n * count for n, count in histogram) == drafts.num_accepted
         assert sum(stats.drafts.accepted_histogram) == stats.drafts.num_drafts
         assert stats.num_steps == 1 + stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
-    total, sum_of_all = scheduler.drafting.speculators["oracle"].stats, scheduler.drafting.stats
+    total, sum_of_all = scheduler.drafting.speculators["oracle"].stats, scheduler.counts.stats
     assert total.num_drafted == sum_of_all.num_drafted
     assert total.num_accepted == sum_of_all.num_accepted == sum(total.accepted_by_position)

@@ -58,7 +58,7 @@ def test_output_is_identical_with_and_without_drafts(
         scheduler = make_scheduler(engine, speculators_of(chain, order), spec)
         check(engine, requests, run(scheduler, requests))
         if order == 2 or "draft-model" in chain:
-            assert scheduler.drafting.stats.num_drafted > 0
+            assert scheduler.counts.stats.num_drafted > 0
 
 
 @pytest.mark.parametrize("num_slots", range(1, 9))
@@ -70,7 +70,7 @@ def test_output_does_not_depend_on_the_number_of_slots(num_slots: int) -> None:
             engine, speculators_of(("suffix", "draft-model"), order), parallel=num_slots
         )
         check(engine, requests, run(scheduler, requests))
-        assert scheduler.drafting.stats.num_accepted > 0
+        assert scheduler.counts.stats.num_accepted > 0
 
 
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -123,7 +123,7 @@ def test_output_is_identical_when_drafts_break_off_anywhere(
     scheduler = make_scheduler(engine, [Oracle(engine, requests, wrong=0.3)], fixed(length))
     answers = run(scheduler, requests)
     check(engine, requests, answers)
-    assert 0 < scheduler.drafting.stats.num_accepted < scheduler.drafting.stats.num_drafted
+    assert 0 < scheduler.counts.stats.num_accepted < scheduler.counts.stats.num_drafted
     assert {"oracle", ""} == {source for a in answers.values() for source in a.sources}
 
 
@@ -133,7 +133,7 @@ def test_memory_that_cannot_roll_back_and_keeps_no_state_gets_no_drafts() -> Non
     engine.checkpoints = Checkpoints(0, 0)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], parallel=2)
     check(engine, requests, run(scheduler, requests))
-    assert scheduler.drafting.stats.num_drafted == 0
+    assert scheduler.counts.stats.num_drafted == 0
 
 
 def test_after_a_rejection_what_was_accepted_is_read_again_once() -> None:
@@ -143,7 +143,7 @@ def test_after_a_rejection_what_was_accepted_is_read_again_once() -> None:
     scheduler = make_scheduler(engine, [oracle], fixed(4), parallel=2)
     answers = run(scheduler, requests)
     check(engine, requests, answers)
-    drafts = scheduler.drafting.stats
+    drafts = scheduler.counts.stats
     assert 0 < drafts.num_accepted < drafts.num_drafted
     prompts = sum(len(request.prompt) for request in requests)
     emitted = sum(len(answer.tokens) for answer in answers.values())

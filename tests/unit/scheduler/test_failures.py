@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 
@@ -17,9 +18,11 @@ from tests.harness import (
     make_scheduler,
     make_speculators,
     play,
+    renamed,
     run,
 )
 
+from headstart.control.controller import Controller
 from headstart.speculators import Speculator
 from headstart.types import Batch, Draft, DraftRequest
 from headstart.types.errors import EngineError
@@ -124,3 +127,31 @@ def test_unknown_and_finished_requests_can_be_cancelled() -> None:
     collect(scheduler, answers)  # which accepts no second end
     check(engine, requests, answers)
     assert not scheduler.step().num_emitted  # nothing to do is no error
+
+
+@pytest.mark.parametrize(
+    "method", ["begin", "survival", "plan", "observe_step", "record", "prompt_rows", "end"]
+)
+def test_control_that_fails_ends_drafts_and_no_request(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = itertools.count()
+
+    def failing(self: Controller, *arguments: object, **named: object) -> object:
+        if next(calls) == 5:
+            raise ValueError("math domain error")
+        return original(self, *arguments, **named)
+
+    original = getattr(Controller, method)
+    monkeypatch.setattr(Controller, method, failing)
+    engine, requests = Model(2), make_requests(12)
+    scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO, Controller())
+    check(engine, requests, run(scheduler, requests))
+    assert scheduler.drafting.describe_control()["failure"] == "ValueError: math domain error"
+    later = [renamed(request, f"later {request.request_id}") for request in requests]
+    answers = run(scheduler, later)
+    check(engine, later, answers)
+    for request in later:
+        drafts = answers[request.request_id].finish.stats.drafts
+        assert drafts.num_drafts == 0
+        assert set(drafts.reasons) <= {"control failed"}

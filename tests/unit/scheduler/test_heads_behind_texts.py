@@ -100,7 +100,7 @@ def test_every_token_of_a_right_head_behind_a_right_text_is_accepted(
     assert num_behind_texts(scheduler) > 10
     stats = scheduler.drafting.speculators["mtp"].stats
     assert stats.num_accepted == stats.num_drafted
-    assert scheduler.drafting.stats.num_accepted == scheduler.drafting.stats.num_drafted
+    assert scheduler.counts.stats.num_accepted == scheduler.counts.stats.num_drafted
     assert head.describe()["missing_states"] == 0
     assert {1, 2, 3} <= set(control.leads)
 

@@ -63,7 +63,7 @@ def test_states_of_chunked_prompts_and_of_drafts_are_those_of_their_tokens(
     requests = make_requests(8)
     scheduler = make_scheduler(engine, [reader], fixed(3), prefill_chunk=chunk)
     check(engine, requests, run(scheduler, requests))
-    assert scheduler.drafting.stats.num_drafted > 0
+    assert scheduler.counts.stats.num_drafted > 0
     assert not reader.reasons
 
 

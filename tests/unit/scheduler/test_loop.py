@@ -93,7 +93,7 @@ class SlowWarmUp(WarmUp):
     """Needs so many looks for a request; notes when it went on, and when somebody asked."""
 
     def __init__(self, scheduler: Scheduler, clock: Callable[[], float], num_looks: int) -> None:
-        super().__init__(scheduler.engine, scheduler.drafting, scheduler.slots, clock, 7.0)
+        super().__init__(scheduler.engine, scheduler.drafting, scheduler.cells, clock, 7.0)
         self.seen: list[tuple[int, bool]] = []
         self._now, self._left = clock, num_looks
 

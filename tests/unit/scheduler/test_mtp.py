@@ -139,7 +139,7 @@ def test_several_heads_draft_no_more_tokens_than_there_are_heads() -> None:
     engine = Sure()
     scheduler = make_scheduler(engine, [mtp(engine, 2)], fixed(8))
     ask(scheduler, engine, greedy("r", prompt_of(1)))
-    assert max(end - start for start, end, _ in scheduler.drafting.stats.verified) == 2
+    assert max(end - start for start, end, _ in scheduler.counts.stats.verified) == 2
 
 
 def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:

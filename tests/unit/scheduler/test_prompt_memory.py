@@ -76,8 +76,8 @@ def test_idle_prompts_that_make_room_in_a_full_cache_come_back() -> None:
 def test_a_prompt_that_another_slot_holds_is_not_kept_twice() -> None:
     scheduler = make_scheduler(Model(), parallel=2)
     ask(scheduler, conversation(1), conversation(1, 1), conversation(2), conversation(3))
-    assert len(scheduler.memory.store) <= 2
-    kept = sum(len(slot.kept) for slot in scheduler.slots)
+    assert len(scheduler.cache.host.store) <= 2
+    kept = sum(slot.length for slot in scheduler.cells)
     assert kept == 2 * 107
 
 
@@ -120,8 +120,8 @@ def test_texts_from_memory_are_the_same_with_every_speculator(names: list[str]) 
 def test_idle_prompts_leave_the_cache_when_a_request_comes_and_come_back_with_theirs() -> None:
     scheduler = tiled()
     assert ask(scheduler, long(1), long(2)) == [300, 300]
-    assert [len(slot.kept) for slot in scheduler.slots if slot.kept] == [307]
-    assert len(scheduler.memory.store) == 1
+    assert [slot.length for slot in scheduler.cells if slot.tokens] == [307]
+    assert len(scheduler.cache.host.store) == 1
     later = [replace(long(i, 1), max_tokens=20) for i in (1, 2)]
     assert ask(scheduler, *later) == [20, 20]
     assert scheduler.counters.prompts_restored == 2
@@ -131,7 +131,7 @@ def test_idle_prompts_leave_the_cache_when_a_request_comes_and_come_back_with_th
 def test_where_they_cannot_or_must_not_go_to_main_memory_they_stay(off: dict[str, object]) -> None:
     scheduler = tiled(**off)
     ask(scheduler, long(1), long(2))
-    assert [len(slot.kept) for slot in scheduler.slots if slot.kept] == [307, 307]
+    assert [slot.length for slot in scheduler.cells if slot.tokens] == [307, 307]
     assert ask(scheduler, long(1, 1), long(2, 1)) == [20, 20]
     assert scheduler.counters.prompts_saved == 0
 
@@ -154,23 +154,23 @@ def test_a_few_idle_cells_and_shared_ones_stay_in_the_cache() -> None:
     one = long(1)
     other = replace(one, request_id="other", prompt=[*one.prompt[:240], *long(2).prompt[:50]])
     assert ask(scheduler, one, other, conversation(3)) == [300, 50, 100]
-    assert sum(bool(slot.kept) for slot in scheduler.slots) == 3
+    assert sum(bool(slot.length) for slot in scheduler.cells) == 3
     assert scheduler.counters.prompts_saved == 0
 
 
 def test_many_short_idle_prompts_leave_the_cache_together() -> None:
     scheduler = tiled()
     assert ask(scheduler, *(conversation(i) for i in (1, 2, 3, 4))) == [100] * 4
-    assert len(scheduler.memory.store) == 3
-    assert [len(slot.kept) for slot in scheduler.slots if slot.kept] == [107]
+    assert len(scheduler.cache.host.store) == 3
+    assert [slot.length for slot in scheduler.cells if slot.tokens] == [107]
     assert ask(scheduler, *(conversation(i, 1) for i in (1, 2, 3, 4))) == [20] * 4
 
 
 def test_what_is_in_main_memory_is_back_in_the_slots_when_they_are_written() -> None:
     scheduler = tiled()
     ask(scheduler, long(1), long(2), long(3))
-    scheduler.memory.bring_back(scheduler.slots)
-    assert sum(len(slot.kept) == 307 for slot in scheduler.slots) == 3
+    scheduler.cache.host.bring_back()
+    assert sum(slot.length == 307 for slot in scheduler.cells) == 3
     assert ask(scheduler, long(1, 1)) == [20]
 
 
@@ -205,10 +205,10 @@ def test_who_only_shares_the_beginning_of_a_stored_prompt_does_not_use_it_up(
 @pytest.mark.parametrize("num_bytes", [4000, 5000, 8000, 20_000])
 def test_a_full_store_may_drop_for_a_slot_what_is_brought_back_into_it(num_bytes: int) -> None:
     scheduler = make_scheduler(Model(context_size=1024), parallel=1)
-    scheduler.memory.store.max_bytes = num_bytes
+    scheduler.cache.host.store.max_bytes = num_bytes
     for turn in range(3):
         ask(scheduler, *(long(i, turn) for i in (1, 2)))
-    assert scheduler.memory.store.num_bytes <= num_bytes
+    assert scheduler.cache.host.store.num_bytes <= num_bytes
 
 
 @pytest.mark.parametrize("num_bytes", [2000, 4500, 9000])
@@ -219,7 +219,7 @@ def test_a_store_too_small_for_the_idle_prompts_loses_none_that_the_slots_would_
     engine, saved = scheduler.engine, Counter[int]()
     save = engine.save_sequence
     engine.save_sequence = lambda seq_id: saved.update([seq_id]) or save(seq_id)
-    scheduler.memory.store.max_bytes = num_bytes
+    scheduler.cache.host.store.max_bytes = num_bytes
     ask(scheduler, *(long(i) for i in (1, 2, 3)))
     for turn in (1, 2, 3):
         assert ask(scheduler, *(long(i, turn) for i in (1, 2, 3))) == [20] * 3
@@ -238,7 +238,7 @@ def test_what_cannot_be_brought_back_for_want_of_cells_leaves_shared_cells_to_us
     while early.request_id not in answers or not answers[early.request_id].end:
         scheduler.step()
         collect(scheduler, answers)
-    assert scheduler.memory.make_room(scheduler.slots)
+    assert scheduler.cache.host.make_room()
     engine.num_cells = 900
     scheduler.submit(late)
     check(engine, [busy, late], play(scheduler, answers=answers))
@@ -277,9 +277,9 @@ def test_what_comes_back_shares_the_cells_of_what_another_slot_holds() -> None:
 def test_no_idle_prompt_makes_room_for_the_rest_of_one_that_is_mostly_in_the_cache() -> None:
     scheduler = make_scheduler(CrowdedModel(context_size=1024), parallel=3)
     ask(scheduler, *(with_system_prompt(i) for i in range(4)))
-    kept = [slot.kept for slot in scheduler.slots]
+    kept = [slot.tokens for slot in scheduler.cells]
     assert ask(scheduler, with_system_prompt(0, 1)) == [120]
-    assert sum(slot.kept in kept for slot in scheduler.slots) == 2
+    assert sum(slot.tokens in kept for slot in scheduler.cells) == 2
 
 
 @pytest.mark.parametrize("error", [EngineError("no state"), MemoryError()])

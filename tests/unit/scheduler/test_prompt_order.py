@@ -9,33 +9,36 @@ from itertools import groupby
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness import sequence_of
 
 from headstart.scheduler.prompt_order import PromptOrder
-from headstart.scheduler.slot import ActiveRequest
+from headstart.scheduler.sequence import Cells, Sequence
+from headstart.scheduler.step import StepPlan
+from headstart.types import Batch
 from headstart.types.request import Request
 
 
-def waiting(*lengths: int) -> list[ActiveRequest]:
-    return [ActiveRequest(Request(request_id="", prompt=[1] * length), 0.0) for length in lengths]
+def waiting(*lengths: int) -> list[Sequence]:
+    return [
+        sequence_of(Request(request_id="", prompt=[1] * length), cells=Cells(seq_id))
+        for seq_id, length in enumerate(lengths)
+    ]
 
 
-def step(order: PromptOrder, reading: list[ActiveRequest], num_rows: int) -> list[int]:
+def step(order: PromptOrder, reading: list[Sequence], num_rows: int) -> list[int]:
     """One step; those that are read leave the list."""
-    shares = order.share(reading, num_rows)
-    in_batch = []
-    for active, rows in zip(reading, shares, strict=True):
-        active.num_rows = rows
-        if rows:
-            in_batch.append(active)
-    order.count(in_batch)
-    for active in in_batch:
-        active.num_decoded += active.num_rows
-        if not active.num_pending:
-            reading.remove(active)
+    shares = order.share(reading, num_rows, [])
+    plan = StepPlan(Batch(1), 0.0, list(reading), num_rows=shares)
+    order.count(plan)
+    for index, sequence in plan.decoded():
+        assert sequence.cells is not None
+        sequence.cells.length += shares[index]
+        if not sequence.num_pending:
+            reading.remove(sequence)
     return shares
 
 
-def pieces(reading: list[ActiveRequest], tile: int, num_rows: int) -> dict[int, int]:
+def pieces(reading: list[Sequence], tile: int, num_rows: int) -> dict[int, int]:
     """For each prompt, in how many pieces it is read, where steps in a row count as one piece."""
     order, numbers, steps = PromptOrder(tile), {id(a): i for i, a in enumerate(reading)}, []
     while reading:
@@ -63,7 +66,7 @@ def pieces(reading: list[ActiveRequest], tile: int, num_rows: int) -> dict[int, 
 def test_the_shortest_come_first_and_pieces_of_less_than_a_tile_are_not_cut(
     lengths: tuple[int, ...], tile: int, shares: list[int]
 ) -> None:
-    assert PromptOrder(tile).share(waiting(*lengths), 128) == shares
+    assert PromptOrder(tile).share(waiting(*lengths), 128, []) == shares
 
 
 @given(
@@ -121,7 +124,7 @@ def test_a_new_oldest_is_owed_nothing() -> None:
     for _ in range(3):
         step(order, reading, 128)
     reading[:] = waiting(900, 200)
-    assert order.share(reading, 128) == [0, 128]
+    assert order.share(reading, 128, []) == [0, 128]
 
 
 def test_a_prompt_that_a_short_one_waits_for_comes_as_early_as_that() -> None:
@@ -129,5 +132,5 @@ def test_a_prompt_that_a_short_one_waits_for_comes_as_early_as_that() -> None:
     reading = waiting(8000, 12000)
     follower, last = waiting(100, 200)
     follower.leader, last.leader = reading[1], follower
-    assert PromptOrder(64).share(reading, 128) == [128, 0]
+    assert PromptOrder(64).share(reading, 128, []) == [128, 0]
     assert PromptOrder(64).share(reading, 128, [last, follower]) == [0, 128]

@@ -36,7 +36,7 @@ def steps_of(spec: SpeculationConfig, wants_provenance: bool) -> dict[str, list[
     answers = {}
     while scheduler.has_work:
         scheduler.step()
-        events += [e for e in scheduler._events if isinstance(e, TokenEvent) and e.tokens]
+        events += [e for e in scheduler.events._events if isinstance(e, TokenEvent) and e.tokens]
         collect(scheduler, answers)
     check(engine, requests, answers)
     return {r.request_id: [e for e in events if e.request_id == r.request_id] for r in requests}

@@ -49,8 +49,8 @@ def requests_of(chance: random.Random) -> list[Request]:
 
 def check_caches(scheduler: Scheduler, engine: Model) -> None:
     """The cache holds what the slots say, and reports count no more than there is."""
-    for slot in scheduler.slots:
-        assert engine.cache.get(slot.slot_id, []) == slot.cached[: slot.num_cached]
+    for slot in scheduler.cells:
+        assert engine.cache.get(slot.seq_id, []) == slot.tokens[: slot.length]
     for report in make_report(scheduler).slots:
         assert report.num_cached <= report.num_processed <= report.num_prompt
 

@@ -267,6 +267,7 @@ def test_only_what_was_read_of_a_cancelled_prompt_is_counted() -> None:
     scheduler.step()
     scheduler.step()
     scheduler.cancel("r")
+    scheduler.step()
     assert scheduler.counters.prompt_tokens == 32
 
 

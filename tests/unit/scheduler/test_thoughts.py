@@ -14,7 +14,7 @@ from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.speculators import Speculator
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
-from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
 from headstart.types.request import Request
 from headstart.types.thought_limit import ThoughtLimit
 
@@ -60,7 +60,9 @@ def test_limited_thoughts_are_the_same_with_and_without_drafts(
 
 def test_what_follows_the_thoughts_is_constrained_as_ever() -> None:
     number = Constraint(
-        kind=ConstraintKind.REGEX, text="[0-9]{4}", triggers=(b"</t>",), is_required=True
+        kind=ConstraintKind.REGEX,
+        text="[0-9]{4}",
+        thoughts=ThoughtMarks(b"<t>", b"</t>", is_open=True),
     )
     for request in (requests := thinking(1.0, number)):
         for drafts in ([], speculators()):

@@ -161,13 +161,13 @@ def a_scheduler(num_slots: int, num_prompts: int, num_cells: int = 4096) -> Sche
     prompts = [[1 + index] * 20 for index in range(num_prompts)]
     wanted = [Request(request_id=str(i), prompt=p, max_tokens=4) for i, p in enumerate(prompts)]
     run(scheduler, wanted)
-    assert sum(bool(slot.kept) for slot in scheduler.slots) == num_prompts
+    assert sum(bool(slot.length) for slot in scheduler.cells) == num_prompts
     return scheduler
 
 
 def a_warm_up(scheduler: Scheduler) -> WarmUp:
     clock = ticking(1e-4)
-    engine, drafting, slots = scheduler.engine, scheduler.drafting, scheduler.slots
+    engine, drafting, slots = scheduler.engine, scheduler.drafting, scheduler.cells
     return WarmUp(engine, drafting, slots, lambda: next(clock), 0.1)
 
 
@@ -179,7 +179,7 @@ def test_slots_keep_what_they_hold(num_slots: int, num_prompts: int) -> None:
     warm_up = a_warm_up(scheduler)
     warm_up.go_on()
     assert warm_up.is_done
-    assert scheduler.drafting.knows_costs(max(ROWS))
+    assert scheduler.drafting.controller.knows_costs(max(ROWS))
     assert {s: cells for s, cells in scheduler.engine.cache.items() if cells} == before
 
 
@@ -190,7 +190,7 @@ def test_where_every_sequence_holds_something_it_waits() -> None:
     warm_up.go_on()
     assert not warm_up.is_done
     scheduler.engine.clear(1)
-    scheduler.slots[1].hold([])
+    scheduler.cells[1].hold([])
     warm_up.go_on()
     assert warm_up.is_done
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.speculators.ngram_cache_counts import NgramCounts, pack, unpack
-from headstart.speculators.ngram_cache_history import CountedHistory
-from headstart.structures.token_log import VocabularyId
+from headstart.speculators.ngram_cache_counts import CountedHistory, NgramCounts, pack, unpack
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ModelError
 
 VOCABULARY = VocabularyId(50, bytes(range(16)))

@@ -7,8 +7,8 @@ from unittest.mock import patch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.speculators import ngram_map_adaptive_length as adaptive_length_module
-from headstart.speculators.ngram_map_adaptive_length import AdaptiveLength
+from headstart.speculators import ngram_map
+from headstart.speculators.ngram_map import AdaptiveLength
 from headstart.structures.prefix import common_prefix_length
 
 LONGEST = 6
@@ -46,7 +46,7 @@ def test_reach_is_that_of_the_whole_log(
     adaptive_length = AdaptiveLength(LONGEST)
     log: list[tuple[int, list[int], list[int]]] = []
     watched: tuple[int, list[int]] | None = None
-    with patch.object(adaptive_length_module, "_MAX_KEYS", max_keys):
+    with patch.object(ngram_map, "MAX_KEYS", max_keys):
         for name, key, value in steps:
             if name == "watch":
                 adaptive_length.watch(key, value)

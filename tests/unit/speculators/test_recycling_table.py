@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headstart.speculators import recycling_table
-from headstart.speculators.recycling_table import NextTokenTable
+from headstart.speculators import recycling
+from headstart.speculators.recycling import NextTokenTable
 
 VOCAB_SIZE = 12
 MAX_ROWS = 15
@@ -60,7 +60,7 @@ def test_the_likeliest_successor_is_that_of_the_averaged_distributions(
 ) -> None:
     random = Random(seed)
     next_tokens, twin = NextTokenTable(width), Twin(width, max_tokens)
-    with patch.object(recycling_table, "_MAX_TOKENS", max_tokens):
+    with patch.object(recycling, "_MAX_TOKENS", max_tokens):
         for token in tokens:
             logits = np.array([random.gauss(0, 2) for _ in range(VOCAB_SIZE)], np.float32)
             next_tokens.learn(token, logits)

@@ -12,7 +12,7 @@ from tests.unit.speculators.text_support import VOCABULARY, accept, propose, tok
 
 from headstart.speculators.ngram_cache import NgramCacheSpeculator
 from headstart.speculators.ngram_cache_counts import NgramCounts, pack
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ConfigError, ModelError
 
 

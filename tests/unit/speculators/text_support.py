@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headstart.speculators.base import Speculator
-from headstart.structures.token_log import VocabularyId
+from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types import Draft, DraftRequest
 
 VOCABULARY = VocabularyId(100, bytes(16))

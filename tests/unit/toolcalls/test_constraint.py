@@ -74,7 +74,7 @@ def written(name, *calls):
 def test_the_grammar_holds_what_the_template_writes(name):
     template, text = written(name, ("get_weather", PARIS))
     answer_format = find_format(template)
-    calls = answer_format.constrained_calls
+    calls = answer_format.calls
     assert calls is not None
     constraint = required_calls(calls, rules())
     first = (calls.section_start + calls.call_start).strip() or "get_weather"
@@ -94,7 +94,7 @@ def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
     """Follow the grammar along random bytes; the text that comes out has to be a call."""
     template = ChatTemplate(TEMPLATES[name])
     answer_format = find_format(template)
-    calls = answer_format.constrained_calls
+    calls = answer_format.calls
     assert calls is not None
     tools = [
         {"type": "function", "function": {"name": "f", "parameters": {
@@ -150,7 +150,7 @@ def test_several_calls_only_where_they_may_be():
 def test_calls_that_are_messages_of_their_own_may_be_several():
     template, text = written("muse-glimmer", ("get_weather", PARIS), ("get_weather", PARIS))
     answer_format = find_format(template)
-    calls = answer_format.constrained_calls
+    calls = answer_format.calls
     two = text[text.index(" to=get_weather") : text.rindex("<|eot|>")]
     one = two[: two.index("<|eom|>")]
     for is_parallel in (True, False):
@@ -257,7 +257,7 @@ IN_THE_FAMILIES = {
 def test_values_of_a_form_of_its_own_follow_the_schema(name):
     text = IN_THE_FAMILIES[name]
     answer_format = find_format(ChatTemplate(TEMPLATES[name]))
-    constraint = required_calls(answer_format.constrained_calls, rules(NESTED))
+    constraint = required_calls(answer_format.calls, rules(NESTED))
     assert accepts(constraint, text)
     for right, wrong in (("3", "4"), ("what", "why"), ("left", "lost"), ("f", "g")):
         assert not accepts(constraint, text.replace(right, wrong))
@@ -272,7 +272,7 @@ def test_a_value_may_contain_values_of_its_own_kind():
             "required": ["tree"], "$defs": {"node": {"type": "array", "items":
             {"$ref": "#/$defs/node"}}}}  # fmt: skip
     tools = [{"type": "function", "function": {"name": "f", "parameters": tree}}]
-    calls = find_format(ChatTemplate(TEMPLATES["google-gemma-4-31B-it"])).constrained_calls
+    calls = find_format(ChatTemplate(TEMPLATES["google-gemma-4-31B-it"])).calls
     constraint = required_calls(calls, rules(tools))
     assert accepts(constraint, "<|tool_call>call:f{tree:[[],[[],[]]]}<tool_call|>")
     assert not accepts(constraint, "<|tool_call>call:f{tree:[1]}<tool_call|>")
@@ -283,7 +283,7 @@ def test_what_cannot_be_demanded_is_an_error_of_strict_tools_only(name):
     """Tools of agents have schemas with all sorts of keywords; they must not fail for them."""
     items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
     function = {"name": "f", "parameters": {"type": "object", "properties": {"a": items}}}
-    calls = find_format(ChatTemplate(TEMPLATES[name])).constrained_calls
+    calls = find_format(ChatTemplate(TEMPLATES[name])).calls
     tools = [{"type": "function", "function": function}]
     matcher = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
     assert not matcher.is_error(), matcher.get_error()
@@ -304,7 +304,7 @@ def test_what_a_form_cannot_demand_of_texts_is_an_error_of_strict_tools_only(nam
     parameters = {"type": "object", "properties": {"a": text}, "required": ["a"]}
     function = {"name": "f", "parameters": parameters}
     tools = [{"type": "function", "function": function}]
-    calls = find_format(ChatTemplate(TEMPLATES[name])).constrained_calls
+    calls = find_format(ChatTemplate(TEMPLATES[name])).calls
     matcher = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
     assert not matcher.is_error(), matcher.get_error()
     function["strict"] = True
@@ -319,7 +319,7 @@ def test_arguments_between_markers_may_refer_to_definitions():
         "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"],
         "$defs": {"n": {"type": "integer"}},
     }}}]  # fmt: skip
-    calls = find_format(ChatTemplate(TEMPLATES["Qwen3-Coder"])).constrained_calls
+    calls = find_format(ChatTemplate(TEMPLATES["Qwen3-Coder"])).calls
     constraint = required_calls(calls, rules(tools))
     text = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
     assert accepts(constraint, text.format(7))

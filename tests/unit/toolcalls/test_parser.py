@@ -21,7 +21,7 @@ from headstart.text.toolcalls.events import (
     Thoughts,
     ToolCall,
 )
-from headstart.text.toolcalls.families import KNOWN_FORMATS
+from headstart.text.toolcalls.families import FAMILIES
 from headstart.text.toolcalls.formats import (
     JsonArguments,
     JsonCall,
@@ -49,7 +49,7 @@ UNMARKED = MarkedCalls("json", JsonCall(arguments_key="parameters"), is_parallel
 FORMATS = {
     call_format.name + str(index): AnswerFormat(thinking=THINK, calls=call_format)
     for index, call_format in enumerate((HERMES, LIST, NAMED, TAGGED, UNMARKED))
-} | KNOWN_FORMATS
+} | {family.name: family for _, family in FAMILIES}
 WORDS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "[CALLS][", "]", "<f=", "</f>", "<call>",
     "</call>", "<p=", "</p>", "get_weather", "send", ">", "{", "}", "[", '"', ":", ",", "\\", "\\u",

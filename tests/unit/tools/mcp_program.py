@@ -15,7 +15,7 @@ def say(**message: Any) -> None:
 
 
 def listed(cursor: str | None) -> dict[str, Any]:
-    names = ["echo", "fail", "sleep"] if cursor is None else ["end", "where"]
+    names = ["echo", "fail", "sleep"] if cursor is None else ["end", "leave", "where"]
     schema = {"type": "object", "properties": {"text": {"type": "string"}}}
     tools = [{"name": name, "description": name, "inputSchema": schema} for name in names]
     return {"tools": tools} | ({"nextCursor": "more"} if cursor is None else {})
@@ -28,7 +28,7 @@ def called(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
         print("no more", file=sys.stderr, flush=True)
         os._exit(1)
     text = os.environ.get("WHERE", "") if name == "where" else str(arguments.get("text"))
-    parts = [{"type": "text", "text": text}, {"type": "image", "data": ""}]
+    parts = [{"type": "text", "text": text}, {"type": "image", "data": "", "mimeType": "image/png"}]
     return {"content": parts, "isError": name == "fail"}
 
 
@@ -39,15 +39,19 @@ def main() -> None:
         parameters = message.get("params", {})
         if "id" not in message:
             continue
-        say(method="notifications/message", params={})
+        say(method="notifications/message", params={"level": "info", "data": "so"})
         say(id=message["id"] + 1000, result={"content": []})  # of nobody's question
         if message["method"] == "tools/list":
             say(id=message["id"], result=listed(parameters.get("cursor")))
         elif message["method"] == "tools/call":
             result = called(parameters["name"], parameters["arguments"])
             say(id=message["id"], result=result)
+            if parameters["name"] == "leave":
+                return
         else:
-            say(id=message["id"], result={"protocolVersion": "2024-11-05"})
+            info = {"name": "test", "version": "1"}
+            begun = {"protocolVersion": "2024-11-05", "capabilities": {}, "serverInfo": info}
+            say(id=message["id"], result=begun)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def test_tools_of_all_pages_are_offered_under_the_servers_name():
 
     described = run(toolbox(a=ENTRY, b=ENTRY), use)
     names = [f"{server}_{tool}" for server in "ab" for tool in
-             ("echo", "fail", "sleep", "end", "where")]  # fmt: skip
+             ("echo", "fail", "sleep", "end", "leave", "where")]  # fmt: skip
     assert [one["tool"] for one in described] == names
     function = described[0]["definition"]["function"]
     assert (function["name"], described[0]["type"]) == ("a_echo", "mcp")
@@ -69,6 +69,40 @@ def test_a_server_that_ended_is_started_again():
     ended, answered = run(toolbox(a=ENTRY), use)
     assert "ended" in ended["error"]
     assert answered == {"plain_text_response": "again"}
+
+
+def test_a_server_that_ended_between_two_calls_is_started_again():
+    async def use(box: Toolbox) -> list[Any]:
+        answered = [await call(box, "a_leave", text="bye")]
+        while not box._servers[0]._has_ended():
+            await asyncio.sleep(0.01)
+        return [*answered, await call(box, "a_echo", text="again")]
+
+    answered = run(toolbox(a=ENTRY), use)
+    assert answered == [{"plain_text_response": "bye"}, {"plain_text_response": "again"}]
+
+
+def test_a_server_of_the_official_sdk_is_understood():
+    program = (
+        "from mcp.server.mcpserver import MCPServer\n"
+        "server = MCPServer('sums')\n"
+        "@server.tool()\n"
+        "def add(a: int, b: int) -> int:\n"
+        "    'Add two numbers.'\n"
+        "    return a + b\n"
+        "server.run()\n"
+    )
+    entry = {"command": sys.executable, "args": ["-c", program]}
+
+    async def use(box: Toolbox) -> Any:
+        tool = (await box.tools())["sums_add"]
+        wrong = await call(box, "sums_add", a="one", b=1)
+        return tool.info.description, await call(box, "sums_add", a=1, b=2), wrong
+
+    description, answered, wrong = run(toolbox(sums=entry), use)
+    assert description == "Add two numbers."
+    assert answered == {"plain_text_response": "3"}
+    assert "add" in wrong["error"]
 
 
 def test_a_slow_answer_is_not_waited_for_longer_than_was_set():
@@ -102,9 +136,12 @@ def test_a_server_that_does_not_start_leaves_the_others():
         ("no json", "not valid JSON"),
         ("[]", "no mcpServers"),
         ('{"mcpServers": {"a": 1}}', "must be an object"),
-        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "list of texts"),
-        ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "object of texts"),
-        ('{"mcpServers": {"a": {"command": "x", "timeout_ms": 0}}}', "above 0"),
+        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "args is 'y'; .* list"),
+        ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env.A is 1; .* string"),
+        (
+            '{"mcpServers": {"a": {"command": "x", "timeout_ms": 0}}}',
+            "timeout_ms is 0; .* greater than 0",
+        ),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(text, reason):

@@ -13,7 +13,7 @@ from tests.harness import EOS, SIZE, Model
 
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.testing import FakeEngine
-from headstart.text.vocabulary import TranslationOptions, VocabularyTranslator
+from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import CacheKind
 
 LETTERS = [bytes([ord("a") + token]) for token in range(EOS)]
@@ -108,9 +108,7 @@ def make_pair(kind: str) -> Pair:
     """
     pieces = [LETTERS[token] for token in np.random.default_rng(3).permutation(EOS)]
     draft = PieceVocab(pieces + (PAIRS if kind == "pairs" else []))
-    options = TranslationOptions(
-        replacements=((MARKER.decode(), MARKER.decode()),) if kind == "text" else ()
-    )
+    replacements = ((MARKER.decode(), MARKER.decode()),) if kind == "text" else ()
     target = PieceVocab(LETTERS)
     assert target.size == SIZE
-    return Pair(draft, VocabularyTranslator(target, draft, options))
+    return Pair(draft, VocabularyTranslator(target, draft, replacements))

@@ -16,7 +16,7 @@ from tests.fetch_vocabs import NAMES, folder_of_vocabularies, has_all, vocabular
 import headstart
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
-from headstart.text.vocabulary import TranslationOptions, VocabularyTranslator
+from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Vocab
 
 DEMO = ("demo-target", "demo-draft-other")
@@ -43,5 +43,5 @@ def vocab(name: str) -> Vocab:
 
 
 @cache
-def translator(target: str, draft: str, *, heals: bool = True) -> VocabularyTranslator:
-    return VocabularyTranslator(vocab(target), vocab(draft), TranslationOptions(heals=heals))
+def translator(target: str, draft: str) -> VocabularyTranslator:
+    return VocabularyTranslator(vocab(target), vocab(draft))

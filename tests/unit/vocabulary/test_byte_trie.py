@@ -7,7 +7,7 @@ import random
 import pytest
 from tests.unit.vocabulary import real
 
-from headstart.text.vocabulary import ByteTrie
+from headstart.text.vocabulary.trie import ByteTrie
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -6,14 +6,9 @@ import pytest
 from tests.unit.vocabulary import real
 
 from headstart.testing import ByteVocab
-from headstart.text.vocabulary import (
-    TranslationMode,
-    TranslationOptions,
-    VocabularyTranslator,
-    compare,
-)
-from headstart.text.vocabulary.comparison import pair_controls
+from headstart.text.vocabulary.comparison import TranslationMode, compare, pair_controls
 from headstart.text.vocabulary.table import read_table
+from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types.errors import ConfigError
 
 
@@ -73,7 +68,7 @@ def test_mostly_shared_vocabularies_are_mapped_and_the_rest_is_spelled() -> None
     assert translator.mode is TranslationMode.SHARED
     # no token for the tab at all
     assert sequence.draft_history == [255 - byte for byte in b"abc"] + [246]
-    assert sequence.translate([255 - byte for byte in b"xy"] + [246]) == ([*b"xy", 256], 0)
+    assert sequence.translate([255 - byte for byte in b"xy"] + [246]) == [*b"xy", 256]
     sequence.truncate(2)
     assert (sequence.draft_history, sequence.num_stable) == ([255 - byte for byte in b"ab"], 2)
     assert any(
@@ -98,6 +93,4 @@ def test_end_of_generation_finds_its_partner_by_role_or_by_the_users_word() -> N
 
 def test_replacement_without_left_side_is_refused() -> None:
     with pytest.raises(ConfigError, match="--spec-replace"):
-        VocabularyTranslator(
-            ByteVocab(), ShiftedVocab(), TranslationOptions(replacements=(("", "x"),))
-        )
+        VocabularyTranslator(ByteVocab(), ShiftedVocab(), [("", "x")])

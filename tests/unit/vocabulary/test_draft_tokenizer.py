@@ -30,13 +30,14 @@ from tests.unit.vocabulary.pieces import Pair, make_pair
 
 from headstart.sampling import SamplingParams
 from headstart.testing import FakeEngine
-from headstart.text.vocabulary import TranslationMode, VocabularyTranslator
+from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.draft_tokenizer import (
     Preference,
     TranslatingTokenizer,
     best_of,
     spread,
 )
+from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Choose, DraftRequest, TokenChoice
 from headstart.types.request import Request
 
@@ -76,7 +77,7 @@ def test_output_is_that_of_the_target_alone(pair: Pair, temperature: float) -> N
         engine = Model(order)
         scheduler = make_scheduler(engine, [pair.drafter(order, 0.3)], spec)
         check(engine, requests, run(scheduler, requests))
-        assert scheduler.drafting.stats.num_drafted > 0
+        assert scheduler.counts.stats.num_drafted > 0
 
 
 def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> None:
@@ -129,9 +130,7 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_o
     for mode in ("coupled", "argmax", "auto"):
         scheduler = make_scheduler(Model(), [pair.drafter(skew=0.3, sampling=mode)])
         run(scheduler, requests)
-        accepted[mode] = (
-            scheduler.drafting.stats.num_accepted / scheduler.drafting.stats.num_drafted
-        )
+        accepted[mode] = scheduler.counts.stats.num_accepted / scheduler.counts.stats.num_drafted
     assert accepted["coupled"] > accepted["argmax"] + 0.1
     assert accepted["auto"] > accepted["argmax"] + 0.05
 
@@ -190,13 +189,13 @@ class Speaker:
 
     def write(self, text: bytes) -> list[bytes]:
         """Say a text; the target tokens of the draft."""
-        for token in self.translator._draft_encoder.encode(text):
+        for token in self.translator.draft_encoder.encode(text):
             self.say(token)
         return [self.translator.target.spelling(token) for token in self.builder.finish()[0]]
 
 
 def tokens_of(translator: VocabularyTranslator, text: bytes) -> list[int]:
-    return list(translator._target_encoder.encode(text))
+    return list(translator.target_encoder.encode(text))
 
 
 def test_the_last_token_of_a_draft_is_kept_though_more_bytes_could_change_it(
@@ -245,7 +244,7 @@ def _choosing(calls: list[int], pick: int) -> Choose:
 
 def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyTranslator) -> None:
     text = b" specification"
-    ours, theirs = demo._draft_encoder.encode(text), tokens_of(demo, text)
+    ours, theirs = demo.draft_encoder.encode(text), tokens_of(demo, text)
     assert len(ours) != len(theirs)
     calls: list[int] = []
     pick = demo.target.ids[b" x"]

@@ -7,7 +7,6 @@ import random
 import pytest
 from tests.unit.vocabulary import real
 
-from headstart.text.vocabulary import find_replacements
 from headstart.text.vocabulary.replacements import (
     DRAFT_BASE,
     TARGET_BASE,
@@ -16,7 +15,7 @@ from headstart.text.vocabulary.replacements import (
     symbols_of,
 )
 from headstart.text.vocabulary.table import VocabTable, read_table
-from headstart.text.vocabulary.templates import find_family
+from headstart.text.vocabulary.templates import find_family, find_replacements
 from headstart.types.errors import ConfigError
 
 

@@ -44,6 +44,9 @@ class _Reader:
         while self._next < len(self._argv):
             argument = self._argv[self._next]
             self._next += 1
+            if argument == "--":
+                self._result.words += self._argv[self._next - 1 :]
+                break
             if not argument.startswith("-") or re.fullmatch(r"-[0-9.]*", argument):
                 self._result.words.append(argument)
             else:

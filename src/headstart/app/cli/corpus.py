@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from headstart.app.cli.flags import read_words_and_flags
-from headstart.app.cli.settings import all_settings, settings_of
+from headstart.app.cli.command import Command
+from headstart.app.cli.resolve import Resolved
 from headstart.config import option
 from headstart.types.errors import ConfigError
 
@@ -42,13 +41,8 @@ class CorpusOptions:
             )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(resolved: Resolved, words: list[str]) -> int:
     """Add the files and say what happened to them; return the exit code."""
-    settings = [*settings_of(CorpusOptions), *all_settings(("model",))]
-    resolved, print_config, words = read_words_and_flags("corpus", ABOUT, settings, argv, USAGE)
-    if print_config:
-        print(resolved.describe())
-        return 0
     options = resolved.own(CorpusOptions)
     if words[:1] != ["add"] or len(words) < 2 or not options.spec_suffix_file:
         raise ConfigError(f"say what to add and where: headstart corpus {USAGE}")
@@ -56,7 +50,7 @@ def run(argv: Sequence[str]) -> int:
     from headstart.app import assemble
     from headstart.structures.corpus import SuffixCorpus
     from headstart.structures.corpus_files import MAX_FILE_BYTES, add_files
-    from headstart.structures.token_log import VocabularyId
+    from headstart.structures.vocabulary_id import VocabularyId
 
     config = resolved.config()
     vocab = assemble.load_served_model(config, assemble.find_models(config)).vocab
@@ -81,3 +75,8 @@ def run(argv: Sequence[str]) -> int:
     finally:
         corpus.close()
     return 0
+
+
+COMMAND = Command(
+    name="corpus", about=ABOUT, options=CorpusOptions, parts=("model",), usage=USAGE, run=run
+)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from headstart.app.cli.flags import read_flags
-from headstart.app.cli.settings import all_settings, settings_of
+from headstart.app.cli.command import Command
+from headstart.app.cli.resolve import Resolved
 from headstart.config import option
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ ABOUT = (
     "List the devices that --device and --draft-device accept, with their memory. With --model, or "
     "--hf-repo, also what that model would take of each, as it would be served with these flags."
 )
-_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,12 +35,9 @@ class DevicesOptions:
     )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(resolved: Resolved, words: list[str]) -> int:
     """Print the table; return the exit code."""
-    settings = [*settings_of(DevicesOptions), *all_settings(_PARTS)]
-    resolved, _ = read_flags("devices", ABOUT, settings, argv)
-    options = resolved.own(DevicesOptions)
-    config = resolved.config()
+    options, config = resolved.own(DevicesOptions), resolved.config()
     has_model = bool(config.model.model or config.model.hf_repo)
 
     from headstart.app import assemble
@@ -122,3 +118,12 @@ def _mib(num_bytes: int) -> str:
 
 def _gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes else "-"
+
+
+COMMAND = Command(
+    name="devices",
+    about=ABOUT,
+    options=DevicesOptions,
+    parts=("model", "engine", "draft_engine", "scheduler", "speculation"),
+    run=run,
+)

@@ -12,7 +12,7 @@ from importlib.metadata import entry_points
 
 from headstart.app.cli.llama_server import flags
 from headstart.app.cli.resolve import Given
-from headstart.app.cli.settings import Setting, all_settings, closest, settings_of
+from headstart.app.cli.settings import Setting, closest
 from headstart.types.errors import ConfigError
 
 PREFIX = "HEADSTART_"
@@ -103,17 +103,11 @@ def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
 def _all_commands() -> list[Setting]:
     """The settings of all commands: what is set for one must not stop another."""
     # they read their flags with this module's help
-    from headstart.app.cli.devices import DevicesOptions
-    from headstart.app.cli.generate import GenerateOptions
-    from headstart.gateway.balancer.options import RouterOptions
+    from headstart.app.cli.main import COMMANDS, EXTRAS, find_command
 
-    extras = [entry.load() for entry in entry_points(group="headstart.commands")]
-    own = (GenerateOptions, DevicesOptions, RouterOptions)
-    return [
-        *all_settings(),
-        *(setting for options in own for setting in settings_of(options)),
-        *(setting for command in extras for setting in command.settings()),
-    ]
+    commands = [find_command(name) for name in COMMANDS if name not in EXTRAS]
+    commands += [entry.load().COMMAND for entry in entry_points(group="headstart.commands")]
+    return [setting for command in commands for setting in command.settings()]
 
 
 def _stem(setting: Setting) -> str:

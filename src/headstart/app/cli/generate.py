@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from headstart.app.cli.flags import read_flags
-from headstart.app.cli.settings import all_settings, settings_of
+from headstart.app.cli.command import Command
+from headstart.app.cli.resolve import Resolved
 from headstart.config import SpeculationConfig, option
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, EngineError
@@ -54,15 +54,9 @@ class GenerateOptions:
     verbose: bool = option(False, "show the log")
 
 
-def run(argv: Sequence[str]) -> int:
+def run(resolved: Resolved, words: list[str]) -> int:
     """Generate once and print the summary; return the exit code."""
-    settings = [*settings_of(GenerateOptions), *all_settings(PARTS)]
-    resolved, print_config = read_flags("generate", ABOUT, settings, argv)
-    options = resolved.own(GenerateOptions)
-    config = resolved.config()
-    if print_config:
-        print(resolved.describe())
-        return 0
+    options, config = resolved.own(GenerateOptions), resolved.config()
     prompt = _read_prompt(options)
 
     from headstart.app.assemble import build_scheduler, check, find_models, load_served_model
@@ -267,3 +261,6 @@ def _console(color: bool | None) -> Console:
 
     no_color = None if color is None else not color
     return Console(highlight=False, force_terminal=color, no_color=no_color)
+
+
+COMMAND = Command(name="generate", about=ABOUT, options=GenerateOptions, parts=PARTS, run=run)

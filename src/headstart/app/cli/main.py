@@ -8,9 +8,13 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import headstart
 from headstart.types.errors import ConfigError, HeadstartError, ModelError, RequestError
+
+if TYPE_CHECKING:
+    from headstart.app.cli.command import Command
 
 COMMANDS = {
     "serve": "start the server",
@@ -60,25 +64,35 @@ def _dispatch(arguments: list[str]) -> int:
     if command == "serve" and "--list-devices" in arguments:
         command, arguments = "devices", ["devices"]
     # not above: the engine process imports this module where the command is a script
-    from headstart.app.cli.flags import HelpRequested
+    from headstart.app.cli.command import HelpRequested
     from headstart.app.cli.settings import closest
-    from headstart.structures.entry_points import load
 
     if command not in COMMANDS:
         raise ConfigError(
             f"there is no command {command!r}{closest(command, COMMANDS)} (all commands: headstart "
             "--help)"
         )
-    if command in EXTRAS:
-        module = load("headstart.commands", command)
-    else:
-        module = importlib.import_module(f"headstart.app.cli.{command}")
     try:
-        code: int = module.run(arguments[1:])
+        return find_command(command)(arguments[1:])
     except HelpRequested as page:
         print(page)
         return 0
-    return code
+
+
+def find_command(name: str) -> Command:
+    """The command of a name.
+
+    Raises:
+        ConfigError: it is an extra that is not installed.
+    """
+    from headstart.structures.entry_points import load
+
+    if name in EXTRAS:
+        module = load("headstart.commands", name)
+    else:
+        module = importlib.import_module(f"headstart.app.cli.{name}")
+    command: Command = module.COMMAND
+    return command
 
 
 def _help() -> str:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 
-from headstart.app.cli.flags import read_flags
+from headstart.app.cli.command import Command
 from headstart.app.cli.models import is_router, read_models
 from headstart.app.cli.resolve import Resolved
-from headstart.app.cli.settings import all_settings
 from headstart.app.hub_store import HubStore
 from headstart.app.model_files import drafters_wanted
 from headstart.app.parent import Parent
@@ -21,13 +19,9 @@ ABOUT = (
 )
 
 
-def run(argv: Sequence[str]) -> int:
+def run(resolved: Resolved, words: list[str]) -> int:
     """Serve until stopped; return the exit code."""
-    resolved, print_config = read_flags("serve", ABOUT, all_settings(), argv)
     config = resolved.config()
-    if print_config:
-        print(resolved.describe())
-        return 0
     if is_router(resolved):
         return _route(resolved)
 
@@ -48,3 +42,6 @@ def _route(resolved: Resolved) -> int:
     config = resolved.config()
     store = HubStore(config.model, drafters=drafters_wanted(config))
     return serve(config, lambda: read_models(resolved), resolved.in_force(), store)
+
+
+COMMAND = Command(name="serve", about=ABOUT, parts=None, run=run)

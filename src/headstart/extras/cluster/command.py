@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
-from headstart.app.cli.flags import read_flags, read_words_and_flags
-from headstart.app.cli.settings import Setting, all_settings, settings_of
+from headstart.app.cli.command import Command, read_flags
+from headstart.app.cli.resolve import Resolved
+from headstart.app.cli.settings import all_settings
+from headstart.extras.cluster.options import SERVER_SETTINGS, ClusterOptions
+from headstart.types.errors import ConfigError
 
 ABOUT = (
     "Start replicas of a server on a Ray cluster, as many as there is work for, and pass requests "
@@ -14,36 +16,17 @@ ABOUT = (
     "they name must be on every machine. docs/cluster.md says how to join machines, and what must "
     "not be exposed."
 )
-USAGE = "[flags] -- [flags of headstart serve]"
 OF_REPLICAS = "--"
 
 
-def settings() -> list[Setting]:
-    """What can be set for the cluster itself."""
-    from headstart.extras.cluster.options import SERVER_SETTINGS, ClusterOptions
-
-    shared = [one for one in all_settings(("server",)) if one.name in SERVER_SETTINGS]
-    return [*settings_of(ClusterOptions), *shared]
-
-
-def run(argv: Sequence[str]) -> int:
+def run(resolved: Resolved, words: list[str]) -> int:
     """Serve until stopped; return the exit code."""
-    from headstart.extras.cluster.options import ClusterOptions
-
-    at = list(argv).index(OF_REPLICAS) if OF_REPLICAS in argv else len(argv)
-    own, arguments = argv[:at], argv[at + 1 :]
-    resolved, print_config, words = read_words_and_flags("cluster", ABOUT, settings(), own, USAGE)
-    if words:
-        from headstart.types.errors import ConfigError
-
-        raise ConfigError(
-            f"unexpected argument {words[0]!r}; flags of headstart serve come after --"
-        )
-    options, server = resolved.own(ClusterOptions), resolved.config().server
-    read_flags("serve", "", all_settings(), arguments)[0].config()  # wrong ones are told here
-    if print_config:
-        print(resolved.describe())
-        return 0
+    at = words.index(OF_REPLICAS) if OF_REPLICAS in words else len(words)
+    if at:
+        word, own = words[0], "flags of headstart serve"
+        raise ConfigError(f"unexpected argument {word!r}; {own} come after {OF_REPLICAS}")
+    options, server, arguments = resolved.own(ClusterOptions), resolved.config().server, words[1:]
+    read_flags("serve", "", all_settings(), arguments)[0].config()  # raises for wrong ones
 
     from headstart.extras.cluster import deploy
 
@@ -54,3 +37,14 @@ def run(argv: Sequence[str]) -> int:
 
 def _announce(url: str) -> None:
     print(f"Headstart listens on {url}. Ray starts replicas as they are needed.", flush=True)
+
+
+COMMAND = Command(
+    name="cluster",
+    about=ABOUT,
+    options=ClusterOptions,
+    parts=("server",),
+    shared=SERVER_SETTINGS,
+    usage="[flags] -- [flags of headstart serve]",
+    run=run,
+)

@@ -70,7 +70,7 @@ class GatewayActor:
         found = await response.results_async(timeout_s=ANSWER_SECONDS)
         running = {one["name"]: one["url"] for one in found}
         for name in self._fleet.replicas.keys() - running.keys():
-            self._fleet.remove(name)
+            del self._fleet.replicas[name]
         headers = {"authorization": f"Bearer {self._settings.replicas.key}"}
         for name, url in running.items():
             if name not in self._fleet.replicas:

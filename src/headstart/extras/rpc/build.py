@@ -6,12 +6,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headstart.app.cli.flags import read_flags
-from headstart.app.cli.settings import Setting, settings_of
+from headstart.app.cli.command import Command
+from headstart.app.cli.resolve import Resolved
 from headstart.config import option
 from headstart.types.errors import ConfigError
 
@@ -31,18 +30,9 @@ class RpcBuildOptions:
     )
 
 
-def settings() -> list[Setting]:
-    """What can be set."""
-    return list(settings_of(RpcBuildOptions))
-
-
-def run(argv: Sequence[str]) -> int:
+def run(resolved: Resolved, words: list[str]) -> int:
     """Build it and say where it is; return the exit code."""
-    resolved, print_config = read_flags("rpc-build", ABOUT, settings(), argv)
     options = resolved.own(RpcBuildOptions)
-    if print_config:
-        print(resolved.describe())
-        return 0
 
     from headstart.extras.rpc.plugin import build, plugin_folder
 
@@ -69,3 +59,6 @@ def _fetch(folder: Path) -> Path:
     with tarfile.open(archives[0]) as archive:
         archive.extractall(folder, filter="data")
     return next(path for path in folder.iterdir() if path.is_dir())
+
+
+COMMAND = Command(name="rpc-build", about=ABOUT, options=RpcBuildOptions, run=run)

@@ -8,12 +8,11 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from headstart.app.cli.flags import read_flags
-from headstart.app.cli.settings import Setting, settings_of
+from headstart.app.cli.command import Command
+from headstart.app.cli.resolve import Resolved
 from headstart.config import check_ranges, option
 from headstart.types.errors import ConfigError
 
@@ -56,19 +55,9 @@ class RpcWorkerOptions:
         check_ranges(self)
 
 
-def settings() -> list[Setting]:
-    """What can be set."""
-    return list(settings_of(RpcWorkerOptions))
-
-
-def run(argv: Sequence[str]) -> int:
+def run(resolved: Resolved, words: list[str]) -> int:
     """Compute until the process is ended; return the exit code."""
-    resolved, print_config = read_flags("rpc-worker", ABOUT, settings(), argv)
     options = resolved.own(RpcWorkerOptions)
-    if print_config:
-        print(resolved.describe())
-        return 0
-
     logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)  # Python does not run while libllama serves
@@ -136,3 +125,6 @@ def _notice_lost_engines() -> None:
 def _listens(sock: socket.socket) -> bool:
     option = getattr(socket, "SO_ACCEPTCONN", None)
     return option is not None and bool(sock.getsockopt(socket.SOL_SOCKET, option))
+
+
+COMMAND = Command(name="rpc-worker", about=ABOUT, options=RpcWorkerOptions, run=run)

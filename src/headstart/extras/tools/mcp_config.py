@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headstart.config import ToolsConfig
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-DEFAULT_TIMEOUT_MS = 30_000
 FORM = '{"mcpServers": {"NAME": {"command": "...", "args": [...]}}}'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class McpServerConfig:
+class McpServerConfig(BaseModel):
     """A program that speaks MCP over its standard input and output."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
 
     name: str
     command: str
-    args: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)  # besides the server's own
+    args: list[str] = []
+    env: dict[str, str] = {}  # added to this process's environment
     cwd: str | None = None
-    timeout_seconds: float = DEFAULT_TIMEOUT_MS / 1000  # of one call
+    timeout_ms: float = Field(30_000, gt=0)  # of one call
 
 
 def read_mcp_servers(config: ToolsConfig) -> list[McpServerConfig]:
@@ -70,29 +71,16 @@ def _read(text: str, origin: str) -> Iterator[McpServerConfig]:
         if not entry.get("command"):  # one that is reached over HTTP, for other programs
             log.warning("the MCP server %s has no command and is left out", name)
             continue
-        yield _server(name, entry, f"{origin}: {name}")
+        yield _server(name, entry, origin)
 
 
-def _server(name: str, entry: Mapping[str, Any], origin: str) -> McpServerConfig:
-    args: Any = entry.get("args") or []
-    env: Any = entry.get("env") or {}
-    cwd, timeout = entry.get("cwd") or None, entry.get("timeout_ms", DEFAULT_TIMEOUT_MS)
-    wrong = {
-        "command must be text": not isinstance(entry["command"], str),
-        "args must be a list of texts": not _are_texts(args),
-        "env must be an object of texts": not isinstance(env, dict)
-        or not _are_texts([*env, *env.values()]),
-        "cwd must be text": not isinstance(cwd, str | None),
-        "timeout_ms must be a number above 0": type(timeout) not in (int, float) or timeout <= 0,
-    }
-    for reason, is_wrong in wrong.items():
-        if is_wrong:
-            raise ConfigError(f"{origin}: {reason}")
-    return McpServerConfig(
-        name=name, command=entry["command"], args=tuple(args), env=env, cwd=cwd,
-        timeout_seconds=timeout / 1000,
-    )  # fmt: skip
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)
+def _server(name: str, entry: dict[str, Any], origin: str) -> McpServerConfig:
+    given = {key: value for key, value in entry.items() if value is not None}
+    try:
+        return McpServerConfig.model_validate(given | {"name": name})
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(
+            f"{origin}: {name}: {place} is {first['input']!r:.60}; {first['msg'].lower()}"
+        ) from error

@@ -1,46 +1,64 @@
-"""All MCP servers: which tools they offer, and a session with each, begun anew when it ended."""
+"""Sessions with MCP servers, through the official SDK (`pip install headstart[tools]`)."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from mcp import ClientSession, MCPError, StdioServerParameters, stdio_client
+from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation, PaginatedRequestParams
+from mcp.types import Tool as ListedTool
+
+from headstart import __version__
 from headstart.extras.tools.mcp_config import McpServerConfig
-from headstart.extras.tools.mcp_session import McpSession
 from headstart.extras.tools.tool import Tool, ToolError, ToolInfo, ToolInvocation
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from anyio.streams.memory import MemoryObjectReceiveStream
 
-DISCOVERY_SECONDS = 10.0  # for a server to say at the start what it offers
+log = logging.getLogger(__name__)
+# it logs a traceback for each line of a server that is not JSON
+logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
+
+T = TypeVar("T")
+DISCOVERY_SECONDS = 10.0  # for a server to list its tools at the start
 RETRY_SECONDS = 5.0  # after a start that failed
+MAX_PAGES = 100  # of a list of tools
 
 
 class McpServer:
-    """One server, whether it runs or not."""
+    """One server. A call starts its program again if that has ended."""
 
     def __init__(
         self, config: McpServerConfig, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.config = config
+        self.name = config.name
+        self._config = config
         self._clock = clock
         self._opening = asyncio.Lock()
-        self._session: McpSession | None = None
+        self._session: ClientSession | None = None
+        self._holding: asyncio.Task[None] | None = None
+        self._ending = asyncio.Event()
+        self._has_ended: Callable[[], bool] = lambda: True
+        self._errors = _LastWords()
         self._failure = ""
         self._failed_at = float("-inf")
 
     async def discover(self) -> list[McpTool]:
-        """The tools that it offers; none, with a word in the log, where it does not work."""
+        """The tools that it offers; none, with a warning in the log, if it does not work."""
         try:
             async with asyncio.timeout(DISCOVERY_SECONDS):
-                listed = await (await self._open()).list_tools()
+                listed = await self._list_tools()
         except (ToolError, TimeoutError) as error:
             reason = str(error) or f"no answer within {DISCOVERY_SECONDS:.0f} seconds"
-            log.warning("the tools of the MCP server %s are left out: %s", self.config.name, reason)
+            log.warning("the tools of the MCP server %s are left out: %s", self.name, reason)
             return []
-        log.info("the MCP server %s offers %d tools", self.config.name, len(listed))
+        log.info("the MCP server %s offers %d tools", self.name, len(listed))
         return [McpTool(self, one) for one in listed]
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
@@ -49,42 +67,134 @@ class McpServer:
         Raises:
             ToolError: the tool, or the server, failed.
         """
-        return await (await self._open()).call(tool, arguments)
+        session = await self._open()
+        result = await self._answer(session.call_tool(tool, dict(arguments)))
+        text = "\n".join(part.text for part in result.content if part.type == "text")
+        if result.is_error:
+            raise ToolError(text or f"{tool} of the MCP server {self.name} failed")
+        return text
 
     async def close(self) -> None:
-        """End the server."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
+        """End the program."""
+        self._session = None
+        if self._holding is not None:
+            self._ending.set()
+            await asyncio.gather(self._holding, return_exceptions=True)
 
-    async def _open(self) -> McpSession:
+    async def _list_tools(self) -> list[ListedTool]:
+        session = await self._open()
+        tools: list[ListedTool] = []
+        position = PaginatedRequestParams()
+        for _ in range(MAX_PAGES):
+            page = await self._answer(session.list_tools(params=position))
+            tools += page.tools
+            if not page.next_cursor:
+                break
+            position = PaginatedRequestParams(cursor=page.next_cursor)
+        return tools
+
+    async def _open(self) -> ClientSession:
         async with self._opening:
-            if self._session is not None and self._session.is_alive:
+            if self._session is not None and not self._has_ended():
                 return self._session
             await self.close()
             if self._clock() - self._failed_at < RETRY_SECONDS:
                 raise ToolError(self._failure)
+            started: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
+            self._ending.clear()
+            self._holding = asyncio.create_task(self._hold(started))
             try:
-                self._session = await McpSession.open(self.config)
+                self._session = await started
             except ToolError as error:
                 self._failure, self._failed_at = str(error), self._clock()
                 raise
             return self._session
 
+    async def _hold(self, started: asyncio.Future[ClientSession]) -> None:
+        """Keep the program running until `close`; the task that starts it must also end it."""
+        try:
+            async with AsyncExitStack() as stack:
+                session = await self._start(stack)
+                try:
+                    await self._answer(session.initialize())
+                except ToolError as error:
+                    _settle(started, error)
+                    return
+                _settle(started, session)
+                await self._ending.wait()
+        except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
+            reason = f"the MCP server {self.name} cannot be started: {error}"
+            _settle(started, ToolError(reason))
+
+    async def _start(self, stack: AsyncExitStack) -> ClientSession:
+        config = self._config
+        parameters = StdioServerParameters(
+            command=config.command, args=config.args, env=os.environ | config.env, cwd=config.cwd
+        )
+        reading, writing = os.pipe()
+        with open(writing, "w") as errors:
+            pipe, self._errors = await asyncio.get_running_loop().connect_read_pipe(
+                _LastWords, os.fdopen(reading, "rb")
+            )
+            stack.callback(pipe.close)
+            read, write = await stack.enter_async_context(stdio_client(parameters, errors))
+        # the SDK closes the sender at the end of the program's output
+        answers = cast("MemoryObjectReceiveStream[Any]", read)
+        self._has_ended = lambda: answers.statistics().open_send_streams == 0
+        info = Implementation(name="headstart", version=__version__)
+        session = ClientSession(read, write, config.timeout_ms / 1000, client_info=info)
+        return await stack.enter_async_context(session)
+
+    async def _answer(self, answer: Awaitable[T]) -> T:
+        try:
+            return await answer
+        except MCPError as error:
+            reasons = {
+                REQUEST_TIMEOUT: f" did not answer within {self._config.timeout_ms / 1000:g} "
+                "seconds (timeout_ms)",
+                CONNECTION_CLOSED: f" ended{self._errors}",
+            }
+            reason = reasons.get(error.code, f": {error.message}")
+            raise ToolError(f"the MCP server {self.name}{reason}") from error
+        except (RuntimeError, ValueError) as error:  # the answer does not fit the protocol
+            raise ToolError(f"the MCP server {self.name}: {error}") from error
+
+
+class _LastWords(asyncio.Protocol):
+    """The end of what a program wrote to stderr."""
+
+    def __init__(self) -> None:
+        self._text = b""
+
+    def data_received(self, data: bytes) -> None:
+        self._text = (self._text + data)[-400:]
+
+    def __str__(self) -> str:
+        text = self._text.decode("utf-8", "replace").strip()
+        return f": {text}" if text else ""
+
+
+def _settle(started: asyncio.Future[ClientSession], outcome: ClientSession | ToolError) -> None:
+    if started.done():  # nobody waits for it any more
+        return
+    if isinstance(outcome, ToolError):
+        started.set_exception(outcome)
+    else:
+        started.set_result(outcome)
+
 
 class McpTool(Tool):
     """A tool of an MCP server, under the server's name and its own."""
 
-    def __init__(self, server: McpServer, listed: Mapping[str, Any]) -> None:
+    def __init__(self, server: McpServer, listed: ListedTool) -> None:
         self._server = server
-        self._name = listed["name"]
-        name = f"{server.config.name}_{self._name}"
-        schema = listed.get("inputSchema")
+        self._name = listed.name
+        name = f"{server.name}_{listed.name}"
         self.info = ToolInfo(
             name=name,
             title=name,
-            description=str(listed.get("description") or ""),
-            parameters=schema if isinstance(schema, dict) else {},
+            description=listed.description or "",
+            parameters=listed.input_schema,
             kind="mcp",
             uses_folder=False,
         )
@@ -92,9 +202,3 @@ class McpTool(Tool):
     async def run(self, call: ToolInvocation) -> dict[str, Any]:
         """Ask the server."""
         return {"plain_text_response": await self._server.call(self._name, call.arguments)}
-
-
-async def discover_all(servers: Sequence[McpServer]) -> list[McpTool]:
-    """The tools of all servers, asked at the same time."""
-    found = await asyncio.gather(*(server.discover() for server in servers))
-    return [tool for tools in found for tool in tools]

@@ -6,19 +6,22 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from headstart.config import ToolsConfig
 from headstart.extras.tools.edit import EditFile
 from headstart.extras.tools.files import ReadFile, WriteFile
 from headstart.extras.tools.isolate import machine_of
 from headstart.extras.tools.mcp_config import read_mcp_servers
-from headstart.extras.tools.mcp_servers import McpServer, discover_all
 from headstart.extras.tools.runtime import Runtime
 from headstart.extras.tools.search import FileGlobSearch, GrepSearch
 from headstart.extras.tools.shell import ExecShellCommand, GetInfo
 from headstart.extras.tools.tool import Tool, ToolError, ToolInvocation
 from headstart.types.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from headstart.extras.tools.mcp_servers import McpServer
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +55,7 @@ class Toolbox:
 
     def __init__(self, config: ToolsConfig) -> None:
         self._tools = {tool.info.name: tool for tool in _built_in(config)}
-        self._servers = [McpServer(one) for one in read_mcp_servers(config)]
+        self._servers = _mcp_servers(config)
         self._runtime = Runtime(config.tools_runtime or "")
         self._running: set[asyncio.Future[Any]] = set()
         self._discovery: asyncio.Task[None] | None = None
@@ -113,10 +116,24 @@ class Toolbox:
             self._running.discard(running)
 
     async def _discover(self) -> None:
-        for tool in await discover_all(self._servers):
+        found = await asyncio.gather(*(server.discover() for server in self._servers))
+        for tool in chain.from_iterable(found):
             if tool.info.name in self._tools:
                 log.warning("there are two tools %s; the second is left out", tool.info.name)
             self._tools.setdefault(tool.info.name, tool)
+
+
+def _mcp_servers(config: ToolsConfig) -> list[McpServer]:
+    if not (configs := read_mcp_servers(config)):
+        return []
+    try:
+        from headstart.extras.tools.mcp_servers import McpServer
+    except ImportError as error:
+        raise ConfigError(
+            f"MCP servers need the package mcp ({error}); install it with: "
+            "pip install 'headstart[tools]'"
+        ) from error
+    return [McpServer(one) for one in configs]
 
 
 def _built_in(config: ToolsConfig) -> list[Tool]:

@@ -1,29 +1,30 @@
-"""The router as an ASGI app: what it answers itself, and everything else from a replica."""
+"""The load balancer's ASGI app: its own routes, and everything else answered by a replica."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ipaddress
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
-from typing import Any
 
-import orjson
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.routing import Route
+from starlette.types import Scope
 
 from headstart.config import ServerConfig
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.health import POLL_SECONDS, Health
+from headstart.gateway.balancer.replica import Replica
 from headstart.gateway.balancer.routing import Routing, RoutingLimits
-from headstart.gateway.router.proxy import Proxy, read_body
-from headstart.server.errors import ApiError, error_response, log_failure
+from headstart.gateway.proxy import Proxy
+from headstart.server import errors
+from headstart.server.body import read_object
+from headstart.server.errors import ApiError
 from headstart.server.guard import Guard
-from headstart.server.threads import ClientGoneError
-from headstart.types.errors import HeadstartError
+from headstart.server.routing import json_response
 
-OWN_PATHS = "/router/"
 Watch = Callable[[], Coroutine[None, None, None]]
 
 
@@ -33,132 +34,87 @@ def create_app(
     limits: RoutingLimits | None = None,
     poll_seconds: float = POLL_SECONDS,
     watch: Watch | None = None,
-) -> ASGIApp:
-    """The app behind the guard that every server has: keys, websites, size of bodies.
+) -> Starlette:
+    """Build the app, with the checks of keys, websites and bodies that every server has.
 
     Args:
-        watch: runs beside it for ever and adds and removes replicas. Then nobody is on "this
-            machine": a proxy may stand before the app.
+        watch: runs beside the app for ever, and adds and removes replicas. No client then counts
+            as one on this machine, because a proxy may stand before the app.
 
     Raises:
         ConfigError: the API key file cannot be used.
     """
-    inner = RouterApp(fleet, limits or RoutingLimits(), poll_seconds, watch)
-    inner.has_keys = bool(config.api_key or config.api_key_file)
-    return _Lifespan(Guard(inner, config=config, why_not_ready=lambda: None), inner.running)
-
-
-class RouterApp:
-    """Answers HTTP requests; `running` must be entered first."""
-
-    has_keys = False
-
-    def __init__(
-        self, fleet: Fleet, limits: RoutingLimits, poll_seconds: float, watch: Watch | None
-    ) -> None:
-        self.fleet = fleet
-        self._limits = limits
-        self._poll_seconds = poll_seconds
-        self._watch = watch
-        self._routing: Routing | None = None
+    proxy = Proxy(config.timeout)
+    health = Health(fleet, proxy, poll_seconds)
+    forward = Routing(fleet, proxy, limits or RoutingLimits(), health.answered)
+    has_keys = bool(config.api_key or config.api_key_file)
+    orders = Orders(fleet, has_keys=has_keys, trusts_local=watch is None)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """Poll the replicas, and keep connections to them."""
-        proxy = Proxy()
-        health = Health(self.fleet, proxy, self._poll_seconds)
-        self._routing = Routing(self.fleet, proxy, self._limits, health.answered)
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
         tasks = [asyncio.create_task(health.run())]
-        if self._watch is not None:
-            tasks.append(asyncio.create_task(self._watch()))
+        if watch is not None:
+            tasks.append(asyncio.create_task(watch()))
         try:
             yield
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await proxy.close()
+            forward.threads.close()
+            proxy.close()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return
-        has_begun = False
+    app = Starlette(
+        routes=[
+            Route("/health", orders.health),
+            Route("/v1/health", orders.health),
+            Route("/router/{order:path}", orders.handle, methods=["GET", "POST"]),
+        ],
+        lifespan=lifespan,
+    )
+    app.router.default = forward
+    app.router.redirect_slashes = False
+    app.add_middleware(Guard, config=config, why_not_ready=lambda: None)
+    errors.install(app)
+    return app
 
-        async def noting(message: Any) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
 
-        try:
-            await self._answer(scope, receive, noting)
-        except ClientGoneError:
-            return
-        except (ApiError, HeadstartError) as error:
-            log_failure(error)
-            if has_begun:
-                raise  # the connection is cut: the client must not take it for the end
-            await error_response(error)(scope, receive, send)
+class Orders:
+    """The routes about the backends themselves: for clients with a key, or on this machine."""
 
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert self._routing is not None
-        path, method = scope["path"], scope["method"]
-        if path in ("/health", "/v1/health"):
-            response = self._health()
-        elif path.startswith(OWN_PATHS):
-            response = await self._own(method, path, scope, receive)
-        else:
-            await self._routing.handle(scope, receive, send)
-            return
-        await response(scope, receive, send)
+    def __init__(self, fleet: Fleet, *, has_keys: bool, trusts_local: bool) -> None:
+        self._fleet, self._has_keys, self._trusts_local = fleet, has_keys, trusts_local
 
-    def _health(self) -> Response:
-        if not self.fleet.available():
+    async def health(self, http: HttpRequest) -> Response:
+        """Say whether there is a backend to answer."""
+        if not self._fleet.available():
             raise ApiError(503, "no backend is healthy")
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
-    async def _own(self, method: str, path: str, scope: Scope, receive: Receive) -> Response:
-        """What concerns the router itself: for those with a key, or on this machine."""
-        if not self.has_keys and (self._watch is not None or not _is_local(scope)):
+    async def handle(self, http: HttpRequest) -> Response:
+        """List the backends, or drain or resume one."""
+        path = http.scope["path"]
+        if not self._has_keys and not (self._trusts_local and _is_local(http.scope)):
             raise ApiError(403, f"{path} is for this machine; start with --api-key to use it")
-        if (method, path) == ("GET", "/router/backends"):
-            return _json(self.fleet.describe())
-        actions = {"/router/drain": True, "/router/resume": False}
-        if method == "POST" and path in actions:
-            replica = self._named(await read_body(receive))
-            replica.is_draining = actions[path]
-            return _json(replica.describe())
-        raise ApiError(404, f"there is no {method} {path} here")
+        match http.method, http.path_params["order"]:
+            case "GET", "backends":
+                replicas = self._fleet.replicas.values()
+                return json_response({"backends": [one.describe() for one in replicas]})
+            case "POST", "drain" | "resume" as order:
+                replica = self._named(await http.body())
+                replica.is_draining = order == "drain"
+                return json_response(replica.describe())
+        raise ApiError(404, f"there is no {http.method} {path} here")
 
-    def _named(self, body: bytes) -> Any:
-        try:
-            name = orjson.loads(body)["backend"]
-        except (orjson.JSONDecodeError, KeyError, TypeError):
-            raise ApiError(400, 'the body must be {"backend": NAME}') from None
-        for replica in self.fleet.replicas.values():
+    def _named(self, body: bytes) -> Replica:
+        name = read_object(body).get("backend")
+        if name is None:
+            raise ApiError(400, 'the body must be {"backend": NAME}')
+        for replica in self._fleet.replicas.values():
             if name in (replica.name, replica.url):
                 return replica
-        known = ", ".join(self.fleet.replicas)
-        raise ApiError(404, f"there is no backend {name!r}, only {known}")
-
-
-class _Lifespan:
-    """Runs something while the app runs, as uvicorn and Ray Serve tell it."""
-
-    def __init__(
-        self, app: ASGIApp, running: Callable[[], contextlib.AbstractAsyncContextManager[None]]
-    ) -> None:
-        self._app = app
-        self._running = running
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "lifespan":
-            await self._app(scope, receive, send)
-            return
-        await receive()
-        async with self._running():
-            await send({"type": "lifespan.startup.complete"})
-            await receive()
-        await send({"type": "lifespan.shutdown.complete"})
+        known = ", ".join(self._fleet.replicas)
+        raise ApiError(404, f"there is no backend {errors.shorten(name)}, only {known}")
 
 
 def _is_local(scope: Scope) -> bool:
@@ -167,7 +123,3 @@ def _is_local(scope: Scope) -> bool:
         return client is None or ipaddress.ip_address(client[0]).is_loopback
     except ValueError:
         return False
-
-
-def _json(data: object) -> Response:
-    return Response(orjson.dumps(data), media_type="application/json")

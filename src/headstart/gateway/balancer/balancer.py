@@ -1,25 +1,26 @@
-"""All replicas: who takes the next request, in which order to try them, and what is on its way.
+"""All replicas: which takes the next request, in which order to try them, and what is on its way.
 
-Knows no network. What the policy decides on is what the replicas said last and what was sent since.
+Knows no network. The policy decides on what the replicas said last and what was sent since.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import Any
+from statistics import fmean
 
 from headstart.gateway.balancer.conversation import Asked
 from headstart.gateway.balancer.learned import Timings, shared_prices
-from headstart.gateway.balancer.policy import Ask, Candidate, Prices, ranking, wait_seconds
-from headstart.gateway.balancer.replica import SHARED_TAIL, Flight, Replica, ask_of
+from headstart.gateway.balancer.policy import Candidate, ranking, wait_seconds
+from headstart.gateway.balancer.prefixes import block_hashes
+from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.structures.passages import hashes
 
 MAX_CONVERSATIONS = 100_000  # whose replica is remembered
-Ranking = Callable[[Ask, Sequence[Candidate], str], list[Candidate]]
+SHARED_TAIL = 8192  # bytes at the end of a text that are looked for in corpora
+Ranking = Callable[[Sequence[Candidate], str, str], list[Candidate]]
 
 
 @dataclass(slots=True)
@@ -27,80 +28,89 @@ class Fleet:
     """The replicas by name, and the conversations that they had."""
 
     replicas: dict[str, Replica] = field(default_factory=dict)
-    rank: Ranking = ranking  # a measurement may ask in another order
+    rank: Ranking = ranking  # a measurement may choose another order
     _last: OrderedDict[str, str] = field(default_factory=OrderedDict)  # conversation -> replica
     _owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # response -> replica
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def add(self, replica: Replica) -> None:
         """One more takes requests."""
         self.replicas[replica.name] = replica
 
-    def remove(self, name: str) -> None:
-        """Gone for good; its requests on their way are not touched."""
-        self.replicas.pop(name, None)
-
     def available(self) -> list[Replica]:
-        """Those that may be sent something."""
+        """Those that may be sent requests."""
         return [one for one in self.replicas.values() if one.takes_requests]
 
     def order(self, asked: Asked, namespace: str = "") -> list[Replica]:
         """The replicas to try, best first; empty while there is none."""
         replicas = self.available()
-        tail = cache(partial(hashes, asked.text[-SHARED_TAIL:]))
-        candidates = [
-            one.candidate(asked, namespace, prices, tail)
-            for one, prices in zip(replicas, _prices(replicas), strict=True)
-        ]
+        if not replicas:
+            return []
+        candidates = self._candidates(replicas, asked, namespace)
         last = self._last.get(asked.conversation, "") if asked.conversation else ""
-        ranked = self.rank(ask_of(asked, replicas), candidates, last)
         owner = self._owners.get(asked.needs, "") if asked.needs else ""
-        ordered = [self.replicas[one.name] for one in ranked]
-        return sorted(ordered, key=lambda one: one.name != owner)
+        ranked = self.rank(candidates, asked.conversation, last)
+        return [self.replicas[one.name] for one in sorted(ranked, key=lambda c: c.name != owner)]
+
+    def _candidates(
+        self, replicas: Sequence[Replica], asked: Asked, namespace: str
+    ) -> list[Candidate]:
+        all_learned = [one.learned for one in replicas]
+        per_byte = fmean(one.tokens_per_byte.value for one in all_learned)
+        num_answer = fmean(one.answer_tokens.value for one in all_learned)
+        if asked.max_tokens is not None:
+            num_answer = min(num_answer, asked.max_tokens)
+        # computed only if there is a corpus to compare with
+        passages = cache(partial(hashes, asked.text[-SHARED_TAIL:]))
+        digests = [one.digests.get(namespace) for one in replicas]
+        return [
+            Candidate(
+                name=one.name,
+                num_prompt=len(asked.text) * per_byte,
+                num_answer=num_answer,
+                load=one.load(),
+                prices=prices,
+                num_known=one.prefixes.match(asked.blocks) * per_byte,
+                corpus_share=digest.share_of(passages()) if digest else 0.0,
+            )
+            for one, prices, digest in zip(
+                replicas, shared_prices(all_learned), digests, strict=True
+            )
+        ]
 
     def knows_owner(self, asked: Asked) -> bool:
-        """Whether the stored response that it needs was made through this router."""
+        """Whether the stored response that it needs was made through this balancer."""
         return asked.needs in self._owners
 
     def own(self, response: str, replica: Replica) -> None:
         """This replica has a stored response."""
         _remember(self._owners, response, replica.name)
 
-    def start(self, replica: Replica, asked: Asked) -> tuple[int, Flight]:
-        """A request is sent to it; the number is for `finish` or `fail`."""
-        number = next(self._numbers)
-        flight = replica.start(number, asked)
+    def start(self, replica: Replica, asked: Asked) -> Flight:
+        """A request is sent to a replica; `finish` or `Replica.fail` ends the flight."""
         if asked.conversation:
             _remember(self._last, asked.conversation, replica.name)
-        return number, flight
+        return replica.start(asked)
 
-    def finish(self, replica: Replica, number: int, text: bytes, timings: Timings | None) -> None:
-        """The answer is over."""
-        replica.finish(number, text, timings)
+    def finish(self, flight: Flight, text: bytes, timings: Timings | None) -> None:
+        """The answer is over; `text` is the conversation with it."""
+        blocks = block_hashes(text, flight.asked.blocks) if text else []
+        flight.replica.finish(flight, blocks, timings)
         if timings is not None:
             for other in self.replicas.values():
-                if other is not replica:
+                if other is not flight.replica:
                     other.learned.fade()
-
-    def fail(self, replica: Replica, number: int) -> None:
-        """There was no answer."""
-        replica.fail(number)
 
     def wait_seconds(self) -> float:
         """Expected wait of a request for a first slot, at the replica where it is shortest."""
-        ask = Ask(num_prompt=0, num_answer=0)
         replicas = self.available()
-        pairs = zip(replicas, _prices(replicas), strict=True)
-        return min((wait_seconds(ask, one.load(), prices) for one, prices in pairs), default=0.0)
+        prices = shared_prices([one.learned for one in replicas])
+        pairs = zip(replicas, prices, strict=True)
+        return min((wait_seconds(one.load(), price) for one, price in pairs), default=0.0)
 
     def is_full(self, max_waiting: int) -> bool:
         """Whether as many requests wait at every replica as may."""
         replicas = self.available()
         return bool(replicas) and all(one.load().num_waiting >= max_waiting for one in replicas)
-
-    def describe(self) -> dict[str, Any]:
-        """For people, as JSON."""
-        return {"backends": [one.describe() for one in self.replicas.values()]}
 
 
 def _remember(names: OrderedDict[str, str], key: str, name: str) -> None:
@@ -108,7 +118,3 @@ def _remember(names: OrderedDict[str, str], key: str, name: str) -> None:
     names.move_to_end(key)
     if len(names) > MAX_CONVERSATIONS:
         names.popitem(last=False)
-
-
-def _prices(replicas: Sequence[Replica]) -> list[Prices]:
-    return shared_prices([one.learned for one in replicas])

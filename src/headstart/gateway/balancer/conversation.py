@@ -1,56 +1,62 @@
-"""What a request and its answer say, as one text: what prefixes and passages are compared in.
+"""The text of a request and its answer, in which prefixes and passages are compared.
 
-The text of the next turn of a conversation begins with that of this turn and its answer. It is
-not what the model reads (the template is the replica's), only something that grows as that does.
-Knows the bodies of OpenAI's, Anthropic's, Ollama's and llama-server's paths; of others, nothing.
+The text of the next turn of a conversation begins with that of this turn and its answer. It is not
+what the model reads (the replica applies the template), but it grows as that does. Knows the bodies
+of OpenAI's, Anthropic's, Ollama's and llama-server's paths; of others, nothing.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
 import orjson
 
 from headstart.gateway.balancer.learned import Timings
+from headstart.gateway.balancer.prefixes import block_hashes
+from headstart.server.body import read_object
 
 TURN, PART = b"\x1e", b"\x1f"
 MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
 MAX_ANSWER_BYTES = 2**18
-# set before the messages by most templates, so a change there is a change at the beginning
+MAX_SPACE = 64  # bytes before the first bracket of a body
+# most templates write them before the messages, so a change in them is one at the beginning
 HEAD_FIELDS = ("model", "tools", "system", "instructions", "chat_template_kwargs")
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the router read of a request."""
+    """What the balancer read of a request."""
 
     text: bytes = b""
+    blocks: list[int] = field(default_factory=list)  # hashes of the text's blocks
     max_tokens: int | None = None
     conversation: str = ""
     needs: str = ""  # a stored response, which one replica has
 
 
 def read(body: bytes, namespace: str = "") -> Asked:
-    """The text of a body; empty where it has none that is known."""
-    try:
-        found = orjson.loads(body) if body else None
-    except orjson.JSONDecodeError:
+    """Read a body; without a text if it is no JSON object, or of an unknown form.
+
+    Raises:
+        RequestError: it begins as a JSON object, and is damaged or beyond the limits of structure.
+    """
+    if not body[:MAX_SPACE].lstrip().startswith(b"{"):
         return Asked()
-    if not isinstance(found, dict):
-        return Asked()
+    found = read_object(body)
     said = b"".join(_said(found))
     if not said:
         return Asked()
     head = b"".join([namespace.encode(), *(_plain(found.get(name)) for name in HEAD_FIELDS)])
-    text = blake2b(head, digest_size=16).digest() + said
+    text = (blake2b(head, digest_size=16).digest() + said)[:MAX_TEXT_BYTES]
     limits = [found[name] for name in LIMITS if isinstance(found.get(name), int)]
     return Asked(
-        text=text[:MAX_TEXT_BYTES],
+        text=text,
+        blocks=block_hashes(text),
         max_tokens=limits[0] if limits and limits[0] > 0 else None,
         conversation=_name(found, text),
         needs=_text(found.get("previous_response_id")),
@@ -101,9 +107,9 @@ def _part(part: object) -> bytes:
 
 
 def _name(body: Mapping[str, Any], text: bytes) -> str:
-    """What the client calls the conversation, or how it begins up to its first answer."""
-    for field in ("prompt_cache_key", "session_id"):
-        if name := _text(body.get(field)):
+    """A hash of the client's name for the conversation, or of its text up to the first answer."""
+    for key in ("prompt_cache_key", "session_id"):
+        if name := _text(body.get(key)):
             text = name.encode("utf-8", "surrogatepass")
             break
     else:
@@ -116,7 +122,7 @@ def _text(value: object) -> str:
 
 
 class AnswerText:
-    """Reads an answer as it passes by: its text, and what it says of its own cost."""
+    """Reads an answer while it is relayed: its text, and what it says of its own cost."""
 
     def __init__(self, *, is_stream: bool) -> None:
         self.text = bytearray()
@@ -128,11 +134,11 @@ class AnswerText:
     def add(self, piece: bytes) -> None:
         """Take in the next piece of the body."""
         data = self._rest + piece
-        if not self._is_stream:
-            # a long one is not understood, and not kept
-            self._rest = data if len(data) <= 8 * MAX_ANSWER_BYTES else b""
-            return
-        *lines, self._rest = data.split(b"\n")
+        lines: list[bytes] = []
+        if self._is_stream:
+            *lines, data = data.split(b"\n")
+        # what is longer is neither kept nor read
+        self._rest = data if len(data) <= 8 * MAX_ANSWER_BYTES else b""
         for line in lines:
             if line.startswith((b"data: {", b"{")):
                 self._read(line.removeprefix(b"data: "))
@@ -166,7 +172,7 @@ class AnswerText:
 
 
 def _answered(event: Mapping[str, Any]) -> str:
-    """The text in one event, or in a whole answer; thoughts are not sent back by clients."""
+    """The text of one event, or of a whole answer, without reasoning: clients do not resend it."""
     choices = event.get("choices")
     if isinstance(choices, list):
         if not choices or not isinstance(choices[0], dict) or choices[0].get("index", 0) != 0:

@@ -1,4 +1,4 @@
-"""Asks the replicas how they are: health, slots, queue, and what their corpora hold."""
+"""Polls the replicas: health, slots, queue, and what their corpora hold."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from collections.abc import Mapping
 import orjson
 
 from headstart.gateway.balancer.balancer import Fleet
-from headstart.gateway.balancer.replica import Replica, Reported
-from headstart.gateway.router.proxy import Backend, ProxiedRequest, Proxy
+from headstart.gateway.balancer.policy import Load
+from headstart.gateway.balancer.replica import Replica
+from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy
 from headstart.structures.passages import Digest
 from headstart.types.errors import BackendError
 
 log = logging.getLogger(__name__)
 
 POLL_SECONDS = 1.0
-ANSWER_SECONDS = 5.0  # for an answer of /health
-PATIENCE = 3  # polls in a row that may take longer, before a replica counts as ill
+ANSWER_SECONDS = 5.0  # for an answer to a poll
+PATIENCE = 3  # polls in a row without an answer, before a replica counts as unhealthy
 DIGEST_SECONDS = 30.0  # between two looks at the corpora of a tenant at a replica
-DIGEST_PATH = "/corpus/digest"
 _GAUGE = re.compile(rb"^llamacpp:requests_(processing|deferred) (\d+)", re.MULTILINE)
 
 
@@ -31,11 +31,8 @@ class Health:
     """Keeps what is known of the replicas up to date. Belongs to one asyncio loop."""
 
     def __init__(self, fleet: Fleet, proxy: Proxy, poll_seconds: float = POLL_SECONDS) -> None:
-        self._fleet = fleet
-        self._proxy = proxy
-        self._seconds = poll_seconds
-        self._num_silent: dict[str, int] = {}
-        self._num_slots: dict[str, tuple[str, int]] = {}  # start of the server, slots
+        self._fleet, self._proxy, self._seconds = fleet, proxy, poll_seconds
+        self._num_silent: dict[str, int] = {}  # polls without an answer, by replica
         self._asked_at: dict[tuple[str, str], float] = {}  # for digests, by replica and namespace
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -43,68 +40,62 @@ class Health:
         """Poll until cancelled."""
         try:
             while True:
-                await asyncio.gather(*map(self.poll, list(self._fleet.replicas.values())))
+                await asyncio.gather(*map(self._poll, list(self._fleet.replicas.values())))
                 await asyncio.sleep(self._seconds)
         finally:
             for task in self._tasks:
                 task.cancel()
 
-    async def poll(self, replica: Replica) -> None:
-        """Ask one replica."""
+    async def _poll(self, replica: Replica) -> None:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 status, body, _ = await self._get(replica, "/health")
                 if status == 200:
-                    reported = await self._report(replica)
+                    await self._hear(replica)
         except (BackendError, TimeoutError) as error:
             num = self._num_silent.get(replica.name, 0) + 1
             self._num_silent[replica.name] = num
-            if num >= PATIENCE or (isinstance(error, BackendError) and not error.was_sent):
-                self._lose(replica, str(error) or f"no answer in {ANSWER_SECONDS:g} s")
+            is_silent = num >= PATIENCE
+            if is_silent or (isinstance(error, BackendError) and not error.was_sent):
+                _lose(replica, str(error) or f"no answer in {ANSWER_SECONDS:g} s")
+            if is_silent:  # the requests that wait for it can still be answered elsewhere
+                self._proxy.close_silent(replica.name, PATIENCE * ANSWER_SECONDS)
             return
         self._num_silent.pop(replica.name, None)
         if status != 200:
-            self._lose(replica, _message(body) or f"/health answers {status}")
-            return
-        if not replica.is_healthy:
-            log.info("%s is healthy", replica.name)
-        replica.hear(reported)
+            _lose(replica, _message(body) or f"/health answers {status}")
 
-    def _lose(self, replica: Replica, reason: str) -> None:
-        if replica.is_healthy:
-            log.warning("%s takes no requests: %s", replica.name, reason)
-        replica.lose(reason)
-
-    async def _report(self, replica: Replica) -> Reported:
-        """Its counts; where it does not tell them, what this router sent is all that is known."""
+    async def _hear(self, replica: Replica) -> None:
+        """Read its counts; if it does not tell them, use what this balancer sent to it."""
         status, body, headers = await self._get(replica, "/metrics")
         counts = {name.decode(): int(value) for name, value in _GAUGE.findall(body)}
         started = headers.get(b"process-start-time-unix", b"").decode("latin-1")
-        known = self._num_slots.get(replica.name)
-        if known is None or known[0] != started:
-            slots_status, props, _ = await self._get(replica, "/props")
-            known = (started, _num_slots(props) if slots_status == 200 else Reported().num_slots)
-            self._num_slots[replica.name] = known
+        num_slots = replica.reported.num_slots
+        if replica.started_at != started:
+            props_status, props, _ = await self._get(replica, "/props")
+            num_slots = _num_slots(props) if props_status == 200 else Load().num_slots
         own = len(replica.flights)
-        return Reported(
-            num_slots=known[1],
+        load = Load(
+            num_slots=num_slots,
             num_running=counts.get("processing", 0) if status == 200 else own,
             num_waiting=counts.get("deferred", 0) if status == 200 else 0,
-            started_at=started,
         )
+        if not replica.is_healthy:
+            log.info("%s is healthy", replica.name)
+        replica.hear(load, started)
 
     async def _get(
         self, replica: Replica, path: str, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes, dict[bytes, bytes]]:
         backend = Backend(name=replica.name, url=replica.url, headers=headers or replica.headers)
-        answer = await self._proxy.open(backend, ProxiedRequest("GET", path, ()))
+        answer = await self._proxy.open(backend, ProxiedRequest("GET", path))
         try:
             return answer.status, await answer.read(), dict(answer.headers)
         finally:
-            await answer.close()
+            answer.close()
 
     def answered(self, replica: Replica, namespace: str, headers: Mapping[str, str]) -> None:
-        """A tenant was served there: look what its corpora hold, now and then, with its own key."""
+        """Ask, now and then, what the corpora of a tenant that was served hold, with its key."""
         now, name = time.monotonic(), (replica.name, namespace)
         if now - self._asked_at.get(name, -DIGEST_SECONDS) < DIGEST_SECONDS:
             return
@@ -120,10 +111,16 @@ class Health:
     ) -> None:
         with contextlib.suppress(BackendError, TimeoutError, orjson.JSONDecodeError):
             async with asyncio.timeout(ANSWER_SECONDS):
-                status, body, _ = await self._get(replica, DIGEST_PATH, headers)
+                status, body, _ = await self._get(replica, "/corpus/digest", headers)
             found = orjson.loads(body) if status == 200 else None
             if isinstance(found, dict) and (digest := Digest.from_json(found)):
                 replica.keep_digest(namespace, digest)
+
+
+def _lose(replica: Replica, reason: str) -> None:
+    if replica.is_healthy:
+        log.warning("%s takes no requests: %s", replica.name, reason)
+    replica.lose(reason)
 
 
 def _num_slots(props: bytes) -> int:
@@ -131,11 +128,11 @@ def _num_slots(props: bytes) -> int:
         found = orjson.loads(props).get("total_slots")
     except (orjson.JSONDecodeError, AttributeError):
         found = None
-    return found if isinstance(found, int) and found > 0 else Reported().num_slots
+    return found if isinstance(found, int) and found > 0 else Load().num_slots
 
 
 def _message(body: bytes) -> str:
-    """What an error in OpenAI's shape says."""
+    """The message of an error in OpenAI's shape."""
     try:
         return str(orjson.loads(body)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):

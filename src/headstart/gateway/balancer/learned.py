@@ -1,7 +1,7 @@
-"""What a router learns of a replica from its answers: prices, and how much it really keeps.
+"""What the balancer learns of a replica from its answers: prices, and how much it really keeps.
 
-An answer of Headstart or llama-server says in `timings` how many tokens of its prompt were cached
-and what the rest took. Old answers count less and less, so a replica that was busy is forgiven.
+Answers of Headstart and llama-server say in `timings` how many tokens of their prompt were cached
+and what the others took. Older answers count less and less, so a replica that was busy recovers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from headstart.gateway.balancer.policy import Prices
+from headstart.gateway.balancer.policy import PROMPT_SLOWDOWN, TOKEN_SLOWDOWN, Prices
 
 DECAY = 0.9  # of what older answers weigh, per answer
 MIN_READ = 16  # prompt tokens; reading fewer tells more about the step than about a token
@@ -35,31 +35,6 @@ class Mean:
         if weight > 0:
             self._sum = DECAY * self._sum + total
             self._weight = DECAY * self._weight + weight
-
-
-class Line:
-    """y = a + b x by least squares, older points fading; b is a guess until x varies."""
-
-    def __init__(self, a: float, b: float) -> None:
-        self._b = b
-        self._n, self._x, self._y, self._xx, self._xy = 1.0, 0.0, a, 0.0, 0.0
-
-    def add(self, x: float, y: float) -> None:
-        for name, value in (("_n", 1.0), ("_x", x), ("_y", y), ("_xx", x * x), ("_xy", x * y)):
-            setattr(self, name, DECAY * getattr(self, name) + value)
-
-    @property
-    def slope(self) -> float:
-        """Of the points where they differ in x, never below 0."""
-        spread = self._xx - self._x * self._x / self._n
-        if spread < 0.25:
-            return self._b
-        return max(0.0, (self._xy - self._x * self._y / self._n) / spread)
-
-    @property
-    def start(self) -> float:
-        """y at x = 0, never below 0."""
-        return max(0.0, (self._y - self.slope * self._x) / self._n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,10 +71,8 @@ class Timings:
 class Learned:
     """Prices of one replica, as its answers show them."""
 
-    prompt_token: Line = field(
-        default_factory=lambda: Line(Prices().prompt_token, Prices().prompt_neighbour)
-    )
-    token: Line = field(default_factory=lambda: Line(Prices().token, Prices().neighbour))
+    prompt_token: Mean = field(default_factory=lambda: Mean(Prices().prompt_token))
+    token: Mean = field(default_factory=lambda: Mean(Prices().token))
     request: Mean = field(default_factory=lambda: Mean(Prices().request))
     tokens_per_byte: Mean = field(default_factory=lambda: Mean(0.25, 256))
     answer_tokens: Mean = field(default_factory=lambda: Mean(128.0))
@@ -111,14 +84,15 @@ class Learned:
         """Take an answer in; so many further requests ran when it began, and when it ended."""
         num_beside = (num_before + num_after) / 2
         self.trust += LEARNED_SHARE * (1 - self.trust)
-        num_prompt = timings.num_cached + timings.num_read
-        self.tokens_per_byte.add(num_prompt, num_prompt_bytes)
+        self.tokens_per_byte.add(timings.num_cached + timings.num_read, num_prompt_bytes)
         self.answer_tokens.add(timings.num_answer)
         self.request.add(timings.prompt_seconds + timings.answer_seconds)
         if timings.num_read >= MIN_READ:
-            self.prompt_token.add(num_before, timings.prompt_seconds / timings.num_read)
+            seconds = timings.prompt_seconds / timings.num_read
+            self.prompt_token.add(seconds / (1 + PROMPT_SLOWDOWN * num_before))
         if timings.num_answer > 1 and timings.answer_seconds:
-            self.token.add(num_beside, timings.answer_seconds / (timings.num_answer - 1))
+            seconds = timings.answer_seconds / (timings.num_answer - 1)
+            self.token.add(seconds / (1 + TOKEN_SLOWDOWN * num_beside))
 
     def fade(self) -> None:
         """Another replica answered: what is known of this one is older now."""
@@ -127,17 +101,14 @@ class Learned:
     def prices(self) -> Prices:
         """As its own answers show them."""
         return Prices(
-            prompt_token=self.prompt_token.start,
-            prompt_neighbour=self.prompt_token.slope,
-            token=self.token.start + self.token.slope,
-            neighbour=self.token.slope,
+            prompt_token=self.prompt_token.value,
+            token=self.token.value,
             request=self.request.value,
         )
 
 
 def shared_prices(all_learned: Sequence[Learned]) -> list[Prices]:
-    """What the policy reckons with for each: its own prices as far as they are known, else the
-    others'.
+    """The prices that the policy uses for each: its own as far as they are known, else the others'.
 
     A replica that was never asked, or was slow when it was asked long ago, is taken for one like
     the others, or it would never be asked again.

@@ -26,16 +26,6 @@ KEEP_SLOTS = "--keep-slots="
 LONGEST_LINE = 2**20
 
 
-class Listener(Protocol):
-    """Whom a child tells, in the asyncio loop."""
-
-    def on_state(self, state: Mapping[str, Any]) -> None:
-        """The child says how it is doing: `state` is loading, loaded, sleeping or failed."""
-
-    def on_exit(self, code: int) -> None:
-        """It ended, with all of its processes; negative for a signal."""
-
-
 class Child(Protocol):
     """What the pool needs of a child."""
 
@@ -47,17 +37,26 @@ class Child(Protocol):
     def kill(self) -> None: ...
 
 
-Start = Callable[[ModelPreset, Sequence[str], Listener], Child]
-"""Starts a model's server with further arguments; the listener is told of all that follows."""
+OnState = Callable[[Mapping[str, Any]], None]
+"""Called in the asyncio loop with what a child reports: `state` is loading, loaded, sleeping or
+failed."""
+
+OnExit = Callable[[int], None]
+"""Called when a child ended with all of its processes; the code is negative for a signal."""
+
+Start = Callable[[ModelPreset, Sequence[str], OnState, OnExit], Child]
+"""Starts a model's server with further arguments."""
 
 
 class ChildProcess:
     """`headstart serve` in a process, whose own children are in its session."""
 
-    def __init__(self, preset: ModelPreset, arguments: Sequence[str], listener: Listener) -> None:
+    def __init__(
+        self, preset: ModelPreset, arguments: Sequence[str], on_state: OnState, on_exit: OnExit
+    ) -> None:
         self.key = secrets.token_urlsafe(24)
-        self._preset, self._listener = preset, listener
-        self._arguments = arguments
+        self._preset, self._arguments = preset, arguments
+        self._on_state, self._on_exit = on_state, on_exit
         self._process: asyncio.subprocess.Process | None = None
         self._is_stopped = self._is_killed = False  # perhaps before there is a process
         self._killing: asyncio.TimerHandle | None = None
@@ -80,11 +79,11 @@ class ChildProcess:
             code = await self._live()
         except OSError as error:
             reason = f"no process can be made: {error}"
-            self._listener.on_state({"state": "failed", "message": reason})
+            self._on_state({"state": "failed", "message": reason})
         finally:
             if self._killing is not None:
                 self._killing.cancel()
-            self._listener.on_exit(code)
+            self._on_exit(code)
 
     async def _live(self) -> int:
         ours, theirs = socket.socketpair()
@@ -126,7 +125,7 @@ class ChildProcess:
     async def _listen(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError, ValueError):  # it broke off in the middle of a line
             while line := await reader.readline():
-                self._listener.on_state(json.loads(line))
+                self._on_state(json.loads(line))
 
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
         """Its log, under its name."""

@@ -10,8 +10,13 @@ import json
 import sys
 from typing import Any
 
-from headstart.gateway.router.eviction import MAIN, PROCESS_BYTES, Bytes, Estimate
-from headstart.gateway.router.presets import ModelPreset
+from headstart.gateway.router.presets import (
+    MAIN,
+    PROCESS_BYTES,
+    Bytes,
+    Estimate,
+    ModelPreset,
+)
 from headstart.types.errors import ModelError
 
 MIB = 2**20

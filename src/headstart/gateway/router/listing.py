@@ -1,14 +1,12 @@
-"""The router's own routes: which models there are, loading and unloading them."""
+"""The router's own routes: which models there are, and loading, unloading and downloading them."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
@@ -16,26 +14,76 @@ from starlette.routing import Route
 import headstart
 from headstart.config import Config
 from headstart.gateway.router.child import command
-from headstart.gateway.router.downloads import Downloads
+from headstart.gateway.router.downloads import Downloads, ModelStore
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import PooledModel
 from headstart.gateway.router.presets import CACHE, ModelPreset
-from headstart.gateway.router.proxy import named_model
 from headstart.server import sse
+from headstart.server.body import parse_off_loop, read_object
 from headstart.server.errors import ApiError, shorten
+from headstart.server.ollama_models import (
+    OLLAMA_VERSION,
+    listed_model,
+    loaded_model,
+    model_details,
+)
+from headstart.server.routing import json_response
+from headstart.server.threads import Threads
 from headstart.types.errors import ModelError
 
+MAX_PARSED = 256  # bodies that wait to be parsed
+PING_SECONDS = 30.0  # of silence in the stream of events
 
-@dataclass(slots=True)
-class RouterState:
-    """What the routes share. The pool is made in the loop that serves."""
+ReadPresets = Callable[[], Sequence[ModelPreset]]
+"""Reads which models there are; raises ConfigError."""
 
-    config: Config
-    read_presets: Callable[[], Sequence[ModelPreset]]
-    settings: Sequence[Mapping[str, Any]] = ()
-    pool: Pool = field(init=False)
-    downloads: Downloads | None = field(init=False, default=None)
-    started_at: float = field(init=False, default_factory=time.time)
+
+class OwnRoutes:
+    """The routes that are not passed to a model.
+
+    Args:
+        settings: shown by /props.
+        store: where models are downloaded to; None if they cannot be downloaded.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        pool: Pool,
+        read_presets: ReadPresets,
+        settings: Sequence[Mapping[str, Any]] = (),
+        store: ModelStore | None = None,
+    ) -> None:
+        self.config, self.pool = config, pool
+        self._read_presets, self._settings = read_presets, settings
+        self._started_at = time.time()
+        self._downloads = Downloads(store, pool.events, self.reload) if store else None
+        self._threads = Threads("bodies", 1, MAX_PARSED)
+
+    def all(self) -> list[Route]:
+        """Every route with its path."""
+        return [
+            Route("/health", self.health),
+            Route("/v1/health", self.health),
+            Route("/models", self.list_models),
+            Route("/v1/models", self.list_models),
+            Route("/models", self.download, methods=["POST"]),
+            Route("/models", self.remove, methods=["DELETE"]),
+            Route("/models/load", self.load, methods=["POST"]),
+            Route("/models/unload", self.unload, methods=["POST"]),
+            Route("/models/sse", self.events),
+            Route("/v1/models/{model:path}", self.describe),
+            Route("/models/{model:path}", self.describe),
+            Route("/api/version", self.ollama_version),
+            Route("/api/tags", self.ollama_tags),
+            Route("/api/ps", self.ollama_ps),
+        ]
+
+    async def close(self) -> None:
+        """End all downloads."""
+        if self._downloads is not None:
+            await self._downloads.close()
+        self._threads.close()
 
     async def reload(self) -> None:
         """Read again which models there are.
@@ -43,161 +91,159 @@ class RouterState:
         Raises:
             ConfigError: they cannot be read.
         """
-        await self.pool.reload(await asyncio.to_thread(self.read_presets))
+        await self.pool.reload(await asyncio.to_thread(self._read_presets))
 
-    def find(self, name: object) -> PooledModel:
-        """The model with this name.
+    async def named(self, body: bytes) -> object:
+        """The field `model` of a JSON body; None if it has none, or there is no body.
 
         Raises:
-            ApiError: no name, or no such model.
+            RequestError: the body is no JSON object, or beyond the limits of structure.
+            CapacityError: too many bodies wait to be parsed.
         """
-        if not isinstance(name, str) or not name:
-            raise ApiError(400, "model name is missing from the request; GET /models lists them")
+        if not body:
+            return None
+        return await parse_off_loop(body, lambda one: read_object(one).get("model"), self._threads)
+
+    def props(self) -> dict[str, Any]:
+        """What the router says of itself; of a model, its own server does."""
+        router = self.config.router
+        return {
+            "role": "router",
+            "max_instances": router.models_max,
+            "models_autoload": router.models_autoload,
+            "models_dir": router.models_dir,
+            "models_preset": router.models_preset,
+            "model_alias": "headstart",
+            "model_path": "none",
+            "default_generation_settings": {"params": {}, "n_ctx": 0},
+            "build_info": f"b-headstart-{headstart.__version__}",
+            "settings": list(self._settings),
+        }
+
+    async def health(self, http: HttpRequest) -> Response:
+        """Say that requests are taken."""
+        return json_response({"status": "ok"})
+
+    async def list_models(self, http: HttpRequest) -> Response:
+        """List all models; with ?reload=1 after reading again which there are."""
+        if http.query_params.get("reload"):
+            await self.reload()
+        listed = [_describe(one) for one in self._shown()]
+        names = self._downloads.names if self._downloads else []
+        listed += [_downloading(name) for name in names if self.pool.find(name) is None]
+        return json_response({"object": "list", "data": listed})
+
+    async def describe(self, http: HttpRequest) -> Response:
+        """Describe one model."""
+        name = http.path_params["model"]
         model = self.pool.find(name)
         if model is None:
-            raise ApiError(400, f"model {shorten(name)} not found; GET /models lists them")
-        return model
+            raise ApiError(404, f"there is no model {shorten(name)} here; GET /models lists them")
+        return json_response(_describe(model))
 
+    async def download(self, http: HttpRequest) -> Response:
+        """Download a model of the hub; the answer does not wait for it."""
+        name = await self.named(await http.body())
+        if not isinstance(name, str) or not name:
+            raise ApiError(400, "model must be the name of a model of the hub, user/repo:QUANT")
+        if self._downloads is None:
+            raise ApiError(501, "this router downloads no models")
+        if self.pool.find(name) is not None:
+            raise ApiError(400, f"the model {shorten(name)} already exists")
+        await self._downloads.start(name)
+        return json_response({"success": True})
 
-def routes() -> list[Route]:
-    """The routes that are not passed to a model."""
-    both = {"/models": list_models, "/health": health}
-    found = [
-        Route(prefix + path, handler) for path, handler in both.items() for prefix in ("", "/v1")
-    ]
-    found += [
-        Route("/models", download, methods=["POST"]),
-        Route("/models", remove, methods=["DELETE"]),
-        Route("/models/load", load, methods=["POST"]),
-        Route("/models/unload", unload, methods=["POST"]),
-        Route("/models/sse", events),
-        Route("/v1/models/{model:path}", describe),
-        Route("/models/{model:path}", describe),
-    ]
-    return found
+    async def remove(self, http: HttpRequest) -> Response:
+        """Unload and delete a downloaded model, or end its download."""
+        name = http.query_params.get("model", "")
+        if self._downloads is None:
+            raise ApiError(501, "this router removes no models")
+        was_downloading = await self._downloads.cancel(name)
+        model = self.pool.models.get(name)
+        if model is None and not was_downloading:
+            raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")
+        if model is not None:
+            if model.preset.source != CACHE:
+                raise ApiError(400, f"model {shorten(name)} was not downloaded; remove its file")
+            await self.pool.unloaded(model)
+            try:
+                await asyncio.to_thread(self._downloads.store.remove, name)
+            except ModelError as error:
+                raise ApiError(400, str(error)) from error
+            await self.reload()
+        self.pool.events.tell("model_remove", name, {})
+        return json_response({"success": True})
 
+    async def load(self, http: HttpRequest) -> Response:
+        """Load a model; the answer does not wait for it."""
+        model = await self._named(http)
+        if model.is_running and not model.is_stopping:
+            raise ApiError(400, f"the model {model.name} is already running")
+        self.pool.load(model)
+        return json_response({"success": True})
 
-async def health(http: HttpRequest) -> Response:
-    """Say that requests are taken."""
-    return json_response({"status": "ok"})
+    async def unload(self, http: HttpRequest) -> Response:
+        """Unload a model; the answer does not wait for it."""
+        model = await self._named(http)
+        if not model.is_running:
+            raise ApiError(400, f"the model {model.name} is not running")
+        self.pool.unload(model)
+        return json_response({"success": True})
 
+    async def events(self, http: HttpRequest) -> Response:
+        """Stream what happens to models."""
+        return StreamingResponse(
+            self._stream(), headers=sse.HEADERS, media_type="text/event-stream"
+        )
 
-async def list_models(http: HttpRequest) -> Response:
-    """List all models; with ?reload=1 after reading again which there are."""
-    state = state_of(http)
-    if http.query_params.get("reload"):
-        await state.reload()
-    listed = [_describe(one) for one in state.pool.models.values() if not one.preset.is_hidden]
-    names = state.downloads.names if state.downloads else []
-    listed += [_coming(name) for name in names if state.pool.find(name) is None]
-    return json_response({"object": "list", "data": listed})
+    async def ollama_version(self, http: HttpRequest) -> Response:
+        """Tell clients of Ollama which version's API this is."""
+        return json_response({"version": OLLAMA_VERSION})
 
+    async def ollama_tags(self, http: HttpRequest) -> Response:
+        """List all models as Ollama lists those on disk."""
+        return json_response({"models": [self._tag(one) for one in self._shown()]})
 
-async def describe(http: HttpRequest) -> Response:
-    """Describe one model."""
-    name = http.path_params["model"]
-    model = state_of(http).pool.find(name)
-    if model is None:
-        raise ApiError(404, f"there is no model {shorten(name)} here; GET /models lists them")
-    return json_response(_describe(model))
+    async def ollama_ps(self, http: HttpRequest) -> Response:
+        """List the models that run as Ollama lists those in memory."""
+        running = [
+            loaded_model(self._tag(one), one.info.get("meta", {}).get("n_ctx", 0))
+            for one in self._shown()
+            if one.is_running
+        ]
+        return json_response({"models": running})
 
+    def _shown(self) -> list[PooledModel]:
+        return [one for one in self.pool.models.values() if not one.preset.is_hidden]
 
-async def download(http: HttpRequest) -> Response:
-    """Download a model of the hub; the answer does not wait for it."""
-    state = state_of(http)
-    name = named_model(await http.body())
-    if not isinstance(name, str) or not name:
-        raise ApiError(400, "model must be the name of a model of the hub, user/repo:QUANT")
-    if state.downloads is None:
-        raise ApiError(501, "this router downloads no models")
-    if state.pool.find(name) is not None:
-        raise ApiError(400, f"the model {shorten(name)} already exists")
-    await state.downloads.start(name)
-    return json_response({"success": True})
+    def _tag(self, model: PooledModel) -> dict[str, Any]:
+        """Size and details are what its own server said when it was last loaded."""
+        meta = model.info.get("meta", {})
+        details = model_details("", meta.get("n_params", 0), meta.get("ftype", ""))
+        return listed_model(model.name, model.name, meta.get("size", 0), self._started_at, details)
 
-
-async def remove(http: HttpRequest) -> Response:
-    """Delete a model that was downloaded, or end its download; a loaded one is unloaded before."""
-    state = state_of(http)
-    name = http.query_params.get("model", "")
-    if state.downloads is None:
-        raise ApiError(501, "this router removes no models")
-    was_coming = await state.downloads.cancel(name)
-    model = state.pool.models.get(name)
-    if model is None and not was_coming:
-        raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")
-    if model is not None:
-        if model.preset.source != CACHE:
-            raise ApiError(400, f"model {shorten(name)} was not downloaded; remove its file")
-        await state.pool.unloaded(model)
+    async def _stream(self) -> AsyncIterator[bytes]:
+        queue = self.pool.events.listen()
         try:
-            await asyncio.to_thread(state.downloads.store.remove, name)
-        except ModelError as error:
-            raise ApiError(400, str(error)) from error
-        await state.reload()
-    state.pool.events.tell("model_remove", name, {})
-    return json_response({"success": True})
-
-
-async def load(http: HttpRequest) -> Response:
-    """Load a model; the answer does not wait for it."""
-    state = state_of(http)
-    model = _named(state, await http.body())
-    if model.is_running and not model.is_stopping:
-        raise ApiError(400, f"the model {model.name} is already running")
-    state.pool.load(model)
-    return json_response({"success": True})
-
-
-async def unload(http: HttpRequest) -> Response:
-    """Unload a model; the answer does not wait for it."""
-    state = state_of(http)
-    model = _named(state, await http.body())
-    if not model.is_running:
-        raise ApiError(400, f"the model {model.name} is not running")
-    state.pool.unload(model)
-    return json_response({"success": True})
-
-
-async def events(http: HttpRequest) -> Response:
-    """What happens to models, as it happens."""
-    pool = state_of(http).pool
-
-    async def stream() -> AsyncIterator[bytes]:
-        queue = pool.events.listen()
-        try:
-            yield sse.PING  # so that the client knows that it listens
-            while (message := await _next(queue)) is not None:
-                yield sse.event(message) if message else sse.PING
+            yield sse.PING  # tells the client that the stream has begun
+            while True:
+                try:
+                    event = await asyncio.wait_for(queue.get(), PING_SECONDS)
+                except TimeoutError:
+                    yield sse.PING
+                    continue
+                if event is None:
+                    return
+                yield sse.event(event)
         finally:
-            pool.events.stop_listening(queue)
+            self.pool.events.stop_listening(queue)
 
-    return StreamingResponse(stream(), headers=sse.HEADERS, media_type="text/event-stream")
-
-
-async def _next(queue: asyncio.Queue[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
-    """The next event; an empty one where none comes for a while."""
-    try:
-        return await asyncio.wait_for(queue.get(), 30)
-    except TimeoutError:
-        return {}
-
-
-def props(state: RouterState) -> dict[str, Any]:
-    """What the router says of itself; of a model, its own server does."""
-    router = state.config.router
-    return {
-        "role": "router",
-        "max_instances": router.models_max,
-        "models_autoload": router.models_autoload,
-        "models_dir": router.models_dir,
-        "models_preset": router.models_preset,
-        "model_alias": "headstart",
-        "model_path": "none",
-        "default_generation_settings": {"params": {}, "n_ctx": 0},
-        "build_info": f"b-headstart-{headstart.__version__}",
-        "settings": list(state.settings),
-    }
+    async def _named(self, http: HttpRequest) -> PooledModel:
+        name = await self.named(await http.body())
+        model = self.pool.find(name) if isinstance(name, str) else None
+        if model is None:
+            raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")
+        return model
 
 
 def _describe(model: PooledModel) -> dict[str, Any]:
@@ -221,8 +267,7 @@ def _describe(model: PooledModel) -> dict[str, Any]:
     }
 
 
-def _coming(name: str) -> dict[str, Any]:
-    """A model that is being downloaded."""
+def _downloading(name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
@@ -232,23 +277,3 @@ def _coming(name: str) -> dict[str, Any]:
         "source": CACHE,
         "can_remove": True,
     }
-
-
-def _named(state: RouterState, body: bytes) -> PooledModel:
-    name = named_model(body)
-    model = state.pool.find(name) if isinstance(name, str) else None
-    if model is None:
-        raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")
-    return model
-
-
-def state_of(http: HttpRequest) -> RouterState:
-    """What the router's routes share."""
-    state = http.app.state.router
-    assert isinstance(state, RouterState)
-    return state
-
-
-def json_response(data: Any) -> Response:
-    """An answer with status 200."""
-    return Response(orjson.dumps(data), media_type="application/json")

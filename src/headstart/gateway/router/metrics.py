@@ -7,84 +7,54 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
 
-from headstart.gateway.router.broadcast import Broadcast
-from headstart.gateway.router.pooled_model import LOADED, LOADING, SLEEPING, UNLOADED, PooledModel
-from headstart.server.metric import Metric, Sample
-
-STATES = (UNLOADED, LOADING, LOADED, SLEEPING)
+from headstart.gateway.router.pool import Pool
+from headstart.gateway.router.pooled_model import LOADED, LOADING, SLEEPING, UNLOADED
+from headstart.server.metrics import Metric, Sample
 
 
-class Observed(Protocol):
-    """What is read of a pool of models."""
-
-    events: Broadcast
-    models: dict[str, PooledModel]
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests that wait for a model."""
-
-
-@dataclass(frozen=True, slots=True)
-class RouterReport:
-    """How the router's models are doing."""
-
-    models: list[PooledModel]
-    num_waiting: int
-    told: Counter[tuple[str, str]]
-
-
-def report_of(pool: Observed) -> RouterReport:
-    """What a pool of models says now."""
-    return RouterReport(list(pool.models.values()), pool.num_waiting, pool.events.num_told)
-
-
-def render(report: RouterReport) -> str:
+def render(pool: Pool) -> str:
     """Write every metric."""
-    return "".join(line for metric in METRICS for line in metric.lines(report))
+    return "".join(line for metric in METRICS for line in metric.lines(pool))
 
 
-def _by_state(report: RouterReport) -> Iterable[Sample]:
-    found = Counter(model.status for model in report.models)
-    return [({"status": state}, found[state]) for state in STATES]
+def _by_state(pool: Pool) -> Iterable[Sample]:
+    found = Counter(model.status for model in pool.models.values())
+    return [({"status": one}, found[one]) for one in (UNLOADED, LOADING, LOADED, SLEEPING)]
 
 
-def _running(report: RouterReport) -> Iterable[Sample]:
-    return [({"model": one.name}, one.num_requests) for one in report.models if one.is_running]
+def _requests(pool: Pool) -> Iterable[Sample]:
+    return [({"model": one.name}, one.num_requests) for one in pool.running()]
 
 
-def _held(report: RouterReport) -> Iterable[Sample]:
+def _held(pool: Pool) -> Iterable[Sample]:
     return [
         ({"model": one.name, "device": device}, size)
-        for one in report.models
-        if one.is_running
+        for one in pool.running()
         for device, size in one.held.items()
     ]
 
 
-METRICS: list[Metric[RouterReport]] = [
-    Metric(
-        "headstart_router_models",
-        "gauge",
-        "Models by state.",
-        _by_state,
-        ("status",),
-    ),
+def _counted(name: str, event: str, status: str, help: str) -> Metric[Pool]:
+    """How often an event was told with this status."""
+    key = event, status
+    return Metric(name, "counter", help, lambda pool: [({}, pool.events.num_told[key])])
+
+
+METRICS: list[Metric[Pool]] = [
+    Metric("headstart_router_models", "gauge", "Models by state.", _by_state, ("status",)),
     Metric(
         "headstart_router_requests_running",
         "gauge",
         "Requests that a model answers now.",
-        _running,
+        _requests,
         ("model",),
     ),
     Metric(
         "headstart_router_requests_waiting",
         "gauge",
         "Requests that wait until their model is loaded.",
-        lambda report: [({}, report.num_waiting)],
+        lambda pool: [({}, pool.num_waiting)],
     ),
     Metric(
         "headstart_router_model_bytes",
@@ -93,22 +63,19 @@ METRICS: list[Metric[RouterReport]] = [
         _held,
         ("model", "device"),
     ),
-    Metric(
-        "headstart_router_loads_total",
-        "counter",
-        "Models whose loading began.",
-        lambda report: [({}, report.told["model_status", LOADING])],
+    _counted(
+        "headstart_router_loads_total", "model_status", LOADING, "Models whose loading began."
     ),
-    Metric(
+    _counted(
         "headstart_router_unloads_total",
-        "counter",
+        "status_change",
+        UNLOADED,
         "Models that ended, for whatever reason.",
-        lambda report: [({}, report.told["status_change", UNLOADED])],
     ),
-    Metric(
+    _counted(
         "headstart_router_downloads_total",
-        "counter",
+        "download_finished",
+        "",
         "Models downloaded through the API.",
-        lambda report: [({}, report.told["download_finished", ""])],
     ),
 ]

@@ -13,11 +13,13 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from headstart.gateway.proxy import Backend
 from headstart.gateway.router.broadcast import Broadcast
 from headstart.gateway.router.child import TENANT_HEADER, Start
-from headstart.gateway.router.eviction import Estimate, Room
+from headstart.gateway.router.eviction import LoadLimits
 from headstart.gateway.router.pooled_model import (
     LOADED,
     LOADING,
@@ -26,8 +28,7 @@ from headstart.gateway.router.pooled_model import (
     UNLOADED,
     PooledModel,
 )
-from headstart.gateway.router.presets import ModelPreset
-from headstart.gateway.router.proxy import Backend
+from headstart.gateway.router.presets import Estimate, ModelPreset
 from headstart.types.errors import BackendError, HeadstartError, UnavailableError
 
 log = logging.getLogger(__name__)
@@ -55,13 +56,28 @@ class _Waiting:
     num_waiters: int = 0
 
 
+class Lease:
+    """Keeps a model loaded for one request."""
+
+    def __init__(self, pool: Pool, model: PooledModel, backend: Backend, *, is_use: bool) -> None:
+        self.backend = backend
+        self._pool, self._model, self._is_use = pool, model, is_use
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Let the model go; a second call does nothing."""
+        if not self._has_ended:
+            self._has_ended = True
+            self._pool.release(self._model, is_use=self._is_use)
+
+
 class Pool:
     """All models of a router."""
 
     def __init__(
         self,
         presets: Sequence[ModelPreset],
-        room: Room,
+        limits: LoadLimits,
         start: Start,
         measure: Measure | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -69,7 +85,7 @@ class Pool:
         self.events = Broadcast()
         self.describe: Describe | None = None
         self.models = {preset.name: PooledModel(preset) for preset in presets}
-        self._room = room
+        self._limits = limits
         self._start_child, self._measure, self._clock = start, measure, clock
         self._queue: dict[str, _Waiting] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -82,33 +98,41 @@ class Pool:
             return self.models[name]
         return next((one for one in self.models.values() if name in one.preset.aliases), None)
 
+    def running(self) -> list[PooledModel]:
+        """The models that have processes."""
+        return [one for one in self.models.values() if one.is_running]
+
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a model."""
         return sum(one.num_waiters for one in self._queue.values())
 
-    async def acquire(self, model: PooledModel, *, wakes: bool = True) -> Backend:
-        """Wait until a model is loaded, and keep it so until `release`.
+    async def acquire(self, model: PooledModel, *, wakes: bool = True) -> Lease:
+        """Wait until a model is loaded, and keep it loaded until the lease ends.
 
         Args:
-            wakes: whether a sleeping one has to be awake; what only asks about it needs no engine.
+            wakes: whether a sleeping model is woken; requests that only read its state need no
+                engine, and do not count as use.
 
         Raises:
-            BackendError: it cannot be loaded.
-            UnavailableError: the router ends.
+            BackendError: the model cannot be loaded.
+            UnavailableError: the router is shutting down.
         """
         if wakes:
             model.last_used = self._clock()
-        if model.is_ready or (not wakes and model.is_asleep):
+        is_asleep = model.status == SLEEPING and not model.is_stopping
+        if model.is_ready or (is_asleep and not wakes):
             model.num_requests += 1
         else:
             await self._wait(model)
         assert model.backend is not None
-        return model.backend
+        return Lease(self, model, model.backend, is_use=wakes)
 
-    def release(self, model: PooledModel) -> None:
-        """A request is over."""
+    def release(self, model: PooledModel, *, is_use: bool) -> None:
+        """Count a request as ended; called by its lease."""
         model.num_requests -= 1
+        if is_use:
+            model.last_used = self._clock()
         if not model.num_requests:
             self._expire_later(model)
             self._advance()
@@ -117,9 +141,8 @@ class Pool:
         """Load a model without waiting for it."""
 
         async def wait() -> None:
-            with suppress(HeadstartError):  # told as an event, and by its state
-                await self.acquire(model)
-                self.release(model)
+            with suppress(HeadstartError):  # reported as an event and by the model's state
+                (await self.acquire(model)).end()
 
         self._spawn(wait())
 
@@ -143,38 +166,28 @@ class Pool:
             await exited.wait()
 
     async def reload(self, presets: Sequence[ModelPreset]) -> None:
-        """Take other presets: what is loaded and has changed, or is gone, is unloaded first."""
+        """Take other presets; unload first what is running and has changed or is gone."""
         new = {preset.name: preset for preset in presets}
-        while changed := [
-            one
-            for one in self.models.values()
-            if one.is_running and replace(new.get(one.name) or _GONE, is_hidden=False)
-            != replace(one.preset, is_hidden=False)
-        ]:  # fmt: skip
-            exited = self._exited
-            for one in changed:
-                self.unload(one)
-            await exited.wait()
+        while changed := [one for one in self.running() if one.preset != new.get(one.name)]:
+            await asyncio.gather(*map(self.unloaded, changed))
         for name in self.models.keys() - new.keys():
             del self.models[name]
-            if waiting := self._queue.pop(name, None):
-                waiting.done.set_exception(BackendError(f"there is no model {name} any more"))
+            self._fail_waiting(name, BackendError(f"there is no model {name} any more"))
         for name, preset in new.items():
             model = self.models.setdefault(name, PooledModel(preset))
             if model.preset != preset:
-                model.preset, model.exit_code = preset, 0
+                model.exit_code = 0
                 model.estimate = model.estimate if model.is_running else None
+            model.preset = preset
         self.events.tell("models_reload", "*")
 
     async def close(self) -> None:
         """End all models."""
         self.is_closed = True
-        for waiting in self._queue.values():
-            _fail(waiting, UnavailableError("the server is shutting down"))
-        for model in self.models.values():
-            self.unload(model)
-        while any(one.is_running for one in self.models.values()):
-            await self._exited.wait()
+        for name in list(self._queue):
+            self._fail_waiting(name, UnavailableError("the server is shutting down"))
+        while running := self.running():
+            await asyncio.gather(*map(self.unloaded, running))
         self.events.close()
         for task in self._tasks:
             task.cancel()
@@ -216,8 +229,8 @@ class Pool:
                 waiting.done.set_result(None)
             elif model.is_stopping or model.is_draining:
                 return  # nobody overtakes
-            elif not self._has_room(waiting):
-                if model.is_measured or waiting.done.done():
+            elif not self._makes_room(waiting):
+                if model.is_being_estimated or waiting.done.done():
                     continue  # its turn comes when that is known
                 return
             elif model.status == SLEEPING:
@@ -226,28 +239,28 @@ class Pool:
             else:
                 self._load(model)
 
-    def _has_room(self, waiting: _Waiting) -> bool:
-        """Whether a model can be loaded now; if not, what is in its way is unloaded, or awaited."""
+    def _makes_room(self, waiting: _Waiting) -> bool:
+        """Whether a model can be loaded now; if not, unload what is in its way, or wait for it."""
         model = waiting.model
         if model.waits_for is not None and model.waits_for.is_running:
             return False
         model.waits_for = None
         if model.estimate is None and self._measure is not None:
-            if not model.is_measured:
-                model.is_measured = True
+            if not model.is_being_estimated:
+                model.is_being_estimated = True
                 self._spawn(self._estimate(model))
             return False
-        running = [one for one in self.models.values() if one.is_running and one is not model]
-        if self._room.fits(model, running):
+        running = [one for one in self.running() if one is not model]
+        if self._limits.fits(model, running):
             return True
         staying = [one for one in running if not one.is_stopping]
         idle = [one for one in staying if self._is_idle(one)]
         busy = [one for one in staying if one not in idle]
-        victims = self._room.victims(model, idle, busy)
+        victims = self._limits.victims(model, idle, busy)
         if victims is None and asyncio.get_running_loop().time() - waiting.since >= PATIENCE:
             due = [one for one in staying if self._is_due(one)]
             rest = [one for one in staying if one not in due]
-            victims = self._room.victims(model, rest, due)
+            victims = self._limits.victims(model, rest, due)
         for victim in victims or ():
             if victim.num_requests or victim.status == LOADING:
                 victim.is_draining = True
@@ -270,11 +283,11 @@ class Pool:
         try:
             model.estimate = await self._measure(model.preset)
             # what the user said of a device stands; of others the first estimate does
-            budget = {**model.estimate.usable, **self._room.budget}
-            self._room = replace(self._room, budget=budget)
+            budget = {**model.estimate.usable, **self._limits.budget}
+            self._limits = replace(self._limits, budget=budget)
         except (HeadstartError, OSError, ValueError, KeyError) as error:
             self._fail(model, str(error))
-        model.is_measured = False
+        model.is_being_estimated = False
         self._advance()
 
     def _load(self, model: PooledModel) -> None:
@@ -282,9 +295,10 @@ class Pool:
         model.failure, model.exit_code, model.lacks_memory = "", 0, False
         self._set(model, LOADING)
         arguments = model.estimate.arguments if model.estimate else ()
-        model.child = self._start_child(model.preset, arguments, _ChildListener(self, model))
+        on_state, on_exit = partial(self._on_state, model), partial(self._on_exit, model)
+        model.child = self._start_child(model.preset, arguments, on_state, on_exit)
 
-    def on_state(self, model: PooledModel, state: Mapping[str, Any]) -> None:
+    def _on_state(self, model: PooledModel, state: Mapping[str, Any]) -> None:
         """A child says how it is doing."""
         match state["state"]:
             case "loaded" if "url" in state:
@@ -310,7 +324,7 @@ class Pool:
             if model.backend is backend:
                 model.info = info
 
-    def on_exit(self, model: PooledModel, code: int) -> None:
+    def _on_exit(self, model: PooledModel, code: int) -> None:
         """A child ended."""
         was_loading = model.status == LOADING
         lacked_memory = model.lacks_memory or code in MEMORY_SIGNALS
@@ -324,16 +338,13 @@ class Pool:
         if not is_retried:
             model.exit_code = 0 if is_wanted else code or 1
             self._set(model, UNLOADED, exit_code=model.exit_code)
-        self._note_exit()
-        if was_loading and not is_retried and (waiting := self._queue.get(model.name)):
-            reason = model.failure or "it was unloaded"
-            _fail(waiting, BackendError(f"{model.name} could not be loaded: {reason}"))
-            del self._queue[model.name]  # who comes now tries again
-        self._advance()
-
-    def _note_exit(self) -> None:
         self._exited.set()
         self._exited = asyncio.Event()
+        if was_loading and not is_retried:
+            reason = model.failure or "it was unloaded"
+            error = BackendError(f"{model.name} could not be loaded: {reason}")
+            self._fail_waiting(model.name, error)
+        self._advance()
 
     def _retry(self, model: PooledModel) -> bool:
         """Try once more with less beside it; whether that is possible."""
@@ -353,8 +364,15 @@ class Pool:
         model.failure, model.exit_code = reason, 2
         log.error("%s: %s", model.name, reason)
         self.events.tell("status_change", model.name, {"status": UNLOADED, "exit_code": 2})
-        if waiting := self._queue.pop(model.name, None):
-            _fail(waiting, BackendError(f"{model.name} could not be loaded: {reason}"))
+        error = BackendError(f"{model.name} could not be loaded: {reason}")
+        self._fail_waiting(model.name, error)
+
+    def _fail_waiting(self, name: str, error: HeadstartError) -> None:
+        """End the wait of all requests for a model; later ones try again."""
+        waiting = self._queue.pop(name, None)
+        if waiting is not None and not waiting.done.done():
+            waiting.done.set_exception(error)
+            waiting.done.exception()  # marks it as retrieved: the clients may all have left
 
     def _set(self, model: PooledModel, status: str, **data: Any) -> None:
         if model.status == status:
@@ -376,25 +394,3 @@ class Pool:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-class _ChildListener:
-    """Tells the pool what the child of one model says."""
-
-    def __init__(self, pool: Pool, model: PooledModel) -> None:
-        self._pool, self._model = pool, model
-
-    def on_state(self, state: Mapping[str, Any]) -> None:
-        self._pool.on_state(self._model, state)
-
-    def on_exit(self, code: int) -> None:
-        self._pool.on_exit(self._model, code)
-
-
-_GONE = ModelPreset(name="", source="", arguments=())
-
-
-def _fail(waiting: _Waiting, error: HeadstartError) -> None:
-    if not waiting.done.done():
-        waiting.done.set_exception(error)
-        waiting.done.exception()  # seen: everybody who waited may have left

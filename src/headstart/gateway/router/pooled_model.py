@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from headstart.gateway.proxy import Backend
 from headstart.gateway.router.child import Child
-from headstart.gateway.router.eviction import MAIN, PROCESS_BYTES, Bytes, Estimate
-from headstart.gateway.router.presets import ModelPreset
-from headstart.gateway.router.proxy import Backend
+from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Bytes, Estimate, ModelPreset
 
 UNLOADED, LOADING, LOADED, SLEEPING = "unloaded", "loading", "loaded", "sleeping"
 STARTED_STATES = {LOADED, SLEEPING}  # in which a child answers
@@ -24,17 +23,17 @@ class PooledModel:
     child: Child | None = None
     backend: Backend | None = None
     is_stopping: bool = False
-    is_draining: bool = False  # it answers whom it answers and takes no new requests
+    is_draining: bool = False  # it ends what it answers and takes no new requests
     exit_code: int = 0
     failure: str = ""  # why it could not be loaded, or ended
     num_requests: int = 0
     last_used: float = 0.0
     info: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
     estimate: Estimate | None = None
+    is_being_estimated: bool = False
     lacks_memory: bool = False  # said by its child, before it ended
     is_retried: bool = False
-    waits_for: PooledModel | None = None  # that this one is gone, before it is tried again
-    is_measured: bool = False  # what it takes is being found out, before it is loaded
+    waits_for: PooledModel | None = None  # that must be gone before this one is tried again
 
     @property
     def name(self) -> str:
@@ -51,10 +50,6 @@ class PooledModel:
     @property
     def is_ready(self) -> bool:
         return self.status == LOADED and not (self.is_stopping or self.is_draining)
-
-    @property
-    def is_asleep(self) -> bool:
-        return self.status == SLEEPING and not self.is_stopping
 
     @property
     def has_failed(self) -> bool:

@@ -1,4 +1,4 @@
-"""A model that can be loaded: how it is started, and what the router has to know of it."""
+"""A model that can be loaded: how it is started, and what it takes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from dataclasses import dataclass, field
 
 PRESET, FOLDER, CACHE = "preset", "models_dir", "cache"  # where a model was found
 DEFAULT_STOP_SECONDS = 10.0
+MAIN = "main memory"
+# of a model's processes besides what its engine takes: two interpreters with what they import
+PROCESS_BYTES = 300 * 2**20
+Bytes = Mapping[str, int]  # by device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,4 +29,14 @@ class ModelPreset:
     stop_seconds: float = DEFAULT_STOP_SECONDS  # from being told to end until it is killed
     idle_seconds: float | None = None  # after which it is unloaded
     group: str = ""  # it is not loaded beside models of another group
-    is_hidden: bool = False  # not listed, but answers to its name
+    # not listed, but answers to its name; needs no other process, so no other preset
+    is_hidden: bool = field(default=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """What a model takes, and the arguments with which it takes no more."""
+
+    needs: Bytes
+    arguments: tuple[str, ...] = ()
+    usable: Bytes = field(default_factory=dict)  # what was free when this was asked

@@ -1,13 +1,9 @@
-"""Formats that renderings of a template do not show: one file each.
-
-Each file says by which words of a template its family is known.
-"""
+"""Formats that cannot be found by rendering a template, one file each."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.families import (
     functionary,
@@ -19,23 +15,14 @@ from headstart.text.toolcalls.families import (
     muse,
 )
 
-Detect = Callable[[ChatTemplate], AnswerFormat | None]
-FAMILIES: Sequence[Detect] = (
-    functionary.detect,
-    gemma4.detect,
-    harmony.detect,
-    kimi_k3.detect,
-    lfm2.detect,
-    minimax_m3.detect,
-    muse.detect,
+FAMILIES: Sequence[tuple[tuple[str, ...], AnswerFormat]] = (
+    ((">>>all", ">>>${recipient}"), functionary.FORMAT),
+    (("'<|tool_call>call:'",), gemma4.FORMAT),
+    (("<|channel|>",), harmony.FORMAT),
+    (("<|open|>", "<|close|>", "<|end_of_msg|>"), kimi_k3.FORMAT),
+    (("<|tool_list_start|>", "<|tool_list_end|>"), lfm2.FORMAT),
+    (("List of tools: [",), lfm2.FORMAT),
+    (("]<]minimax[>[", "<tool_call>", "<invoke name="), minimax_m3.FORMAT),
+    (("<atem:function_calls>", "<|eom|>"), muse.FORMAT),
 )
-KNOWN_FORMATS: dict[str, AnswerFormat] = {
-    "functionary": functionary.FORMAT,
-    "gemma4": gemma4.FORMAT,
-    "harmony": harmony.FORMAT,
-    "kimi-k3": kimi_k3.FORMAT,
-    "lfm2": lfm2.FORMAT,
-    "minimax-m3": minimax_m3.FORMAT,
-    "muse": muse.FORMAT,
-}
-"""name -> format, without what depends on a template"""
+"""Words that only templates of a family hold, and its format, without what a template shows."""

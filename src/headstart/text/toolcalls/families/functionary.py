@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
 from headstart.text.toolcalls.formats import JsonArguments, MarkedCalls, NamedCall
 from headstart.text.toolcalls.json_text import read_value
@@ -19,7 +18,7 @@ _CALLS = MarkedCalls("functionary", NamedCall(JsonArguments(), name_end="\n"), s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionaryFormat(AnswerFormat):
-    """Parts that begin with their recipient."""
+    """Parts with a recipient each."""
 
     def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
         """Read part after part."""
@@ -33,7 +32,7 @@ class FunctionaryFormat(AnswerFormat):
                 return
 
     def _read_part(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
-        """Go behind the recipient, and the arguments if it is a tool."""
+        """Parse a recipient, and the arguments if it is a tool."""
         place = reader.mark()
         name = yield from reader.run(lambda char: char.isalnum() or char in "_-.")
         is_named = yield from reader.takes("\n")
@@ -50,10 +49,4 @@ class FunctionaryFormat(AnswerFormat):
             reader.content(_MARK)
 
 
-FORMAT = FunctionaryFormat(calls=_CALLS, required_calls=_CALLS)
-
-
-def detect(template: ChatTemplate) -> AnswerFormat | None:
-    """It writes the recipient of each part."""
-    is_one = ">>>all" in template.source and ">>>${recipient}" in template.source
-    return FORMAT if is_one else None
+FORMAT = FunctionaryFormat(calls=_CALLS)

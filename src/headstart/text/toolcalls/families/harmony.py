@@ -8,12 +8,9 @@ Source: https://developers.openai.com/cookbook/articles/openai-harmony
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass
 
-from headstart.text.chat_template import ChatTemplate
-from headstart.text.thinking import Thinking
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
 from headstart.text.toolcalls.formats import JsonArguments, MarkedCalls, NamedCall
 from headstart.text.toolcalls.reader import Reading, TextReader
@@ -63,7 +60,7 @@ class HarmonyFormat(AnswerFormat):
         return False
 
     def _go_back_to_header(self, reader: TextReader) -> Reading[None]:
-        """Stand in front of a marker that begins a header; other markers are gone."""
+        """Go back to a marker that begins a header."""
         for head in ("<|start|>", "<|channel|>"):
             at = reader.at - len(head)
             if at >= 0 and reader.text.startswith(head, at):
@@ -94,14 +91,6 @@ class HarmonyFormat(AnswerFormat):
 
 FORMAT = HarmonyFormat(
     calls=_CALLS,
-    required_calls=_CALLS,
     after_thoughts="<|start|>assistant",
     seen_markers=("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
 )
-
-
-def detect(template: ChatTemplate) -> AnswerFormat | None:
-    """gpt-oss names channels."""
-    if "<|channel|>" not in template.source:
-        return None
-    return dataclasses.replace(FORMAT, thinking=template.thinking or Thinking("", ""))

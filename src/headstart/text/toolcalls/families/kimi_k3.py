@@ -1,13 +1,10 @@
-"""Kimi K3: everything stands in tags, `<|open|>response<|sep|>text<|close|>response<|sep|>`.
+"""Kimi K3: everything is inside tags, `<|open|>response<|sep|>text<|close|>response<|sep|>`.
 
 Source: its chat template in llama.cpp's models/templates.
 """
 
 from __future__ import annotations
 
-import dataclasses
-
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
 
@@ -34,11 +31,3 @@ FORMAT = AnswerFormat(
     dropped=("<|close|>message<|sep|>", "<|end_of_msg|>"),
     seen_markers=("<|open|>", "<|close|>", _SEP),
 )
-
-
-def detect(template: ChatTemplate) -> AnswerFormat | None:
-    """Its markers are unique."""
-    words = ("<|open|>", "<|close|>", "<|end_of_msg|>")
-    if not all(word in template.source for word in words):
-        return None
-    return dataclasses.replace(FORMAT, thinking=template.thinking)

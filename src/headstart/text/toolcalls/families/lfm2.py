@@ -6,12 +6,10 @@ Source: https://docs.liquid.ai/lfm/key-concepts/tool-use
 from __future__ import annotations
 
 import ast
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls
 from headstart.text.toolcalls.json_text import dump, value_or_text
@@ -33,7 +31,7 @@ class PythonCall:
     """A name, and keyword arguments in parentheses."""
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
-        """Read the call; each argument is passed on when it is whole."""
+        """Parse the call; each argument is emitted when it is complete."""
         name = yield from reader.run(lambda char: char.isalnum() or char in "_.-")
         if name not in reader.tools or not (yield from reader.takes("(")):
             return False
@@ -62,7 +60,7 @@ class PythonCall:
 
 
 class _PythonValues(ValueRules):
-    """Texts in either kind of quotes; all else as in JSON."""
+    """Strings in either kind of quotes; everything else as in JSON."""
 
     def text(self, end: str) -> str:
         return self.named("text", as_json({"type": "string"}) + r""" | "'" /[^'\\\n]*/ "'" """)
@@ -119,7 +117,7 @@ def _rest_of_string(reader: TextReader, quote: str, text: list[str]) -> Reading[
 
 
 def _value(source: str) -> object:
-    """What Python or JSON means by it; the text itself if neither knows it."""
+    """The value as JSON or Python; the text itself if it is neither."""
     value = value_or_text(source)
     if value != source:
         return value
@@ -139,12 +137,3 @@ _CALLS = MarkedCalls(
     separator=", ",
 )
 FORMAT = AnswerFormat(calls=_CALLS, calls_end_thoughts=True)
-
-
-def detect(template: ChatTemplate) -> AnswerFormat | None:
-    """Its templates list the tools in their own way."""
-    source = template.source
-    words = ("<|tool_list_start|>", "<|tool_list_end|>")
-    if not all(word in source for word in words) and "List of tools: [" not in source:
-        return None
-    return dataclasses.replace(FORMAT, thinking=template.thinking)

@@ -5,10 +5,8 @@ Source: its chat template in llama.cpp's models/templates.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 
-from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.reader import Reading, TextReader
@@ -46,7 +44,7 @@ class MuseFormat(AnswerFormat):
             recipient = None
 
     def _read_recipient(self, reader: TextReader) -> Reading[str]:
-        """Whom the next message is to; "" where it has no header."""
+        """The recipient of the next message; "" without a header."""
         place = reader.mark()
         yield from reader.takes(_START)
         if (yield from reader.takes(" to=")):
@@ -60,7 +58,7 @@ class MuseFormat(AnswerFormat):
     def _read_body(
         self, reader: TextReader, options: ReadOptions, *, is_thought: bool
     ) -> Reading[bool]:
-        """Read up to the end of a message; returns whether the text is over."""
+        """Parse up to the end of a message; returns whether the text ends there."""
         sink = reader.thoughts if is_thought else reader.content
         triggers = _CALLS.triggers if options.reads_calls and not is_thought else ()
         while True:
@@ -75,11 +73,3 @@ class MuseFormat(AnswerFormat):
 FORMAT = MuseFormat(
     calls=_CALLS, after_thoughts=_START, seen_markers=("<|message|>", "<|start|>", "<|eom|>")
 )
-
-
-def detect(template: ChatTemplate) -> AnswerFormat | None:
-    """Its markers are unique."""
-    words = ("<atem:function_calls>", "<|eom|>")
-    if not all(word in template.source for word in words):
-        return None
-    return dataclasses.replace(FORMAT, thinking=template.thinking)

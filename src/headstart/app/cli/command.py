@@ -1,4 +1,4 @@
-"""The flags of a command, resolved, and its help page."""
+"""A command: its flags, resolved, and its help page."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
 from headstart.app.cli.arguments import read_arguments
 from headstart.app.cli.environment import check_environment, from_environment
 from headstart.app.cli.resolve import Given, Resolved, from_file, resolve
-from headstart.app.cli.settings import Setting, part_title
+from headstart.app.cli.settings import Setting, all_settings, part_title, settings_of
 from headstart.config import flag_of
 from headstart.types.errors import ConfigError
 
@@ -22,39 +23,62 @@ class HelpRequested(Exception):
     """The help page was asked for; the message is the page."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A command of `headstart`: what can be set for it, and what it does."""
+
+    name: str
+    about: str  # how its help page begins
+    run: Callable[[Resolved, list[str]], int]  # gets the settings and words; returns the exit code
+    options: type | None = None  # dataclass of its own settings
+    parts: Sequence[str] | None = ()  # of `Config`; None: all
+    shared: Collection[str] | None = None  # the settings of these parts that it has; None: all
+    usage: str = ""  # the words that it takes, for the help page; empty: none
+
+    def settings(self) -> list[Setting]:
+        """What can be set, its own options first."""
+        own = [] if self.options is None else list(settings_of(self.options))
+        of_parts = all_settings(self.parts) if self.parts != () else []
+        return own + [one for one in of_parts if self.shared is None or one.name in self.shared]
+
+    def __call__(self, argv: Sequence[str]) -> int:
+        """Read the command line and run; return the exit code.
+
+        Raises:
+            HelpRequested: `--help` was given.
+            HeadstartError: it cannot be run, or failed.
+        """
+        resolved, print_config, words = read_flags(
+            self.name, self.about, self.settings(), argv, self.usage
+        )
+        resolved.config()  # raises
+        if self.options is not None:
+            resolved.own(self.options)
+        if print_config:
+            print(resolved.describe())
+            return 0
+        return self.run(resolved, words)
+
+
 def read_flags(
-    command: str, about: str, settings: Sequence[Setting], argv: Sequence[str]
-) -> tuple[Resolved, bool]:
-    """Resolve a command's settings; the second value says whether `--print-config` was given.
+    command: str, about: str, settings: Sequence[Setting], argv: Sequence[str], usage: str = ""
+) -> tuple[Resolved, bool, list[str]]:
+    """Resolve a command's settings.
+
+    Returns them, whether `--print-config` was given, and the words that belong to no flag.
 
     Raises:
         HelpRequested: `--help` was given.
-        ConfigError: an unknown flag, an impossible value, or a word that is no flag's value.
-    """
-    resolved, print_config, words = read_words_and_flags(command, about, settings, argv)
-    if words:
-        raise ConfigError(
-            f"unexpected argument {words[0]!r}; flags start with a dash, see headstart {command} "
-            "--help"
-        )
-    return resolved, print_config
-
-
-def read_words_and_flags(
-    command: str,
-    about: str,
-    settings: Sequence[Setting],
-    argv: Sequence[str],
-    usage: str = "[flags]",
-) -> tuple[Resolved, bool, list[str]]:
-    """Like `read_flags` for a command that takes words as well: they come last, wherever they
-    stood.
-
-    `usage` is what the help page shows behind the command.
+        ConfigError: an unknown flag, an impossible value, or a word where `usage` has none.
     """
     arguments = read_arguments(command, settings, argv)
     if arguments.switches & {"-h", "--help", "--usage"}:
-        raise HelpRequested(help_page(f"{command} {usage}", about, settings))
+        raise HelpRequested(help_page(f"{command} {usage or '[flags]'}", about, settings))
+    if arguments.words and not usage:
+        raise ConfigError(
+            f"unexpected argument {arguments.words[0]!r}; flags start with a dash, see headstart "
+            f"{command} --help"
+        )
     file = arguments.file or os.environ.get("HEADSTART_CONFIG")
     given = {name: Given(text, "flag", flag_of(name)) for name, text in arguments.given.items()}
     sources = [given, from_environment(os.environ, settings)]
@@ -79,8 +103,9 @@ def _preset(resolved: Resolved, settings: Sequence[Setting]) -> dict[str, Given]
 
 
 def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
-    """The text of `headstart COMMAND --help`, as wide as the terminal; `usage` begins with the
-    command.
+    """The text of `headstart COMMAND --help`, as wide as the terminal.
+
+    `usage` begins with the command.
     """
     width = max(60, min(shutil.get_terminal_size().columns, 110))
     lines = [f"Usage: headstart {usage}", "", *textwrap.wrap(about, width)]

@@ -12,7 +12,7 @@ from headstart.types.request import SpeculativeParams
 
 
 @dataclass(frozen=True, slots=True)
-class SpeculationPolicy:
+class Policy:
     """Who may draft for one request, and how much."""
 
     mode: DraftMode
@@ -34,7 +34,7 @@ class SpeculationPolicy:
 
 def make_policy(
     params: SpeculativeParams, config: SpeculationConfig, loaded: Collection[str], unusable: str
-) -> SpeculationPolicy:
+) -> Policy:
     """Merge a request's wishes with the server's settings.
 
     Args:
@@ -54,7 +54,7 @@ def make_policy(
     if not reason and (mode is DraftMode.OFF or n_max == 0 or not types):
         is_default = params == SpeculativeParams() or not limit
         reason = "off" if is_default else "disabled by request"
-    return SpeculationPolicy(
+    return Policy(
         mode,
         types,
         n_max,

@@ -1,75 +1,48 @@
-"""Connections to the servers that requests are passed to: HTTP/1.1 over asyncio, and nothing more.
+"""One HTTP/1.1 connection to a backend, over asyncio and httptools.
 
-A general client takes two milliseconds of processor time for a request; before a first token that
-is a large part of all there is. No redirects, no cookies, no proxies, no compression.
+A general client takes two milliseconds of processor time per request, which is a large part of the
+time before a first token. No redirects, cookies, proxies or compression.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
-from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import cast
-from urllib.parse import urlsplit
 
 import httptools
 
-MAX_BUFFERED = 2**18  # bytes of a body that nobody has taken yet, before the server has to wait
+MAX_BUFFERED = 2**18  # bytes of a body that are kept unread before the backend has to wait
+MAX_HEAD = 2**16  # bytes of a head, or of anything else between two pieces of a body
 NO_BODY = (204, 304)
 
 
 class BrokenConnectionError(Exception):
-    """The connection ended before the answer, or what came over it is no HTTP."""
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a server listens, and what stands before its paths."""
-
-    host: str
-    port: int
-    is_tls: bool
-    netloc: str
-    prefix: str
-
-    @classmethod
-    def of(cls, url: str) -> Origin:
-        """Of a URL without a query."""
-        return _origin(url)
-
-
-@lru_cache(maxsize=1024)
-def _origin(url: str) -> Origin:
-    parts = urlsplit(url)
-    is_tls = parts.scheme == "https"
-    netloc = parts.netloc.rpartition("@")[2]
-    port = parts.port or (443 if is_tls else 80)
-    return Origin(parts.hostname or "", port, is_tls, netloc, parts.path.rstrip("/"))
+    """The connection ended before the answer did, or the answer is not HTTP."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection, for one request after the other; httptools calls the `on_` methods."""
+    """A connection, for one request after the other; httptools calls the `on_` methods."""
 
-    def __init__(self) -> None:
+    def __init__(self, url: str) -> None:
+        self.url = url  # of the backend
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self.idle_since = 0.0
+        self.used_at = 0.0  # by `time.monotonic`, when the caller last sent or waited
         self._transport: asyncio.Transport | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._pieces: list[bytes] = []
-        self._num_buffered = 0
+        self._num_buffered = self._num_unused = 0
         self._has_head = self._is_complete = self._is_kept = self._is_lost = False
         self._ends_with_connection = self._is_head_only = False
         self._waiting: asyncio.Future[None] | None = None
 
     def send(self, head: bytes, body: bytes, *, is_head_only: bool) -> None:
-        """Send a request; what was known of the one before is forgotten."""
+        """Send a request and forget the answer to the one before."""
         assert self._transport is not None
-        self.status, self.headers, self._pieces, self._num_buffered = 0, [], [], 0
+        self.status, self.headers, self._pieces = 0, [], []
+        self._num_buffered = self._num_unused = 0
         self._has_head = self._is_complete = self._is_kept = False
         self._ends_with_connection, self._is_head_only = True, is_head_only
         self._parser = httptools.HttpResponseParser(self)
@@ -78,27 +51,23 @@ class Connection(asyncio.Protocol):
             self._transport.write(body)
 
     async def wait_for_head(self) -> None:
-        """Return when status and headers are here.
+        """Return when status and headers have arrived.
 
         Raises:
-            BrokenConnectionError: they will not come.
+            BrokenConnectionError: they will not arrive.
         """
         while not self._has_head:
-            if self._is_lost:
-                raise BrokenConnectionError
             await self._wait()
 
     async def read(self) -> bytes:
-        """What came of the body; empty at its end.
+        """What has arrived of the body; empty at its end.
 
         Raises:
-            BrokenConnectionError: the end will not come.
+            BrokenConnectionError: the end will not arrive.
         """
         while not self._pieces:
             if self._is_complete:
                 return b""
-            if self._is_lost:
-                raise BrokenConnectionError
             await self._wait()
         pieces, self._pieces = self._pieces, []
         if self._num_buffered > MAX_BUFFERED and self._transport and not self._is_lost:
@@ -107,20 +76,24 @@ class Connection(asyncio.Protocol):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     @property
-    def can_be_used_again(self) -> bool:
-        """The last answer is over, and the server keeps the connection."""
+    def can_be_reused(self) -> bool:
+        """The last answer is complete, and the backend keeps the connection."""
         return self._is_kept and not self._is_lost and not self._pieces
 
-    @property
-    def is_open(self) -> bool:
-        return not self._is_lost and self._transport is not None
+    def is_silent(self, seconds: float) -> bool:
+        """Whether the caller has waited for so long without receiving anything."""
+        return self._waiting is not None and time.monotonic() - self.used_at >= seconds
 
     def close(self) -> None:
-        """End it at once, whatever is on its way."""
+        """End the connection at once, whatever is on its way."""
+        self._is_lost = True
         if self._transport is not None:
             self._transport.abort()
 
     async def _wait(self) -> None:
+        if self._is_lost:
+            raise BrokenConnectionError
+        self.used_at = time.monotonic()
         self._waiting = asyncio.get_running_loop().create_future()
         try:
             await self._waiting
@@ -137,18 +110,20 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's is no subclass
 
     def data_received(self, data: bytes) -> None:
-        if self._parser is None or self._is_complete:  # nobody asked
+        if self._parser is None or self._is_complete:  # no request is open
             self.close()
             return
+        self._num_unused += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
-            self._is_lost = True
+            self.close()
+        if self._num_unused > MAX_HEAD:  # httptools would keep an endless head
             self.close()
         self._wake()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._has_head and self._ends_with_connection and exc is None:
+        if self._has_head and self._ends_with_connection and exc is None and not self._is_lost:
             self._is_complete = True
         self._is_lost = True
         self._wake()
@@ -173,6 +148,7 @@ class Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
+        self._num_unused = 0
         self._num_buffered += len(body)
         if self._num_buffered > MAX_BUFFERED and self._transport is not None:
             self._transport.pause_reading()
@@ -180,63 +156,19 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         assert self._parser is not None
         if self._has_head:
+            self._num_unused = 0
             self._is_complete = True
             self._is_kept = bool(self._parser.should_keep_alive())
-
-
-class Connections:
-    """Connections by server; those that are idle are used again. Belongs to one asyncio loop."""
-
-    def __init__(self, keep_alive_seconds: float, max_idle: int = 256) -> None:
-        self._keep_alive_seconds = keep_alive_seconds
-        self._max_idle = max_idle
-        self._idle: defaultdict[Origin, list[Connection]] = defaultdict(list)
-        self._tls: ssl.SSLContext | None = None
-
-    async def get(self, origin: Origin) -> Connection:
-        """An idle connection, or a new one.
-
-        Raises:
-            OSError: the server cannot be reached.
-        """
-        now = time.monotonic()
-        while self._idle[origin]:
-            connection = self._idle[origin].pop()
-            if connection.is_open and now - connection.idle_since < self._keep_alive_seconds:
-                return connection
-            connection.close()
-        if origin.is_tls and self._tls is None:
-            self._tls = ssl.create_default_context()
-        _, connection = await asyncio.get_running_loop().create_connection(
-            Connection, origin.host, origin.port, ssl=self._tls if origin.is_tls else None
-        )
-        return connection
-
-    def give_back(self, origin: Origin, connection: Connection) -> None:
-        """Keep it for the next request, or end it."""
-        idle = self._idle[origin]
-        if connection.can_be_used_again and len(idle) < self._max_idle:
-            connection.idle_since = time.monotonic()
-            idle.append(connection)
-        else:
-            connection.close()
-
-    def close(self) -> None:
-        """End all that are idle."""
-        for connections in self._idle.values():
-            for connection in connections:
-                connection.close()
-        self._idle.clear()
 
 
 def head_of(method: str, target: str, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """The head of a request.
 
     Raises:
-        ValueError: a part of it would end its line.
+        ValueError: a part of it contains a line break.
     """
     lines = [f"{method} {target} HTTP/1.1".encode("latin-1")]
     lines += [name + b": " + value for name, value in headers]
     if any(b"\r" in line or b"\n" in line for line in lines):
-        raise ValueError("a line of the request's head would have an end inside")
+        raise ValueError("a line of the request's head contains a line break")
     return b"\r\n".join([*lines, b"\r\n"])

@@ -1,0 +1,307 @@
+"""Passes a request to a backend and the answer back, without touching the bodies.
+
+Knows HTTP and ASGI; does not know which backend should answer, nor what an answer says. An answer
+is opened first, which may fail and be tried elsewhere, and then relayed, which happens once. When a
+client disconnects, so does the proxy from the backend, which stops generating.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from urllib.parse import urlsplit
+
+from starlette.types import Receive, Scope, Send
+
+from headstart.gateway.upstream import BrokenConnectionError, Connection, head_of
+from headstart.server.errors import error_body, log_failure
+from headstart.server.sse import event as sse_event
+from headstart.server.threads import unless_left
+from headstart.types.errors import BackendError
+
+Headers = Sequence[tuple[bytes, bytes]]
+Tap = Callable[[bytes], None]
+
+# they belong to one connection (RFC 9110, 7.6.1), or are written anew for the next
+HOP_BY_HOP = frozenset({
+    b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
+    b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
+})  # fmt: skip
+# of a request: client and web page were checked here, and the backend has a key of its own
+NOT_FORWARDED = HOP_BY_HOP | {
+    b"authorization", b"content-length", b"expect", b"host", b"origin", b"referer", b"x-api-key",
+}  # fmt: skip
+# of an answer: our server writes its own
+NOT_RETURNED = HOP_BY_HOP | {b"date", b"server"}
+OWN_PREFIXES = (b"sec-fetch-", b"access-control-", b"cookie", b"set-cookie")
+CONNECT_SECONDS = 5.0
+# less than servers keep an idle connection, or a request could meet its end
+KEEP_ALIVE_SECONDS = 20.0
+MAX_IDLE = 256  # connections kept open, per backend
+MAX_READ = 2**24  # bytes of an answer that is read here, not passed on
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """A server that requests are passed to; `headers` (lower case) are added to each."""
+
+    name: str  # for errors
+    url: str  # without a slash at its end
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)  # with the API key
+
+
+@dataclass(frozen=True, slots=True)
+class ProxiedRequest:
+    """A client's request: the whole body, path and query as they came."""
+
+    method: str
+    target: str
+    headers: Headers = ()
+    body: bytes = b""
+
+    @classmethod
+    def of(cls, scope: Scope, body: bytes) -> ProxiedRequest:
+        """The request of an ASGI scope whose body was read."""
+        query = scope.get("query_string", b"").decode("latin-1")
+        path = scope.get("raw_path") or scope["path"].encode()
+        target = path.decode("latin-1") + (f"?{query}" if query else "")
+        return cls(scope["method"], target, scope["headers"], body)
+
+
+class ProxiedAnswer:
+    """An answer whose head has arrived, and the first piece of its body if that was awaited."""
+
+    def __init__(self, backend: Backend, connection: Connection, proxy: Proxy) -> None:
+        self.status = connection.status
+        self.headers = _end_to_end(connection.headers, NOT_RETURNED)
+        self._backend, self._proxy = backend, proxy
+        self._connection: Connection | None = connection
+        self._first: bytes | None = None
+
+    def has_content_type(self, kind: bytes) -> bool:
+        """Whether this stands in the content type."""
+        return any(name == b"content-type" and kind in value for name, value in self.headers)
+
+    @property
+    def is_event_stream(self) -> bool:
+        return self.has_content_type(b"text/event-stream")
+
+    async def read_first(self) -> None:
+        """Wait for the first piece of the body.
+
+        Raises:
+            BackendError: the backend broke off before it.
+        """
+        self._first = await self._next()
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The body as it arrives.
+
+        Raises:
+            BackendError: the backend broke off, or was silent for too long.
+        """
+        piece = await self._next() if self._first is None else self._first
+        while piece:
+            yield piece
+            piece = await self._next()
+
+    async def read(self) -> bytes:
+        """The whole body, for answers to our own requests.
+
+        Raises:
+            BackendError: as `pieces`, or the body is longer than MAX_READ.
+        """
+        body = bytearray()
+        async for piece in self.pieces():
+            body += piece
+            if len(body) > MAX_READ:
+                raise BackendError(f"{self._backend.name} sends more than {MAX_READ} bytes")
+        return bytes(body)
+
+    def close(self) -> None:
+        """Take no more of it: an answer that is not complete ends at the backend as well."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._proxy.give_back(self._backend, connection)
+
+    async def _next(self) -> bytes:
+        if self._connection is None:
+            return b""
+        try:
+            async with asyncio.timeout(self._proxy.silence_seconds):
+                return await self._connection.read()
+        except TimeoutError:
+            raise BackendError(f"{self._backend.name} was silent for too long") from None
+        except BrokenConnectionError:
+            raise BackendError(f"{self._backend.name} broke off its answer") from None
+
+
+class Proxy:
+    """Connections to backends, kept open between requests. Belongs to one asyncio loop.
+
+    Args:
+        silence_seconds: how long to wait for an answer, and for each further piece of it.
+    """
+
+    def __init__(self, silence_seconds: float = 3600.0) -> None:
+        self.silence_seconds = silence_seconds
+        self._idle: defaultdict[str, list[Connection]] = defaultdict(list)  # by name, as `_busy`
+        self._busy: defaultdict[str, set[Connection]] = defaultdict(set)
+        self._tls: ssl.SSLContext | None = None
+
+    async def open(
+        self, backend: Backend, request: ProxiedRequest, *, wants_first_piece: bool = True
+    ) -> ProxiedAnswer:
+        """Send a request; return when the answer has begun, whatever its status is.
+
+        Args:
+            wants_first_piece: wait for the beginning of the body too, so that a failure before the
+                first token is one before the answer. Not for streams that may stay silent.
+
+        Raises:
+            BackendError: no answer began; `was_sent` says whether the request may have been read.
+        """
+        connection = await self._send(backend, request)
+        answer = ProxiedAnswer(backend, connection, self)
+        if wants_first_piece:
+            try:
+                await answer.read_first()
+            except BaseException:
+                answer.close()
+                raise
+        return answer
+
+    def give_back(self, backend: Backend, connection: Connection) -> None:
+        """Keep a connection for the next request if it can be reused, else close it."""
+        self._busy[backend.name].discard(connection)
+        idle = self._idle[backend.name]
+        if connection.can_be_reused and len(idle) < MAX_IDLE:
+            connection.used_at = time.monotonic()
+            idle.append(connection)
+        else:
+            connection.close()
+
+    def close_silent(self, name: str, seconds: float) -> None:
+        """Break off the requests to a backend that have waited for so long without an answer."""
+        for connection in self._busy[name]:
+            if connection.is_silent(seconds):
+                connection.close()
+
+    def close(self) -> None:
+        """Close all idle connections."""
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+
+    async def _send(self, backend: Backend, request: ProxiedRequest) -> Connection:
+        """Send a request and wait for the head of its answer."""
+        connection = await self._connect(backend)
+        self._busy[backend.name].add(connection)
+        try:
+            parts = urlsplit(backend.url)
+            headers = _forwarded(backend, request, parts.netloc.rpartition("@")[2])
+            head = head_of(request.method, parts.path + request.target, headers)
+            connection.send(head, request.body, is_head_only=request.method == "HEAD")
+            async with asyncio.timeout(self.silence_seconds):
+                await connection.wait_for_head()
+        except BaseException as error:
+            self.give_back(backend, connection)  # closes it: the answer is not complete
+            if isinstance(error, TimeoutError):
+                raise BackendError(f"{backend.name} did not answer in time") from None
+            if isinstance(error, BrokenConnectionError):
+                raise BackendError(f"{backend.name} ended before it answered") from None
+            raise
+        return connection
+
+    async def _connect(self, backend: Backend) -> Connection:
+        """An idle connection, or a new one."""
+        idle = self._idle[backend.name]
+        while idle:
+            connection = idle.pop()
+            is_fresh = time.monotonic() - connection.used_at < KEEP_ALIVE_SECONDS
+            if connection.can_be_reused and is_fresh and connection.url == backend.url:
+                return connection
+            connection.close()
+        parts = urlsplit(backend.url)
+        if parts.scheme == "https" and self._tls is None:
+            self._tls = ssl.create_default_context()
+        tls = self._tls if parts.scheme == "https" else None
+        port = parts.port or (443 if tls else 80)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(CONNECT_SECONDS):
+                _, connection = await loop.create_connection(
+                    partial(Connection, backend.url), parts.hostname or "", port, ssl=tls
+                )
+        except OSError:  # a time-out is one
+            raise BackendError(f"{backend.name} cannot be reached", was_sent=False) from None
+        return connection
+
+
+async def relay(
+    answer: ProxiedAnswer, receive: Receive, send: Send, tap: Tap | None = None
+) -> None:
+    """Pass the answer on, piece by piece; `tap` sees each piece after it was sent.
+
+    If the backend breaks off, a stream of events ends with an event that says so; any other body
+    stays incomplete, which clients notice.
+
+    Raises:
+        ClientGoneError: the client disconnected; the backend is disconnected too.
+    """
+    try:
+        await unless_left(receive, _relay(answer, send, tap))
+    finally:
+        answer.close()
+
+
+async def _relay(answer: ProxiedAnswer, send: Send, tap: Tap | None) -> None:
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    try:
+        async for piece in answer.pieces():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            if tap is not None:
+                tap(piece)
+    except BackendError as error:
+        log_failure(error)
+        if not answer.is_event_stream:
+            return
+        # the blank line ends an event that was cut, or this one would become part of it
+        end = b"\n\n" + sse_event(error_body(error))
+        await send({"type": "http.response.body", "body": end, "more_body": True})
+    await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _forwarded(backend: Backend, request: ProxiedRequest, host: str) -> Headers:
+    own = {name.encode(): value.encode() for name, value in backend.headers.items()}
+    headers = [
+        (name, value)
+        for name, value in _end_to_end(request.headers, NOT_FORWARDED)
+        if name not in own
+    ]
+    headers += [(b"host", host.encode("latin-1")), *own.items()]
+    if request.body or request.method in ("POST", "PUT", "PATCH"):
+        headers.append((b"content-length", b"%d" % len(request.body)))
+    return headers
+
+
+def _end_to_end(headers: Headers, excluded: frozenset[bytes]) -> Headers:
+    """Headers for the other side: none that is excluded, ours, or named in `Connection`."""
+    named = {
+        part.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for part in value.split(b",")
+    }
+    excluded |= named
+    return [
+        (name, value)
+        for name, value in headers
+        if name not in excluded and not name.startswith(OWN_PREFIXES)
+    ]

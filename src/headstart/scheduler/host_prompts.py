@@ -1,0 +1,273 @@
+"""Brings prompts that lose their place in the model's cache to main memory, and back.
+
+A copy back costs a fraction of reading the prompt again: it moves the bytes of each token's keys
+and values once, where reading multiplies each token with all weights. Both are measured, and the
+cheaper way is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from headstart.scheduler.host_cache import Data, PromptStore, StoredPrompt
+from headstart.scheduler.sequence import Cells, Sequence
+from headstart.structures.checkpoints import unpack
+from headstart.structures.prefix import common_prefix_length
+from headstart.types import CacheKind, Engine
+from headstart.types.counters import Counters
+from headstart.types.errors import CapacityError, EngineError
+
+log = logging.getLogger(__name__)
+
+TARGET = "target"
+LEAST_TOKENS = 32  # of a prompt worth keeping, and to gain by bringing one back
+# cells of idle prompts that nobody else uses, from which on these are moved to main memory: 2,000
+# made a decode take 1.3 to 1.5 times as long, few are not worth
+# two copies
+LEAST_OWN_CELLS = 256
+LEAST_ROWS = 32  # to come, prompts and answers, from which on that is worth it
+_SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and of the average that follows
+# a copy of a prompt of which only the end would be lost has to be so many times faster than reading
+# that end again: perhaps nobody will ask for it
+_TIMES_FASTER = 8
+
+
+class SequenceKeeper(Protocol):
+    """Speculators that have caches of their own."""
+
+    def save_sequences(self, seq_id: int) -> dict[str, Data]: ...
+
+    def restore_sequences(self, seq_id: int, data: dict[str, Data]) -> None: ...
+
+
+class HostPrompts:
+    """The prompt store of a scheduler. With a store of no bytes nothing is kept."""
+
+    def __init__(
+        self,
+        cells: list[Cells],
+        store: PromptStore,
+        engine: Engine,
+        speculators: SequenceKeeper,
+        counters: Counters,
+        clock: Callable[[], float],
+    ) -> None:
+        self.store = store
+        self._cells = cells
+        self._engine = engine
+        self._speculators = speculators
+        self._counters = counters
+        self._clock = clock
+        self._seconds_per_byte = _SECONDS_PER_BYTE
+        self._bytes_per_token = 0.0  # of what was saved last
+        self._aside: dict[int, list[int]] = {}  # by seq_id, the text that was moved out of it
+
+    def is_end_worth_it(self, cells: Cells, num_kept: int) -> bool:
+        """Whether to copy another conversation's prompt, which will be cut to so many tokens."""
+        if self._engine.cache_kind is not CacheKind.CUT:
+            return False
+        copying = cells.length * self._bytes_per_token * self._seconds_per_byte
+        return self._reading_seconds(cells.length - num_kept) > _TIMES_FASTER * copying
+
+    def _reading_seconds(self, num_tokens: int) -> float:
+        counters = self._counters
+        return num_tokens * counters.prompt_seconds / max(1, counters.prompt_tokens)
+
+    def make_room(self) -> bool:
+        """Free the idle cells that were used longest ago; False if there are none. Their prompt
+        goes to main memory.
+        """
+        idle = [cells for cells in self._cells if cells.user is None and cells.length]
+        if idle:
+            cells = min(idle, key=lambda one: one.last_used)
+            self.keep(cells)
+            self._engine.clear(cells.seq_id)
+            cells.hold([])
+        return bool(idle)
+
+    def set_aside(self) -> None:
+        """Move to main memory what idle requests left in cells of their own.
+
+        A processor's attention goes over the cells of all sequences to find those of its own. For
+        answers of a few tokens, two copies take longer than that.
+        """
+        running = (one.user for one in self._cells if one.user is not None)
+        if sum(one.num_left + one.num_pending for one in running) < LEAST_ROWS:
+            return
+        idle = [
+            cells for cells in self._cells if cells.user is None and cells.length >= LEAST_TOKENS
+        ]
+        own = {cells.seq_id: self._num_own(cells) for cells in idle}
+        if sum(own.values()) < LEAST_OWN_CELLS:
+            return
+        for cells in idle:
+            # a copy is of the whole prompt, also of what it shares
+            if own[cells.seq_id] < max(LEAST_TOKENS, cells.length // 2):
+                continue
+            if self._has_room(cells) and self.keep(cells):
+                self._aside[cells.seq_id] = cells.tokens
+                self._engine.clear(cells.seq_id)
+                cells.hold([])
+
+    def _has_room(self, cells: Cells) -> bool:
+        """Whether main memory takes a prompt and no fewer conversations stay known than the cache
+        alone would hold.
+        """
+        num_bytes = int(cells.length * self._bytes_per_token)
+        if num_bytes > self.store.max_bytes:
+            return False
+        num_dropped = self.store.num_dropped_for(num_bytes)
+        num_in_slots = sum(1 for one in self._cells if one is not cells and one.length)
+        num_known = num_in_slots + len(self.store) + 1 - num_dropped
+        return not num_dropped or num_known >= len(self._cells)
+
+    def forget(self, cells: Cells) -> None:
+        """What was moved out of these cells is no longer what their slot stands for."""
+        self._aside.pop(cells.seq_id, None)
+
+    def recall(self, cells: Cells) -> None:
+        """Bring back what was moved out of idle cells: a client asks for that slot's prompt.
+
+        Raises:
+            CapacityError: there is no room for it now.
+        """
+        stored, num_tokens = self._moved_out_of(cells)
+        if stored is None:
+            return
+        self.store.take(stored)  # what makes room may need its place in the store
+        is_back = self.restore(stored, cells)
+        while not is_back and self.make_room():
+            is_back = self.restore(stored, cells)
+        if not is_back or num_tokens < len(stored.tokens):
+            self.store.put(stored)
+        if not is_back:
+            raise CapacityError(
+                f"the prompt of slot {cells.seq_id} is in main memory and the cache has no room "
+                f"for its {len(stored.tokens)} tokens; try again when a request is over"
+            )
+        self._engine.truncate(cells.seq_id, num_tokens)
+        cells.hold(cells.tokens[:num_tokens], num_prompt=stored.num_prompt)
+        self.forget(cells)
+
+    def erase(self, cells: Cells) -> int:
+        """Forget what was moved out of idle cells; the number of its tokens."""
+        stored, num_tokens = self._moved_out_of(cells)
+        self.forget(cells)
+        if stored is not None and len(stored.tokens) == num_tokens:
+            self.store.take(stored)
+        return num_tokens
+
+    def _moved_out_of(self, cells: Cells) -> tuple[StoredPrompt | None, int]:
+        """The stored prompt that begins with what was moved out of these cells, and its length.
+
+        None and 0 if nothing was, or if the store has lost it.
+        """
+        tokens = self._aside.get(cells.seq_id, [])
+        stored, num_shared = self.store.find(cells.namespace, tokens)
+        return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
+
+    def bring_back(self) -> None:
+        """Fill empty cells with the prompts in main memory that were used last."""
+        empty = [cells for cells in self._cells if cells.user is None and not cells.length]
+        for stored, cells in zip(self.store.latest(len(empty)), empty, strict=False):
+            if self.restore(stored, cells):
+                self.store.take(stored)
+
+    def keep(self, cells: Cells) -> bool:
+        """Copy what idle cells hold, unless it is known elsewhere; it is about to be dropped.
+
+        Returns whether it can be brought back.
+        """
+        tokens = cells.tokens
+        if not self.store.max_bytes or len(tokens) < LEAST_TOKENS:
+            return False
+        if cells.num_exact < len(tokens):  # what was moved is only for those who asked for it
+            return False
+        if self.store.holds(cells.namespace, tokens) or any(
+            _holds(other, cells) for other in self._cells if other is not cells
+        ):
+            return True
+        try:
+            data: dict[str, Data] = {TARGET: self._engine.save_sequence(cells.seq_id)}
+            data |= self._speculators.save_sequences(cells.seq_id)
+        except (EngineError, MemoryError) as error:  # then it is read again, nothing else
+            log.warning("a prompt is not kept: %s", error or "out of memory")
+            return False
+        stored = StoredPrompt(cells.namespace, list(tokens), data, cells.num_prompt)
+        self._bytes_per_token = stored.num_bytes / len(tokens)
+        is_kept = self.store.put(stored)
+        self._counters.prompts_saved += is_kept
+        return is_kept
+
+    def find(self, sequence: Sequence, num_cached: int) -> StoredPrompt | None:
+        """A stored prompt that saves time, where `num_cached` tokens are in the model's cache."""
+        if not sequence.request.cache_prompt or not len(self.store):
+            return None
+        stored, length = self.store.find(sequence.prompt_namespace, sequence.text.tokens)
+        if stored is None:
+            return None
+        length = self._usable(stored, min(length, len(sequence.text.tokens) - 1))
+        num_gained = length - num_cached
+        if num_gained < LEAST_TOKENS:
+            return None
+        copying = stored.num_bytes * self._seconds_per_byte
+        if self._counters.prompt_tokens and self._reading_seconds(num_gained) < copying:
+            return None
+        return stored
+
+    def _usable(self, stored: StoredPrompt, length: int) -> int:
+        """Of its first `length` tokens, those that are still there after a restore and a cut."""
+        if self._engine.cache_kind in (CacheKind.CUT, CacheKind.WINDOW):
+            return length
+        if length == len(stored.tokens) or (parts := unpack(stored.data[TARGET])) is None:
+            return length
+        return max((c.length for c in parts[1] if c.length <= length), default=0)
+
+    def restore(self, stored: StoredPrompt, cells: Cells) -> bool:
+        """Put a stored prompt into idle cells, whose own is lost; False if there is no room.
+
+        What it has in common with another sequence is shared with that.
+        """
+        started = self._clock()
+        data = dict(stored.data)
+        if not self._engine.restore_sequence(cells.seq_id, data.pop(TARGET)):
+            cells.hold([])
+            return False
+        cells.hold(list(stored.tokens), num_prompt=stored.num_prompt)
+        cells.namespace = stored.namespace
+        source, num_common = self._alike(cells)
+        if source is not None and num_common >= LEAST_TOKENS:
+            self._engine.share_prefix(source.seq_id, cells.seq_id, num_common)
+        self._speculators.restore_sequences(cells.seq_id, data)
+        self._counters.prompts_restored += 1
+        self._counters.prompt_tokens_restored += len(stored.tokens)
+        seconds = (self._clock() - started) / stored.num_bytes
+        self._seconds_per_byte += _RATE * (seconds - self._seconds_per_byte)
+        return True
+
+    def _num_own(self, cells: Cells) -> int:
+        """Tokens of an idle sequence behind the longest prefix that it has in common with another,
+        with which it may share that.
+        """
+        return cells.length - self._alike(cells)[1]
+
+    def _alike(self, cells: Cells) -> tuple[Cells | None, int]:
+        """The sequence that has most in common with an idle one, and how many tokens that is."""
+        best, longest = None, 0
+        for other in self._cells:
+            if other is cells or other.namespace != cells.namespace:
+                continue
+            known = min(other.length, other.num_exact)
+            shared = min(known, common_prefix_length(other.tokens, cells.tokens))
+            if shared > longest:
+                best, longest = other, shared
+        return best, longest
+
+
+def _holds(cells: Cells, other: Cells) -> bool:
+    """Whether these cells hold all of another sequence's text."""
+    if cells.namespace != other.namespace or cells.length < other.length:
+        return False
+    return common_prefix_length(cells.tokens, other.tokens) >= other.length

@@ -1,0 +1,282 @@
+"""The cells of the target's cache: who uses them, and what they keep between requests.
+
+A request gets cells that hold the longest known prefix of its prompt, of its own conversation or
+shared with another. What loses its cells may be kept in main memory (`host_prompts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
+from headstart.scheduler.host_prompts import HostPrompts
+from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence
+from headstart.scheduler.step import StepPlan
+from headstart.structures.prefix import common_prefix_length
+from headstart.types import CacheKind, Engine
+
+LEAST_SHARED = 32  # tokens worth waiting for while another request reads them
+NO_ROOM = "no memory for the state before a draft"
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a request will run, and what of its text is known there."""
+
+    cells: Cells
+    num_shared: int = 0  # leading tokens of the request that are in the cache
+    source: Cells | None = None  # those to share with; None: its own are used
+    chunks: tuple[Chunk, ...] = ()  # further pieces of the text, which have to be moved
+
+    @property
+    def num_known(self) -> int:
+        """Tokens of the request that need not be read."""
+        return self.num_shared + sum(chunk.length for chunk in self.chunks)
+
+
+class PromptCache:
+    """All cells of a scheduler."""
+
+    def __init__(self, cells: list[Cells], engine: Engine, host: HostPrompts) -> None:
+        self.cells, self.host, self._engine = cells, host, engine
+
+    def waits(self, sequence: Sequence) -> bool:
+        """Whether the slot that the request asks for is in use; those behind it go first."""
+        wished = sequence.request.slot_id
+        return wished is not None and self.cells[wished].user is not None
+
+    def find(self, sequence: Sequence) -> Placement | None:
+        """Free cells with as much of the request's text as possible.
+
+        Those that hold this conversation are continued; where none are empty, also those of
+        another which begins mostly alike. Otherwise the least recently used are emptied and share
+        the best prefix that any cells hold, those in use included: sharing costs nothing, and the
+        conversation it came from stays cached. Only text of the request's own namespace is looked
+        at, so that no tenant learns from the cache what another wrote.
+
+        Returns None if no cells are free, or for a preempted request while there is no room.
+        """
+        free = [cells for cells in self.cells if cells.user is None]
+        if not free or (sequence.is_resumed and not self._has_room(sequence)):
+            return None
+        wished = [cells for cells in free if cells.seq_id == sequence.request.slot_id]
+        oldest = min(free, key=_age)
+        if not sequence.request.cache_prompt:
+            return Placement((wished or [oldest])[0])
+        common = {cells.seq_id: num_shared(cells, sequence) for cells in self.cells}
+        own = {c.seq_id: self._continuation(c, common[c.seq_id], sequence) for c in free}
+        best = max(free, key=lambda cells: (own[cells.seq_id].num_known, -cells.last_used))
+        chosen = (wished or [best])[0]
+        if not wished and self._loses_much(own[chosen.seq_id], common[chosen.seq_id], oldest):
+            chosen = oldest
+        copies = {
+            cells.seq_id: self._engine.reusable(cells.seq_id, common[cells.seq_id], by_copy=True)
+            for cells in self.cells
+            if cells is not chosen
+        }
+        source = max(copies, key=lambda seq_id: copies[seq_id], default=chosen.seq_id)
+        if copies.get(source, 0) > own[chosen.seq_id].num_known:
+            return Placement(chosen, copies[source], self.cells[source])
+        return own[chosen.seq_id]
+
+    def place(self, sequence: Sequence, placement: Placement) -> None:
+        """Give the request its cells, which then hold exactly what the two have in common."""
+        placement = self._with_host(sequence, placement)
+        cells, shared, engine = placement.cells, placement.num_shared, self._engine
+        num_exact = (placement.source or cells).num_exact
+        if placement.chunks:
+            num_exact = min(num_exact, shared)
+            is_moved = move_chunks(cells.seq_id, placement.chunks, engine)
+            shared = engine.rewind(cells.seq_id, placement.num_known if is_moved else 0)
+        elif placement.source is not None:
+            if not engine.copy_prefix(placement.source.seq_id, cells.seq_id, shared):
+                shared = 0
+        elif shared < cells.length:
+            shared = engine.rewind(cells.seq_id, shared)
+        cells.tokens, cells.length, cells.user = sequence.text.tokens, shared, sequence
+        cells.num_exact = num_exact if num_exact < shared else ALL_EXACT
+        cells.namespace = sequence.prompt_namespace
+        sequence.cells = cells
+        if not sequence.is_resumed:
+            sequence.num_cached = shared
+
+    def _with_host(self, sequence: Sequence, placement: Placement) -> Placement:
+        """Save what the cells lose, and restore what is longer than what the cache holds."""
+        cells, host = placement.cells, self.host
+        host.forget(cells)
+        num_kept = placement.num_known if placement.source is None else 0
+        stored = host.find(sequence, placement.num_known)
+        if stored is None:
+            is_other = is_another(num_kept, cells.num_prompt)
+            if 2 * num_kept < cells.length or (is_other and host.is_end_worth_it(cells, num_kept)):
+                host.keep(cells)
+            return placement
+        host.store.take(stored)  # what is kept now may need its place in the store
+        if common_prefix_length(stored.tokens, cells.tokens) < cells.length:
+            host.keep(cells)
+        cells.hold([])
+        # where other cells have most of it, no other prompt makes room for the rest
+        others = (one for one in self.cells if one is not cells)
+        num_here = max((num_shared(one, sequence) for one in others), default=0)
+        is_here = 2 * num_here > len(stored.tokens)
+        while not host.restore(stored, cells):
+            if is_here or not self.evict():
+                host.store.put(stored)
+                return self.find(sequence) or Placement(cells)
+        known = num_shared(cells, sequence)
+        if is_another(known, stored.num_prompt):  # it will be asked for again
+            host.store.put(stored)
+        return Placement(cells, self._engine.reusable(cells.seq_id, known))
+
+    def release(self, sequence: Sequence, now: float) -> Cells:
+        """Take the request off its cells, which keep its tokens for the next prompt."""
+        cells = sequence.cells
+        assert cells is not None
+        cells.hold(cells.tokens[: cells.length], cells.num_exact, sequence.num_prompt)
+        cells.user, cells.last_used, sequence.cells = None, now, None
+        return cells
+
+    def empty(self, cells: Cells) -> None:
+        """Forget what they hold."""
+        self._engine.clear(cells.seq_id)
+        cells.hold([])
+
+    def evict(self) -> bool:
+        """Free the idle cells that were used longest ago; False if there are none. Their prompt
+        goes to main memory.
+        """
+        return self.host.make_room()
+
+    def cut(self, sequence: Sequence, length: int) -> None:
+        """Keep so many tokens of those that were decoded; where the cache cannot take back so
+        little, more is read again.
+        """
+        cells = sequence.cells
+        assert cells is not None
+        if length < cells.length or self._engine.cache_kind is CacheKind.ROLLBACK:
+            length = self._engine.rewind(cells.seq_id, length)
+        cells.length = length
+
+    def keep_states(
+        self, plan: StepPlan, observe: Callable[[float], None], clock: Callable[[], float]
+    ) -> None:
+        """Make every draft of this step one that can be taken back, or drop it.
+
+        Where the cache takes nothing back, the state before each draft is copied, and after a
+        rejection the request reads again what was accepted, without a draft.
+
+        observe: told the milliseconds of a copy.
+        """
+        for index, length in enumerate(plan.lengths):
+            if not length:
+                continue
+            started = clock()
+            if self._engine.keep_for_draft(plan.sequences[index].seq_id):
+                observe(1000.0 * (clock() - started))
+            else:
+                plan.drop(index, NO_ROOM)
+
+    def find_leader(self, running: Collection[Sequence], sequence: Sequence) -> Sequence | None:
+        """The request that is reading most of what this one has to read; None if few tokens agree.
+
+        `num_awaited` says how far, so that no step compares the texts again.
+
+        `running` holds requests in the order of their admission, without this one, which avoids
+        circular waits.
+        """
+        if not sequence.request.cache_prompt or self._engine.cache_kind is not CacheKind.CUT:
+            return None  # where prefixes cannot be cut anywhere, waiting might be in vain
+        best, most = None, sequence.num_decoded + LEAST_SHARED - 1
+        tokens = sequence.text.tokens
+        for other in running:
+            if other.is_generating or other.prompt_namespace != sequence.prompt_namespace:
+                continue
+            shared = min(len(tokens) - 1, common_prefix_length(other.text.tokens, tokens))
+            if shared > most:
+                best, most = other, shared
+        sequence.num_awaited = most
+        return best
+
+    def share(self, running: list[Sequence]) -> None:
+        """Give requests that wait for a leader what it has read, once that is all that they share.
+
+        If it left before, the first of them goes on with the prompt, and the others wait for that
+        one.
+        """
+        for index, sequence in enumerate(running):
+            leader, cells = sequence.leader, sequence.cells
+            if leader is None or cells is None:
+                continue
+            is_reading = leader.cells is not None and not leader.is_generating
+            if is_reading and leader.num_decoded < sequence.num_awaited:
+                continue
+            others = (one for one in self.cells if one is not cells)
+            source = max(others, key=lambda one: num_shared(one, sequence))
+            known = num_shared(source, sequence)
+            length = self._engine.reusable(source.seq_id, known, by_copy=True)
+            if length > cells.length:
+                is_copied = self._engine.copy_prefix(source.seq_id, cells.seq_id, length)
+                cells.length = length * is_copied
+                if not sequence.is_resumed:
+                    sequence.num_cached = cells.length
+                cells.num_exact = source.num_exact if source.num_exact < length else ALL_EXACT
+            sequence.leader = None if is_reading else self.find_leader(running[:index], sequence)
+
+    def _continuation(self, cells: Cells, num_common: int, sequence: Sequence) -> Placement:
+        """What free cells are good for by themselves."""
+        least = sequence.request.cache_reuse
+        is_theirs = cells.namespace == sequence.prompt_namespace
+        if not least or not self._engine.can_shift or not is_theirs:
+            return Placement(cells, self._engine.reusable(cells.seq_id, num_common))
+        chunks = find_chunks(cells.tokens, sequence.text.tokens, num_common, least)
+        return Placement(cells, num_common, chunks=chunks)
+
+    def _loses_much(self, own: Placement, num_common: int, oldest: Cells) -> bool:
+        """Whether to continue these cells would lose most of what they hold; or some of another
+        conversation, while empty ones could share what the two have in common.
+        """
+        cells, known = own.cells, own.num_known
+        if 2 * known < cells.length or oldest.length:
+            return 2 * known < cells.length
+        can_share = self._engine.reusable(cells.seq_id, num_common, by_copy=True) >= known
+        return can_share and is_another(num_common, cells.num_prompt)
+
+    def _has_room(self, sequence: Sequence) -> bool:
+        """Whether a preempted request would stay.
+
+        Admitted too early it reads its prompt only to be preempted again. Its text must fit beside
+        those that run, with an eighth of all cells left to grow into. Cells that are shared count
+        for each, so it may wait too long, but not once no other request runs.
+        """
+        busy = sum(len(cells.tokens) for cells in self.cells if cells.user is not None)
+        num_cells = self._engine.num_cells
+        return not busy or busy + len(sequence.text.tokens) <= num_cells - num_cells // 8
+
+
+def is_another(num_common: int, num_prompt: int) -> bool:
+    """Whether a request with so many common tokens continues another conversation than the one
+    with this prompt, which it shares only the beginning with.
+
+    Of the conversation that it continues, it may lack the answer: thoughts are not sent back.
+    """
+    return num_common + LEAST_SHARED <= num_prompt
+
+
+def num_shared(cells: Cells, sequence: Sequence) -> int:
+    """Leading tokens of the request that the cells hold and that it may use.
+
+    The last token is always decoded again: its logits are needed.
+    """
+    if cells.namespace != sequence.prompt_namespace:
+        return 0
+    tokens = sequence.text.tokens
+    known = min(len(tokens) - 1, cells.length)
+    if not sequence.request.cache_reuse:
+        known = min(known, cells.num_exact)
+    return min(known, common_prefix_length(cells.tokens, tokens))
+
+
+def _age(cells: Cells) -> tuple[bool, float]:
+    """Empty ones first, then the longest unused."""
+    return (bool(cells.length), cells.last_used)

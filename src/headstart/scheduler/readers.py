@@ -1,0 +1,237 @@
+"""Readers of step records: what is counted, learned and told after a step.
+
+Where a device computes by itself they read a record while it computes the next step, so they read
+nothing but the record: cells that it names may belong to another request by now.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headstart.scheduler.grammar_drafts import GRAMMAR
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.sequence import Sequence
+from headstart.scheduler.step import End, StepRecord
+from headstart.types import DraftMode
+from headstart.types.counters import Counters
+from headstart.types.report import SpeculatorReport
+from headstart.types.request import (
+    Event,
+    FinishEvent,
+    PromptEvent,
+    TokenEvent,
+    VerifiedDraft,
+    error_event,
+)
+from headstart.types.speculation_stats import SpeculationStats
+
+_ITS_OWN = ("",)  # source of a token that was not drafted
+
+
+class RequestCounts:
+    """Drafts of one request."""
+
+    __slots__ = ("by_speculator", "drafts", "num_steps")
+
+    def __init__(self) -> None:
+        self.num_steps = 0
+        self.drafts = SpeculationStats()
+        self.by_speculator: dict[str, SpeculationStats] = {}
+
+
+class Counts:
+    """What became of drafts, for each request, each speculator and all together.
+
+    Each step of an answer is, for every speculator it allows, a verified draft or one reason.
+    """
+
+    def __init__(self, speculators: dict[str, GuardedSpeculator]) -> None:
+        self.stats = SpeculationStats()
+        self._speculators = speculators
+        self._totals = {name: speculator.stats for name, speculator in speculators.items()}
+        self._requests: dict[int, RequestCounts] = {}  # by number of the sequence
+
+    def of(self, sequence: Sequence) -> RequestCounts:
+        """What was counted of a request so far."""
+        return self._requests.get(sequence.number) or RequestCounts()
+
+    def report(self) -> tuple[SpeculatorReport, ...]:
+        """What each speculator did since the start, and the forced tokens if there were any."""
+        reports = [speculator.report() for speculator in self._speculators.values()]
+        if GRAMMAR in self._totals:
+            reports.append(SpeculatorReport(name=GRAMMAR, stats=self._totals[GRAMMAR].copy()))
+        return tuple(reports)
+
+    def read(self, record: StepRecord) -> None:
+        """Count the step of every answer in it."""
+        plan = record.plan
+        for call in plan.calls:
+            total = self._totals[call.speculator]
+            for index, draft in zip(call.indices, call.drafts, strict=True):
+                has_draft = len(draft.tokens) > 0
+                total.count_call(has_draft=has_draft)
+                own = self._request(plan.sequences[index]).by_speculator[call.speculator]
+                own.count_call(has_draft=has_draft)
+        for index, sequence in plan.decoded():
+            if record.emitted[index]:
+                self._request(sequence).num_steps += 1
+                if index < plan.num_generating:
+                    self._count_step(record, index, sequence)
+
+    def take(self, sequence: Sequence) -> RequestCounts:
+        """The counts of a request that has left."""
+        return self._requests.pop(sequence.number, None) or RequestCounts()
+
+    def _request(self, sequence: Sequence) -> RequestCounts:
+        counts = self._requests.get(sequence.number)
+        if counts is None:
+            counts = self._requests[sequence.number] = RequestCounts()
+        if not counts.by_speculator and not sequence.policy.reason:
+            counts.by_speculator = {name: SpeculationStats() for name in sequence.policy.types}
+        return counts
+
+    def _count_step(self, record: StepRecord, index: int, sequence: Sequence) -> None:
+        plan, counts, policy = record.plan, self._request(sequence), sequence.policy
+        verified = set[str]()
+        if length := plan.lengths[index]:
+            num_accepted, start = record.num_accepted[index], 0
+            for name, num_drafted in plan.verified_parts(index):
+                num_right = max(0, min(num_drafted, num_accepted - start))
+                for stats in self._stats_of(counts, name):
+                    stats.count_verified(start, num_drafted, num_right)
+                start += num_drafted
+                verified.add(name)
+            for stats in (counts.drafts, self.stats):
+                stats.count_verified(0, length, num_accepted)
+        else:
+            reason = plan.reasons.get((index, "")) or plan.reason(index, policy.types[0])
+            for stats in (counts.drafts, self.stats):
+                stats.count_miss(reason)
+        for name in () if policy.reason else policy.types:
+            if name not in verified:
+                for stats in self._stats_of(counts, name):
+                    stats.count_miss(plan.reason(index, name))
+
+    def _stats_of(
+        self, counts: RequestCounts, speculator: str
+    ) -> tuple[SpeculationStats, SpeculationStats]:
+        """Where a speculator's drafts are counted: of the request, and of all together."""
+        own, total = counts.by_speculator.get(speculator), self._totals.get(speculator)
+        if own is None:
+            own = counts.by_speculator[speculator] = SpeculationStats()
+        if total is None:
+            total = self._totals[speculator] = SpeculationStats()
+        return own, total
+
+
+class Events:
+    """What clients are told: of one step after the other, each request's events in order."""
+
+    def __init__(self, counts: Counts, counters: Counters) -> None:
+        self._counts, self._counters = counts, counters
+        self._events: list[Event] = []
+
+    def add(self, event: Event) -> None:
+        """Tell this before what the next step says."""
+        self._events.append(event)
+
+    def take(self) -> list[Event]:
+        """Events since the last call, in order."""
+        events, self._events = self._events, []
+        return events
+
+    def read(self, record: StepRecord) -> None:
+        """Tell the tokens of a step, then the requests that ended in it."""
+        for index, sequence in record.plan.decoded():
+            if index >= record.plan.num_generating:
+                self._tell_prompt(record, index, sequence)
+            if record.emitted[index]:
+                self._events.append(_tokens(record, index, sequence))
+        for end in record.left:
+            self._events.append(self._end(end))
+
+    def _tell_prompt(self, record: StepRecord, index: int, sequence: Sequence) -> None:
+        request, first = sequence.request, sequence.first_token
+        if scores := record.scores.get(index):
+            self._events.append(PromptEvent(request.request_id, scores))
+        if request.wants_progress and (first is None or first == record.now):
+            num_processed = min(record.lengths[index], sequence.num_prompt)
+            self._events.append(sequence.progress(record.now, num_processed))
+
+    def _end(self, end: End) -> Event:
+        """The last event of a request, which is counted now."""
+        sequence, ending = end.sequence, end.ending
+        counts = self._counts.take(sequence)
+        request_id = sequence.request.request_id
+        stats = replace(
+            end.stats,
+            num_steps=counts.num_steps,
+            drafts=counts.drafts,
+            by_speculator=counts.by_speculator,
+        )
+        has_run = sequence.admitted is not None
+        if ending.error is not None:
+            self._counters.requests_failed += has_run
+            return error_event(request_id, ending.error, stats if has_run else None)
+        if has_run:
+            self._counters.add_request(stats)
+        if end.rest:
+            self._events.append(TokenEvent(request_id, (), end.rest, ()))
+        text = sequence.text
+        word = text.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
+        is_truncated = ending.is_truncated or text.num_dropped > 0
+        return FinishEvent(request_id, ending.reason, stats, word, is_truncated)
+
+
+def _tokens(record: StepRecord, index: int, sequence: Sequence) -> TokenEvent:
+    """What a sequence emitted in this step."""
+    plan, tokens = record.plan, record.emitted[index]
+    num_accepted = record.num_accepted[index]
+    sources = _ITS_OWN * (len(tokens) - num_accepted)
+    if num_accepted:
+        sources = (*plan.sources[index][:num_accepted], *sources)
+    return TokenEvent(
+        sequence.request.request_id,
+        tokens,
+        record.texts[index],
+        sources,
+        record.logprobs[index],
+        _describe(record, index, sequence) if sequence.request.wants_provenance else None,
+        record.seq_ids[index],
+    )
+
+
+def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDraft:
+    """What the step verified for a request that wants to see it."""
+    plan, draft = record.plan, record.plan.verified(index)
+    sources, chances = [], []
+    if draft:
+        sources, chances = plan.sources[index][: len(draft)], plan.survivals[index][: len(draft)]
+    is_fixed = sequence.policy.mode is DraftMode.FIXED  # then control was not asked
+    return VerifiedDraft(
+        tuple(map(int, draft)),
+        tuple(sources),
+        (None,) * len(draft) if is_fixed else tuple(map(float, chances)),
+        record.target_ms,
+        record.draft_ms,
+    )
+
+
+class Metrics:
+    """Sums over the life of a scheduler."""
+
+    def __init__(self, counters: Counters) -> None:
+        self._counters = counters
+
+    def read(self, record: StepRecord) -> None:
+        """Add one step."""
+        plan, counters = record.plan, self._counters
+        if not record.num_rows:
+            return
+        counters.num_decodes += 1
+        counters.busy_slots += record.num_slots
+        counters.padding_rows += plan.num_padding
+        decode, draft = record.target_ms / 1000.0, record.draft_ms / 1000.0
+        counters.target_seconds += decode
+        counters.draft_seconds += draft
+        counters.other_seconds += record.step_seconds - decode - draft

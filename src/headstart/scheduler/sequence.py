@@ -1,0 +1,189 @@
+"""What the scheduler moves: a request with its text, and the cells of the cache that it uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from headstart.sampling.sampler import Sampler
+from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
+from headstart.scheduler.owned_tokens import OwnedTokens
+from headstart.scheduler.policy import Policy
+from headstart.text.indentation import Indentation
+from headstart.text.stop_strings import StopStrings
+from headstart.types import Engine, Vocab
+from headstart.types.request import ProgressEvent, Request, RequestStats
+
+if TYPE_CHECKING:
+    from headstart.sampling.grammar.compiled import Compiled
+    from headstart.sampling.grammar.state import GrammarState
+
+ALL_EXACT = 2**30
+
+
+@dataclass(slots=True, eq=False)
+class Cells:
+    """One sequence of the target's cache; it keeps its tokens for the next prompt.
+
+    tokens[0 : num_exact]   if decoded, computed behind the tokens before them
+    tokens[0 : length]      in the cache
+    tokens[length : ]       of a running text: prompt to read, or the one token emitted last
+    """
+
+    seq_id: int
+    tokens: list[int] = field(default_factory=list)  # the very list of the text that runs here
+    length: int = 0
+    num_exact: int = ALL_EXACT  # less where cells were moved, see `context_shift`
+    num_prompt: int = 0  # of an idle sequence, what was asked; the rest is the answer
+    namespace: str = ""  # whose text it holds
+    last_used: float = 0.0
+    user: Sequence | None = None
+
+    def hold(
+        self, tokens: list[int], num_exact: int = ALL_EXACT, num_prompt: int | None = None
+    ) -> None:
+        """Note what the cache holds while no request uses it; without `num_prompt` all of it was
+        asked.
+        """
+        self.tokens, self.length, self.num_exact = tokens, len(tokens), num_exact
+        self.num_prompt = len(tokens) if num_prompt is None else min(num_prompt, len(tokens))
+
+
+@dataclass(slots=True, eq=False)
+class Text:
+    """A prompt and its answer so far, and what chooses and ends it.
+
+    Written by `Committer.write` and `context_shift` only.
+    """
+
+    tokens: OwnedTokens
+    stop: StopStrings
+    indent: Indentation
+    sampler: Sampler = field(init=False)  # made at admission
+    legality: GrammarState | None = None  # where it stands in its constraint
+    num_dropped: int = 0  # tokens that context shifts took out
+    num_scored: int = 0  # last position of the prompt whose log probability was told
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """Why a request leaves its cells; `reason` as in `FinishEvent`."""
+
+    reason: str
+    is_truncated: bool = False
+    error: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request from submission to its last event."""
+
+    number: int  # never used twice: what is counted or learned about it is kept under this
+    request: Request
+    policy: Policy
+    submitted: float  # clock readings, seconds
+    prompt_namespace: str = ""  # whose cached text it may use, and whose its own is
+    text: Text = field(init=False)
+    cells: Cells | None = None  # None: it waits, or has left
+    compiled: Compiled | None = None  # the request's constraint
+    leader: Sequence | None = None  # reads the same prefix; this one waits and shares it
+    num_awaited: int = 0  # tokens that the leader has to read before they are shared
+    pauses: list[int] = field(default_factory=list)  # lengths at which reading makes a checkpoint
+    num_cached: int = 0  # prompt tokens that were not decoded for this request
+    is_resumed: bool = False  # it was preempted: what is read again is not counted
+    admitted: float | None = None
+    first_token: float | None = None
+
+    def __post_init__(self) -> None:
+        request = self.request
+        self.text = Text(
+            OwnedTokens(request.prompt), StopStrings(request.stop), Indentation(request.min_indent)
+        )
+
+    def begin(self, engine: Engine, vocab: Vocab) -> None:
+        """Make what chooses its tokens.
+
+        Raises:
+            InvalidParameterError: its constraint cannot be followed.
+        """
+        text, request = self.text, self.request
+        text.sampler = Sampler(request.sampling, engine, vocab.eog_ids)
+        text.sampler.read(text.tokens)
+        if self.compiled is not None:
+            text.legality = text.sampler.legality = self.compiled.begin()
+        if request.thoughts is not None:
+            text.sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
+
+    @property
+    def seq_id(self) -> int:
+        """Of the cells that it uses."""
+        assert self.cells is not None
+        return self.cells.seq_id
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def num_emitted(self) -> int:
+        return len(self.text.tokens) + self.text.num_dropped - len(self.request.prompt)
+
+    @property
+    def num_decoded(self) -> int:
+        return 0 if self.cells is None else self.cells.length
+
+    @property
+    def num_pending(self) -> int:
+        """Known tokens that are not decoded; 1 while generating."""
+        return len(self.text.tokens) - self.num_decoded
+
+    @property
+    def is_generating(self) -> bool:
+        """Whether only a token that it emitted is left to decode, so that it may draft.
+
+        The last token of a prompt is no such token, even if all before it came from the cache.
+        """
+        return self.num_pending == 1 and self.num_emitted > 0
+
+    @property
+    def num_left(self) -> int:
+        """Tokens this request may still emit; huge without max_tokens."""
+        limit = self.request.max_tokens
+        return 2**30 if limit is None else limit - self.num_emitted
+
+    @property
+    def num_free(self) -> int:
+        """Tokens that may come before its thoughts must end; huge without such a limit."""
+        thoughts = self.text.sampler.thoughts
+        return NO_LIMIT if thoughts is None else thoughts.num_free
+
+    @property
+    def wants_progress(self) -> bool:
+        """Whether its client is to hear how far its prompt is read: not once it has an answer."""
+        return self.request.wants_progress and self.first_token is None
+
+    def progress(self, now: float, num_processed: int) -> ProgressEvent:
+        """How much of the prompt is read."""
+        since, num_cached = now - (self.admitted or now), min(self.num_cached, num_processed)
+        return ProgressEvent(
+            self.request.request_id, self.num_prompt, num_cached, num_processed, since
+        )
+
+    def summarize(self, now: float) -> RequestStats:
+        """Counts and times so far; those of drafts are added by `readers.Counts`."""
+        admitted = now if self.admitted is None else self.admitted
+        first = now if self.first_token is None else self.first_token
+        num_unread = 0
+        if self.first_token is None:  # neither cached nor read
+            num_read = min(self.num_decoded, self.num_prompt)
+            num_unread = self.num_prompt - max(self.num_cached, num_read)
+        return RequestStats(
+            slot_id=-1 if self.cells is None else self.cells.seq_id,
+            num_prompt=self.num_prompt,
+            num_cached=self.num_cached,
+            num_unread=num_unread,
+            num_emitted=self.num_emitted,
+            queue_seconds=admitted - self.submitted,
+            prompt_seconds=first - admitted,
+            generation_seconds=now - first,
+        )

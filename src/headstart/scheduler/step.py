@@ -1,0 +1,241 @@
+"""A step as two values: the plan says what it will do, the record what it did.
+
+`Scheduler.plan` writes the plan, the engine decodes `plan.batch`, `Scheduler.commit` writes the
+record. Whatever counts, learns, logs or shows something reads the record (`readers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Protocol
+
+from headstart.control.values import ModelDraftCall, Step
+from headstart.scheduler.sequence import Ending, Sequence
+from headstart.types import Batch, Draft
+from headstart.types.request import RequestStats, TokenLogprob
+
+BELOW_BREAK_EVEN = "below break-even"
+OUTBID = "outbid"
+
+
+@dataclass(slots=True)
+class Offer:
+    """Tokens that one speculator proposed for an answer, whether they are verified or not."""
+
+    index: int  # of the answer in the plan
+    draft: Draft  # under the name by which control knows the speculator here
+    line: list[int]  # the token before the draft, then the draft's
+    after: list[int]  # draft tokens of others in front of it
+
+
+@dataclass(slots=True)
+class DraftCall:
+    """One time that a speculator was asked, for some answers at once."""
+
+    speculator: str
+    indices: list[int]  # of the answers
+    drafts: list[Draft]
+    milliseconds: float
+    is_model: bool = False
+    run: ModelDraftCall | None = None  # of a model that did not fail
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """What one step does. Columns have one entry per sequence, answers first.
+
+    Read only once its batch is launched.
+    """
+
+    batch: Batch
+    started: float  # clock readings, seconds
+    sequences: list[Sequence] = field(default_factory=list)  # in the order of their rows
+    num_generating: int = 0  # of them; the others read prompts
+    prompts: list[Sequence] = field(default_factory=list)  # that may read in this step
+    num_rows: list[int] = field(default_factory=list)
+    num_outputs: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)  # tokens in the cache before the decode
+
+    # of answers: most draft tokens; the draft under consideration, its first `lengths` tokens are
+    # verified; of each token its speculator, and the probability that it and all before it are
+    # accepted
+    limits: list[int] = field(default_factory=list)
+    drafts: list[list[int]] = field(default_factory=list)
+    sources: list[list[str]] = field(default_factory=list)
+    survivals: list[list[float]] = field(default_factory=list)
+    lengths: list[int] = field(default_factory=list)
+    # (answer, speculator) -> why nothing of it is verified; speculator "": why there is no draft
+    reasons: dict[tuple[int, str], str] = field(default_factory=dict)
+    gaps: dict[int, str] = field(default_factory=dict)  # the model that leaves out text, by answer
+
+    offers: list[Offer] = field(default_factory=list)
+    calls: list[DraftCall] = field(default_factory=list)
+    asking_ms: float = 0.0  # of asking text speculators, and of planning
+    saved_ms: list[float] = field(default_factory=list)  # by each answer's draft, as expected
+    price: Step | None = None  # the step as control priced it
+
+    max_prompt_rows: int = 0
+    num_padding: int = 0  # rows that nobody needs
+    drafted: float = 0.0  # when the drafts were chosen
+    launched: float = 0.0  # when the decode was under way and the last record read
+    is_asynchronous: bool = False  # whether the device computed meanwhile
+
+    def answer(self, answers: list[Sequence]) -> None:
+        """Let these generate, so far without drafts."""
+        num = len(answers)
+        self.sequences, self.num_generating = answers, num
+        self.drafts, self.sources, self.survivals = _lists(num), _lists(num), _lists(num)
+        self.lengths, self.limits = [0] * num, [0] * num
+
+    def take(self, index: int, draft: list[int], sources: list[str], survival: list[float]) -> None:
+        """Consider this draft for an answer, in place of the one before."""
+        self.drafts[index], self.sources[index], self.survivals[index] = draft, sources, survival
+        self.reasons.pop((index, ""), None)
+
+    def miss(self, index: int, speculator: str, reason: str) -> None:
+        """This speculator has no draft for an answer."""
+        self.reasons[index, speculator] = reason
+        if not self.drafts[index]:
+            self.reasons[index, ""] = reason
+
+    def reason(self, index: int, speculator: str) -> str:
+        """Why nothing of this speculator is verified."""
+        if self.limits[index] > 0 and (own := self.reasons.get((index, speculator))):
+            return own
+        if self.limits[index] <= 0 or self.drafts[index]:
+            return self.reasons.get((index, ""), OUTBID)
+        return BELOW_BREAK_EVEN
+
+    def drop(self, index: int, reason: str) -> None:
+        """Verify nothing for this answer."""
+        for name in dict.fromkeys(self.sources[index]):
+            self.reasons[index, name] = reason
+        self.reasons[index, ""] = reason
+        self.lengths[index] = 0
+
+    def drop_all(self, reason: str) -> None:
+        """Draft nothing in this step."""
+        for index in range(self.num_generating):
+            self.drop(index, reason)
+            self.limits[index] = 0
+        self.num_padding, self.price = 0, None
+
+    def shrink(self, reason: str) -> None:
+        """There is less room than expected: leave out padding first, then all drafts."""
+        if self.num_padding:
+            self.num_padding = 0
+            return
+        for index, length in enumerate(self.lengths):
+            if length:
+                self.drop(index, reason)
+
+    def verified(self, index: int) -> list[int]:
+        """The draft tokens of a sequence that are in the batch."""
+        return self.drafts[index][: self.lengths[index]] if index < self.num_generating else []
+
+    def verified_parts(self, index: int) -> Iterator[tuple[str, int]]:
+        """Who made these tokens: (speculator, tokens in a row)."""
+        for name, part in groupby(self.sources[index][: self.lengths[index]]):
+            yield name, len(list(part))
+
+    def decoded(self) -> Iterator[tuple[int, Sequence]]:
+        """The sequences that have rows in the batch."""
+        for index, (sequence, rows) in enumerate(zip(self.sequences, self.num_rows, strict=True)):
+            if rows:
+                yield index, sequence
+
+
+def _lists(num: int) -> list[list]:  # type: ignore[type-arg]
+    return [[] for _ in range(num)]
+
+
+@dataclass(slots=True)
+class End:
+    """A request that left for good."""
+
+    sequence: Sequence
+    ending: Ending
+    stats: RequestStats  # without those of drafts
+    rest: bytes = b""  # text that was held back because it might have begun a stop string
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """What one step did. Columns have one entry per sequence of the plan.
+
+    Written by `Scheduler.commit`, then never changed. It holds no logits.
+    """
+
+    plan: StepPlan
+    now: float  # when the logits had come
+    finished: float = 0.0
+    emitted: list[tuple[int, ...]] = field(default_factory=list)  # empty: it read its prompt
+    num_accepted: list[int] = field(default_factory=list)
+    texts: list[bytes] = field(default_factory=list)
+    logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
+    scores: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # of prompt tokens
+    seq_ids: list[int] = field(default_factory=list)  # of the cells it used
+    lengths: list[int] = field(default_factory=list)  # tokens in the cache after the decode
+    left: list[End] = field(default_factory=list)
+
+    @property
+    def num_emitted(self) -> int:
+        return sum(map(len, self.emitted))
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that had rows."""
+        return sum(rows > 0 for rows in self.plan.num_rows)
+
+    @property
+    def num_rows(self) -> int:
+        """Of the batch, padding included."""
+        return sum(self.plan.num_rows) + self.plan.num_padding
+
+    @property
+    def num_verify_rows(self) -> int:
+        """Rows with logits."""
+        return sum(self.plan.num_outputs)
+
+    @property
+    def num_prompt_rows(self) -> int:
+        """Rows without."""
+        return sum(self.plan.num_rows) - self.num_verify_rows
+
+    @property
+    def context(self) -> int:
+        """Tokens that a row of the batch attended to on average."""
+        spans = zip(self.plan.num_rows, self.plan.starts, strict=True)
+        return sum(rows * (start + rows // 2) for rows, start in spans) // max(1, self.num_rows)
+
+    @property
+    def target_ms(self) -> float:
+        """Of the decode."""
+        return 1000.0 * (self.now - self.plan.drafted)
+
+    @property
+    def draft_ms(self) -> float:
+        """Before the decode: admitting and drafting."""
+        return 1000.0 * (self.plan.drafted - self.plan.started)
+
+    @property
+    def step_seconds(self) -> float:
+        return self.finished - self.plan.started
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether `target_ms` is the decode's: the device did not wait for readers of the last
+        record.
+        """
+        plan = self.plan
+        waited = self.now - plan.launched
+        return not plan.is_asynchronous or waited > 0.05 * (self.now - plan.drafted)
+
+
+class RecordReader(Protocol):
+    """Counts, learns or shows what a step did. It calls neither engine nor speculators."""
+
+    def read(self, record: StepRecord) -> None:
+        """A step was committed; on a device, the next one computes meanwhile."""

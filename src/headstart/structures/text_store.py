@@ -1,0 +1,260 @@
+"""Texts as tokens in an SQLite file: what was added survives being killed at any moment.
+
+One process at a time holds the file. Each text has a checksum, because SQLite has none.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sqlite3
+from array import array
+from collections.abc import Iterator, Sequence
+from itertools import count as count_from
+from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
+
+from headstart.structures.vocabulary_id import VocabularyId
+from headstart.types.errors import ConfigError, ModelError
+
+log = logging.getLogger(__name__)
+
+_MAGIC = b"SQLite format 3\0"
+_APPLICATION_ID = 0x48535458  # "HSTX", in the header of the file
+_TABLES = """
+    CREATE TABLE vocabulary (size INTEGER, digest BLOB);
+    CREATE TABLE texts (id INTEGER PRIMARY KEY, namespace BLOB, tokens BLOB, checksum INTEGER);
+"""
+
+
+class StoredText(NamedTuple):
+    """A text in the file."""
+
+    row: int
+    namespace: bytes  # 16 bytes that stand for it
+    tokens: array[int]
+
+
+class _DamageError(Exception):
+    """The file does not hold what was written to it."""
+
+
+class TextStore:
+    """An open file. `take_texts` tells what it held, oldest first.
+
+    Args:
+        patience_seconds: how long to wait for a process that holds the file: the engine of a
+            server that was killed lives until its step is over.
+        keeps_damaged: a damaged file is copied beside itself, and what comes before the damage is
+            used, instead of refusing it.
+
+    Raises (constructor):
+        ModelError: the file belongs to another vocabulary, is damaged or is no corpus.
+        ConfigError: it cannot be opened or another process holds it.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        vocabulary: VocabularyId,
+        patience_seconds: float = 10.0,
+        *,
+        keeps_damaged: bool = False,
+    ) -> None:
+        self.path, self._vocabulary = path, vocabulary
+        self._texts: list[StoredText] = []
+        self._create()
+        self._db = self._connect()
+        try:
+            self._hold(patience_seconds)
+            self._read_texts()
+        except (sqlite3.DatabaseError, _DamageError) as error:
+            is_damaged = isinstance(error, _DamageError) or _code(error) in (
+                sqlite3.SQLITE_CORRUPT,
+                sqlite3.SQLITE_NOTADB,
+            )
+            if is_damaged and keeps_damaged:
+                self._begin_anew()
+                return
+            self.close()
+            if not is_damaged:
+                raise self._unusable(error) from error
+            raise ModelError(
+                f"corpus file {path} is damaged ({error}); restore a copy, or move it away "
+                f"(mv {path} {path}.damaged) to begin anew"
+            ) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _create(self) -> None:
+        """Make the file if there is none."""
+        try:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+            head = os.read(descriptor, len(_MAGIC))
+            os.close(descriptor)
+        except OSError as error:
+            raise ConfigError(
+                f"corpus file {self.path} cannot be opened for writing: {error.strerror}; name a "
+                "file in a folder that exists and can be written"
+            ) from error
+        if head and head != _MAGIC:
+            raise self._foreign()
+
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self.path, timeout=0.0, isolation_level=None, check_same_thread=False
+        )
+
+    def _hold(self, patience_seconds: float) -> None:
+        try:
+            self._lock()
+            return
+        except sqlite3.OperationalError as error:
+            if _code(error) != sqlite3.SQLITE_BUSY:
+                raise
+        log.warning(
+            "corpus file %s is in use by another process; waiting for up to %g s",
+            self.path,
+            patience_seconds,
+        )
+        self._db.execute(f"PRAGMA busy_timeout = {int(1000 * patience_seconds)}")
+        try:
+            self._lock()
+        except sqlite3.OperationalError as error:
+            raise ConfigError(
+                f"corpus file {self.path} is in use by another process; stop it or name another "
+                "file"
+            ) from error
+
+    def _lock(self) -> None:
+        """Hold the file until it is closed; what is written survives a killed process at once, and
+        a power failure after the next few texts: the engine's loop waits for the disk after 128
+        pages, which are few, so that it is short.
+        """
+        self._db.executescript(
+            "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT;"
+            "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
+            "PRAGMA wal_autocheckpoint = 128"
+        )
+
+    def _read_texts(self) -> None:
+        """Read all texts, up to damage.
+
+        Raises:
+            _DamageError, sqlite3.DatabaseError: there is damage, or the disk failed.
+            ModelError: it is of another vocabulary or no corpus.
+        """
+        if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
+            self._make_tables()
+        (application,) = self._db.execute("PRAGMA application_id").fetchone()
+        if application != _APPLICATION_ID:
+            raise self._foreign()
+        about = self._db.execute("SELECT size, digest FROM vocabulary").fetchone()
+        size, digest = about or (0, b"")
+        if VocabularyId(size, digest) != self._vocabulary:
+            raise ModelError(
+                f"corpus file {self.path} was made with another vocabulary ({size} tokens, the "
+                f"model has {self._vocabulary.size}); name another file for this model"
+            )
+        for row, namespace, data, checksum in self._db.execute("SELECT * FROM texts ORDER BY id"):
+            if not isinstance(data, bytes) or crc32(data, crc32(namespace)) != checksum:
+                raise _DamageError(f"text {row} is not what was written")
+            tokens = array("i")
+            tokens.frombytes(data)
+            if not tokens or not 0 <= min(tokens) <= max(tokens) < self._vocabulary.size:
+                raise _DamageError(f"text {row} has tokens of another vocabulary")
+            self._texts.append(StoredText(row, namespace, tokens))
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise _DamageError(found)
+
+    def _make_tables(self) -> None:
+        with self._db:
+            self._db.executescript(f"BEGIN; PRAGMA application_id = {_APPLICATION_ID}; {_TABLES}")
+            about = (self._vocabulary.size, self._vocabulary.digest)
+            self._db.execute("INSERT INTO vocabulary VALUES (?, ?)", about)
+            self._db.execute("COMMIT")
+
+    def _begin_anew(self) -> None:
+        """Keep a copy of the damaged file, and a new file of what was read of it."""
+        copy = next(
+            path
+            for number in count_from(1)
+            if not (path := self.path.with_name(f"{self.path.name}.damaged-{number}")).exists()
+        )
+        try:
+            shutil.copy(self.path, copy)
+            self.close()
+            os.truncate(self.path, 0)
+            self._db, texts, self._texts = self._connect(), self._texts, []
+            self._lock()
+            self._make_tables()
+            for _, namespace, tokens in texts:
+                self._texts.append(StoredText(self.add(namespace, tokens), namespace, tokens))
+        except (OSError, sqlite3.DatabaseError) as error:
+            self.close()
+            raise self._unusable(error) from error
+        log.warning(
+            "corpus file %s is damaged; a copy of it is %s, what comes before is used",
+            self.path,
+            copy,
+        )
+
+    def _foreign(self) -> ModelError:
+        return ModelError(f"{self.path} is not a corpus file of headstart; name another file")
+
+    def _unusable(self, error: Exception) -> ConfigError:
+        return ConfigError(
+            f"corpus file {self.path} cannot be read or written: {error}; make room, or name "
+            "another file"
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the texts not taken yet."""
+        return sum(len(text.tokens) for text in self._texts)
+
+    def take_texts(self) -> Iterator[StoredText]:
+        """Yield what the file held when it was opened; nothing is kept in memory."""
+        texts, self._texts = self._texts, []
+        yield from texts
+
+    def add(self, namespace: bytes, tokens: array[int]) -> int:
+        """Write a text; returns its row. After that, killing the process cannot lose it.
+
+        Raises:
+            OSError: the disk is full or gone; the file is as before.
+        """
+        data = tokens.tobytes()
+        row = (namespace, data, crc32(data, crc32(namespace)))
+        try:
+            added = self._db.execute("INSERT INTO texts VALUES (NULL, ?, ?, ?)", row).lastrowid
+        except sqlite3.Error as error:
+            raise OSError(str(error)) from error
+        assert added is not None
+        return added
+
+    def drop(self, rows: Sequence[int]) -> None:
+        """Remove texts; new ones take their room in the file.
+
+        Raises:
+            OSError: the disk is gone.
+        """
+        try:
+            with self._db:
+                self._db.execute("BEGIN")
+                self._db.executemany("DELETE FROM texts WHERE id = ?", [(row,) for row in rows])
+        except sqlite3.Error as error:
+            raise OSError(str(error)) from error
+
+    def close(self) -> None:
+        """Flush to the disk and release the file; doing it twice is harmless."""
+        self._db.close()
+
+
+def _code(error: Exception) -> int:
+    """The primary error code of SQLite."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
