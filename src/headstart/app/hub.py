@@ -57,11 +57,10 @@ class Hub:
         )
 
     def open(self, repo: str) -> Repository:
-        """What a repository holds: at the hub, or in the cache where the hub must not or cannot be
-        asked.
+        """The files of a repository: at the hub, or in the cache if the hub cannot be asked.
 
         Raises:
-            ModelError: neither says.
+            ModelError: neither knows it.
         """
         if self.offline:
             return self._cached(repo)
@@ -106,10 +105,10 @@ class Hub:
             return None
 
     def sizes(self, repo: str) -> dict[str, int | None]:
-        """What a repository holds, and how many bytes each file has, where the hub says so.
+        """File -> bytes, where the hub knows them, of everything in a repository.
 
         Raises:
-            ModelError: the hub says nothing.
+            ModelError: the hub does not answer, or has no such repository.
         """
         from huggingface_hub import HfApi
 
@@ -140,7 +139,7 @@ class Hub:
         where the hub cannot be reached.
 
         Raises:
-            ModelError: it cannot be had.
+            ModelError: it cannot be downloaded.
         """
         from huggingface_hub import hf_hub_download
 
@@ -218,7 +217,7 @@ class Repository:
         """Where the first of them is, after downloading those that are not cached.
 
         Raises:
-            ModelError: they cannot be had.
+            ModelError: they cannot be downloaded.
         """
         if self.snapshot:
             if self.problem:

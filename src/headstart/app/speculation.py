@@ -13,14 +13,13 @@ from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError
 
-# What drafts if nobody is named. Recycling is left out: reading its top candidates costs more than
-# it earns.
+# Speculators without --spec-type. Recycling is left out: reading its top candidates costs more
+# than it earns.
 AUTO_TYPES: tuple[str, ...] = ("suffix",)
 FIXED_TYPES: tuple[str, ...] = ("ngram-simple",)
 WITH_DRAFT_MODEL = "draft-model"
 WITH_HEADS = "mtp"
 NONE = "none"
-_STATE_BEGINS = b'{"version":'  # of the file that control writes
 
 
 def needs_draft_model(names: Sequence[str]) -> bool:
@@ -97,7 +96,7 @@ def type_names(spec_type: str) -> tuple[str, ...]:
 
 
 def capped_options(config: SpeculationConfig) -> list[str]:
-    """What was set by hand and allows longer drafts than are verified, in words."""
+    """Warnings about options that allow longer drafts than are verified."""
     longest = config.longest_draft(config.mode)
     if config.mode is DraftMode.OFF:
         return []
@@ -140,7 +139,7 @@ def _named_types(spec_type: str, *, has_draft_model: bool, may_be_unused: bool) 
 
 
 def _check_draft_type(names: Sequence[str], draft_type: str) -> None:
-    """What a file is good for is decided by what is in it, not by the flag."""
+    """Check that the speculators fit the draft model's file."""
     wrong = [name for name in names if needs_draft_model([name]) and name != draft_type]
     if wrong:
         raise ConfigError(
@@ -150,9 +149,7 @@ def _check_draft_type(names: Sequence[str], draft_type: str) -> None:
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Whoever names a corpus or a lookup file wants it to be read; values are checked before a
-    model is loaded.
-    """
+    """Check the options of speculators before a model is loaded; each must be used."""
     for name in options.keys() - set(names):
         for option in options[name]:
             raise ConfigError(
@@ -182,7 +179,7 @@ def _check_state(spec_state: str | None) -> None:
     try:
         if path.exists() and not path.is_file():  # a device would be read without end, and replaced
             raise ConfigError(f"--spec-state {path} is not a regular file; name another, or none")
-        is_ours = not path.exists() or _beginning(path) in (_STATE_BEGINS, b"")
+        is_ours = not path.exists() or _begins_as_state(path)
     except OSError as error:
         raise ConfigError(
             f"--spec-state {path} cannot be read: {error.strerror}; name another file"
@@ -194,9 +191,9 @@ def _check_state(spec_state: str | None) -> None:
         )
 
 
-def _beginning(path: Path) -> bytes:
+def _begins_as_state(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_STATE_BEGINS))
+        return file.read(len(b'{"version":')) in (b'{"version":', b"")
 
 
 def make_speculator(

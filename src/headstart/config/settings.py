@@ -327,7 +327,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All of it, composed: each part is handed only to those who need it."""
+    """The whole configuration; each component gets only the part that it needs."""
 
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -20,7 +20,6 @@ ABOUT = (
     "before it starts."
 )
 USAGE = "add PATH... --spec-corpus FILE [flags]"
-_SHOWN = 5  # names of files that could not be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,17 +60,16 @@ def run(resolved: Resolved, words: list[str]) -> int:
         report = add_files(corpus, tokenize, map(Path, words[1:]))
         print(
             f"added {report.num_added} files with {report.num_tokens} tokens to {path}, which now "
-            "holds "
-            f"{corpus.num_texts} texts with {len(corpus)} tokens; skipped: {report.num_known} "
-            "known, "
-            f"{report.num_empty} empty, {report.num_binary} not UTF-8 text, {report.num_huge} of "
-            "more than "
-            f"{MAX_FILE_BYTES >> 20} MiB, {report.num_unreadable} unreadable"
+            f"holds {corpus.num_texts} texts with {len(corpus)} tokens; skipped: "
+            f"{report.num_known} known, {report.num_empty} empty, {report.num_binary} not UTF-8 "
+            f"text, {report.num_huge} of more than {MAX_FILE_BYTES >> 20} MiB, "
+            f"{report.num_unreadable} unreadable"
         )
-        for file in report.unread[:_SHOWN]:
+        shown = report.unread[:5]
+        for file in shown:
             print(f"not read: {file}")
-        if len(report.unread) > _SHOWN:
-            print(f"and {len(report.unread) - _SHOWN} more")
+        if len(report.unread) > len(shown):
+            print(f"and {len(report.unread) - len(shown)} more")
     finally:
         corpus.close()
     return 0

@@ -1,4 +1,4 @@
-"""`headstart generate`: a prompt in, text out, coloured by who guessed each token."""
+"""`headstart generate`: a prompt in, text out, coloured by who drafted each token."""
 
 from __future__ import annotations
 
