@@ -11,7 +11,7 @@ from pydantic import BaseModel, RootModel
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.limits import MAX_ENTRIES, check_length, check_structure
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
@@ -119,7 +119,7 @@ def _read(where: str, entry: Any) -> tuple[int, float]:
         raise not_supported(f"{where} is {shorten(entry)} but must be an object with id and scale")
     number, scale = entry.get("id", -1), entry.get("scale", 0.0)
     if isinstance(number, bool) or not isinstance(number, int):
-        raise RequestError(f"{where}.id is {shorten(number)} but must be a whole number")
+        raise wrong_value(f"{where}.id", number, "a whole number")
     if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise RequestError(f"{where}.scale is {shorten(scale)} but must be a number")
+        raise wrong_value(f"{where}.scale", scale, "a number")
     return number, float(scale)

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect
-from headstart.server.errors import error_body, log_failure
+from headstart.server.errors import error_body, log_failure, wrong_value
 from headstart.server.event_stream import EventStream
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import Prompt
@@ -21,7 +21,7 @@ from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.threads import ClientGoneError, unless_left
 from headstart.server.translate import Call, make_requests
-from headstart.types.errors import NotSupportedError, RequestError
+from headstart.types.errors import NotSupportedError
 from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent
 
 
@@ -153,7 +153,5 @@ def _ping_seconds(body: GenerationBody, usual: int) -> float | None:
     if seconds is None:
         seconds = usual
     if seconds < -1 or seconds == 0:
-        raise RequestError(
-            f"sse_ping_interval is {seconds} but must be 1 or more seconds, or -1 for none"
-        )
+        raise wrong_value("sse_ping_interval", seconds, "1 or more seconds, or -1 for none")
     return None if seconds == -1 else seconds

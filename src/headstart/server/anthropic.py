@@ -14,7 +14,7 @@ from headstart.server import sse
 from headstart.server.body import Body, Int, make_body, read_body
 from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
 from headstart.server.translate import Call
@@ -199,9 +199,7 @@ def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
     elif kind in wishes:
         wish = wishes[kind]
     else:
-        raise RequestError(
-            f"tool_choice.type is {shorten(kind)} but must be auto, any, tool or none"
-        )
+        raise wrong_value("tool_choice.type", kind, "auto, any, tool or none")
     data: dict[str, Any] = {"tool_choice": wish}
     if choice.get("disable_parallel_tool_use"):
         data["parallel_tool_calls"] = False

@@ -29,7 +29,6 @@ from headstart.server import (
     native,
     ollama,
     responses,
-    slots,
     status,
     text,
 )
@@ -38,15 +37,15 @@ from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
 from headstart.server.openapi import describe
 from headstart.server.page import POLICY, Page, page_files
-from headstart.server.routing import Endpoint, Prefixed
-from headstart.server.sleeping import IdleTimer, Waking
+from headstart.server.routing import Endpoint, prefixed
+from headstart.server.sleeping import IdleTimer, waking
 from headstart.types.worker import Worker
 
 logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings,
-    ollama, text, metrics, slots, adapters, corpus,
+    ollama, text, metrics, adapters, corpus,
 )  # fmt: skip
 
 
@@ -94,14 +93,14 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.service = service
     if timer is not None:
-        app.add_middleware(Waking, timer=timer)
+        app.add_middleware(waking, timer=timer)
     app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
     # a page of --path has its own policy
     policy = POLICY if config.path is None else None
     app.add_middleware(Page, files=page_files(config), policy=policy)
     extras.install(app)
     if config.api_prefix:
-        app.add_middleware(Prefixed, prefix=config.api_prefix.rstrip("/"))
+        app.add_middleware(prefixed, prefix=config.api_prefix.rstrip("/"))
     errors.install(app)
     return app
 

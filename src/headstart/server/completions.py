@@ -10,14 +10,13 @@ from starlette.responses import Response
 from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, wrong_value
 from headstart.server.infill import fill_in
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.results import legacy_logprobs
 from headstart.server.routing import Routes
 from headstart.server.schemas import CompletionBody
 from headstart.server.translate import Call, check_num_logprobs
-from headstart.types.errors import RequestError
 from headstart.types.request import TokenLogprob
 
 routes = Routes()
@@ -62,7 +61,7 @@ def _num_logprobs(body: CompletionBody, call: Call) -> int | None:
     if body.logprobs is None or body.logprobs is False:
         return check_num_logprobs("n_probs", body.n_probs or None, call.model.vocab)
     if isinstance(body.logprobs, bool) or not isinstance(body.logprobs, int):
-        raise RequestError(f"logprobs is {shorten(body.logprobs)} but must be a whole number")
+        raise wrong_value("logprobs", body.logprobs, "a whole number")
     return check_num_logprobs("logprobs", body.logprobs, call.model.vocab)
 
 

@@ -69,9 +69,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._limits = limits
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
-        self._running: RequestResponseCycle | None = (
-            None  # being answered; `cycle` is the last one read
-        )
+        # being answered, while `cycle` is the last one read
+        self._running: RequestResponseCycle | None = None
         self._is_refused = False
         self._is_reading_body = False
         self._num_unused = 0  # bytes received that are not yet part of a body

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from headstart.config import SamplingConfig
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.limits import is_id
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
@@ -82,9 +82,7 @@ def _given(text: str | None, file: str | None, flag: str) -> str | None:
 def _from_format(value: dict[str, Any]) -> Constraint | None:
     kind = value.get("type", "text")
     if kind not in FORMATS:
-        raise RequestError(
-            f"response_format.type is {shorten(kind)} but must be one of {', '.join(FORMATS)}"
-        )
+        raise wrong_value("response_format.type", kind, f"one of {', '.join(FORMATS)}")
     if kind == "text":
         return None
     if kind == "json_object" and value.get("schema") is None:
@@ -94,7 +92,7 @@ def _from_format(value: dict[str, Any]) -> Constraint | None:
     if kind == "json_schema" and (value.get("json_schema") or not value.get("schema")):
         field, holder = "response_format.json_schema", value.get("json_schema")
     if not isinstance(holder, dict):
-        raise RequestError(f"{field} is {shorten(holder)} but must be an object with a schema")
+        raise wrong_value(field, holder, "an object with a schema")
     if holder.get("schema") is None:
         raise RequestError(f"{field}.schema is required")
     return _schema(f"{field}.schema", holder["schema"])
@@ -102,13 +100,13 @@ def _from_format(value: dict[str, Any]) -> Constraint | None:
 
 def _schema(field: str, value: Any) -> Constraint:
     if not isinstance(value, dict):
-        raise RequestError(f"{field} is {shorten(value)} but must be a JSON schema, an object")
+        raise wrong_value(field, value, "a JSON schema, an object")
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=orjson.dumps(value).decode())
 
 
 def _text(field: str, value: Any, kind: ConstraintKind) -> Constraint:
     if not isinstance(value, str):
-        raise RequestError(f"{field} is {shorten(value)} but must be a text")
+        raise wrong_value(field, value, "a text")
     return Constraint(kind=kind, text=value)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.config import ChatConfig
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.messages import content_text
@@ -221,8 +221,7 @@ def _template_arguments(body: ChatBody, defaults: ChatConfig) -> dict[str, Any]:
     elif body.reasoning_effort:
         arguments["reasoning_effort"] = body.reasoning_effort
     if isinstance(arguments.get("enable_thinking"), str):
-        raise RequestError(
-            "chat_template_kwargs.enable_thinking is "
-            f"{shorten(arguments['enable_thinking'])} but must be true or false"
+        raise wrong_value(
+            "chat_template_kwargs.enable_thinking", arguments["enable_thinking"], "true or false"
         )
     return arguments

@@ -19,7 +19,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.body import Body, Int, read_body
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.event_stream import single_event
 from headstart.server.limits import MAX_INPUTS, check_fits, check_length, is_id
 from headstart.server.model import RerankForm, Service, service_of
@@ -144,11 +144,9 @@ def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
             "embeddings in can be either float or base64"
         )
     if body.embd_normalize is not None and body.embd_normalize < -1:
-        raise RequestError(f"embd_normalize is {body.embd_normalize} but must be -1 or more")
+        raise wrong_value("embd_normalize", body.embd_normalize, "-1 or more")
     if body.dimensions is not None and not 1 <= body.dimensions <= info.size:
-        raise RequestError(
-            f"dimensions is {body.dimensions} but must be from 1 to {info.size}, the model's"
-        )
+        raise wrong_value("dimensions", body.dimensions, f"from 1 to {info.size}, the model's")
 
 
 def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]]:
@@ -212,7 +210,7 @@ def _text_of(field: str, entry: dict[str, Any]) -> Any:
         return entry.get("prompt_string")
     parts = entry["content"]
     if not isinstance(parts, list):
-        raise RequestError(f"{field}.content is {shorten(parts)} but must be a list of parts")
+        raise wrong_value(f"{field}.content", parts, "a list of parts")
     texts = []
     for part in parts:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -326,7 +324,7 @@ def _query_and_documents(body: RerankBody) -> tuple[str, list[str]]:
         raise RequestError('"documents" must be a non-empty string array')
     check_length("documents", documents, MAX_INPUTS, "texts")
     if body.top_n is not None and body.top_n < 0:
-        raise RequestError(f"top_n is {body.top_n} but must be 0 or more")
+        raise wrong_value("top_n", body.top_n, "0 or more")
     return body.query, documents
 
 

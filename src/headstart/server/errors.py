@@ -94,6 +94,11 @@ def not_supported(message: str) -> ApiError:
     return ApiError(400, message, type="not_supported_error")
 
 
+def wrong_value(field: str, value: object, wanted: str) -> RequestError:
+    """Error for a field whose value has the wrong type or is out of range."""
+    return RequestError(f"{field} is {shorten(value)} but must be {wanted}")
+
+
 def error_body(error: Exception) -> dict[str, Any]:
     """Return `{"error": {"code", "message", "type", ...}}` for any exception."""
     match error:

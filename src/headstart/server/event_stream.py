@@ -47,6 +47,8 @@ class EventStream:
         self._num_running = len(requests)
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None  # of `take`
+        self._waits_since = 0.0
+        self._alarm: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EventStream:
@@ -57,6 +59,8 @@ class EventStream:
             self._cancel()
             raise
         self._watcher = asyncio.create_task(self._watch())
+        if self._max_silence is not None:
+            self._watch_silence(self._max_silence)
         return self
 
     async def __aexit__(
@@ -66,6 +70,8 @@ class EventStream:
         trace: TracebackType | None,
     ) -> None:
         self._cancel()
+        if self._alarm is not None:
+            self._alarm.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.gather(self._watcher, return_exceptions=True)
@@ -85,7 +91,11 @@ class EventStream:
             HeadstartError: a request failed.
         """
         if not self._unread and self._failure is None:
-            await self._wait()
+            self._waiter, self._waits_since = self._loop.create_future(), self._loop.time()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
         if self._failure is not None and not self._unread:
             raise self._failure
         taken = [self._unread.popleft() for _ in range(min(len(self._unread), MOST_AT_ONCE))]
@@ -94,17 +104,15 @@ class EventStream:
             self._num_running -= isinstance(event, FinishEvent)
         return taken
 
-    async def _wait(self) -> None:
-        self._waiter = self._loop.create_future()
-        alarm = None
-        if self._max_silence is not None:
-            alarm = self._loop.call_later(self._max_silence, self._wake)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            if alarm is not None:
-                alarm.cancel()
+    def _watch_silence(self, max_silence: float) -> None:
+        """Wake `take` after so long a wait. A timer for each wait would take 5 us a token."""
+        left = max_silence
+        if self._waiter is not None:
+            left -= self._loop.time() - self._waits_since
+            if left <= 0.0:
+                self._wake()
+                left = max_silence
+        self._alarm = self._loop.call_later(left, self._watch_silence, max_silence)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -5,18 +5,51 @@ docs/metrics.md is generated from `METRICS`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.errors import ApiError
-from headstart.server.metric import Metric, Sample
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.types.report import WorkerReport
+
+Report = TypeVar("Report")
+Sample = tuple[dict[str, str], float]
+"""Labels and a value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metric(Generic[Report]):
+    """A metric whose samples are read from a report."""
+
+    name: str
+    kind: str  # counter or gauge
+    help: str
+    read: Callable[[Report], Iterable[Sample]]
+    labels: tuple[str, ...] = ()
+
+    def lines(self, report: Report) -> Iterator[str]:
+        """The lines in Prometheus's text format; none without samples."""
+        samples = list(self.read(report))
+        if samples:
+            yield f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.kind}\n"
+        for labels, value in samples:
+            inside = ",".join(f'{name}="{_escape(text)}"' for name, text in labels.items())
+            yield (
+                f"{self.name}{{{inside}}} {value:.15g}\n"
+                if inside
+                else f"{self.name} {value:.15g}\n"
+            )
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
 
 routes = Routes()
 

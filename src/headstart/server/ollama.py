@@ -17,7 +17,7 @@ from headstart.server.body import make_body, read_body
 from headstart.server.chat import answer_chat
 from headstart.server.dialect import Dialect
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, tokenize_text
-from headstart.server.errors import error_body, log_failure, shorten
+from headstart.server.errors import error_body, log_failure, wrong_value
 from headstart.server.infill import fill_in
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import Service, service_of
@@ -164,10 +164,10 @@ async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
     asked = await read_body(http, OllamaEmbedBody)
     texts = [asked.input] if isinstance(asked.input, str) else asked.input
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise RequestError(f"input is {shorten(asked.input)} but must be a text or a list of them")
+        raise wrong_value("input", asked.input, "a text or a list of them")
     size = _embedding_info(service).size
     if asked.dimensions is not None and not 1 <= asked.dimensions <= size:
-        raise RequestError(f"dimensions is {asked.dimensions} but must be from 1 to {size}")
+        raise wrong_value("dimensions", asked.dimensions, f"from 1 to {size}")
     event = await _embed(http, service, texts, truncates=asked.truncate) if texts else None
     vectors = [normalize(v[:, : asked.dimensions], 2)[0] for v in event.vectors] if event else []
     return {

@@ -7,9 +7,8 @@ from typing import Any
 from pydantic import Field
 
 from headstart.server.body import Body, Int, make_body
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, wrong_value
 from headstart.server.schemas import ChatBody
-from headstart.types.errors import RequestError
 
 # Ollama's option -> field of chat
 OPTIONS = {
@@ -98,9 +97,7 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
         case dict():
             data["json_schema"] = body.format
         case _:
-            raise RequestError(
-                f"format is {shorten(body.format)} but must be json or a JSON schema"
-            )
+            raise wrong_value("format", body.format, "json or a JSON schema")
     return data | {"stream": body.stream}
 
 
@@ -141,9 +138,7 @@ def _chat_fields(body: OllamaTextBody) -> dict[str, Any]:
         case str():
             data["reasoning_effort"] = body.think
         case _:
-            raise RequestError(
-                f"think is {shorten(body.think)} but must be true, false, low, medium or high"
-            )
+            raise wrong_value("think", body.think, "true, false, low, medium or high")
     return data
 
 

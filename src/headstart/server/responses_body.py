@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from headstart.server.body import Body, Int, make_body
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.response_store import Item
 from headstart.server.schemas import ChatBody
 from headstart.types.errors import RequestError
@@ -85,7 +85,7 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
         data["response_format"] = answer_format
     if effort := body.reasoning.get("effort"):
         if not isinstance(effort, str):
-            raise RequestError(f"reasoning.effort is {shorten(effort)} but must be a text")
+            raise wrong_value("reasoning.effort", effort, "a text")
         data["reasoning_effort"] = effort
     return make_body(ChatBody, data)
 
@@ -101,7 +101,7 @@ def input_messages(given: Any) -> list[Message]:
     if isinstance(given, str):
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
-        raise RequestError(f"input is {shorten(given)} but must be a text or a list of items")
+        raise wrong_value("input", given, "a text or a list of items")
     messages: list[Message] = []
     for index, item in enumerate(given):
         _add(messages, item, f"input.{index}")
@@ -110,7 +110,7 @@ def input_messages(given: Any) -> list[Message]:
 
 def _add(messages: list[Message], item: Any, where: str) -> None:
     if not isinstance(item, dict):
-        raise RequestError(f"{where} is {shorten(item)} but must be an object")
+        raise wrong_value(where, item, "an object")
     kind, role = item.get("type") or "message", item.get("role")
     match kind:
         case "message" if role == "assistant":
@@ -135,9 +135,7 @@ def _add(messages: list[Message], item: Any, where: str) -> None:
                 message = _assistant(messages)
                 message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
         case "message":
-            raise RequestError(
-                f"{where}.role is {shorten(role)} but must be user, system, developer or assistant"
-            )
+            raise wrong_value(f"{where}.role", role, "user, system, developer or assistant")
         case _:
             raise not_supported(f"{where} is of type {shorten(kind)}, which is not supported")
 
@@ -170,7 +168,7 @@ def _texts(content: Any, where: str) -> Iterable[str]:
 def _text(item: dict[str, Any], name: str, where: str) -> str:
     value = item.get(name)
     if not isinstance(value, str):
-        raise RequestError(f"{where}.{name} is {shorten(value)} but must be a text")
+        raise wrong_value(f"{where}.{name}", value, "a text")
     return value
 
 
@@ -209,6 +207,4 @@ def _response_format(wanted: Any) -> dict[str, Any] | None:
                 "type": "json_schema",
                 "json_schema": {n: wanted[n] for n in names if n in wanted},
             }
-    raise RequestError(
-        f"text.format.type is {shorten(kind)} but must be text, json_object or json_schema"
-    )
+    raise wrong_value("text.format.type", kind, "text, json_object or json_schema")

@@ -17,22 +17,20 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from headstart.server.errors import ApiError, error_response
 
 
-class Prefixed:
+def prefixed(app: ASGIApp, *, prefix: str) -> ASGIApp:
     """ASGI middleware: serves the app below a path prefix."""
 
-    def __init__(self, app: ASGIApp, *, prefix: str) -> None:
-        self._app = app
-        self._prefix = prefix
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             path = scope["path"]
-            if path != self._prefix and not path.startswith(f"{self._prefix}/"):
-                error = ApiError(404, f"there is no {path} here; paths begin with {self._prefix}")
+            if path != prefix and not path.startswith(f"{prefix}/"):
+                error = ApiError(404, f"there is no {path} here; paths begin with {prefix}")
                 await error_response(error)(scope, receive, send)
                 return
-            scope = {**scope, "path": path[len(self._prefix) :] or "/"}
-        await self._app(scope, receive, send)
+            scope = {**scope, "path": path[len(prefix) :] or "/"}
+        await app(scope, receive, send)
+
+    return answer
 
 
 Handler = Callable[[HttpRequest], Awaitable[Any]]

@@ -11,7 +11,7 @@ from typing import Any
 
 from headstart.config import SamplingConfig
 from headstart.server.constraints import default_constraint
-from headstart.server.errors import shorten
+from headstart.server.errors import shorten, wrong_value
 from headstart.server.limits import (
     MAX_NAMES,
     check_bytes,
@@ -148,9 +148,7 @@ def read_names(field: str, value: Any) -> tuple[str, ...] | None:
     if isinstance(names, list):
         check_length(field, names, MAX_NAMES)
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
-        raise RequestError(
-            f"{field} is {shorten(value)} but must be a list of names, or names with commas between"
-        )
+        raise wrong_value(field, value, "a list of names, or names with commas between")
     return tuple(names)
 
 
@@ -227,10 +225,7 @@ def _bias(token: Any, bias: Any) -> float:
     if bias is False:
         return -math.inf
     if isinstance(bias, bool) or not isinstance(bias, int | float):
-        raise RequestError(
-            f"logit_bias of {shorten(token)} is {shorten(bias)} but must be a number, or false to "
-            "ban it"
-        )
+        raise wrong_value(f"logit_bias of {shorten(token)}", bias, "a number, or false to ban it")
     return _finite_bias(bias)
 
 

@@ -61,23 +61,21 @@ class IdleTimer:
             self.restart()
 
 
-class Waking:
+def waking(app: ASGIApp, *, timer: IdleTimer) -> ASGIApp:
     """ASGI middleware behind the guard: POST requests load the model and keep it loaded."""
 
-    def __init__(self, app: ASGIApp, *, timer: IdleTimer) -> None:
-        self._app = app
-        self._timer = timer
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
             return
         try:
             try:
-                await self._timer.begin()
+                await timer.begin()
             except HeadstartError as error:
                 await error_response(error)(scope, receive, send)
                 return
-            await self._app(scope, receive, send)
+            await app(scope, receive, send)
         finally:
-            self._timer.end()
+            timer.end()
+
+    return answer

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.body import read_body
-from headstart.server.errors import shorten
+from headstart.server.errors import wrong_value
 from headstart.server.limits import check_length, is_id
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import (
@@ -22,7 +22,6 @@ from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody
 from headstart.server.threads import unless_left
 from headstart.text.utf8 import text_or_bytes
-from headstart.types.errors import RequestError
 
 routes = Routes()
 
@@ -61,9 +60,7 @@ async def detokenize(http: HttpRequest) -> Response:
 
     def run() -> bytes:
         if not isinstance(body.tokens, list) or not all(map(is_id, body.tokens)):
-            raise RequestError(
-                f"tokens is {shorten(body.tokens)} but must be a list of whole numbers"
-            )
+            raise wrong_value("tokens", body.tokens, "a list of whole numbers")
         check_length("tokens", body.tokens, _limit(service))
         ids = [check_token(int(token), vocab, "tokens") for token in body.tokens]
         return orjson.dumps({"content": tokens_text(ids, vocab)})

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from headstart.config import SPECULATOR_ALIASES
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import not_supported, wrong_value
 from headstart.server.limits import (
     MAX_PROMPTS,
     check_length,
@@ -110,9 +110,7 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     mode, types = body.mode, _types(body)
     modes = tuple(known.value for known in DraftMode)
     if mode is not None and mode not in modes:
-        raise RequestError(
-            f"speculative.mode is {shorten(mode)} but must be one of {', '.join(modes)}"
-        )
+        raise wrong_value("speculative.mode", mode, f"one of {', '.join(modes)}")
     if types == ("none",):
         if mode not in (None, DraftMode.OFF.value):
             raise RequestError(
@@ -132,7 +130,7 @@ def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | Non
     """Return the number of alternatives if it is in range."""
     limit = min(128, vocab.size)  # those of a whole vocabulary take 757 MB for 300 tokens
     if value is not None and not 0 <= value <= limit:
-        raise RequestError(f"{field} is {value} but must be from 0 to {limit}; ask for fewer")
+        raise wrong_value(field, value, f"from 0 to {limit}; ask for fewer")
     return value
 
 
@@ -152,9 +150,8 @@ def _refuse(body: GenerationBody) -> None:
 def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
     number = body.n if body.n_cmpl is None else body.n_cmpl
     if not 1 <= number <= info.num_slots:
-        raise RequestError(
-            f"n is {number} but must be from 1 to {info.num_slots}, the number of slots "
-            "(--parallel)"
+        raise wrong_value(
+            "n", number, f"from 1 to {info.num_slots}, the number of slots (--parallel)"
         )
     return number
 
@@ -165,16 +162,14 @@ def _max_tokens(body: GenerationBody, defaults: RequestDefaults) -> int | None:
         if value is None:
             continue
         if value < -1:
-            raise RequestError(f"{name} is {value} but must be 0 or more, or -1 for no limit")
+            raise wrong_value(name, value, "0 or more, or -1 for no limit")
         return None if value == -1 else value
     return defaults.max_tokens
 
 
 def _slot(slot: int, info: WorkerInfo) -> int | None:
     if not -1 <= slot < info.num_slots:
-        raise RequestError(
-            f"id_slot is {slot} but must be from 0 to {info.num_slots - 1}, or -1 for any"
-        )
+        raise wrong_value("id_slot", slot, f"from 0 to {info.num_slots - 1}, or -1 for any")
     return None if slot == -1 else slot
 
 

@@ -27,7 +27,7 @@ from headstart.server.errors import ApiError, shorten
 from headstart.server.extras import Extras
 from headstart.server.guard import Guard
 from headstart.server.page import POLICY, Page, page_files
-from headstart.server.routing import Prefixed, json_response
+from headstart.server.routing import json_response, prefixed
 from headstart.server.threads import ClientGoneError, unless_left
 
 
@@ -71,7 +71,7 @@ def create_app(
     app.add_middleware(Page, files=page_files(server), policy=policy)
     extras.install(app)
     if server.api_prefix:
-        app.add_middleware(Prefixed, prefix=server.api_prefix.rstrip("/"))
+        app.add_middleware(prefixed, prefix=server.api_prefix.rstrip("/"))
     errors.install(app)
     return app
 

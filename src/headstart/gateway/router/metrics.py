@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LOADED, LOADING, SLEEPING, UNLOADED
-from headstart.server.metric import Metric, Sample
+from headstart.server.metrics import Metric, Sample
 
 
 def render(pool: Pool) -> str:

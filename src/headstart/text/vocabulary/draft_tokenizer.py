@@ -101,14 +101,6 @@ class DraftTokenizer(ABC):
     def num_settled(self, history: Sequence[int], num_open: int) -> int:
         """Leading tokens of the last history that do not depend on its last target tokens."""
 
-    def pick(self, request: DraftRequest, logits: NDArray[np.float32], position: int) -> int | None:
-        """The target token that a draft would have picked at this position of the emitted text;
-        None if one row of logits does not determine it.
-
-        Also updates the preference.
-        """
-        return None
-
 
 def make_draft_tokenizer(
     translator: VocabularyTranslator | None, sampling: str
@@ -138,12 +130,6 @@ class DirectTokenizer(DraftTokenizer):
 
     def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
         return DirectBuilder(request, limit, self._preference)
-
-    def pick(self, request: DraftRequest, logits: NDArray[np.float32], position: int) -> int:
-        choice = _choose(request, logits, position)
-        picked = choice.coupled if self._preference.couples else choice.argmax
-        self._preference.compare(choice, request.tokens[position])
-        return picked
 
 
 class DirectBuilder(DraftBuilder):
