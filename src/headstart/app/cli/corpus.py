@@ -1,4 +1,4 @@
-"""`headstart corpus add`: fill a corpus file, so that answers may be guessed from these texts."""
+"""`headstart corpus add`: fill a corpus file that drafts are copied from."""
 
 from __future__ import annotations
 
@@ -11,14 +11,6 @@ from headstart.app.cli.resolve import Resolved
 from headstart.config import option
 from headstart.types.errors import ConfigError
 
-ABOUT = (
-    "Add text files, and those in folders, to the corpus of the suffix speculator "
-    "(headstart serve --spec-corpus FILE). All users may be served guesses from these texts. "
-    "Skipped are files that are not UTF-8 text, files of more than 1 MiB, hidden files and "
-    "folders, and folders "
-    "named __pycache__, node_modules, target or venv. A server that runs holds its corpus: add "
-    "before it starts."
-)
 USAGE = "add PATH... --spec-corpus FILE [flags]"
 
 
@@ -76,5 +68,16 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 
 COMMAND = Command(
-    name="corpus", about=ABOUT, options=CorpusOptions, parts=("model",), usage=USAGE, run=run
+    name="corpus",
+    about=(
+        "Add text files, and those in folders, to the corpus of the suffix speculator (headstart "
+        "serve --spec-corpus FILE). Drafts for all users may be copied from these texts. Skipped "
+        "are files that are not UTF-8 text, files of more than 1 MiB, hidden files and folders, "
+        "and folders named __pycache__, node_modules, target or venv. A running server holds its "
+        "corpus: add files before it starts."
+    ),
+    options=CorpusOptions,
+    parts=("model",),
+    usage=USAGE,
+    run=run,
 )
