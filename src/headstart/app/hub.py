@@ -19,7 +19,7 @@ from headstart.types.errors import ConfigError, ModelError
 logger = logging.getLogger(__name__)
 
 
-def cache_directory(environment: Mapping[str, str]) -> Path:
+def hub_cache(environment: Mapping[str, str]) -> Path:
     """Where downloads live; the same order of variables as llama.cpp."""
     for name, below in (
         ("LLAMA_CACHE", ""),
@@ -50,7 +50,7 @@ class Hub:
         """The hub that flags and environment name."""
         return cls(
             endpoint=(environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
-            cache=cache_directory(environment),
+            cache=hub_cache(environment),
             token=config.hf_token or environment.get("HF_TOKEN") or None,
             offline=config.offline
             or environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes"),

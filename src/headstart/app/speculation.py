@@ -8,7 +8,13 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig, option_of
+from headstart.config import (
+    SPECULATOR_ALIASES,
+    Config,
+    SpeculationConfig,
+    flag_of,
+    option_of,
+)
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError
@@ -101,7 +107,7 @@ def capped_options(config: SpeculationConfig) -> list[str]:
     if config.mode is DraftMode.OFF:
         return []
     return [
-        f"{_flag(name, option)} is {value} but no draft is longer than {longest} tokens; raise "
+        f"{flag_of(f'spec_{name}_{option}')} is {value} but no draft is longer than {longest} tokens; raise "
         f"--draft-max to {value}"
         for name, options in config.options.items()
         for option, value in options.items()
@@ -153,7 +159,7 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
     for name in options.keys() - set(names):
         for option in options[name]:
             raise ConfigError(
-                f"{_flag(name, option)} is given but {name} is not among the speculators "
+                f"{flag_of(f'spec_{name}_{option}')} is given but {name} is not among the speculators "
                 f"({', '.join(names)}); add it "
                 f"with --spec-type {','.join([*names, name])} or leave out the flag"
             )
@@ -165,10 +171,6 @@ def _limits_of_drafts(name: str) -> list[str]:
     """The options of a speculator that limit the length of its drafts."""
     options = SPECULATORS[name].Options if name in SPECULATORS else None
     return [one.name for one in fields(options) if option_of(one).limits_draft] if options else []
-
-
-def _flag(speculator: str, option: str) -> str:
-    return f"--spec-{speculator}-{option.replace('_', '-')}"
 
 
 def _check_state(spec_state: str | None) -> None:
