@@ -107,8 +107,8 @@ def capped_options(config: SpeculationConfig) -> list[str]:
     if config.mode is DraftMode.OFF:
         return []
     return [
-        f"{flag_of(f'spec_{name}_{option}')} is {value} but no draft is longer than {longest} tokens; raise "
-        f"--draft-max to {value}"
+        f"{flag_of(f'spec_{name}_{option}')} is {value} but no draft is longer than {longest} "
+        f"tokens; raise --draft-max to {value}"
         for name, options in config.options.items()
         for option, value in options.items()
         if option in _limits_of_drafts(name) and value > longest
@@ -159,9 +159,9 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
     for name in options.keys() - set(names):
         for option in options[name]:
             raise ConfigError(
-                f"{flag_of(f'spec_{name}_{option}')} is given but {name} is not among the speculators "
-                f"({', '.join(names)}); add it "
-                f"with --spec-type {','.join([*names, name])} or leave out the flag"
+                f"{flag_of(f'spec_{name}_{option}')} is given but {name} is not among the "
+                f"speculators ({', '.join(names)}); add it with --spec-type "
+                f"{','.join([*names, name])} or leave out the flag"
             )
     for name in names:
         _options_of(name, options)
