@@ -303,6 +303,9 @@ class Scheduler:
                 continue
             placement = self.cache.find(sequence)
             if placement is None:
+                if sequence.is_resumed and len(self.running) < len(self.cells):
+                    index += 1  # it needs more room than those behind it
+                    continue
                 break
             del self.waiting[index]
             if sequence.admitted is None:
