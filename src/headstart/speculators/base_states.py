@@ -366,9 +366,9 @@ class StateDraft:
         if not tokens:
             if not self.has_ended:
                 return NO_DRAFT
-            return Draft(reason=unsure, stopped_at=self.builder.stopped_at)
+            return Draft(reason=unsure)
         scores = self.scores or confidence
-        return Draft(tokens, scores, name, stopped_at=self.builder.stopped_at)
+        return Draft(tokens, scores, name)
 
 
 def _milliseconds(clock: Callable[[], float], work: Callable[[], None]) -> float:
