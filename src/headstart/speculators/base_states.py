@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.config import option
 from headstart.speculators.base import Speculator
+from headstart.speculators.base_times import SAMPLE_ROWS, times_of
 from headstart.speculators.followed_caches import CONTEXT_FULL, FollowedCaches
 from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, make_draft_tokenizer
@@ -30,8 +30,6 @@ from headstart.types import (
 )
 from headstart.types.errors import ConfigError
 from headstart.types.state_batch import MERGED_ROWS, DraftContext
-
-_SAMPLE, _SAMPLES = 64, 2  # rows read to time reading, and how often
 
 
 class StateSpeculator(Speculator):
@@ -150,15 +148,21 @@ class StateSpeculator(Speculator):
         self._last.pop(seq_id, None)
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
+        """In the drafter's sequence 0, which forgets what it holds of an earlier request."""
         engine = self.context.engine
-        size = min(_SAMPLE, engine.max_batch_tokens, engine.context_size - 1)
-        one, many = [], []
-        for _ in range(1 + _SAMPLES):  # the first brings the weights into memory
-            one.append(_milliseconds(clock, self._draft_nothing))
-            engine.clear(0)
-            many.append(_milliseconds(clock, lambda: self._read_nothing(size)))
-            engine.clear(0)
-        return median(one[1:]), median(many[1:]) / size
+        size = min(SAMPLE_ROWS, engine.max_batch_tokens, engine.context_size - 1)
+        self.caches.forget(0)
+
+        def draft() -> None:
+            self._draft_nothing()
+            self.caches.clear_own(0)
+
+        def read() -> None:
+            self._read_nothing(size)
+            self.caches.clear_own(0)
+
+        round_ms, reading_ms = times_of(clock, draft, read)
+        return round_ms, reading_ms / size
 
     def describe(self) -> dict[str, Any]:
         known = [sequence.states for sequence in self.caches.sequences.values()]
@@ -369,9 +373,3 @@ class StateDraft:
             return Draft(reason=unsure)
         scores = self.scores or confidence
         return Draft(tokens, scores, name)
-
-
-def _milliseconds(clock: Callable[[], float], work: Callable[[], None]) -> float:
-    started = clock()
-    work()
-    return 1000.0 * (clock() - started)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from numpy.typing import NDArray
 
 from headstart.config import option
 from headstart.speculators.base import Speculator, register
+from headstart.speculators.base_times import SAMPLE_ROWS, times_of
 from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress, closed_half
-from headstart.speculators.draft_model_times import time_decodes
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import make_draft_tokenizer
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
@@ -345,7 +346,19 @@ class DraftModelSpeculator(Speculator):
         return bool(seq_ids)
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
-        return time_decodes(self.engine, self._batch, clock)
+        """In sequence 0, which forgets what it holds of an earlier request."""
+        size = min(SAMPLE_ROWS, self.engine.max_batch_tokens, self.engine.context_size)
+        if 0 in self._sequences:
+            self._forget([0])
+        one, many = partial(self._decode_rows, 1), partial(self._decode_rows, size)
+        round_ms, reading_ms = times_of(clock, one, many)
+        return round_ms, max(0.0, reading_ms - round_ms) / max(1, size - 1)
+
+    def _decode_rows(self, num_rows: int) -> None:
+        self._batch.clear()
+        self._batch.add(0, 0, [0] * num_rows, 1)
+        self.engine.decode(self._batch)
+        self.engine.clear(0)
 
     def describe(self) -> dict[str, Any]:
         vocabulary = "identical" if self._translator is None else self._translator.describe()
