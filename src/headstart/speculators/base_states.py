@@ -1,7 +1,7 @@
 """What speculators share that draft from the target's hidden states, token by token or in blocks.
 
 Rows that the target has verified are read when the next draft is made, those of all drafts in one
-decode; a prompt that nobody drafts for is not read at all. Until then their states wait in main
+decode; the prompt of a request without drafts is never read. Until then their states wait in main
 memory.
 """
 
@@ -194,7 +194,7 @@ class StateSpeculator(Speculator):
         return draft
 
     def _catch_up(self, drafts: Sequence[StateDraft]) -> None:
-        """Whoever has a long text to read does not hold up the others: it drafts another time."""
+        """Read long texts in parts; their requests get no draft in this call, the others do."""
         room = max(256, 2 * MERGED_ROWS * len(drafts))
         waiting = [(d.num_unread(0), d) for d in drafts if d.is_active]
         for num_rows, draft in sorted(waiting, key=lambda pair: pair[0]):
@@ -363,13 +363,13 @@ class StateDraft:
             self.builder.learn(emitted[before:])
 
     def finish(self, name: str, unsure: str) -> Draft:
-        """What became of it; `unsure` says why it has no token."""
+        """The finished draft; `unsure` is the reason if it has no token."""
         if self.builder is None or self.reason:
             return Draft(reason=self.reason, is_ready=False)
         tokens, confidence = self.builder.finish()
         if not tokens:
             if not self.has_ended:
                 return NO_DRAFT
-            return Draft(reason=unsure, stopped_at=self.builder.stopped_at)
+            return Draft(reason=unsure)
         scores = self.scores or confidence
-        return Draft(tokens, scores, name, stopped_at=self.builder.stopped_at)
+        return Draft(tokens, scores, name)

@@ -39,9 +39,9 @@ from headstart.types import (
 )
 from headstart.types.errors import ConfigError
 
-# of memory that takes nothing back: most settled tokens that are read again rather than decoded
-# apart to keep the state behind them; the fewest that are worth a checkpoint, and how many of them
-# at the end come after it: another request may have others there
+# For caches that cannot be cut: up to _AGAIN settled tokens are read again rather than decoded in a
+# batch of their own to keep the state after them; _LONG or more get a checkpoint, _OPEN_END tokens before their end,
+# because another request may differ there.
 _AGAIN, _LONG, _OPEN_END = 16, 64, 4
 
 
@@ -94,7 +94,7 @@ class DraftModelSpeculator(Speculator):
         self._batch = Batch(engine.max_batch_tokens)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        """Nothing is read or translated yet: perhaps no draft will be asked for."""
+        """Read and translate nothing yet: there may be no drafts for this request."""
         sequence = self._sequence(seq_id)
         sequence.is_open = sequence.is_unread = sequence.is_new = True
         sequence.num_history, sequence.prompt = len(prompt), prompt
@@ -144,7 +144,7 @@ class DraftModelSpeculator(Speculator):
         room = min(max(self.options.catch_up, 2 * len(requests)), self._batch.capacity)
         for drafting in drafts:
             self._prepare(drafting, room)
-        # who reads a prompt does not hold up the others
+        # requests with short texts first: a long prompt is read in parts
         for drafting in sorted(drafts, key=lambda s: s.num_catch_up):
             self._catch_up(drafting, room)
             room -= len(drafting.pending)
@@ -155,11 +155,11 @@ class DraftModelSpeculator(Speculator):
                 drafting.extend(logits)
             if self._keeps_states:
                 self._keep_settled(active)
-        self._tell_those_that_wait(drafts)
+        self._share_prompts(drafts)
         return [s.finish(self.name) for s in drafts]
 
-    def _tell_those_that_wait(self, drafts: Sequence[DraftInProgress]) -> None:
-        """Who has read its prompt may have read that of others, which came together with it."""
+    def _share_prompts(self, drafts: Sequence[DraftInProgress]) -> None:
+        """Share prompts that were just read with requests that began with the same text."""
         readers = [s for s in drafts if s.sequence.is_unread and s.is_read and not s.sequence.gap]
         for drafting in readers:
             drafting.sequence.is_unread, drafting.sequence.prompt = False, ()

@@ -283,7 +283,7 @@ class FollowedCaches:
             sequence.held[head] = read
 
     def make_room(self, busy: Sequence[int]) -> None:
-        """Forget what was used longest ago, and else what was asked for."""
+        """Forget the least recently used idle sequences; if there are none, the busy ones."""
         if not self._caches:  # only the target can make room in its own
             return
         idle = [
