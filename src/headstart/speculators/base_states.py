@@ -370,6 +370,6 @@ class StateDraft:
         if not tokens:
             if not self.has_ended:
                 return NO_DRAFT
-            return Draft(reason=unsure, stopped_at=self.builder.stopped_at)
+            return Draft(reason=unsure)
         scores = self.scores or confidence
-        return Draft(tokens, scores, name, stopped_at=self.builder.stopped_at)
+        return Draft(tokens, scores, name)

@@ -182,11 +182,10 @@ class DraftInProgress:
         if self.builder is None or self.reason:
             return Draft(reason=self.reason, is_ready=False)
         tokens, confidence = self.builder.finish()
-        stopped_at = self.builder.stopped_at
         if not tokens:
             if self.has_begun:
                 return NO_DRAFT
-            return Draft(reason="draft model is unsure", stopped_at=stopped_at)
+            return Draft(reason="draft model is unsure")
         # of the draft all but the last, if they are accepted
         self.sequence.num_caught_up += len(tokens) - 1
-        return Draft(tokens, confidence, name, stopped_at=stopped_at)
+        return Draft(tokens, confidence, name)
