@@ -16,8 +16,6 @@ DECAY = 0.9  # of what older answers weigh, per answer
 MIN_READ = 16  # prompt tokens; reading fewer tells more about the step than about a token
 LEARNED_SHARE = 0.3  # of what is not known yet of a replica, by each of its answers
 FORGOTTEN_SHARE = 0.02  # of what is known of it, by each answer of another replica
-LEAST_CAPACITY = 2**16  # bytes of text that any replica is trusted with
-SHRINK, GROW = 0.7, 1.05
 
 
 class Mean:
@@ -114,16 +112,3 @@ def shared_prices(all_learned: Sequence[Learned]) -> list[Prices]:
 
     names = [one.name for one in fields(Prices)]
     return [Prices(**{name: blend(name, *one) for name in names}) for one in own]
-
-
-def better_capacity(capacity: int, limit: int, num_expected: float, num_cached: float) -> int:
-    """How much text to believe that a replica keeps, after it was asked for some of it.
-
-    Args:
-        num_expected, num_cached: tokens of a prompt that it was believed to have, and had.
-    """
-    if num_expected < MIN_READ:
-        return capacity
-    if num_cached < num_expected / 2:
-        return max(LEAST_CAPACITY, int(capacity * SHRINK))
-    return min(limit, int(capacity * GROW))

@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import AnswerText, Asked, read
+from headstart.gateway.balancer.health import Health
 from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.gateway.proxy import Backend, ProxiedAnswer, ProxiedRequest, Proxy, relay
 from headstart.server.body import parse_off_loop
@@ -35,8 +36,6 @@ BUSY = 503  # of a replica that is healthy: its queue is full, or its engine res
 MAX_RETRY_AFTER = 60  # seconds; a queue cannot be foreseen for longer
 MAX_PARSED = 256  # bodies that wait to be parsed
 
-Answered = Callable[[Replica, str, Mapping[str, str]], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingLimits:
@@ -50,17 +49,10 @@ class RoutingLimits:
 
 
 class Routing:
-    """ASGI app: passes each request to a replica of a fleet.
+    """ASGI app: passes each request to a replica of a fleet."""
 
-    Args:
-        answered: called with the replica that served a tenant, and the headers with its key.
-    """
-
-    def __init__(
-        self, fleet: Fleet, proxy: Proxy, limits: RoutingLimits, answered: Answered
-    ) -> None:
-        self._fleet, self._proxy, self._limits = fleet, proxy, limits
-        self._answered = answered
+    def __init__(self, fleet: Fleet, proxy: Proxy, limits: RoutingLimits, health: Health) -> None:
+        self._fleet, self._proxy, self._limits, self._health = fleet, proxy, limits, health
         self.threads = Threads("bodies", 1, MAX_PARSED)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +93,7 @@ class Routing:
                 self._fleet.own(text.stored_id, flight.replica)
             if is_learned:
                 headers = self._headers(flight.replica, key, namespace)
-                self._answered(flight.replica, namespace, headers)
+                self._health.answered(flight.replica, namespace, headers)
 
     async def _open(
         self, request: ProxiedRequest, asked: Asked, namespace: str, receive: Receive
