@@ -149,5 +149,5 @@ class Forward:
             opening = self.proxy.open(backend, request, wants_first_piece=is_task)
             answer = await unless_left(receive, opening)
             if answer.is_event_stream and not is_task:
-                lease.close()  # such a stream lasts as long as the model and must not keep it loaded
+                lease.close()  # such a stream lasts as long as the model; it must not keep it
             await relay(answer, receive, send)
