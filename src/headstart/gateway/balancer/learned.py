@@ -14,8 +14,6 @@ from headstart.gateway.balancer.policy import PROMPT_SLOWDOWN, TOKEN_SLOWDOWN, P
 
 DECAY = 0.9  # of what older answers weigh, per answer
 MIN_READ = 16  # prompt tokens; reading fewer tells more about the step than about a token
-LEARNED_SHARE = 0.3  # of what is not known yet of a replica, by each of its answers
-FORGOTTEN_SHARE = 0.02  # of what is known of it, by each answer of another replica
 
 
 class Mean:
@@ -71,7 +69,7 @@ class Learned:
     ) -> None:
         """Take an answer in; so many further requests ran when it began, and when it ended."""
         num_beside = (num_before + num_after) / 2
-        self.trust += LEARNED_SHARE * (1 - self.trust)
+        self.trust += 0.3 * (1 - self.trust)
         self.tokens_per_byte.add(timings.cache_n + timings.prompt_n, num_prompt_bytes)
         self.answer_tokens.add(timings.predicted_n)
         self.request.add((timings.prompt_ms + timings.predicted_ms) / 1000)
@@ -84,7 +82,7 @@ class Learned:
 
     def fade(self) -> None:
         """Another replica answered: what is known of this one is older now."""
-        self.trust -= FORGOTTEN_SHARE * self.trust
+        self.trust *= 0.98
 
     def prices(self) -> Prices:
         """As its own answers show them."""

@@ -10,8 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 BLOCK_BYTES = 128  # some 32 tokens
-# of text that a replica is at first and at most, and at least, believed to keep
-MAX_BYTES, LEAST_BYTES = 2**25, 2**16
+MAX_BYTES = 2**25  # of text that a replica is at first, and at most, believed to keep
 
 
 def block_hashes(text: bytes, known: Sequence[int] = ()) -> list[int]:
@@ -59,7 +58,7 @@ class Prefixes:
             num_expected, num_cached: tokens that it was believed to have cached, and had.
         """
         if num_cached < num_expected / 2:
-            self.capacity_bytes = max(LEAST_BYTES, 0.7 * self.capacity_bytes)
+            self.capacity_bytes = max(2**16, 0.7 * self.capacity_bytes)
         else:
             self.capacity_bytes = min(MAX_BYTES, 1.05 * self.capacity_bytes)
         self._shrink()

@@ -12,8 +12,6 @@ from headstart.gateway.balancer.policy import Load
 from headstart.gateway.balancer.prefixes import Prefixes
 from headstart.structures.passages import Digest
 
-MAX_DIGESTS = 64  # tenants whose corpora are known, per replica
-
 
 @dataclass(slots=True, eq=False)
 class Flight:
@@ -108,7 +106,7 @@ class Replica:
         """Keep what its corpora hold for one tenant; the oldest digest goes first."""
         self.digests.pop(namespace, None)
         self.digests[namespace] = digest
-        while len(self.digests) > MAX_DIGESTS:
+        while len(self.digests) > 64:
             del self.digests[next(iter(self.digests))]
 
     def describe(self) -> dict[str, Any]:

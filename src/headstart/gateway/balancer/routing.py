@@ -31,10 +31,6 @@ from headstart.types.errors import BackendError, CapacityError
 log = logging.getLogger(__name__)
 
 STORED = re.compile(r"(?:/v1)?/responses/([^/]+)")  # GET, DELETE and what follows them
-KEY_HEADERS = (b"authorization", b"x-api-key")
-BUSY = 503  # of a replica that is healthy: its queue is full, or its engine restarts
-MAX_RETRY_AFTER = 60  # seconds; a queue cannot be foreseen for longer
-MAX_PARSED = 256  # bodies that wait to be parsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +49,7 @@ class Routing:
 
     def __init__(self, fleet: Fleet, proxy: Proxy, limits: RoutingLimits, health: Health) -> None:
         self._fleet, self._proxy, self._limits, self._health = fleet, proxy, limits, health
-        self.threads = Threads("bodies", 1, MAX_PARSED)
+        self.threads = Threads("bodies", 1, max_waiting=256)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -130,7 +126,8 @@ class Routing:
                 replica.fail(flight)
                 raise
             is_elsewhere = answer.status in (400, 404) and replica in elsewhere
-            if answer.status != BUSY and not is_elsewhere:
+            # a healthy replica answers 503 if its queue is full or its engine restarts
+            if answer.status != 503 and not is_elsewhere:
                 flight.has_begun = True
                 return flight, answer
             replica.fail(flight)
@@ -148,7 +145,7 @@ class Routing:
         return {**replica.headers, name: namespace} if name else replica.headers
 
     def _overload(self) -> ApiError:
-        seconds = min(MAX_RETRY_AFTER, max(1, math.ceil(self._fleet.wait_seconds())))
+        seconds = min(60, max(1, math.ceil(self._fleet.wait_seconds())))
         return ApiError(
             429,
             f"all backends are busy and {self._limits.max_waiting} requests or more wait at each; "
@@ -161,7 +158,7 @@ def _key_headers(request: ProxiedRequest) -> dict[str, str]:
     return {
         name.decode(): value.decode("latin-1")
         for name, value in request.headers
-        if name in KEY_HEADERS
+        if name in (b"authorization", b"x-api-key")
     }
 
 

@@ -25,7 +25,6 @@ from headstart.gateway.router.pooled_model import (
     LOADED,
     LOADING,
     SLEEPING,
-    STARTED_STATES,
     UNLOADED,
     PooledModel,
 )
@@ -252,7 +251,7 @@ class Pool:
 
     def _is_idle(self, model: PooledModel) -> bool:
         """Whether it is started, and no request uses it or waits for it."""
-        is_started = model.status in STARTED_STATES and not model.is_stopping
+        is_started = model.status in (LOADED, SLEEPING) and not model.is_stopping
         return is_started and not model.num_requests and model.name not in self._queue
 
     def _is_due(self, model: PooledModel) -> bool:
