@@ -17,11 +17,6 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import DraftRequest, TokenChoice
 
-_DECAY = 0.98  # per comparison
-# Up to this magnitude, logits need no shift before exp: the sum fits a float32, and what underflows
-# is negligible.
-_MODERATE = 60.0
-
 
 class Preference:
     """Whether to pick coupled or argmax tokens: fixed, or by what was accepted so far."""
@@ -40,7 +35,7 @@ class Preference:
     def compare(self, choice: TokenChoice, token: int) -> None:
         """Record that the target emitted `token` where `choice` was possible."""
         if self._is_open and choice.coupled != choice.argmax:
-            self._lead = self._lead * _DECAY + (token == choice.coupled) - (token == choice.argmax)
+            self._lead = self._lead * 0.98 + (token == choice.coupled) - (token == choice.argmax)
 
 
 class DraftBuilder:
@@ -296,7 +291,8 @@ def _legal_logits(logits: NDArray[np.float32], legal: NDArray[np.bool_]) -> NDAr
 def best_of(logits: NDArray[np.float32]) -> tuple[int, float]:
     """The likeliest entry and its probability."""
     best = int(logits.argmax())
-    if not abs(logits[best]) <= _MODERATE:
+    # up to this magnitude exp needs no shift: the sum fits a float32, what underflows is negligible
+    if not abs(logits[best]) <= 60.0:
         logits = logits - logits[best]
     weights = np.exp(logits)
     total = np.einsum("i->", weights)  # three times as fast as the more accurate `sum`
