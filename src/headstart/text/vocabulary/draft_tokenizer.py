@@ -48,8 +48,6 @@ class DraftBuilder:
         self.request = request
         self.limit = limit  # most draft-model tokens
         self.tokens: list[int] = []  # of the draft model
-        # the target token whose low confidence ended the draft, if it did
-        self.stopped_at: int | None = None
         self._preference = preference
         self._couples = preference.couples
         self._confidence: list[float] = []
@@ -67,7 +65,6 @@ class DraftBuilder:
             choice = self._choose(logits)
             token, confidence = self._preferred(choice)
         if confidence < min_confidence:
-            self.stopped_at = token
             return None
         if legality is not None:
             legality.read(token)
