@@ -40,8 +40,8 @@ from headstart.types import (
 from headstart.types.errors import ConfigError
 
 # For caches that cannot be cut: up to _AGAIN settled tokens are read again rather than decoded in a
-# batch of their own to keep the state after them; _LONG or more get a checkpoint, _OPEN_END tokens before their end,
-# because another request may differ there.
+# batch of their own to keep the state after them; _LONG or more get a checkpoint, _OPEN_END tokens
+# before their end, because another request may differ there.
 _AGAIN, _LONG, _OPEN_END = 16, 64, 4
 
 
