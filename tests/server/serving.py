@@ -10,7 +10,7 @@ import httpx2
 import uvicorn
 from tests.server.fake_worker import FakeWorker
 
-from headstart.app.assemble import build_scheduler, find_models, load_served_model
+from headstart.app.assemble import Models, build_scheduler, find_models, load_served_model
 from headstart.config import Config, ServerConfig
 from headstart.server.app import create_app
 from headstart.server.extras import Extras
@@ -49,20 +49,20 @@ def serving(
     thread.start()
     address = address_of(listener)
     try:
-        with httpx2.Client(base_url=address, timeout=20, trust_env=False, verify=False) as client:
+        with httpx2.Client(base_url=address, timeout=60, trust_env=False, verify=False) as client:
             while wait and client.get("/health").status_code != 200:
                 pass
             yield client
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         listener.close()
 
 
 @contextmanager
-def serving_models(config: Config) -> Iterator[httpx2.Client]:
-    """The same with real models, the engine in a thread."""
-    models = find_models(config)
+def serving_models(config: Config, models: Models | None = None) -> Iterator[httpx2.Client]:
+    """The same with real models (by default those of the configuration), the engine in a thread."""
+    models = models or find_models(config)
     worker = WorkerClient(lambda: ThreadTransport(lambda: build_scheduler(config, models)))
     with serving(worker, config.server, load_served_model(config, models)) as client:
         yield client

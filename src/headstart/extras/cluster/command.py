@@ -36,10 +36,10 @@ def _announce(url: str) -> None:
 COMMAND = Command(
     name="cluster",
     about=(
-        "Start replicas of a server on a Ray cluster, as many as there is work for, and pass "
-        "requests to them. What stands behind -- are flags of headstart serve, for every replica; "
-        "files that they name must be on every machine. docs/cluster.md says how to join "
-        "machines, and what must not be exposed."
+        "Start replicas of a server on a Ray cluster, as many as the load needs, and pass "
+        "requests to them. Flags after -- are those of headstart serve, for every replica; files "
+        "that they name must be on every machine. docs/cluster.md says how to join machines, and "
+        "what must not be exposed."
     ),
     options=ClusterOptions,
     parts=("server",),

@@ -122,9 +122,9 @@ COMMAND = Command(
     name="rpc-worker",
     about=(
         "Compute part of a model for a server that was started with --rpc HOST:PORT, one server "
-        "at a time. The protocol is llama.cpp's: it has neither passwords nor encryption, and who "
-        "reaches the port can read and write this process's memory. Use it in a private network "
-        "only (docs/rpc.md)."
+        "at a time. The protocol is llama.cpp's: it has neither passwords nor encryption, and "
+        "anyone who reaches the port can read and write this process's memory. Use it in a "
+        "private network only (docs/rpc.md)."
     ),
     options=RpcWorkerOptions,
     run=run,
