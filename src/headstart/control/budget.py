@@ -35,7 +35,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, zip_longest
 from typing import Any, ClassVar
 
 from headstart.control.codec import Checks, count, number, saved
@@ -125,13 +125,12 @@ class Budget:
         return curve[step.num_slots] / step.num_slots
 
     def row_price(self, step: Step, num_rows: int) -> float:
-        """Tokens that one of `num_rows` draft rows must earn to pay for itself, on average."""
-        num_rows, num_slots, base = max(1, num_rows), step.num_slots, step.num_base_rows
-        curve = self._cost.curve(num_slots, step.context, can_fill=step.can_pad)
+        """Tokens that one of a draft's `num_rows` rows must earn to pay for itself, on average."""
+        num_slots, base = step.num_slots, step.num_verify_base
+        computed = num_slots * num_rows if step.is_even else num_rows
+        curve = self._cost.curve(base + computed, step.context, can_fill=step.can_pad)
         rate = self.rate(num_slots, curve[num_slots])
-        if len(curve) <= base + num_rows:
-            curve = self._cost.curve(base + num_rows, step.context, can_fill=step.can_pad)
-        return rate * (curve[base + num_rows] - curve[base]) / num_rows
+        return rate * (curve[base + computed] - curve[base]) / num_rows
 
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
         """Index of the draft worth most to a slot, the first of equals; None if no draft has a
@@ -163,20 +162,21 @@ class Budget:
         given, left = _fixed_lengths(slots, step.max_draft_rows)
         num_fixed = sum(given)
         is_bare = not num_fixed and self._looks_again(step)
-        offers = [s for slot in slots if not slot.is_fixed for s in slot.survival if s > 0.0]
-        offers.sort(reverse=True)
-        del offers[0 if is_bare else left :]
-        base = step.num_base_rows + num_fixed
-        curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
-        num_rows = self._best_total(offers, curve, base, step) if offers else 0
+        if not is_bare and step.is_even:
+            self._share_evenly(slots, given, step)
+        elif not is_bare:
+            self._share_rows(slots, given, left, step)
+        base, extra = step.num_verify_base, step.num_computed(given)
+        curve = self._cost.curve(base + extra, step.context, can_fill=step.can_pad)
+        extra_ms = curve[base + extra] - curve[base]
+        is_drafting = sum(given) > num_fixed
+        saved_ms = self._saved(slots, given, extra_ms, curve[step.num_slots]) if is_drafting else ()
         is_plain = step.num_base_rows == step.num_slots  # no prompt is read beside
-        if num_rows:
-            _share(slots, given, offers, num_rows)
-        saved_ms = self._saved(slots, given, curve, step) if num_rows else ()
         # Steps that read prompts say nothing about the speedup, nor do drafts whose length was set
         # by hand.
         if is_plain and not num_fixed:
-            self._account(slots, given, curve, sunk_ms)
+            time = 1.0 + (extra_ms + sunk_ms) / curve[step.num_slots]
+            self._account(slots, given, time, has_model=sunk_ms > 0.0)
         rows = step.num_base_rows + sum(given)
         padding = 0 if is_bare else self._padding(rows, step)
         self.graphs.plan(rows + padding if is_plain else 0, step.num_slots)
@@ -190,12 +190,12 @@ class Budget:
         }
 
     def _saved(
-        self, slots: Sequence[SlotDraft], given: Sequence[int], curve: Sequence[float], step: Step
+        self, slots: Sequence[SlotDraft], given: Sequence[int], extra_ms: float, plain_ms: float
     ) -> list[float]:
         """Milliseconds that each slot's tokens save if they are accepted as expected."""
-        num_slots, num_rows, base = step.num_slots, sum(given), step.num_base_rows
-        token_ms = curve[num_slots] / (num_slots * float(self._average(num_slots).reached))
-        row_ms = (curve[base + num_rows] - curve[base]) / max(1, num_rows)
+        num_slots = len(slots)
+        token_ms = plain_ms / (num_slots * float(self._average(num_slots).reached))
+        row_ms = extra_ms / sum(given)
         return [
             token_ms * sum(slot.survival[:n]) - row_ms * n if n else 0.0
             for slot, n in zip(slots, given, strict=True)
@@ -228,9 +228,19 @@ class Budget:
             width = min(self.graphs.width(num_rows, width, curve, step.num_slots), most)
         return max(0, width - num_rows)
 
-    def _best_total(
-        self, offers: Sequence[float], curve: Sequence[float], base: int, step: Step
-    ) -> int:
+    def _share_rows(
+        self, slots: Sequence[SlotDraft], given: list[int], left: int, step: Step
+    ) -> None:
+        """Give rows to the tokens with the highest survival while that pays."""
+        offers = [s for slot in slots if not slot.is_fixed for s in slot.survival if s > 0.0]
+        offers.sort(reverse=True)
+        del offers[left:]
+        if offers and (num_rows := self._best_total(offers, step.num_base_rows + sum(given), step)):
+            _share(slots, given, offers, num_rows)
+
+    def _best_total(self, offers: Sequence[float], base: int, step: Step) -> int:
+        """How many of the offers are verified; `base` rows are there without them."""
+        curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
         plain = curve[step.num_slots]
         rate = self.rate(step.num_slots, plain)
         after_last = self.graphs.curve(curve, step.num_slots) if step.can_pad else curve
@@ -247,25 +257,40 @@ class Budget:
                 return num_rows
         return best
 
+    def _share_evenly(self, slots: Sequence[SlotDraft], given: list[int], step: Step) -> None:
+        """Give all slots the length that pays best where the longest draft is computed for each.
+
+        A length set by hand is the least: up to there, drafts of other slots cost nothing.
+        """
+        num_slots, least = step.num_slots, max(given, default=0)
+        auto = [slot.survival for slot in slots if not slot.is_fixed]
+        longest = max(map(len, auto), default=0)
+        longest = min(longest, (step.max_rows - num_slots) // num_slots)
+        longest = min(longest, (step.max_draft_rows - sum(given)) // num_slots)
+        curve = self._cost.curve(num_slots * (1 + max(least, longest)), step.context)
+        rate = self.rate(num_slots, curve[num_slots])
+        gains = accumulate(map(sum, zip_longest(*auto, fillvalue=0.0)), initial=0.0)
+        values = [
+            gain - rate * curve[num_slots * (1 + max(least, length))]
+            for length, gain in zip(range(longest + 1), gains, strict=False)
+        ]
+        best = values.index(max(values)) if values else 0
+        self._average(num_slots).is_on = best > 0
+        for i, slot in enumerate(slots):
+            if not slot.is_fixed:
+                length = sum(s > 0.0 for s in slot.survival[:best])
+                given[i] = length if length >= slot.min_tokens else 0
+
     def _account(
-        self,
-        slots: Sequence[SlotDraft],
-        given: Sequence[int],
-        curve: Sequence[float],
-        sunk_ms: float,
+        self, slots: Sequence[SlotDraft], given: Sequence[int], time: float, *, has_model: bool
     ) -> None:
-        """Follow the speedup."""
-        num_slots, num_rows, gained = len(slots), 0, 0.0
-        for slot, n in zip(slots, given, strict=True):
-            if n:
-                num_rows += n
-                gained += sum(slot.survival[:n])
-        average, plain = self._average(num_slots), curve[num_slots]
-        tokens = 1.0 + gained / num_slots
-        time = (curve[num_slots + num_rows] + sunk_ms) / plain
+        """Follow the speedup; `time` of the step, drafting included, in plain steps."""
+        gained = sum(sum(slot.survival[:n]) for slot, n in zip(slots, given, strict=True) if n)
+        average = self._average(len(slots))
+        tokens = 1.0 + gained / len(slots)
         average.reached.follow(tokens, time)
-        average.model_share += SPEEDUP_RATE * (float(sunk_ms > 0.0) - average.model_share)
-        if not sunk_ms:
+        average.model_share += SPEEDUP_RATE * (float(has_model) - average.model_share)
+        if not has_model:
             average.without_model.follow(tokens, time)
 
     def _like_nearest(self, num_slots: int) -> SpeedupAverage:

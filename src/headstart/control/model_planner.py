@@ -210,7 +210,10 @@ class ModelDraftPlanner:
             return NO_DECISION
         drafter, skips = self._drafter(speculator), [can_skip and slot.can_skip for slot in slots]
         states = [self._state(speculator, can_skip=skip) for skip in skips]
-        most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
+        num_even = step.num_slots if step.is_even else 0
+        most_rows = step.num_verify_base + min(
+            step.max_draft_rows, (num_even or len(slots)) * longest
+        )
         curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
         plain = curve[step.num_slots]
         is_unread = not any(self._has_drafted(speculator, slot) for slot in slots)
@@ -223,7 +226,8 @@ class ModelDraftPlanner:
         # each pays its own lead, though those of several slots are decoded together
         lead_price = rate * drafter.cost.round(len(slots), plain)
         slots = [_with_lead_paid(slot, lead_price) if slot.lead else slot for slot in slots]
-        price = Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
+        base = step.num_verify_base
+        price = Price(drafter.cost, rate, curve, base, num_even, plain, reading)
         num_lengths, best = bisect_right(LENGTHS, longest), NO_DECISION
         acceptance = [
             self._calibration.mean(name)
