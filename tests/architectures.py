@@ -162,6 +162,17 @@ def write_model(
     return writer.save()
 
 
+def tiny_hybrid(path: Path) -> Path:
+    """Write a model of recurrent and attention layers in turn."""
+    changes: Settings = {"embedding_length": 64, "block_count": 4}
+    return write_model(path, "qwen35", changes=changes)
+
+
+def tiny_recurrent(path: Path) -> Path:
+    """Write a model without attention."""
+    return write_model(path, "mamba", changes={"embedding_length": 64})
+
+
 def sizes(architecture: str, changes: Settings) -> Settings:
     """The metadata of a tiny model, without its vocabulary."""
     own = ARCHITECTURES.get(architecture, {}) | changes

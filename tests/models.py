@@ -127,72 +127,6 @@ def tiny_llama(path: Path, *, shape: Shape = TINY, merges: Merges = MERGES, seed
     return _llama(Writer(path, "llama", merges=merges, seed=seed), shape).save()
 
 
-def tiny_hybrid(path: Path, *, num_layers: int = 4, merges: Merges = MERGES, seed: int = 0) -> Path:
-    """Write a qwen35 model: recurrent and attention layers in turn."""
-    shape = Shape(num_layers=num_layers, ff_width=128)
-    writer = Writer(path, "qwen35", merges=merges, seed=seed)
-    _add_attention_sizes(writer, shape)
-    delta = _DeltaSizes()
-    writer.gguf.add_array("qwen35.rope.dimension_sections", [2, 3, 3, 0])
-    writer.numbers(
-        ssm__conv_kernel=delta.kernel,
-        ssm__inner_size=delta.value_width,
-        ssm__state_size=delta.state,
-        ssm__time_step_rank=delta.num_value_heads,
-        ssm__group_count=delta.num_key_heads,
-        full_attention_interval=2,
-    )
-    _add_ends(writer, shape.width)
-    for layer in range(num_layers):
-        block = f"blk.{layer}."
-        writer.norm(block + "attn_norm.weight", shape.width)
-        writer.norm(block + "post_attention_norm.weight", shape.width)
-        if layer % 2:
-            _add_attention(writer, block, shape, query_factor=2)  # a gate beside every query
-            writer.norm(block + "attn_q_norm.weight", shape.head_size)
-            writer.norm(block + "attn_k_norm.weight", shape.head_size)
-        else:
-            _add_delta_net(writer, block, shape.width, delta)
-        _add_feed_forward(writer, block, shape)
-    return writer.save()
-
-
-def tiny_recurrent(
-    path: Path, *, num_layers: int = 2, merges: Merges = MERGES, seed: int = 0
-) -> Path:
-    """Write a mamba model: no attention at all."""
-    width, inner, kernel, state, rank = 64, 128, 4, 16, 8
-    writer = Writer(path, "mamba", merges=merges, seed=seed)
-    writer.gguf.add_name("tiny mamba")
-    writer.numbers(
-        context_length=CONTEXT,
-        embedding_length=width,
-        block_count=num_layers,
-        feed_forward_length=0,
-        attention__head_count=0,
-        attention__layer_norm_rms_epsilon=1e-5,
-        vocab_size=writer.vocab_size,
-        ssm__conv_kernel=kernel,
-        ssm__inner_size=inner,
-        ssm__state_size=state,
-        ssm__time_step_rank=rank,
-    )
-    _add_ends(writer, width)
-    for layer in range(num_layers):
-        block = f"blk.{layer}."
-        writer.norm(block + "attn_norm.weight", width)
-        writer.matrix(block + "ssm_in.weight", 2 * inner, width)
-        writer.matrix(block + "ssm_conv1d.weight", inner, kernel, scale=0.3)
-        writer.tensor(block + "ssm_conv1d.bias", np.zeros(inner))
-        writer.matrix(block + "ssm_x.weight", rank + 2 * state, inner)
-        writer.matrix(block + "ssm_dt.weight", inner, rank)
-        writer.tensor(block + "ssm_dt.bias", np.zeros(inner))
-        writer.tensor(block + "ssm_a", -np.abs(writer.random.standard_normal((inner, state))))
-        writer.tensor(block + "ssm_d", np.ones(inner))
-        writer.matrix(block + "ssm_out.weight", width, inner)
-    return writer.save()
-
-
 def tiny_bert(path: Path, *, ranks: bool = False, merges: Merges = MERGES, seed: int = 0) -> Path:
     """Write an encoder with a table of positions; with `ranks` one that has a head for scores."""
     shape, context = Shape(width=32, num_heads=2, ff_width=48), 512
@@ -278,24 +212,6 @@ _BREAKERS: dict[Broken, Callable[[Path], object]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _DeltaSizes:
-    """Sizes of a gated delta net."""
-
-    kernel: int = 4
-    state: int = 16
-    num_key_heads: int = 2
-    num_value_heads: int = 4
-
-    @property
-    def value_width(self) -> int:
-        return self.state * self.num_value_heads
-
-    @property
-    def mixed_width(self) -> int:
-        return 2 * self.state * self.num_key_heads + self.value_width
-
-
 def _llama(writer: Writer, shape: Shape) -> Writer:
     _add_attention_sizes(writer, shape)
     writer.numbers(vocab_size=writer.vocab_size)
@@ -332,26 +248,12 @@ def _add_ends(writer: Writer, width: int) -> None:
     writer.matrix("output.weight", writer.vocab_size, width, scale=0.3)
 
 
-def _add_attention(writer: Writer, block: str, shape: Shape, *, query_factor: int = 1) -> None:
+def _add_attention(writer: Writer, block: str, shape: Shape) -> None:
     query_width, kv_width = shape.num_heads * shape.head_size, shape.num_kv_heads * shape.head_size
-    writer.matrix(block + "attn_q.weight", query_factor * query_width, shape.width)
+    writer.matrix(block + "attn_q.weight", query_width, shape.width)
     writer.matrix(block + "attn_k.weight", kv_width, shape.width)
     writer.matrix(block + "attn_v.weight", kv_width, shape.width)
     writer.matrix(block + "attn_output.weight", shape.width, query_width)
-
-
-def _add_delta_net(writer: Writer, block: str, width: int, sizes: _DeltaSizes) -> None:
-    writer.matrix(block + "attn_qkv.weight", sizes.mixed_width, width)
-    writer.matrix(block + "attn_gate.weight", sizes.value_width, width)
-    writer.matrix(block + "ssm_conv1d.weight", sizes.mixed_width, sizes.kernel, scale=0.3)
-    writer.tensor(
-        block + "ssm_dt.bias", 0.05 * writer.random.standard_normal(sizes.num_value_heads)
-    )
-    writer.tensor(block + "ssm_a", -np.abs(writer.random.standard_normal(sizes.num_value_heads)))
-    writer.matrix(block + "ssm_beta.weight", sizes.num_value_heads, width)
-    writer.matrix(block + "ssm_alpha.weight", sizes.num_value_heads, width)
-    writer.norm(block + "ssm_norm.weight", sizes.state)
-    writer.matrix(block + "ssm_out.weight", width, sizes.value_width)
 
 
 def _add_feed_forward(writer: Writer, block: str, shape: Shape) -> None:

@@ -42,10 +42,8 @@ class WrappedEngine:
     def is_asynchronous(self) -> bool:
         return self._engine.is_asynchronous
 
-    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+    def decode(self, batch: Batch) -> Logits:
         self.launch(batch)
-        if meanwhile is not None:
-            meanwhile()
         return self.wait()
 
     def launch(self, batch: Batch) -> None:
@@ -193,10 +191,8 @@ class SilentEngine:
         self._make_filters = make_filters
         self._logits = np.zeros((max_outputs, vocab_size), np.float32)
 
-    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+    def decode(self, batch: Batch) -> Logits:
         self.launch(batch)
-        if meanwhile is not None:
-            meanwhile()
         return self.wait()
 
     def launch(self, batch: Batch) -> None:

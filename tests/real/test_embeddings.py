@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.models import tiny_bert, tiny_hybrid, tiny_llama, tiny_recurrent
+from tests.architectures import tiny_hybrid, tiny_recurrent
+from tests.models import tiny_bert, tiny_llama
 
 from headstart.config import EmbeddingConfig, EngineConfig
 from headstart.engine.context import LlamaEngine

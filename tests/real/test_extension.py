@@ -6,7 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.models import tiny_hybrid, tiny_llama
+from tests.architectures import tiny_hybrid
+from tests.models import tiny_llama
 
 from headstart.config import EngineConfig
 from headstart.engine import extension

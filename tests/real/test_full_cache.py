@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks.equality import Setting, generate, open_setting
-from tests.models import tiny_hybrid, tiny_llama
+from tests.architectures import tiny_hybrid
+from tests.models import tiny_llama
 from tests.real.support import byte_requests, without_draft
 
 from headstart.engine import library

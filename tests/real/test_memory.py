@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 from benchmarks.conversations import our_memory
-from tests.architectures import write_model
-from tests.models import tiny_hybrid, tiny_llama
+from tests.architectures import tiny_hybrid, write_model
+from tests.models import tiny_llama
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig

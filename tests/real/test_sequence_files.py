@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.models import tiny_hybrid, tiny_llama, tiny_recurrent
+from tests.architectures import tiny_hybrid, tiny_recurrent
+from tests.models import tiny_llama
 from tests.real.support import engine_of
 
 from headstart.engine.context import LlamaEngine

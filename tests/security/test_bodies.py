@@ -9,7 +9,6 @@ import threading
 import time
 from pathlib import Path
 
-import httpx2
 import pytest
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.server_process import Server
@@ -124,22 +123,19 @@ def test_a_neighbour_s_stream_is_whole_and_the_same():
 
 
 def test_the_real_engine_lives_through_large_numbers(tmp_path):
-    server = Server(["--context", "512", "--threads", "1"], tmp_path)
-    try:
-        with httpx2.Client(base_url=server.url, timeout=30, trust_env=False) as client:
-            known = {"prompt": "def f(x):\n", "max_tokens": 12, "temperature": 0}
-            text = client.post("/completion", json=known).json()["content"]
-            pid = server.engine_pid()
-            schema = fields_of(client)["/completion"]
-            for number in (2**31 - 1, -1, 0, 1e-308, 3e38, 1e308):
-                for field in schema:
-                    body = {"prompt": "a", "max_tokens": 2, "repeat_penalty": 1.1} | {field: number}
-                    body |= {"dry_multiplier": 1.0} if field.startswith("dry") else {}
-                    if field in ("max_tokens", "n_predict", "max_completion_tokens"):
-                        continue
-                    response = client.post("/completion", json=body)
-                    assert response.status_code in (200, 400, 501), (field, number, response.text)
-            assert server.engine_pid() == pid
-            assert client.post("/completion", json=known).json()["content"] == text
-    finally:
-        server.stop()
+    flags = ["--context", "512", "--threads", "1"]
+    with Server(flags, tmp_path) as server, server.client() as client:
+        known = {"prompt": "def f(x):\n", "max_tokens": 12, "temperature": 0}
+        text = client.post("/completion", json=known).json()["content"]
+        pid = server.engine_pid()
+        schema = fields_of(client)["/completion"]
+        for number in (2**31 - 1, -1, 0, 1e-308, 3e38, 1e308):
+            for field in schema:
+                body = {"prompt": "a", "max_tokens": 2, "repeat_penalty": 1.1} | {field: number}
+                body |= {"dry_multiplier": 1.0} if field.startswith("dry") else {}
+                if field in ("max_tokens", "n_predict", "max_completion_tokens"):
+                    continue
+                response = client.post("/completion", json=body)
+                assert response.status_code in (200, 400, 501), (field, number, response.text)
+        assert server.engine_pid() == pid
+        assert client.post("/completion", json=known).json()["content"] == text

@@ -103,9 +103,9 @@ def test_a_single_prompt_of_any_length_is_sent():
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    running = Server(["--context", "2048", "--threads", "1"], tmp_path_factory.mktemp("cache"))
-    yield running
-    running.stop()
+    flags = ["--context", "2048", "--threads", "1"]
+    with Server(flags, tmp_path_factory.mktemp("cache")) as running:
+        yield running
 
 
 def test_health_answers_while_the_engine_is_stopped_and_a_hundred_prompts_come(server):
@@ -114,7 +114,7 @@ def test_health_answers_while_the_engine_is_stopped_and_a_hundred_prompts_come(s
     os.kill(pid, signal.SIGSTOP)
     try:
         with (
-            httpx2.Client(base_url=server.url, trust_env=False) as client,
+            server.client() as client,
             ThreadPoolExecutor(100) as pool,
         ):
             answers = [

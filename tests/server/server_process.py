@@ -11,12 +11,15 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Self
+
+import httpx2
 
 ROOT = Path(__file__).parents[2]
 
 
 class Server:
-    """A running server and what it printed."""
+    """A running server and what it printed; stopped at the end of a `with` block."""
 
     def __init__(self, arguments: Sequence[str], cache: Path, command: str = "serve") -> None:
         self.process = subprocess.Popen(
@@ -53,6 +56,17 @@ class Server:
             if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
                 return int(child)
         raise AssertionError("there is no engine process")
+
+    def client(self, **headers: str) -> httpx2.Client:
+        return httpx2.Client(base_url=self.url, timeout=60, trust_env=False, headers=headers)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdout is not None
+        if not self.process.stdout.closed:
+            self.stop()
 
     def stop(self, number: int = signal.SIGTERM) -> int:
         self.process.send_signal(number)

@@ -18,14 +18,8 @@ OTHER = " ".join(f"The number {i} has the square {i * i}." for i in range(40))
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     arguments = (*ARGUMENTS, "--api-key", "mine,yours", "--spec-state", "none")
-    running = Server(arguments, tmp_path_factory.mktemp("cache"))
-    yield running
-    running.stop()
-
-
-def client_of(server: Server, key: str) -> httpx2.Client:
-    headers = {"Authorization": f"Bearer {key}"}
-    return httpx2.Client(base_url=server.url, headers=headers, timeout=60, trust_env=False)
+    with Server(arguments, tmp_path_factory.mktemp("cache")) as running:
+        yield running
 
 
 def known(client: httpx2.Client, text: str) -> float:
@@ -35,7 +29,10 @@ def known(client: httpx2.Client, text: str) -> float:
 
 
 def test_a_text_is_told_to_its_tenant_once_it_was_answered(server):
-    with client_of(server, "mine") as mine, client_of(server, "yours") as yours:
+    with (
+        server.client(Authorization="Bearer mine") as mine,
+        server.client(Authorization="Bearer yours") as yours,
+    ):
         assert known(mine, CODE) == 0
         body = {"prompt": f"Repeat:\n{CODE}", "max_tokens": 8}
         mine.post("/v1/completions", json=body).raise_for_status()

@@ -37,14 +37,13 @@ def servers(cache: Path) -> Iterator[list[Server]]:
 @pytest.fixture(scope="module")
 def router(servers: list[Server], cache: Path) -> Iterator[Server]:
     backends = [flag for one in servers for flag in ("--backend", one.url)]
-    running = Server([*backends, "--health-seconds", "0.2"], cache, "router")
-    yield running
-    running.stop()
+    with Server([*backends, "--health-seconds", "0.2"], cache, "router") as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def client(router: Server) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client:
+    with router.client() as client:
         until(lambda: states(client) == ["healthy", "healthy"], "both are healthy")
         yield client
 
@@ -140,7 +139,7 @@ def test_a_request_of_the_routers_own_kind_names_what_is_wrong(client):
 def test_a_stopped_router_ends_its_streams_first(servers, cache):
     router = Server(["--backend", servers[0].url], cache, "router")
     with (
-        httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client,
+        router.client() as client,
         client.stream("POST", "/v1/completions", json=ENDLESS) as response,
     ):
         stream = events(response.iter_lines())
@@ -170,7 +169,7 @@ def test_a_killed_backend_ends_its_own_streams_only(servers, cache):
     def ask(i: int) -> None:
         body = ENDLESS | {"prompt": f"def f_{i}(x):\n", "max_tokens": 1800}
         with (
-            httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client,
+            router.client() as client,
             client.stream("POST", "/v1/completions", json=body) as response,
         ):
             for ends[i] in events(response.iter_lines()):
@@ -183,7 +182,7 @@ def test_a_killed_backend_ends_its_own_streams_only(servers, cache):
             assert has_begun.wait(30)
         for engine in engines:
             os.kill(engine, signal.SIGSTOP)  # nobody's answer ends before the other is killed
-        with httpx2.Client(base_url=router.url, timeout=60, trust_env=False) as client:
+        with router.client() as client:
             states_now = client.get("/router/backends").json()["backends"]
             num_hit = states_now[0]["num_in_flight"]
             assert num_hit

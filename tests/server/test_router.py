@@ -50,7 +50,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+    with server.client() as client:
         yield client
 
 
@@ -177,26 +177,19 @@ def test_what_a_model_has_read_comes_back_with_it(client: httpx2.Client) -> None
 def test_a_model_that_sleeps_is_listed_so_and_wakes(tmp_path: Path) -> None:
     (tmp_path / "models.ini").write_text(f"[one]\nmodel = {TARGET}\nc = 512\n")
     flags = ["--models-preset", str(tmp_path / "models.ini"), "--sleep-idle-seconds", "1"]
-    server = Server(flags, tmp_path)
-    try:
-        with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
-            assert ask(client, "one").status_code == 200
-            until(lambda: status_of(client, "one")["value"] == "sleeping", "sleep")
-            assert client.get("/props?model=one").json()["is_sleeping"] is True
-            assert status_of(client, "one")["value"] == "sleeping", "asking does not wake it"
-            assert ask(client, "one").status_code == 200
-            assert status_of(client, "one")["value"] == "loaded"
-    finally:
-        server.stop()
+    with Server(flags, tmp_path) as server, server.client() as client:
+        assert ask(client, "one").status_code == 200
+        until(lambda: status_of(client, "one")["value"] == "sleeping", "sleep")
+        assert client.get("/props?model=one").json()["is_sleeping"] is True
+        assert status_of(client, "one")["value"] == "sleeping", "asking does not wake it"
+        assert ask(client, "one").status_code == 200
+        assert status_of(client, "one")["value"] == "loaded"
 
 
 def test_a_router_that_is_killed_takes_its_models_along(tmp_path: Path) -> None:
     (tmp_path / "models.ini").write_text(PRESET.replace("[one]", "[one]\nload-on-startup = 1"))
-    server = Server(["--models-preset", str(tmp_path / "models.ini")], tmp_path)
-    try:
+    with Server(["--models-preset", str(tmp_path / "models.ini")], tmp_path) as server:
         until(lambda: bool(processes_of(server, "--alias=one")), "the start of the model")
         child = processes_of(server, "--alias=one")[0]
         os.kill(server.process.pid, signal.SIGKILL)
         until(lambda: not Path(f"/proc/{child}/cmdline").exists(), "the end of the model")
-    finally:
-        server.stop()

@@ -34,14 +34,13 @@ def worker(cache: Path) -> Iterator[RpcWorker]:
 
 @pytest.fixture(scope="module")
 def server(cache: Path, worker: RpcWorker) -> Iterator[Server]:
-    running = Server([*FLAGS, "--rpc", worker.endpoint], cache)
-    yield running
-    running.stop()
+    with Server([*FLAGS, "--rpc", worker.endpoint], cache) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+    with server.client() as client:
         until(lambda: client.get("/health").status_code == 200, "the server is ready")
         yield client
 
@@ -116,13 +115,14 @@ def test_speculation_does_not_change_the_text(cache: Path) -> None:
     for spec in ("off", "auto"):
         worker = RpcWorker(cache)
         flags = [*FLAGS, "--spec", spec, "--spec-state", "none"]
-        server = Server([*flags, "--rpc", worker.endpoint], cache)
         try:
-            with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+            with (
+                Server([*flags, "--rpc", worker.endpoint], cache) as server,
+                server.client() as client,
+            ):
                 until(lambda: client.get("/health").status_code == 200, "the server is ready")
                 texts[spec], num_drafted = _equality_texts(client)
         finally:
-            server.stop()
             worker.kill()
         assert (num_drafted > 0) == (spec == "auto")
     assert texts["auto"] == texts["off"]

@@ -7,7 +7,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import httpx2
 import pytest
 from tests.harness import Model, make_requests, make_scheduler
 from tests.server.fake_worker import INFO
@@ -23,29 +22,27 @@ PROMPT = {"prompt": "def f(", "n_predict": 4, "temperature": 0}
 
 
 def test_the_model_sleeps_and_is_woken_by_several_requests_at_once(tmp_path: Path) -> None:
-    server = Server(["--sleep-idle-seconds", "1", "-c", "512"], tmp_path)
-    try:
-        with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+    flags = ["--sleep-idle-seconds", "1", "-c", "512"]
+    with Server(flags, tmp_path) as server, server.client() as client:
 
-            def is_sleeping() -> bool:
-                return bool(client.get("/props").json()["is_sleeping"])
+        def is_sleeping() -> bool:
+            return bool(client.get("/props").json()["is_sleeping"])
 
-            before = client.post("/completion", json=PROMPT).json()["content"]
-            engine = server.engine_pid()
-            until(is_sleeping, "the model sleeps")
-            until(lambda: not os.path.exists(f"/proc/{engine}"), "its memory is free")
-            for path in ("/health", "/v1/models", "/metrics", "/slots", "/props"):
-                assert client.get(path).status_code == 200
-            assert is_sleeping()  # who only looks does not wake it
-            with ThreadPoolExecutor(4) as pool:
-                answers = list(pool.map(lambda _: client.post("/completion", json=PROMPT), "1234"))
-            assert [a.json()["content"] for a in answers] == [before] * 4
-            assert not is_sleeping()
-            assert server.engine_pid() != engine
-            until(is_sleeping, "it sleeps again")
-            assert client.post("/tokenize", json={"content": "a"}).status_code == 200
-            assert not is_sleeping()
-    finally:
+        before = client.post("/completion", json=PROMPT).json()["content"]
+        engine = server.engine_pid()
+        until(is_sleeping, "the model sleeps")
+        until(lambda: not os.path.exists(f"/proc/{engine}"), "its memory is free")
+        for path in ("/health", "/v1/models", "/metrics", "/slots", "/props"):
+            assert client.get(path).status_code == 200
+        assert is_sleeping()  # who only looks does not wake it
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda _: client.post("/completion", json=PROMPT), "1234"))
+        assert [a.json()["content"] for a in answers] == [before] * 4
+        assert not is_sleeping()
+        assert server.engine_pid() != engine
+        until(is_sleeping, "it sleeps again")
+        assert client.post("/tokenize", json={"content": "a"}).status_code == 200
+        assert not is_sleeping()
         assert server.stop() == 0
 
 

@@ -31,16 +31,14 @@ class Cat(BaseModel):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(
-        ["-np", "2", "--context", "2048", "--threads", "1"], tmp_path_factory.mktemp("cache")
-    )
-    yield running
-    running.stop()
+    flags = ["-np", "2", "--context", "2048", "--threads", "1"]
+    with Server(flags, tmp_path_factory.mktemp("cache")) as running:
+        yield running
 
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
+    with server.client() as client:
         yield client
 
 

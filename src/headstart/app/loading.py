@@ -37,9 +37,6 @@ from headstart.types.state_batch import MERGED_ROWS
 
 log = logging.getLogger(__name__)
 
-# rows of a text that a draft model reads at once where it tells what it would have picked
-READ_OUTPUTS = 16
-
 
 def _max_draft(config: Config) -> int:
     """Most draft tokens a step, of any request."""
@@ -254,7 +251,7 @@ def _draft_limits(config: Config, path: Path, base: EngineConfig) -> tuple[Engin
     parallel = config.scheduler.parallel
     own = config.draft_engine.applied_to(base, parallel)
     if not drafters.reads_states(path):
-        return own, Limits(parallel, max(parallel, READ_OUTPUTS), 0)
+        return own, Limits(parallel, parallel, 0)
     rows = max(MERGED_ROWS + 2, drafters.block_size(path))
     cells = own.context + parallel * (rows + _max_draft(config))  # drafts take some besides
     return replace(own, context=cells), Limits(parallel, parallel * rows, 0, reads_states=True)

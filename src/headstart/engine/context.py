@@ -8,7 +8,7 @@ unified cache.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -133,11 +133,9 @@ class LlamaEngine(Sequences):
     def is_asynchronous(self) -> bool:
         return self._asynchrony.is_proven
 
-    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
-        """Launch, call `meanwhile`, and wait."""
+    def decode(self, batch: Batch) -> Logits:
+        """Launch and wait."""
         self.launch(batch)
-        if meanwhile is not None:
-            meanwhile()
         return self.wait()
 
     def launch(self, batch: Batch) -> None:

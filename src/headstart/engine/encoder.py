@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -37,7 +37,7 @@ class EncoderEngine:
         """Error for requests that need text generation."""
         return f"{self.model.facts.architecture} models compute embeddings and generate no text"
 
-    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+    def decode(self, batch: Batch) -> Logits:
         raise EngineError(self.why_no_text)
 
     def launch(self, batch: Batch) -> None:

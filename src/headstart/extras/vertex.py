@@ -24,6 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import ServerConfig, ToolsConfig
+from headstart.server.body import read_json, receive_body
 from headstart.server.errors import ApiError, error_body, log_failure, shorten
 from headstart.server.extras import Extra
 from headstart.types.errors import ConfigError
@@ -81,7 +82,7 @@ class RenamedHealth:
 
 async def _predict(http: HttpRequest) -> Response:
     """Answer all instances at the same time, in their order."""
-    instances = _instances(await http.body())
+    instances = _instances(await receive_body(http))
     gone = asyncio.Event()
     watcher = asyncio.ensure_future(_watch(http.receive, gone))
     try:
@@ -92,10 +93,7 @@ async def _predict(http: HttpRequest) -> Response:
 
 
 def _instances(body: bytes) -> list[Any]:
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise ApiError(400, f"the body is not valid JSON in UTF-8: {error}") from error
+    data = read_json(body)
     instances = data.get("instances") if isinstance(data, dict) else None
     if not isinstance(instances, list):
         raise ApiError(400, "the body must have a list named instances")

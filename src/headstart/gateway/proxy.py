@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from starlette.types import Receive, Scope, Send
 
-from headstart.gateway.upstream import BrokenConnectionError, Connection, head_of
+from headstart.gateway.upstream import Connection, head_of
 from headstart.server.errors import error_body, log_failure
 from headstart.server.sse import event as sse_event
 from headstart.server.threads import unless_left
@@ -74,14 +74,13 @@ class ProxiedRequest:
 
 
 class ProxiedAnswer:
-    """An answer whose head has arrived, and the first piece of its body if that was awaited."""
+    """An answer whose head has arrived."""
 
     def __init__(self, backend: Backend, connection: Connection, proxy: Proxy) -> None:
         self.status = connection.status
         self.headers = _end_to_end(connection.headers, NOT_RETURNED)
         self._backend, self._proxy = backend, proxy
         self._connection: Connection | None = connection
-        self._first: bytes | None = None
 
     def has_content_type(self, kind: bytes) -> bool:
         """Whether this stands in the content type."""
@@ -91,24 +90,14 @@ class ProxiedAnswer:
     def is_event_stream(self) -> bool:
         return self.has_content_type(b"text/event-stream")
 
-    async def read_first(self) -> None:
-        """Wait for the first piece of the body.
-
-        Raises:
-            BackendError: the backend broke off before it.
-        """
-        self._first = await self._next()
-
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives.
 
         Raises:
             BackendError: the backend broke off, or was silent for too long.
         """
-        piece = await self._next() if self._first is None else self._first
-        while piece:
+        while self._connection is not None and (piece := await self._connection.read()):
             yield piece
-            piece = await self._next()
 
     async def read(self) -> bytes:
         """The whole body, for answers to our own requests.
@@ -129,17 +118,6 @@ class ProxiedAnswer:
         if connection is not None:
             self._proxy.give_back(self._backend, connection)
 
-    async def _next(self) -> bytes:
-        if self._connection is None:
-            return b""
-        try:
-            async with asyncio.timeout(self._proxy.silence_seconds):
-                return await self._connection.read()
-        except TimeoutError:
-            raise BackendError(f"{self._backend.name} was silent for too long") from None
-        except BrokenConnectionError:
-            raise BackendError(f"{self._backend.name} broke off its answer") from None
-
 
 class Proxy:
     """Connections to backends, kept open between requests. Belongs to one asyncio loop.
@@ -149,7 +127,7 @@ class Proxy:
     """
 
     def __init__(self, silence_seconds: float = 3600.0) -> None:
-        self.silence_seconds = silence_seconds
+        self._silence_seconds = silence_seconds
         self._idle: defaultdict[str, list[Connection]] = defaultdict(list)  # by name, as `_busy`
         self._busy: defaultdict[str, set[Connection]] = defaultdict(set)
         self._tls: ssl.SSLContext | None = None
@@ -166,15 +144,20 @@ class Proxy:
         Raises:
             BackendError: no answer began; `was_sent` says whether the request may have been read.
         """
-        connection = await self._send(backend, request)
-        answer = ProxiedAnswer(backend, connection, self)
-        if wants_first_piece:
-            try:
-                await answer.read_first()
-            except BaseException:
-                answer.close()
-                raise
-        return answer
+        connection = await self._connect(backend)
+        self._busy[backend.name].add(connection)
+        try:
+            parts = urlsplit(backend.url)
+            headers = _forwarded(backend, request, parts.netloc.rpartition("@")[2])
+            head = head_of(request.method, parts.path + request.target, headers)
+            connection.send(head, request.body, is_head_only=request.method == "HEAD")
+            await connection.wait_for_head()
+            if wants_first_piece:
+                await connection.wait_for_body()
+        except BaseException:
+            self.give_back(backend, connection)  # closes it: the answer is not complete
+            raise
+        return ProxiedAnswer(backend, connection, self)
 
     def give_back(self, backend: Backend, connection: Connection) -> None:
         """Keep a connection for the next request if it can be reused, else close it."""
@@ -199,26 +182,6 @@ class Proxy:
                 connection.close()
         self._idle.clear()
 
-    async def _send(self, backend: Backend, request: ProxiedRequest) -> Connection:
-        """Send a request and wait for the head of its answer."""
-        connection = await self._connect(backend)
-        self._busy[backend.name].add(connection)
-        try:
-            parts = urlsplit(backend.url)
-            headers = _forwarded(backend, request, parts.netloc.rpartition("@")[2])
-            head = head_of(request.method, parts.path + request.target, headers)
-            connection.send(head, request.body, is_head_only=request.method == "HEAD")
-            async with asyncio.timeout(self.silence_seconds):
-                await connection.wait_for_head()
-        except BaseException as error:
-            self.give_back(backend, connection)  # closes it: the answer is not complete
-            if isinstance(error, TimeoutError):
-                raise BackendError(f"{backend.name} did not answer in time") from None
-            if isinstance(error, BrokenConnectionError):
-                raise BackendError(f"{backend.name} ended before it answered") from None
-            raise
-        return connection
-
     async def _connect(self, backend: Backend) -> Connection:
         """An idle connection, or a new one."""
         idle = self._idle[backend.name]
@@ -233,11 +196,12 @@ class Proxy:
             self._tls = ssl.create_default_context()
         tls = self._tls if parts.scheme == "https" else None
         port = parts.port or (443 if tls else 80)
+        make = partial(Connection, backend.name, backend.url, self._silence_seconds)
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 _, connection = await loop.create_connection(
-                    partial(Connection, backend.url), parts.hostname or "", port, ssl=tls
+                    make, parts.hostname or "", port, ssl=tls
                 )
         except OSError:  # a time-out is one
             raise BackendError(f"{backend.name} cannot be reached", was_sent=False) from None

@@ -13,20 +13,24 @@ from typing import cast
 
 import httptools
 
+from headstart.types.errors import BackendError
+
 MAX_BUFFERED = 2**18  # bytes of a body that are kept unread before the backend has to wait
 MAX_HEAD = 2**16  # bytes of a head, or of anything else between two pieces of a body
 NO_BODY = (204, 304)
 
 
-class BrokenConnectionError(Exception):
-    """The connection ended before the answer did, or the answer is not HTTP."""
-
-
 class Connection(asyncio.Protocol):
-    """A connection, for one request after the other; httptools calls the `on_` methods."""
+    """A connection, for one request after the other; httptools calls the `on_` methods.
 
-    def __init__(self, url: str) -> None:
-        self.url = url  # of the backend
+    Args:
+        name: of the backend, for errors.
+        silence_seconds: how long to wait for each part of an answer.
+    """
+
+    def __init__(self, name: str, url: str, silence_seconds: float) -> None:
+        self.url = url
+        self._name, self._silence_seconds = name, silence_seconds
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.used_at = 0.0  # by `time.monotonic`, when the caller last sent or waited
@@ -46,29 +50,29 @@ class Connection(asyncio.Protocol):
         self._has_head = self._is_complete = self._is_kept = False
         self._ends_with_connection, self._is_head_only = True, is_head_only
         self._parser = httptools.HttpResponseParser(self)
-        self._transport.write(head + body if len(body) < MAX_BUFFERED else head)
-        if len(body) >= MAX_BUFFERED:
-            self._transport.write(body)
+        self._transport.writelines((head, body))
 
     async def wait_for_head(self) -> None:
         """Return when status and headers have arrived.
 
         Raises:
-            BrokenConnectionError: they will not arrive.
+            BackendError: they will not arrive, or not in time.
         """
         while not self._has_head:
-            await self._wait()
+            await self._wait("ended before it answered", "did not answer in time")
 
-    async def read(self) -> bytes:
-        """What has arrived of the body; empty at its end.
+    async def wait_for_body(self) -> None:
+        """Return when `read` need not wait.
 
         Raises:
-            BrokenConnectionError: the end will not arrive.
+            BackendError: neither a piece of the body nor its end will arrive, or not in time.
         """
-        while not self._pieces:
-            if self._is_complete:
-                return b""
-            await self._wait()
+        while not self._pieces and not self._is_complete:
+            await self._wait("broke off its answer", "was silent for too long")
+
+    async def read(self) -> bytes:
+        """What has arrived of the body; empty at its end. Errors as of `wait_for_body`."""
+        await self.wait_for_body()
         pieces, self._pieces = self._pieces, []
         if self._num_buffered > MAX_BUFFERED and self._transport and not self._is_lost:
             self._transport.resume_reading()
@@ -90,13 +94,16 @@ class Connection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    async def _wait(self) -> None:
+    async def _wait(self, if_lost: str, if_late: str) -> None:
         if self._is_lost:
-            raise BrokenConnectionError
+            raise BackendError(f"{self._name} {if_lost}")
         self.used_at = time.monotonic()
         self._waiting = asyncio.get_running_loop().create_future()
         try:
-            await self._waiting
+            async with asyncio.timeout(self._silence_seconds):
+                await self._waiting
+        except TimeoutError:
+            raise BackendError(f"{self._name} {if_late}") from None
         finally:
             self._waiting = None
 

@@ -1,4 +1,4 @@
-"""Log probabilities for the client, from the same rows that were verified."""
+"""Log probabilities for the client, from the rows used for verification."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """Counter-based randomness: every random number is a hash of (seed, position, token id).
 
-No generator state exists, so nothing has to be saved when drafts are rejected, and a token's noise
-does not depend on who asks for it, when, or in which batch.
+There is no generator state to restore when drafts are rejected, and a token's noise does not depend
+on the caller, the time or the batch.
 
-Source: the mixing function is splitmix64, Steele, Lea, Flood 2014, https://doi.org/10.1145/2660193.2660195
+Source: the mixing function is splitmix64, Steele, Lea, Flood 2014,
+https://doi.org/10.1145/2660193.2660195
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NP_GOLDEN, _NP_M1, _NP_M2 = np.uint64(_GOLDEN), np.uint64(_M1), np.uint64(_M2)
 _S11, _S27, _S30, _S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 _UNIT = 2.0**-53
-_FEW = 8  # up to so many numbers are mixed sooner without numpy
+_FEW = 8  # up to this many numbers plain Python is faster than numpy
 
 
 def _mix(x: int) -> int:

@@ -1,7 +1,7 @@
 """The rule: the token at position t is argmax_i(log p_i + g(seed, t, i)).
 
-p is what the request's filters leave of the logits; g is counter-based Gumbel noise. So the token
-is a function of logits, parameters, seed and position alone: whoever drafted, whatever shares the
+p is the distribution after the request's filters; g is counter-based Gumbel noise. So the token is
+a function of logits, parameters, seed and position alone, not of drafts or other requests in the
 batch. Temperature 0 is argmax.
 
 Source: Daliri, Musco, Suresh 2024, "Coupling without communication and drafter-invariant
@@ -26,8 +26,8 @@ from headstart.types.errors import EngineError, InvalidParameterError
 from headstart.types.sampling_params import SamplingParams
 
 _XTC_SALT = 1
-_FEW_LEGAL = 1024  # up to so many legal tokens all are sorted
-_SPARE = 128  # candidates more than four times as many as are needed
+_FEW_LEGAL = 1024  # up to this many legal tokens are all sorted
+_SPARE = 128  # candidates beyond four times as many as needed
 _NOT_NUMBERS = (
     "the model's logits are not numbers; its weights are damaged or the computation overflowed"
 )
@@ -40,14 +40,14 @@ _ALL_BANNED = (
 class Sampler:
     """Chooses the tokens of one request.
 
-    The only state is the text that penalties look at, and where it stands in its constraint.
+    The only state is the text that penalties read, and the position in the constraint.
     """
 
     def __init__(self, params: SamplingParams, engine: Engine, eog_ids: Iterable[int]) -> None:
         self.params = params
         self.legality: Legality | None = None  # of a constrained request
         self.num_dropped = 0  # tokens that a context shift took out; the noise still counts them
-        self.thoughts: ThoughtCounter | None = None  # of a request whose thoughts are limited
+        self.thoughts: ThoughtCounter | None = None  # of a request with a reasoning budget
         self.vocab_size = engine.vocab_size
         bias = dict(params.logit_bias)
         if params.ignore_eos:
@@ -60,7 +60,7 @@ class Sampler:
         self._num_read = _num_read(params)
         self.reads_text = self._window is not None or params.has_dry
         self._num_candidates = _num_candidates(params)
-        # with tokens left out, logits reach the filters as they are
+        # bans only remove tokens: the other logits reach the filters unchanged
         is_untouched = not self.reads_text and bool((self._bias == -np.inf).all())
         self._only_bans = is_untouched and len(bias) > 0
         reads_few = 0 < self._num_candidates < self.vocab_size - 2 * len(bias)
@@ -75,7 +75,7 @@ class Sampler:
     ) -> int:
         """The token at `position` (the number of tokens before it); logits of shape (vocab_size,).
 
-        `legal`: mask of the tokens of which it is one; None for all.
+        `legal`: mask of the tokens to choose from; None for all.
         """
         if self._is_argmax:
             token = int((logits if legal is None else _masked(logits, legal)).argmax())
@@ -94,7 +94,7 @@ class Sampler:
         return int(ids[chosen])
 
     def couple(self, logits: NDArray[np.float32], position: int) -> TokenChoice:
-        """What a draft model's logits suggest under this request's filters and noise."""
+        """Choose from a draft model's logits with this request's filters and noise."""
         missing = self.vocab_size - len(logits)  # vocabularies that are the same but for padding
         if missing > 0 and not self._reads_best_only:
             logits = np.pad(logits, (0, missing), constant_values=-np.inf)
@@ -113,7 +113,7 @@ class Sampler:
     def probabilities(
         self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """What the filters leave: (ids, probabilities that sum to 1), by falling probability."""
+        """(ids, probabilities) after the filters, by falling probability; they sum to 1."""
         ids, scores = self._survivors(logits, position, legal)
         weights = _weights(scores.astype(np.float64))
         if self.params.is_greedy:
@@ -127,8 +127,8 @@ class Sampler:
         return self.legality is None and self.thoughts is None
 
     def closing(self) -> Sequence[int]:
-        """Tokens that must follow because the answer has thought enough; they are free inside a
-        text that is constrained.
+        """Tokens that must follow because the reasoning budget is used up; none while the text is
+        constrained.
         """
         if self.thoughts is None or (self.legality is not None and self.legality.is_active):
             return ()
@@ -146,7 +146,7 @@ class Sampler:
             self._window.extend(tokens)
 
     def _drawn(self, ids: NDArray[np.int32], scores: NDArray[np.float32], position: int) -> int:
-        """Index of the candidate that the noise chooses; where only one is left, it needs none."""
+        """Index of the candidate chosen by the noise; a single candidate needs none."""
         position += self.num_dropped
         return (
             int((scores + gumbel(self.params.seed, position, ids)).argmax()) if len(ids) > 1 else 0
@@ -184,7 +184,7 @@ class Sampler:
             return self._everything(logits)
         best, scores = top_k(logits, count + len(touched), self._gap)
         if self._only_bans:
-            if len(best) == 1 and self._is_banned[best[0]]:  # it hides those that may come
+            if len(best) == 1 and self._is_banned[best[0]]:  # look behind it
                 best, scores = top_k(logits, count + len(touched))
             kept = ~self._is_banned[best]
             best, scores = best[kept], scores[kept]
@@ -201,14 +201,14 @@ class Sampler:
     def _among(
         self, logits: NDArray[np.float32], legal: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """As `_candidates`, of the legal tokens only: the filters see no others."""
+        """As `_candidates`, from the legal tokens only."""
         num_legal = int(np.count_nonzero(legal))
         if num_legal <= _FEW_LEGAL:
             ids = legal.nonzero()[0]
             return self._sorted(ids, self._biased(logits, ids))
         count = self._num_candidates
         if count and self._window is None and not len(self._bias_ids):
-            # of many legal tokens the best few are among the best of all
+            # where many tokens are legal, the best few are among the best overall
             best, scores = top_k(logits, 4 * count + _SPARE)
             kept = legal[best].nonzero()[0][:count]
             if len(kept) == count:
@@ -217,7 +217,7 @@ class Sampler:
         return self._sorted(left, scores)
 
     def _biased(self, logits: NDArray[np.float32], ids: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Logits of these ids, which rise, with what the request adds to them."""
+        """Biased logits of these ids, which are ascending."""
         scores = logits[ids]
         if len(self._bias_ids):
             places = np.searchsorted(ids, self._bias_ids) % len(ids)
@@ -228,7 +228,7 @@ class Sampler:
     def _sorted(
         self, ids: NDArray[Any], scores: NDArray[np.float32]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Those that are not banned, by falling score, equal ones by id."""
+        """Drop banned tokens; sort by falling score, equal scores by id."""
         left = (~np.isneginf(scores)).nonzero()[0]
         if not len(left):
             raise InvalidParameterError(_ALL_BANNED)
@@ -247,9 +247,9 @@ class Sampler:
 
 
 def _weights(scores: NDArray[Any]) -> NDArray[Any]:
-    """exp(score - best score). Where a temperature near 0 made scores infinite, the best share all.
+    """exp(score - best score), finite for all requests.
 
-    So they are numbers whatever the request asked for: of a draft they are its confidence.
+    Where a temperature near 0 made scores infinite, the best share the probability.
     """
     best = scores.max()
     weights: NDArray[Any] = np.exp(scores - best) if math.isfinite(best) else scores == best

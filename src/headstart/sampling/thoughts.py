@@ -1,8 +1,6 @@
-"""A limit on an answer's thoughts: after so many tokens, the tokens that end them must follow.
+"""The reasoning budget: after so many tokens, the tokens that end the reasoning are forced.
 
-Where the thoughts stand is a function of the emitted tokens alone, so the text is the same with
-drafts and without.
-
+The state depends on the emitted tokens alone, so the text is the same with and without drafts.
 Source: llama.cpp's common/reasoning-budget.cpp, for what counts and when the end is forced.
 """
 
@@ -17,7 +15,7 @@ NO_LIMIT = 2**30
 
 
 class ThoughtCounter:
-    """Where one answer stands in its thoughts."""
+    """Counts one answer's reasoning tokens."""
 
     def __init__(self, limit: ThoughtLimit, spelling: Callable[[int], bytes]) -> None:
         """`spelling` gives a token's text, that of control tokens included."""
@@ -25,16 +23,16 @@ class ThoughtCounter:
         self._spelling = spelling
         self._is_thinking = limit.is_thinking
         self._num_left = limit.max_tokens
-        self._num_closed = 0  # tokens of the closing that were read
-        self._tail = b""  # of the text: may begin a mark, or a character
+        self._num_closed = 0  # closing tokens read so far
+        self._tail = b""  # of the text: may begin a marker or a character
 
     @property
     def num_free(self) -> int:
-        """Tokens that may come before the end of the thoughts must."""
+        """Tokens that may come before the end of the reasoning is forced."""
         return max(1, self._num_left) if self._is_thinking and not self.closing() else NO_LIMIT
 
     def closing(self) -> Sequence[int]:
-        """The tokens that must follow now; empty if there is a choice."""
+        """The forced tokens at this point; empty if there is a choice."""
         if not self._is_thinking or self._num_left > 0 or num_incomplete(self._tail):
             return ()
         return self._limit.closing[self._num_closed :]

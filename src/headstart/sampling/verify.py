@@ -21,13 +21,13 @@ def emit(
     final: Container[int],
     note: Note | None = None,
 ) -> list[int]:
-    """Sample along the draft until it disagrees, ends, or the text does.
+    """Sample along the draft until a token differs, or the draft or the text ends.
 
     Args:
         logits: of the last known token and of each draft token, shape (len(draft) + 1, vocab_size).
         position: of the first token to emit.
         final: tokens after which nothing follows.
-        note: told of every token while the sampler still stands before it.
+        note: called for every token before the sampler reads it.
 
     Returns 1 to len(draft) + 1 tokens; all but the last are accepted draft tokens, and the last is
     one too only if it is final or completes the text.
@@ -59,10 +59,10 @@ def emit(
 def _choose(
     sampler: Sampler, logits: NDArray[np.float32], position: int
 ) -> tuple[int, NDArray[np.bool_] | None]:
-    """The token, and a mask of those among which it was chosen if these were not all.
+    """The token, and the mask of legal tokens if it was chosen among them.
 
-    The choice without a constraint stands if it is legal; else the same rule among the legal
-    tokens, with the same noise.
+    The unconstrained choice stands if it is legal; otherwise the same rule and noise apply to the
+    legal tokens.
     """
     if closing := sampler.closing():
         return closing[0], only(closing[0], sampler.vocab_size)

@@ -26,10 +26,11 @@ def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> None:
     if engine.max_rollback < share:
         share, bound = engine.max_rollback, "memory takes nothing back"
     for index, sequence in enumerate(plan.sequences):
-        limit, reason = share, bound
-        if (room := engine.context_size - len(sequence.text.tokens) - 1) < limit:
+        limit, reason, text = share, bound, sequence.text
+        if (room := engine.context_size - len(text.tokens) - 1) < limit:
             limit, reason = room, "context full"
-        if (left := sequence.num_left - 1) < limit:
+        left = sequence.most_tokens - len(text.tokens) - text.num_dropped - 1
+        if left < limit:
             limit, reason = left, "max_tokens reached"
         plan.limits[index], plan.reasons[index, ""] = limit, reason
 
@@ -56,6 +57,7 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     plan.num_outputs = list(plan.num_rows)
     if plan.prompts:
         _add_prompts(plan, engine, order)
+    plan.decoded = [(i, plan.sequences[i]) for i, rows in enumerate(plan.num_rows) if rows]
 
 
 def prompt_rows(num_others: int, wanted: int, tile: int) -> int:
@@ -157,8 +159,12 @@ def output_rows(batch: Batch, logits: Logits) -> Decoded:
 
 
 def split(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-    """Those that generate, and those that read their prompt."""
+    """Those that generate, and those that read their prompt; see `Sequence.is_generating`."""
     answers, prompts = list[Sequence](), list[Sequence]()
     for sequence in running:
-        (answers if sequence.is_generating else prompts).append(sequence)
+        text, cells = sequence.text, sequence.cells
+        num_tokens = len(text.tokens)
+        is_known = cells is not None and num_tokens - cells.length == 1
+        is_answer = is_known and num_tokens + text.num_dropped > sequence.num_prompt
+        (answers if is_answer else prompts).append(sequence)
     return answers, prompts

@@ -81,7 +81,7 @@ class Committer:
     ) -> list[tuple[int, list[int]]]:
         """What was sampled for each sequence that has come to the end of what it knows."""
         offset, verified = 0, list[tuple[int, list[int]]]()
-        for index, sequence in plan.decoded():
+        for index, sequence in plan.decoded:
             end = offset + plan.num_outputs[index]
             rows, offset = logits[offset:end], end
             length = record.lengths[index]
@@ -93,7 +93,9 @@ class Committer:
                         self._note_chunk(sequence, length)
                         continue
                     rows = rows[-1:]
-                if sequence.num_left <= 0:  # max_tokens 0: it only wanted its prompt in the cache
+                if (
+                    len(sequence.text.tokens) >= sequence.most_tokens
+                ):  # max_tokens 0: wants its prompt cached
                     self._cache.cut(sequence, length)
                     endings.append((sequence, LENGTH))
                     continue
@@ -117,15 +119,17 @@ class Committer:
         """What to emit: 1 to len(draft) + 1 tokens, from logits of shape (len(draft) + 1,
         vocab_size).
         """
-        text, request = sequence.text, sequence.request
-        position, draft = len(text.tokens), record.plan.verified(index)
+        text, request, plan = sequence.text, sequence.request, record.plan
+        position, draft = len(text.tokens), list[int]()
+        if index < plan.num_generating:
+            draft = plan.drafts[index][: plan.lengths[index]]
         noted: list[TokenLogprob] = []
         note = (
             _note_into(noted, sequence, rows, position)
             if request.num_logprobs is not None
             else None
         )
-        emitted = emit(text.sampler, rows, draft, position, self._eog(sequence), note)
+        emitted = emit(text.sampler, rows, draft, position, text.final, note)
         record.num_accepted[index] = _num_accepted(emitted, draft)
         record.logprobs[index] = tuple(noted)
         return emitted
@@ -152,7 +156,7 @@ class Committer:
     ) -> tuple[bytes, tuple[int, ...]]:
         """Text that is certain to belong to the answer, and the tokens up to where it ends."""
         request, text = sequence.request, sequence.text
-        is_late = _is_late(sequence, now)
+        is_late = request.max_seconds is not None and _is_late(sequence, now)
         if not request.stop and not request.min_indent and not is_late:
             if not request.shown_tokens:
                 return b"".join(map(self._vocab.token_bytes, emitted)), tuple(emitted)
@@ -170,21 +174,21 @@ class Committer:
         is_spelled = token in sequence.request.shown_tokens
         return self._vocab.token_text(token) if is_spelled else self._vocab.token_bytes(token)
 
-    def _eog(self, sequence: Sequence) -> frozenset[int]:
-        return frozenset() if sequence.request.sampling.ignore_eos else self._vocab.eog_ids
-
     def _ending(self, sequence: Sequence, last: int, now: float) -> Ending | None:
         """Why the request is over after this token, if it is."""
         text = sequence.text
         if text.stop.found:
             return Ending("word")
-        if last in self._eog(sequence) or (text.legality and text.legality.is_over):
+        if last in text.final or (text.legality and text.legality.is_over):
             return Ending("eos")
-        if sequence.num_left <= 0 or text.indent.is_over:
+        num_tokens = len(text.tokens)
+        if num_tokens + text.num_dropped >= sequence.most_tokens or text.indent.is_over:
             return LENGTH
-        if len(text.tokens) >= self._engine.context_size and not self._shift(sequence):
+        if num_tokens >= self._engine.context_size and not self._shift(sequence):
             return CONTEXT_FULL
-        return LENGTH if _is_late(sequence, now) and self._ends_line(last) else None
+        if sequence.request.max_seconds is None or not _is_late(sequence, now):
+            return None
+        return LENGTH if self._ends_line(last) else None
 
     def _shift(self, sequence: Sequence) -> bool:
         """Make room in the context, where that is wanted; speculators begin anew behind it."""

@@ -125,9 +125,7 @@ class Drafting:
     def _draft(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
         answers = plan.sequences
         indices = [i for i, sequence in enumerate(answers) if self._may_draft(plan, i, sequence)]
-        if not indices and not can_pad:
-            return
-        if self._sleeps(answers):
+        if not indices or self._sleeps(answers):
             self._pad(plan, batch_limits, can_pad=can_pad)
             return
         step = self._price(plan, batch_limits, can_pad=can_pad)
@@ -136,19 +134,22 @@ class Drafting:
         asked = self._clock()
         sunk_ms = self._models.ask(plan, indices)
         resumed = self._clock()
-        batch = self.controller.plan(
-            [_offered(plan, i) for i in range(len(answers))], step, sunk_ms
-        )
+        offered = [
+            _offered(plan, i) if survival else NO_SLOT_DRAFT
+            for i, survival in enumerate(plan.survivals)
+        ]
+        batch = self.controller.plan(offered, step, sunk_ms)
         plan.saved_ms, plan.num_padding = list(batch.saved_ms), batch.num_padding_rows
         for index, length in enumerate(batch.lengths):
-            _settle(plan, index, length)
+            if plan.survivals[index]:
+                _settle(plan, index, length)
         plan.asking_ms = 1000.0 * (asked - started + self._clock() - resumed)
 
     def _price(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> Step:
         """The step as control sees it."""
         num = plan.num_generating
-        unread = sum(sequence.num_pending for sequence in plan.prompts)
-        context = sum(len(sequence.text.tokens) for sequence in plan.sequences) // num
+        unread = sum([sequence.num_pending for sequence in plan.prompts])
+        context = sum([len(sequence.text.tokens) for sequence in plan.sequences]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
         plan.price = Step(num, num_rows, context, *batch_limits, can_pad, plan.is_even)
         return plan.price
@@ -161,7 +162,9 @@ class Drafting:
             return False
         if sequence.number not in self._begun:
             self._begin(sequence)
-        limit = min(plan.limits[index], policy.n_max, sequence.num_free)
+        limit = min(plan.limits[index], policy.n_max)
+        if sequence.text.sampler.thoughts is not None:
+            limit = min(limit, sequence.num_free)
         plan.limits[index] = limit
         if limit > 0:
             plan.reasons.pop((index, ""), None)  # what bounds it
@@ -193,16 +196,7 @@ class Drafting:
             asked = [index for index in indices if self._wants(plan, index, speculator, found)]
             if not asked:
                 continue
-            requests = [
-                DraftRequest(
-                    sequence.seq_id,
-                    sequence.text.tokens,
-                    plan.limits[index],
-                    namespace=sequence.request.namespace,
-                )
-                for index in asked
-                for sequence in (plan.sequences[index],)
-            ]
+            requests = [_request(plan, index) for index in asked]
             drafts = speculator.propose(requests)
             milliseconds = 1000.0 * speculator.last_seconds
             plan.calls.append(DraftCall(speculator.name, asked, drafts, milliseconds))
@@ -348,11 +342,17 @@ class Drafting:
             log.warning("what control learned is not kept: %s", error)
 
 
+def _request(plan: StepPlan, index: int) -> DraftRequest:
+    """What text speculators are asked."""
+    sequence, cells = plan.sequences[index], plan.sequences[index].cells
+    assert cells is not None
+    limit, namespace = plan.limits[index], sequence.request.namespace
+    return DraftRequest(cells.seq_id, sequence.text.tokens, limit, namespace=namespace)
+
+
 def _offered(plan: StepPlan, index: int) -> SlotDraft:
     """An answer's draft, for control."""
     survival = plan.survivals[index]
-    if not survival:
-        return NO_SLOT_DRAFT
     if not survival[-1]:  # what is never accepted is not worth looking at
         survival = survival[: survival.index(0.0)]
     policy = plan.sequences[index].policy

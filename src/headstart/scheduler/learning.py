@@ -85,17 +85,17 @@ class Learning:
             drafts = self._followed.setdefault(plan.sequences[offer.index].number, {})
             if offer.draft.speculator not in drafts:  # an earlier one is still undecided
                 drafts[offer.draft.speculator] = _Followed(offer)
-        for index, sequence in plan.decoded():
-            emitted = record.emitted[index]
-            if emitted and index < plan.num_generating:
-                self._follow(sequence.number, emitted)
+        for index, sequence in plan.decoded:
+            if index < plan.num_generating and not sequence.policy.reason:
+                drafts = self._followed.setdefault(sequence.number, {})
+                if drafts and (emitted := record.emitted[index]):
+                    self._follow(sequence.number, drafts, emitted)
         for end in record.left:
             number = end.sequence.number
-            if self._followed.pop(number, None) is not None and not end.sequence.policy.reason:
+            if self._followed.pop(number, None) is not None:
                 controller.end(number, end.stats.num_emitted)
 
-    def _follow(self, number: int, emitted: tuple[int, ...]) -> None:
-        drafts = self._followed.setdefault(number, {})
+    def _follow(self, number: int, drafts: dict[str, _Followed], emitted: tuple[int, ...]) -> None:
         for name, followed in list(drafts.items()):
             is_over, outcome = followed.follow(number, emitted)
             if is_over:

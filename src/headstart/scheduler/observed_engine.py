@@ -8,7 +8,7 @@ engine itself, and nobody pays for any of this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,10 +60,8 @@ class ObservedEngine:
     def is_asynchronous(self) -> bool:
         return self._engine.is_asynchronous
 
-    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+    def decode(self, batch: Batch) -> Logits:
         self.launch(batch)
-        if meanwhile is not None:
-            meanwhile()
         return self.wait()
 
     def launch(self, batch: Batch) -> None:

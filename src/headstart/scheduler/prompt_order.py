@@ -59,7 +59,7 @@ class PromptOrder:
     def count(self, plan: StepPlan) -> None:
         """Note what a step read, before any of its prompts begins to answer."""
         num_others = 0
-        for index, sequence in plan.decoded():
+        for index, sequence in plan.decoded:
             if sequence is self._oldest:
                 self._num_owed -= plan.num_rows[index]
             elif index >= plan.num_generating:

@@ -6,10 +6,13 @@ nothing but the record: cells that it names may belong to another request by now
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from itertools import groupby
 
 from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, StepRecord
 from headstart.types import DraftMode
@@ -68,15 +71,17 @@ class Counts:
         for call in plan.calls:
             total = self._totals[call.speculator]
             for index, draft in zip(call.indices, call.drafts, strict=True):
-                has_draft = len(draft.tokens) > 0
-                total.count_call(has_draft=has_draft)
                 own = self._request(plan.sequences[index]).by_speculator[call.speculator]
-                own.count_call(has_draft=has_draft)
-        for index, sequence in plan.decoded():
+                has_draft = len(draft.tokens) > 0
+                for stats in (own, total):
+                    stats.num_calls += 1
+                    stats.num_offered += has_draft
+        for index, sequence in plan.decoded:
             if record.emitted[index]:
-                self._request(sequence).num_steps += 1
+                counts = self._requests.get(sequence.number) or self._request(sequence)
+                counts.num_steps += 1
                 if index < plan.num_generating:
-                    self._count_step(record, index, sequence)
+                    self._count_step(record, index, sequence.policy, counts)
 
     def take(self, sequence: Sequence) -> RequestCounts:
         """The counts of a request that has left."""
@@ -90,27 +95,32 @@ class Counts:
             counts.by_speculator = {name: SpeculationStats() for name in sequence.policy.types}
         return counts
 
-    def _count_step(self, record: StepRecord, index: int, sequence: Sequence) -> None:
-        plan, counts, policy = record.plan, self._request(sequence), sequence.policy
-        verified = set[str]()
+    def _count_step(
+        self, record: StepRecord, index: int, policy: Policy, counts: RequestCounts
+    ) -> None:
+        plan = record.plan
+        verified: Collection[str] = ()
         if length := plan.lengths[index]:
             num_accepted, start = record.num_accepted[index], 0
-            for name, num_drafted in plan.verified_parts(index):
+            verified = plan.sources[index][:length]
+            for name, part in groupby(verified):
+                num_drafted = len(list(part))
                 num_right = max(0, min(num_drafted, num_accepted - start))
                 for stats in self._stats_of(counts, name):
-                    stats.count_verified(start, num_drafted, num_right)
+                    stats.verified[start, num_drafted, num_right] += 1
                 start += num_drafted
-                verified.add(name)
             for stats in (counts.drafts, self.stats):
-                stats.count_verified(0, length, num_accepted)
+                stats.verified[0, length, num_accepted] += 1
         else:
-            reason = plan.reasons.get((index, "")) or plan.reason(index, policy.types[0])
-            for stats in (counts.drafts, self.stats):
-                stats.count_miss(reason)
+            reason = policy.reason or plan.reasons.get((index, ""))
+            reason = reason or plan.reason(index, policy.types[0])
+            counts.drafts.reasons[reason] += 1
+            self.stats.reasons[reason] += 1
         for name in () if policy.reason else policy.types:
             if name not in verified:
+                reason = plan.reason(index, name)
                 for stats in self._stats_of(counts, name):
-                    stats.count_miss(plan.reason(index, name))
+                    stats.reasons[reason] += 1
 
     def _stats_of(
         self, counts: RequestCounts, speculator: str
@@ -142,7 +152,7 @@ class Events:
 
     def read(self, record: StepRecord) -> None:
         """Tell the tokens of a step, then the requests that ended in it."""
-        for index, sequence in record.plan.decoded():
+        for index, sequence in record.plan.decoded:
             if index >= record.plan.num_generating:
                 self._tell_prompt(record, index, sequence)
             if record.emitted[index]:
@@ -203,10 +213,11 @@ def _tokens(record: StepRecord, index: int, sequence: Sequence) -> TokenEvent:
 
 def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDraft:
     """What the step verified for a request that wants to see it."""
-    plan, draft = record.plan, record.plan.verified(index)
-    sources, chances = [], []
-    if draft:
-        sources, chances = plan.sources[index][: len(draft)], plan.survivals[index][: len(draft)]
+    plan, draft, sources, chances = record.plan, list[int](), list[str](), list[float]()
+    if index < plan.num_generating:
+        length = plan.lengths[index]
+        draft, sources = plan.drafts[index][:length], plan.sources[index][:length]
+        chances = plan.survivals[index][:length]
     is_fixed = sequence.policy.mode is DraftMode.FIXED  # then control was not asked
     return VerifiedDraft(
         tuple(map(int, draft)),

@@ -227,15 +227,18 @@ class Scheduler:
         log.error("decode failed: %s", error)
         self.num_failed_decodes += 1
         batching.unpad(plan, self.engine)
-        for index, sequence in plan.decoded():
-            plan.num_rows[index] = 0
+        for _, sequence in plan.decoded:
             self.leave(sequence, failure(error))
-        plan.num_padding = 0
+        plan.decoded, plan.num_rows, plan.num_padding = [], [0] * len(plan.num_rows), 0
         plan.batch.clear()
 
     def commit(self, plan: StepPlan, logits: Logits) -> StepRecord:
         """Write what the batch's rows say into a record, and end what is over."""
         record = StepRecord(plan, self.clock())
+        if record.num_rows:
+            spans = zip(plan.num_rows, plan.starts, strict=True)
+            attended = sum([rows * (start + rows // 2) for rows, start in spans])
+            record.context = attended // record.num_rows
         record.seq_ids = [
             -1 if sequence.cells is None else sequence.cells.seq_id for sequence in plan.sequences
         ]

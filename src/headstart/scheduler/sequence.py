@@ -61,6 +61,7 @@ class Text:
     indent: Indentation
     sampler: Sampler = field(init=False)  # made at admission
     legality: GrammarState | None = None  # where it stands in its constraint
+    final: frozenset[int] = frozenset()  # tokens that end it
     num_dropped: int = 0  # tokens that context shifts took out
     num_scored: int = 0  # last position of the prompt whose log probability was told
 
@@ -84,6 +85,8 @@ class Sequence:
     submitted: float  # clock readings, seconds
     prompt_namespace: str = ""  # whose cached text it may use, and whose its own is
     text: Text = field(init=False)
+    num_prompt: int = field(init=False)
+    most_tokens: int = field(init=False)  # of prompt and answer; huge without max_tokens
     cells: Cells | None = None  # None: it waits, or has left
     compiled: Compiled | None = None  # the request's constraint
     leader: Sequence | None = None  # reads the same prefix; this one waits and shares it
@@ -96,6 +99,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         request = self.request
+        self.num_prompt, limit = len(request.prompt), request.max_tokens
+        self.most_tokens = 2**30 if limit is None else self.num_prompt + limit
         self.text = Text(
             OwnedTokens(request.prompt), StopStrings(request.stop), Indentation(request.min_indent)
         )
@@ -109,6 +114,8 @@ class Sequence:
         text, request = self.text, self.request
         text.sampler = Sampler(request.sampling, engine, vocab.eog_ids)
         text.sampler.read(text.tokens)
+        if not request.sampling.ignore_eos:
+            text.final = vocab.eog_ids
         if self.compiled is not None:
             text.legality = text.sampler.legality = self.compiled.begin()
         if request.thoughts is not None:
@@ -121,12 +128,8 @@ class Sequence:
         return self.cells.seq_id
 
     @property
-    def num_prompt(self) -> int:
-        return len(self.request.prompt)
-
-    @property
     def num_emitted(self) -> int:
-        return len(self.text.tokens) + self.text.num_dropped - len(self.request.prompt)
+        return len(self.text.tokens) + self.text.num_dropped - self.num_prompt
 
     @property
     def num_decoded(self) -> int:
@@ -148,8 +151,7 @@ class Sequence:
     @property
     def num_left(self) -> int:
         """Tokens this request may still emit; huge without max_tokens."""
-        limit = self.request.max_tokens
-        return 2**30 if limit is None else limit - self.num_emitted
+        return self.most_tokens - len(self.text.tokens) - self.text.num_dropped
 
     @property
     def num_free(self) -> int:

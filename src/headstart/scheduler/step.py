@@ -6,9 +6,7 @@ record. Whatever counts, learns, logs or shows something reads the record (`read
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Protocol
 
 from headstart.control.values import ModelDraftCall, Step
@@ -58,6 +56,7 @@ class StepPlan:
     num_outputs: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # tokens in the cache before the decode
     is_even: bool = False  # every answer gets as many rows as the longest, as `Step.is_even`
+    decoded: list[tuple[int, Sequence]] = field(default_factory=list)  # those that have rows
 
     # of answers: most draft tokens; the draft under consideration, its first `lengths` tokens are
     # verified; of each token its speculator, and the probability that it and all before it are
@@ -87,7 +86,8 @@ class StepPlan:
         """Let these generate, so far without drafts."""
         num = len(answers)
         self.sequences, self.num_generating = answers, num
-        self.drafts, self.sources, self.survivals = _lists(num), _lists(num), _lists(num)
+        # one empty list for all: entries are replaced, never changed
+        self.drafts, self.sources, self.survivals = [[]] * num, [[]] * num, [[]] * num
         self.lengths, self.limits = [0] * num, [0] * num
 
     def take(self, index: int, draft: list[int], sources: list[str], survival: list[float]) -> None:
@@ -132,25 +132,6 @@ class StepPlan:
             if length:
                 self.drop(index, reason)
 
-    def verified(self, index: int) -> list[int]:
-        """The draft tokens of a sequence that are in the batch."""
-        return self.drafts[index][: self.lengths[index]] if index < self.num_generating else []
-
-    def verified_parts(self, index: int) -> Iterator[tuple[str, int]]:
-        """Who made these tokens: (speculator, tokens in a row)."""
-        for name, part in groupby(self.sources[index][: self.lengths[index]]):
-            yield name, len(list(part))
-
-    def decoded(self) -> Iterator[tuple[int, Sequence]]:
-        """The sequences that have rows in the batch."""
-        for index, (sequence, rows) in enumerate(zip(self.sequences, self.num_rows, strict=True)):
-            if rows:
-                yield index, sequence
-
-
-def _lists(num: int) -> list[list]:  # type: ignore[type-arg]
-    return [[] for _ in range(num)]
-
 
 @dataclass(slots=True)
 class End:
@@ -179,6 +160,7 @@ class StepRecord:
     scores: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # of prompt tokens
     seq_ids: list[int] = field(default_factory=list)  # of the cells it used
     lengths: list[int] = field(default_factory=list)  # tokens in the cache after the decode
+    context: int = 0  # tokens that a row of the batch attended to on average
     left: list[End] = field(default_factory=list)
 
     @property
@@ -188,12 +170,7 @@ class StepRecord:
     @property
     def num_slots(self) -> int:
         """Sequences that had rows."""
-        return sum(rows > 0 for rows in self.plan.num_rows)
-
-    @property
-    def num_rows(self) -> int:
-        """Of the batch, padding included."""
-        return sum(self.plan.num_rows) + self.plan.num_padding
+        return len(self.plan.decoded)
 
     @property
     def num_computed(self) -> int:
@@ -213,10 +190,9 @@ class StepRecord:
         return sum(self.plan.num_rows) - self.num_verify_rows
 
     @property
-    def context(self) -> int:
-        """Tokens that a row of the batch attended to on average."""
-        spans = zip(self.plan.num_rows, self.plan.starts, strict=True)
-        return sum(rows * (start + rows // 2) for rows, start in spans) // max(1, self.num_rows)
+    def num_rows(self) -> int:
+        """Of the batch, padding included."""
+        return sum(self.plan.num_rows) + self.plan.num_padding
 
     @property
     def target_ms(self) -> float:

@@ -6,13 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import orjson
 from pydantic import BaseModel, RootModel
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
+from headstart.server.body import read_json, receive_body
 from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.limits import MAX_ENTRIES, check_length, check_structure
+from headstart.server.limits import MAX_ENTRIES, check_length
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.types.errors import RequestError
@@ -49,14 +48,7 @@ async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
 async def set_adapters(http: HttpRequest) -> dict[str, bool]:
     """Set the scales of later requests without `lora`."""
     service = service_of(http)
-    try:
-        data = await http.body()
-        check_structure(data)
-        wanted = orjson.loads(data)
-    except ClientDisconnect as error:
-        raise RequestError("the client left before the body was complete") from error
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
+    wanted = read_json(await receive_body(http))
     if not isinstance(wanted, list):
         raise RequestError("Request body must be an array")
     service.adapter_scales = read_scales(wanted, service.info)

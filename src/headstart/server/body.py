@@ -82,12 +82,21 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
         RequestError: the body is not JSON in UTF-8 or does not fit the schema.
         CapacityError: too many bodies wait.
     """
-    try:
-        data = await request.body()
-    except ClientDisconnect as error:
-        raise RequestError("the client left before the body was complete") from error
+    data = await receive_body(request)
     threads: Threads = request.app.state.service.prompt_threads
     return await parse_off_loop(data, lambda body: parse_body(body, schema), threads)
+
+
+async def receive_body(request: HttpRequest) -> bytes:
+    """The bytes of the body.
+
+    Raises:
+        RequestError: the client disconnected before its end.
+    """
+    try:
+        return await request.body()
+    except ClientDisconnect as error:
+        raise RequestError("the client left before the body was complete") from error
 
 
 async def parse_off_loop(body: bytes, parse: Callable[[bytes], T], threads: Threads) -> T:
@@ -128,11 +137,7 @@ def read_object(body: bytes) -> dict[str, Any]:
     Raises:
         RequestError: it is something else, or beyond them.
     """
-    check_structure(body)
-    try:
-        data = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
+    data = read_json(body)
     if not isinstance(data, dict):
         raise RequestError(f"the body must be a JSON object, not {shorten(data)}")
     if body.count(b"[") + body.count(b"{") > MAX_DEPTH:
@@ -147,6 +152,19 @@ def read_object(body: bytes) -> dict[str, Any]:
         if field not in ANY_LENGTH and isinstance(value, list):
             check_length(field, value, MAX_ENTRIES)
     return data
+
+
+def read_json(body: bytes) -> Any:
+    """The JSON value in a body, unless it has too many parts.
+
+    Raises:
+        RequestError: it has, or is not JSON.
+    """
+    check_structure(body)
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
 
 
 def make_body(schema: type[B], data: dict[str, Any]) -> B:

@@ -120,15 +120,6 @@ class Speculator(ABC):
         """
         return 0
 
-    def picks(self, request: DraftRequest, start: int) -> list[int] | None:
-        """A model: what it would have guessed in place of each of tokens[start:], behind the text
-        before it; for measurements only.
-
-        Fewer than there are, or none: the next call goes on, as one call may take no longer than
-        one that drafts. None: it cannot tell.
-        """
-        return None
-
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Model speculators: milliseconds of a draft round and of a token read, timed before the
         first request.

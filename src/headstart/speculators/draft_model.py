@@ -229,44 +229,6 @@ class DraftModelSpeculator(Speculator):
         num_seen = sequence.num_caught_up - len(sequence.gap)
         sequence.num_caught_up += num_seen * num_known // (num_known + num_left) - num_seen
 
-    def picks(self, request: DraftRequest, start: int) -> list[int] | None:
-        """Reads the text with an output for each row; it stays in the cache."""
-        if self._translator is not None or request.legality is not None or self._keeps_states:
-            return None
-        tokens, sequence = request.tokens, self._sequence(request.seq_id)
-        sequence.close_gap()
-        if sequence.is_new:
-            self._share(request.seq_id, sequence, tokens)
-        known = min(sequence.synced, len(sequence.tokens))
-        shared = min(common_prefix_length(sequence.tokens, tokens, known), start - 1)
-        if shared < len(sequence.tokens):
-            shared = self.engine.rewind(request.seq_id, shared)
-            del sequence.tokens[shared:]
-        end = min(len(tokens) - 1, shared + self.options.catch_up)
-        picks: list[int] = []
-        try:
-            while (at := len(sequence.tokens)) < end:
-                picks += self._read(request, at, min(end, max(start - 1, at)), end)
-        except ContextFullError:
-            return None
-        finally:
-            sequence.synced = sequence.num_caught_up = len(sequence.tokens)
-        return picks
-
-    def _read(self, request: DraftRequest, at: int, output: int, end: int) -> list[int]:
-        """One decode of tokens[at:], up to `end`; what it would pick behind each from `output`."""
-        batch, sequence = self._batch, self._sequence(request.seq_id)
-        end = min(end, at + batch.capacity, output + self.engine.max_outputs)
-        num_outputs = max(0, end - output)
-        batch.clear()
-        batch.add(request.seq_id, at, request.tokens[at:end], num_outputs)
-        logits = self.engine.decode(batch)
-        self.num_decoded += batch.num_rows
-        sequence.tokens += request.tokens[at:end]
-        pick = sequence.tokenizer.pick
-        picked = (pick(request, row, output + 1 + i) for i, row in enumerate(logits[:num_outputs]))
-        return [-1 if token is None else token for token in picked]
-
     def _read_settled(self, active: Sequence[DraftInProgress]) -> None:
         """Keep the state before the end of a history that may change yet, if the last one kept is
         too far back; of a long one also where another request may begin alike.

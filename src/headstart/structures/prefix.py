@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import compress, count
 from operator import ne
-from typing import TypeVar
+from typing import AnyStr, TypeVar
 
 Tokens = TypeVar("Tokens", bound=Sequence[object])
 _CHUNK = 256
@@ -24,3 +24,12 @@ def common_prefix_length(a: Tokens, b: Tokens, start: int = 0) -> int:
         at = min(at + _CHUNK, limit)
     end = min(at + _CHUNK, limit)
     return next(compress(count(at), map(ne, a[at:end], b[at:end])), end)
+
+
+def num_begun(text: AnyStr, marks: Sequence[AnyStr], start: int = 0) -> int:
+    """Length of the longest end of text[start:] with which one of the marks begins, incomplete."""
+    for length in range(min(len(text) - start, max(map(len, marks), default=0) - 1), 0, -1):
+        end = text[len(text) - length :]
+        if any(len(mark) > length and mark.startswith(end) for mark in marks):
+            return length
+    return 0

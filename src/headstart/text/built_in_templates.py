@@ -1,6 +1,6 @@
 """The chat templates that --chat-template knows by name, as at llama-server.
 
-A name stands for a model family's format in its plainest form: no tools, no thoughts.
+A name stands for the plain format of a model family: no tools, no reasoning.
 
 Source of the formats: llama.cpp's src/llama-chat.cpp, which names the models' own descriptions.
 """
@@ -12,7 +12,7 @@ import re
 
 
 def _turns(*turns: str, start: str = "", prompt: str = "", trims: str = "") -> str:
-    """Jinja text of a format that writes each message for itself.
+    """Jinja text of a format that renders each message on its own.
 
     Args:
         turns: "role: text" with {role} and {content} in the text; the role * stands for all others.

@@ -1,6 +1,6 @@
-"""What a chat template can show, found by rendering it with values that note how they are read.
+"""The capabilities of a chat template, found by rendering it with values that record accesses.
 
-The questions, and so the answers, are llama-server's (`chat_template_caps` in its /props).
+They are those of llama-server (`chat_template_caps` in its /props).
 
 Source: llama.cpp's common/jinja/caps.cpp.
 """
@@ -27,13 +27,13 @@ class Capabilities:
     supports_tool_calls: bool = True
     supports_parallel_tool_calls: bool = True
     supports_system_role: bool = True
-    supports_preserve_reasoning: bool = False  # thoughts of earlier answers
+    supports_preserve_reasoning: bool = False  # of earlier answers
     supports_reasoning_effort: bool = False
     supports_object_arguments: bool = False  # a call's arguments as an object, not as JSON text
 
 
 class ReadText(str):
-    """A text that notes whether it was read as a list, or asked whether it is a text."""
+    """A string that records whether it was iterated or tested for being a string."""
 
     was_iterated = False
     was_tested = False
@@ -60,7 +60,7 @@ class _ReadList(list[Any]):
 
 
 class _ReadDict(dict[str, Any]):
-    """An object that notes which of its members were read; all are when it is written as JSON."""
+    """A dict that records which keys were read; dumping it as JSON reads all."""
 
     def __init__(self, *arguments: Any, **members: Any) -> None:
         super().__init__(*arguments, **members)
@@ -84,14 +84,14 @@ class _ReadDict(dict[str, Any]):
 
 
 def is_text(value: Any) -> bool:
-    """Jinja's test `is string`, noted by a `ReadText`."""
+    """Jinja's test `is string`, recorded by a `ReadText`."""
     if isinstance(value, ReadText):
         value.was_tested = True
     return isinstance(value, str)
 
 
 def find_capabilities(render: Render, variables: frozenset[str]) -> Capabilities:
-    """Probe a template; `variables` are the names that it reads but does not set."""
+    """Probe a template; `variables` are its undeclared names."""
     takes_text, takes_parts = _content_forms(render)
     return Capabilities(
         supports_string_content=takes_text,
@@ -104,7 +104,7 @@ def find_capabilities(render: Render, variables: frozenset[str]) -> Capabilities
 
 
 def _content_forms(render: Render) -> tuple[bool, bool]:
-    """Whether a message's content may be a text, and whether it may be a list of parts."""
+    """(whether content may be a string, whether it may be a list of parts)"""
     content = ReadText(_MARKER)
     text = render({"messages": [{"role": "user", "content": content}]})
     takes_parts = content.was_iterated
@@ -134,7 +134,7 @@ def _keeps_thoughts(render: Render) -> bool:
 
 
 def preserve_reasoning(*, is_enabled: bool) -> dict[str, bool]:
-    """The variables by which templates keep or drop thoughts of earlier answers."""
+    """The variables by which templates keep or drop the reasoning of earlier answers."""
     return {
         "preserve_thinking": is_enabled,
         "clear_thinking": not is_enabled,
@@ -169,7 +169,7 @@ def _tool_support(render: Render) -> dict[str, bool]:
 
 
 class _ToolProbe:
-    """A rendering of a conversation with tool calls, and what the template read of it."""
+    """Renders a conversation with tool calls and records what the template reads."""
 
     def __init__(self, render: Render, arguments: Any, *, num_calls: int = 1) -> None:
         parameters = {

@@ -1,4 +1,4 @@
-"""Chat messages to prompt text, with the Jinja template that came with the model."""
+"""Renders chat messages to prompt text with a Jinja template."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from headstart.text.time_limit import TimeLimitError, run_within
 from headstart.types.errors import ConfigError, InvalidParameterError, ModelError
 
 CHATML = BUILT_IN_TEMPLATES["chatml"]
-PROBE_SECONDS = 10.0  # for all that is tried with a template before it is used
+PROBE_SECONDS = 10.0  # for all probes of a template
 _OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 
 def template_by_hand(config: ServerConfig) -> str | None:
-    """The template that the flags give; None if they give none.
+    """The template given by flags, or None.
 
     Raises:
         ConfigError: the file cannot be read, or the template shows no message.
@@ -72,15 +72,15 @@ class ChatTemplate:
         eos_token: str = "",
         now: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """Compile the template, or the one of this name; `None` and "" stand for ChatML.
+        """Compile Jinja text or a built-in template by name; None and "" mean ChatML.
 
         Raises:
-            ModelError: the template is not valid Jinja, or does not come to an end.
+            ModelError: the template is not valid Jinja, or does not end.
         """
         self.is_fallback = not source
         self.source = source or CHATML
         self.source = BUILT_IN_TEMPLATES.get(self.source.strip(), self.source)
-        # a model of another template may not know ChatML's markers as tokens and spell them instead
+        # a model with another template may spell ChatML's markers instead of using tokens
         self.stop: tuple[str, ...] = ("<|im_end|>",) if self.source == CHATML else ()
         self.bos_token = bos_token
         self.eos_token = eos_token
@@ -123,8 +123,8 @@ class ChatTemplate:
     ) -> str:
         """Return the prompt text; `arguments` are further variables for the template.
 
-        A model that thinks does so unless the argument enable_thinking is false; thoughts of all
-        answers are kept where the template knows how, unless preserve_reasoning is false.
+        Reasoning is on unless the argument enable_thinking is false; the reasoning of earlier
+        answers is kept if the template can, unless preserve_reasoning is false.
 
         Raises:
             InvalidParameterError: the template refuses these messages.
@@ -146,7 +146,7 @@ class ChatTemplate:
             variables["add_generation_prompt"] = True
         try:
             text = self._template.render(variables)
-        # a stranger's code: whatever it raises is its answer to these messages
+        # untrusted code may raise anything
         except Exception as error:
             raise InvalidParameterError(
                 f"the chat template cannot render these messages: {error}"
@@ -160,7 +160,7 @@ class ChatTemplate:
         tools: Sequence[Mapping[str, Any]] = (),
         arguments: Mapping[str, Any] | None = None,
     ) -> str:
-        """What the template writes after the messages for the model to go on from."""
+        """The generation prompt: what the template adds after the messages."""
         without, with_prompt = (
             self.render(messages, tools=tools, arguments=arguments, add_generation_prompt=is_added)
             for is_added in (False, True)
@@ -168,26 +168,26 @@ class ChatTemplate:
         return with_prompt[common_prefix_length(without, with_prompt) :]
 
     def opens_thoughts(self, generation_prompt: str) -> bool:
-        """Whether a generation prompt opens the answer's thoughts and does not close them."""
+        """Whether a generation prompt opens reasoning without closing it."""
         if self.thinking is None or not self.thinking.start:
             return False
         _, start, rest = generation_prompt.rpartition(self.thinking.start.strip())
         return bool(start) and self.thinking.end.strip() not in rest
 
     def continuation(self, generation_prompt: str, *, thoughts: str, content: str | None) -> str:
-        """The beginning of an answer that goes on where a message ends.
+        """The prompt text of a message that the answer continues.
 
         Args:
-            generation_prompt: of the messages before that one.
-            thoughts: of the message.
-            content: of the message; None if the answer goes on with its thoughts.
+            generation_prompt: of the messages before it.
+            thoughts: the message's reasoning.
+            content: its content; None if the answer continues the reasoning.
         """
         if self.thinking:
             return self.thinking.continued(generation_prompt, thoughts, content)
         return generation_prompt + answer_opening(self.source) + (content or "")
 
     def _arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """All variables that are not the conversation itself."""
+        """All template variables except the conversation."""
         now = self._now()
         given = {
             name: copy.deepcopy(value) for name, value in arguments.items() if name not in _OURS
@@ -205,25 +205,23 @@ class ChatTemplate:
         return variables | given
 
     def _probe(self, variables: Mapping[str, Any]) -> str | None:
-        """Render without any adapting; None if the template refuses."""
+        """Render unadapted messages; None if the template raises."""
         constants = {"bos_token": "", "eos_token": "", "add_generation_prompt": True}
         try:
             return self._template.render({"tools": [], **constants, **variables})
-        except Exception:  # the refusal is what is asked for
+        except Exception:  # untrusted code; a refusal is a result
             return None
 
     def _probe_thinking(
         self,
         messages: list[dict[str, Any]],
         *,
-        tools: list[dict[str, Any]] | None = None,
         enable_thinking: bool = True,
         add_generation_prompt: bool = False,
     ) -> str | None:
         try:
             return self.render(
                 messages,
-                tools=tools or (),
                 add_generation_prompt=add_generation_prompt,
                 arguments={"enable_thinking": enable_thinking},
             )
@@ -231,9 +229,9 @@ class ChatTemplate:
             return None
 
     def _shows_messages(self) -> bool:
-        """Whether a message of a user is in the text; also true if the template refuses it."""
+        """Whether a user message appears in the text; true if the template refuses it."""
         try:
             text = self.render([{"role": "user", "content": "probe-5d1c"}])
         except InvalidParameterError:
-            return True  # it may show other messages
+            return True  # others may appear
         return "probe-5d1c" in text.lower()

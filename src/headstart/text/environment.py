@@ -1,7 +1,7 @@
-"""The Jinja environment of chat templates: Hugging Face's recipe, with what llama.cpp's engine lets
-pass, in a sandbox because a template is code from a stranger.
+"""The Jinja environment of chat templates: Hugging Face's setup with the leniency of llama.cpp's
+engine, in a sandbox because templates are untrusted code.
 
-A template may change the lists it was given (Kimi-K2's does), so each rendering gets copies.
+A template may modify its lists (Kimi-K2's does), so each rendering gets copies.
 
 Sources: https://huggingface.co/docs/transformers/chat_templating_writing and llama.cpp's
 common/jinja, whose tolerance templates rely on.
@@ -28,7 +28,7 @@ _WIDE = re.compile(r"\d{6,}|\*")
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks text for training; here it only shows its body."""
+    """`{% generation %}` marks text for training; renders its body."""
 
     tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
 
@@ -38,7 +38,7 @@ class _Generation(Extension):
 
 
 class _ChatEnvironment(SandboxedEnvironment):
-    """What is none or undefined adds nothing to a text, numbers add their digits."""
+    """Allows adding none, undefined values and numbers to strings."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
@@ -51,8 +51,9 @@ class _ChatEnvironment(SandboxedEnvironment):
 
 
 def _check_operands(operator: str, left: Any, right: Any) -> None:
-    """Raise for a product or power that takes the machine's memory or hours: no time limit ends one
-    long computation in C.
+    """Raise for operands that would take too much memory or time.
+
+    The time limit cannot interrupt one long computation in C.
     """
     if operator == "%":
         if isinstance(left, str) and _WIDE.search(left):
@@ -85,7 +86,7 @@ def chat_environment(now: Callable[[], datetime]) -> SandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
-    environment.filters["safe"] = str  # jinja2's would escape what is added to it
+    environment.filters["safe"] = str  # jinja2's Markup escapes what is appended
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
     return environment
@@ -104,7 +105,7 @@ def _to_json(
 ) -> str:
     """Like `json.dumps` rather than Jinja's filter, which escapes HTML; generators become lists."""
     if isinstance(value, list):
-        value = list.copy(value)  # a probe's list is not read by writing it
+        value = list.copy(value)  # dumping a probe's list does not count as reading it
     return json.dumps(
         value,
         ensure_ascii=ensure_ascii,

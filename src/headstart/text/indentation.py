@@ -1,19 +1,18 @@
-"""Indentation of a growing text: ends it before a line that begins too far left."""
+"""Ends a growing text before a line with too little indentation."""
 
 from __future__ import annotations
 
 
 class Indentation:
-    """Looks at the beginning of every line but the first.
+    """Checks every line but the first.
 
-    A byte that is no white space, or the end of an empty line, before `minimum` spaces and tabs
-    ends the text.
+    The text ends at the first other byte, or end of line, before `minimum` spaces and tabs.
     """
 
     def __init__(self, minimum: int) -> None:
         self.is_over = False
         self._minimum = minimum
-        self._missing = 0  # spaces and tabs that must come before anything else
+        self._missing = 0  # spaces and tabs that must still come
 
     def feed(self, piece: bytes) -> bytes:
         """Return the part of the piece that belongs to the text."""

@@ -1,9 +1,9 @@
-"""Chat messages in the one form that templates get: OpenAI's, with the fields in a fixed order.
+"""Converts chat messages to the form that templates expect: OpenAI's, fields in a fixed order.
 
-What this changes is what llama-server changes, so that a template gives the same prompt here:
-content parts stay parts only where the template reads parts, a call's arguments become an object
-where it reads one, developers become systems, and a system message that a template refuses is put
-before the first message of the user.
+The conversions are those of llama-server, so that prompts are the same: content parts stay parts
+only where the template reads parts, a call's arguments become an object where it reads one, the
+developer role becomes system, and a system message that the template ignores is merged into the
+next message.
 
 Source: llama.cpp's common/chat.cpp.
 """
@@ -38,7 +38,7 @@ def content_text(content: str | Sequence[Mapping[str, Any]] | None, separator: s
 def adapt_messages(
     messages: Sequence[Message], capabilities: Capabilities, *, knows_developers: bool
 ) -> list[dict[str, Any]]:
-    """Copies of the messages, in the form that a template with these capabilities reads."""
+    """Copies of the messages for a template with these capabilities."""
     adapted = [_canonical(message) for message in messages]
     for message in adapted:
         _adapt_content(message, capabilities)
@@ -52,7 +52,7 @@ def adapt_messages(
 
 
 def adapt_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Copies of OpenAI's tools with the three fields that templates know of a function."""
+    """Copies of OpenAI's tools, reduced to the three fields that templates read."""
     functions = [tool["function"] for tool in tools]
     return [
         {
@@ -68,7 +68,7 @@ def adapt_tools(tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _canonical(message: Message) -> dict[str, Any]:
-    """The known fields in llama-server's order, then the others; calls with text as arguments."""
+    """Known fields in llama-server's order, then others; arguments of calls as JSON text."""
     ordered = {name: copy.deepcopy(message.get(name)) for name in _FIELDS}
     ordered |= {name: copy.deepcopy(message[name]) for name in message if name not in _FIELDS}
     ordered["tool_calls"] = [_canonical_call(call) for call in ordered["tool_calls"] or ()]

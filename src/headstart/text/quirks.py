@@ -1,7 +1,6 @@
-"""What single templates need beside the common form of messages: one function each.
+"""Adaptations for single templates, recognized by words that only they contain.
 
-Each is found by words that only its template holds. Facts from llama.cpp's common/chat.cpp and
-common/parsers.
+Sources: llama.cpp's common/chat.cpp and common/parsers.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ Adapt = Callable[[Messages], Messages]
 
 
 def _trim(messages: Messages) -> Messages:
-    """StepFun: white space around a text drives the model into loops of thoughts."""
+    """StepFun: white space around text leads to reasoning loops."""
     for message in messages:
         for name in ("content", "reasoning_content"):
             if isinstance(message.get(name), str):
@@ -27,7 +26,7 @@ def _trim(messages: Messages) -> Messages:
 
 
 def _thinking_parts(messages: Messages) -> Messages:
-    """Ministral 3: thoughts are a part of the content."""
+    """Ministral 3: reasoning is a part of the content."""
     for message in messages:
         if message["role"] not in ("system", "assistant"):
             continue
@@ -41,7 +40,7 @@ def _thinking_parts(messages: Messages) -> Messages:
 
 
 def _thinking_field(messages: Messages) -> Messages:
-    """LFM2: thoughts are called `thinking`."""
+    """LFM2: reasoning is called `thinking`."""
     for message in messages:
         if "reasoning_content" in message:
             message["thinking"] = message["reasoning_content"]
@@ -49,7 +48,7 @@ def _thinking_field(messages: Messages) -> Messages:
 
 
 def _harmony(messages: Messages) -> Messages:
-    """gpt-oss: thoughts are called `thinking`, and a call with thoughts has no content."""
+    """gpt-oss: reasoning is called `thinking`, and a call with reasoning has no content."""
     for message in _thinking_field(messages):
         if "thinking" in message and message.get("tool_calls"):
             del message["content"]
@@ -57,7 +56,7 @@ def _harmony(messages: Messages) -> Messages:
 
 
 def _sort_results(messages: Messages) -> Messages:
-    """DeepSeek V4: results follow in the order of their calls."""
+    """DeepSeek V4: tool results follow in the order of their calls."""
     order: dict[str, int] = {}
     start = 0
     while start < len(messages):
@@ -77,7 +76,7 @@ def _sort_results(messages: Messages) -> Messages:
 
 
 def _tool_responses(messages: Messages) -> Messages:
-    """Gemma 4's older templates: results and the answer are part of the message that called."""
+    """Gemma 4's older templates: tool results and the answer belong to the calling message."""
     merged: Messages = []
     rest = list(messages)
     while rest:
@@ -105,7 +104,7 @@ def _tool_responses(messages: Messages) -> Messages:
 
 
 def _value(content: Any) -> Any:
-    """What a tool's text says, if it is JSON."""
+    """A tool result parsed as JSON, or unchanged."""
     try:
         return json.loads(content)
     except (TypeError, ValueError):
@@ -156,14 +155,14 @@ _PATCHES = (
 
 
 def patch_source(source: str) -> str:
-    """The template without refusals that only stop it from rendering harmless messages."""
+    """The template without conditions that reject messages it can render."""
     for condition in _PATCHES:
         source = source.replace(condition, "{%- if false %}")
     return source
 
 
 def find_quirk(source: str) -> Adapt:
-    """What a template needs done to adapted messages."""
+    """The adaptation for a template."""
     for matches, adapt in QUIRKS:
         if matches(source):
             return adapt
@@ -171,16 +170,16 @@ def find_quirk(source: str) -> Adapt:
 
 
 def finish_prompt(text: str, *, add_generation_prompt: bool, source: str) -> str:
-    """Mend the end of a rendered prompt where a template does not end it as its model wants."""
+    """Correct the end of a rendered prompt where a template ends it wrongly."""
     if "<|channel|>" in source and not add_generation_prompt:
-        # what is the last answer here was not the last one when the model read on
+        # the last answer is not final when it is continued
         before, marker, after = text.rpartition("<|return|>")
         return before + "<|end|>" + after if marker else text
     if add_generation_prompt and "'<|tool_call>call:'" in source and text.endswith("<turn|>\n"):
-        return text + "<|turn>model\n"  # after an answer with calls the template adds none
+        return text + "<|turn>model\n"  # missing after an answer with calls
     return text
 
 
 def answer_opening(source: str) -> str:
-    """What an answer to the user begins with where a template names the recipient."""
+    """The start of an answer to the user where a template names recipients."""
     return "all\n" if ">>>all" in source and ">>>${recipient}" in source else ""

@@ -1,12 +1,14 @@
-"""Stop strings over a growing text: what may be shown, and when to stop."""
+"""Finds stop strings in a growing text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headstart.structures.prefix import num_begun
+
 
 class StopStrings:
-    """Holds back bytes that may begin a stop string until that is decided.
+    """Holds back bytes that may begin a stop string.
 
     Memory and time per call depend on the longest stop string and the bytes fed, not on the text.
     """
@@ -26,7 +28,7 @@ class StopStrings:
             start, _, stop = min(found)  # the earliest; of two at one place the longer
             self._held, self.found = b"", stop
             return held[:start], stop
-        keep = max(_overlap(held, stop) for stop in self._stops)
+        keep = num_begun(held, self._stops)
         self._held = held[len(held) - keep :]
         return held[: len(held) - keep], None
 
@@ -34,11 +36,3 @@ class StopStrings:
         """The bytes still held back: the text ended without a stop string."""
         held, self._held = self._held, b""
         return held
-
-
-def _overlap(text: bytes, stop: bytes) -> int:
-    """Length of the longest end of `text` that begins `stop` (but is not all of it)."""
-    for length in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-length:]):
-            return length
-    return 0

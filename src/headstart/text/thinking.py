@@ -1,6 +1,6 @@
-"""How a model marks its thoughts, found by rendering its chat template with and without some.
+"""Finds a model's reasoning markers by rendering its chat template with and without reasoning.
 
-Formats whose templates do not show it are listed, known by words that only their template holds.
+Formats that this does not show are listed with words that only their templates contain.
 
 Source: llama.cpp's common/chat-diff-analyzer.cpp.
 """
@@ -8,35 +8,30 @@ Source: llama.cpp's common/chat-diff-analyzer.cpp.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from headstart.structures.prefix import common_prefix_length
-
 _MARKER = r"(?:<[^>]*>|\[[^\]]*\])"
-_MARKERS = re.compile(_MARKER)
 _QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
 _CONTENT = "A_ASST_MSG I can help END_A"
 _THOUGHTS = "REASON_PART I am thinking END_R"
-_ANCHOR_CHARS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """What stands around a model's thoughts."""
+    """The markers around a model's reasoning."""
 
-    start: str  # "" where thoughts simply begin with the answer
+    start: str  # "" where every answer begins with reasoning
     end: str
-    # what the answer begins with after thoughts, where the model writes something between
+    # what the model writes between reasoning and content
     answer: str = ""
-    # text that stands before the thoughts of a continued answer, where the template's is not it
+    # text before the reasoning of a continued answer, if not the template's
     opening: str | None = None
-    # whether an answer that is continued without thoughts gets no empty ones
+    # whether a continued answer without reasoning gets no empty markers
     skips_empty: bool = False
 
     def continued(self, generation_prompt: str, thoughts: str, content: str | None) -> str:
-        """The beginning of an answer: its thoughts, and unless it is None its content."""
+        """The start of an answer: its reasoning, and its content unless that is None."""
         opening = self.opening
         if opening is None:
             opening = generation_prompt.partition(self.start.strip())[0] if self.start else ""
@@ -55,7 +50,6 @@ class RenderProbe(Protocol):
         self,
         messages: list[dict[str, Any]],
         *,
-        tools: list[dict[str, Any]] | None = None,
         enable_thinking: bool = True,
         add_generation_prompt: bool = False,
     ) -> str | None: ...
@@ -112,14 +106,14 @@ _KNOWN: tuple[tuple[tuple[str, ...], Thinking], ...] = (
 
 
 def find_thinking(source: str, render: RenderProbe) -> Thinking | None:
-    """How thoughts are marked; None if nothing shows that the model has any."""
+    """The reasoning markers; None if no reasoning is found."""
     for words, thinking in _KNOWN[:-1]:
         if all(word in source for word in words):
             return thinking
     words, old_qwen = _KNOWN[-1]
     found = _by_rendering(render)
     if found is None and all(word in source for word in words):
-        return old_qwen  # it only removes thoughts
+        return old_qwen  # it only removes reasoning
     if found and "laguna_glm_thinking" in source:
         return Thinking(found.start.strip(), found.end.strip())
     if found and all(word in source for word in ("<tool_call>", "<function=", "<parameter=")):
@@ -133,28 +127,11 @@ def _by_rendering(render: RenderProbe) -> Thinking | None:
     if not (start and end):
         prompt_start, prompt_end = _by_switching(render)
         start, end = start or prompt_start, end or prompt_end
-    if not (start and end):
-        called_start, called_end = _around_thoughts(_render_call(render))
-        if called_end:  # only before calls
-            start, end = called_start, called_end
     return Thinking(start, end) if end else None
 
 
-def _render_call(render: RenderProbe) -> str | None:
-    """A message that calls a tool after thoughts: some templates show no others."""
-    function = {"name": "FFF_FUN", "arguments": '{"AA_ARG": "VVVV"}'}
-    call = {"id": "call00001", "type": "function", "function": function}
-    parameters = {"type": "object", "properties": {"AA_ARG": {"type": "string"}}}
-    tool = {"name": "FFF_FUN", "description": "Test", "parameters": parameters}
-    caller = {"role": "assistant", "content": None, "reasoning_content": _THOUGHTS}
-    return render(
-        [_QUESTION, caller | {"tool_calls": [call]}],
-        tools=[{"type": "function", "function": tool}],
-    )
-
-
 def _around_thoughts(text: str | None) -> tuple[str, str]:
-    """The markers next to the thoughts, with the white space between."""
+    """The markers next to the reasoning, with the white space between."""
     if text is None:
         return "", ""
     wrapped = re.search(rf"({_MARKER}\s*){_THOUGHTS}(\s*{_MARKER}\s*)", text)
@@ -165,54 +142,20 @@ def _around_thoughts(text: str | None) -> tuple[str, str]:
 
 
 def _by_switching(render: RenderProbe) -> tuple[str, str]:
-    """What the generation prompt gains or loses with thinking."""
+    """Markers that enable_thinking adds to or removes from the generation prompt."""
     off, on = (
         render([_QUESTION], enable_thinking=is_on, add_generation_prompt=True)
         for is_on in (False, True)
     )
-    if off is None or on is None or off == on:
+    if off is None or on is None:
         return "", ""
-    only_off, only_on = _difference(off, on)
-    if not only_off.strip() and on.rstrip().endswith(only_on.strip()):
-        return only_on, ""
-    if not only_on.strip() and off.rstrip().endswith(only_off.strip()):
-        segments = [part for part in _segments(off) if part.strip()]
-        is_marked = segments[-1] == only_off.strip() and _MARKERS.fullmatch(segments[-2])
-        return (segments[-2] if is_marked else ""), only_off
-    return _added_at_the_end(off, on)
-
-
-def _added_at_the_end(one: str, other: str) -> tuple[str, str]:
-    """A pair of markers with which one text ends where the other stops."""
-    for base, extended in ((other, one), (one, other)):
-        anchor = base[-_ANCHOR_CHARS:]
-        at = extended.rfind(anchor)
-        added = [part for part in _segments(extended[at + len(anchor) :]) if part.strip()]
-        if at >= 0 and len(added) == 2 and all(map(_MARKERS.fullmatch, added)):
-            return added[0], added[1]
-    return "", ""
-
-
-def _difference(one: str, other: str) -> tuple[str, str]:
-    """The parts in which two texts differ, whole markers and words of text between them."""
-    if other.startswith(one):
-        return "", other[len(one) :]
-    if one.startswith(other):
-        return one[len(other) :], ""
-    left, right = list(_segments(one)), list(_segments(other))
-    start = common_prefix_length(left, right)
-    left, right = left[start:], right[start:]
-    end = common_prefix_length(left[::-1], right[::-1])
-    return "".join(left[: len(left) - end]), "".join(right[: len(right) - end])
-
-
-def _segments(text: str) -> Iterator[str]:
-    """Markers and what is between them."""
-    at = 0
-    for marker in _MARKERS.finditer(text):
-        if at < marker.start():
-            yield text[at : marker.start()]
-        yield marker[0]
-        at = marker.end()
-    if at < len(text):
-        yield text[at:]
+    off, on = (text.rpartition(_QUESTION["content"])[2] for text in (off, on))
+    if on.startswith(off):
+        return on[len(off) :], ""
+    if not off.startswith(on):
+        return "", ""
+    added = off[len(on) :]
+    pair = re.search(rf"({_MARKER})\s*({_MARKER})\s*$", off)
+    if pair is None:
+        return "", added
+    return pair[1], (pair[2] if pair[1] in added else added)

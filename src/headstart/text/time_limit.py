@@ -1,7 +1,7 @@
-"""A time limit for a stranger's code that runs in this thread: a chat template that loops.
+"""A time limit for untrusted code in this thread: chat templates that loop.
 
-Python raises an exception in another thread only between two of its own instructions, so this ends
-loops, not one long computation inside a C function; the templates' environment bounds these.
+Python raises an exception in another thread only between two bytecode instructions, so this ends
+loops but no long computation inside a C function; the templates' environment limits those.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _nested = threading.local()
 
 
 class TimeLimitError(Exception):
-    """It took too long and was ended."""
+    """The function took too long and was interrupted."""
 
 
 class _LateError(BaseException):
-    """Raised in the middle of what is late; no `except Exception` of it may catch this."""
+    """Raised in late code, whose `except Exception` must not catch it."""
 
 
 class _Deadline:
-    """Interrupts the thread that made it, unless it is called off before."""
+    """Interrupts the thread that created it, unless called off before."""
 
     def __init__(self, seconds: float) -> None:
         self._thread = threading.get_ident()
@@ -41,7 +41,7 @@ class _Deadline:
         self._timer.start()
 
     def call_off(self) -> bool:
-        """Interrupt no more; returns whether an exception is on its way."""
+        """Cancel; returns whether an exception was already sent."""
         self._timer.cancel()
         with self._lock:
             was_due, self._is_due = self._is_due, False
@@ -55,10 +55,10 @@ class _Deadline:
 
 
 def run_within(seconds: float, function: Callable[[], T]) -> T:
-    """The function's result. Inside another limited call that one's limit holds.
+    """Return the function's result. Within another limited call, only the outer limit applies.
 
     Raises:
-        TimeLimitError: it took longer; what it changed stays changed.
+        TimeLimitError: it took longer; its side effects remain.
     """
     if getattr(_nested, "is_inside", False):
         return function()
@@ -69,11 +69,11 @@ def run_within(seconds: float, function: Callable[[], T]) -> T:
         try:
             return function()
         finally:
-            if deadline.call_off():  # it ended in the same moment; let the exception come
+            if deadline.call_off():  # wait for the exception, which is on its way
                 for _ in range(1000):
                     time.sleep(0)
     except _LateError:
-        deadline.call_off()  # the exception may have come inside the first call
+        deadline.call_off()  # the exception may have interrupted the first call
         raise TimeLimitError(f"it did not end within {seconds:g} seconds") from None
     finally:
         _nested.is_inside = False

@@ -1,4 +1,4 @@
-"""Bytes to text while they arrive: a token may end inside a character."""
+"""Incremental UTF-8 decoding: a token may end inside a character."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import codecs
 
 
 class Utf8Decoder:
-    """Holds an unfinished character back until its last byte is there."""
+    """Holds back incomplete characters."""
 
     __slots__ = ("_decoder",)
 
@@ -14,11 +14,11 @@ class Utf8Decoder:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def feed(self, data: bytes) -> str:
-        """Return the characters that are complete now."""
+        """Return the complete characters."""
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """Return what is left; an unfinished character becomes U+FFFD."""
+        """Return the rest; an incomplete character becomes U+FFFD."""
         return self._decoder.decode(b"", final=True)
 
 

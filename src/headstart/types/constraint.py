@@ -30,7 +30,7 @@ class ConstraintKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ThoughtMarks:
-    """What stands around thoughts, control tokens spelled out."""
+    """The markers around reasoning, control tokens spelled out."""
 
     start: bytes  # empty: thoughts only stand at the beginning of the answer
     end: bytes
@@ -40,14 +40,13 @@ class ThoughtMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constraint:
-    """Which texts a request's answer may have.
+    """A constraint on the text of an answer.
 
-    Without triggers it holds from the first token to the end of the answer, or from the end of the
-    thoughts that the answer begins with, if `thoughts` says how. With triggers the text
-    is free until one of them appears in it, and what follows has to match. Triggers are looked for
-    in the text with special tokens spelled out (`Vocab.token_text`), so `</think>` is found whether
-    it is one token or several; it is also found when it ends inside a token, whose remaining bytes
-    then belong to the constrained text. Inside `thoughts` they do not count.
+    Without triggers it applies from the first token, or from the end of the initial reasoning if
+    `thoughts` has its markers. With triggers the text is free until one of them appears. Triggers
+    are searched for with special tokens spelled out (`Vocab.token_text`), so `</think>` is found
+    whether it is one token or several, or ends inside a token, whose remaining bytes then belong to
+    the constrained text. Triggers inside reasoning are ignored.
     """
 
     kind: ConstraintKind

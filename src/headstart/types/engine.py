@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -154,8 +154,8 @@ class Engine(Protocol):
         A view that the next launch overwrites.
         """
 
-    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
-        """Launch, call `meanwhile` unless that raised an error, and wait."""
+    def decode(self, batch: Batch) -> Logits:
+        """Launch and wait."""
 
     def publish_states(self, layers: Collection[int]) -> None:
         """Keep hidden states in all decodes from now on: inputs of layers, or LAST_STATE.

@@ -27,19 +27,6 @@ class SpeculationStats:
     verified: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)  # why none was verified -> steps
 
-    def count_call(self, *, has_draft: bool) -> None:
-        """A speculator was asked, and made a draft or none."""
-        self.num_calls += 1
-        self.num_offered += has_draft
-
-    def count_verified(self, start: int, num_drafted: int, num_accepted: int) -> None:
-        """A draft, or the part of it that begins at `start`, was verified."""
-        self.verified[start, num_drafted, num_accepted] += 1
-
-    def count_miss(self, reason: str) -> None:
-        """A step in which no draft was verified."""
-        self.reasons[reason] += 1
-
     @property
     def num_drafts(self) -> int:
         """Drafts verified, all of their tokens or the first ones."""

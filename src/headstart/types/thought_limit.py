@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThoughtLimit:
-    """How long the thoughts of an answer may be, and how they are marked."""
+    """The reasoning budget of an answer and its markers."""
 
     max_tokens: int  # of each thought; the marks are not counted
     start: (

@@ -62,7 +62,7 @@ def test_so_it_does_with_a_whole_answer(answer):
     first = asked(messages=[USER])
     assert asked(messages=[USER, REPLY, MORE]).text.startswith(text.as_turn(first))
     assert text.timings is not None
-    assert (text.timings.num_cached, text.timings.num_read) == (3, 4)
+    assert (text.timings.cache_n, text.timings.prompt_n) == (3, 4)
 
 
 def test_the_text_of_a_completion_begins_with_the_prompt_and_goes_on_with_the_answer():

@@ -34,13 +34,7 @@ def answer(fleet: Fleet, asked: Asked, text: bytes = b"") -> str:
     flight = fleet.start(replica, asked)
     cached = int(flight.num_known_bytes / 4)
     num_read = len(asked.text) // 4 - cached
-    timings = Timings(
-        num_cached=cached,
-        num_read=num_read,
-        prompt_seconds=num_read * 1e-3,
-        num_answer=51,
-        answer_seconds=1.0,
-    )
+    timings = Timings(cached, num_read, num_read, predicted_n=51, predicted_ms=1000)
     fleet.finish(flight, text or asked.text, timings)
     return replica.name
 
@@ -140,9 +134,7 @@ def test_a_corpus_attracts_texts_that_it_knows():
 def test_prices_follow_what_answers_say():
     learned = Learned()
     for _ in range(60):
-        learned.add(
-            Timings(num_read=1000, prompt_seconds=0.2, num_answer=101, answer_seconds=5), 3000, 0
-        )
+        learned.add(Timings(prompt_n=1000, prompt_ms=200, predicted_n=101, predicted_ms=5000), 3000)
     prices = learned.prices()
     assert abs(prices.prompt_token - 2e-4) < 2e-5
     assert abs(prices.token - 0.05) < 0.005
@@ -153,8 +145,8 @@ def test_prices_follow_what_answers_say():
 def test_a_replica_that_was_never_asked_is_taken_for_one_like_the_others():
     fast, slow, new = Learned(), Learned(), Learned()
     for _ in range(60):
-        fast.add(Timings(num_read=1000, prompt_seconds=0.01), 4000, 0)
-        slow.add(Timings(num_read=1000, prompt_seconds=1.0), 4000, 0)
+        fast.add(Timings(prompt_n=1000, prompt_ms=10), 4000, 0)
+        slow.add(Timings(prompt_n=1000, prompt_ms=1000), 4000, 0)
     cheap, dear, unknown = (one.prompt_token for one in shared_prices([fast, slow, new]))
     assert cheap < 2e-5
     assert dear > 9e-4
@@ -163,9 +155,9 @@ def test_a_replica_that_was_never_asked_is_taken_for_one_like_the_others():
 
 def test_a_replica_that_was_slow_once_gets_another_chance():
     fleet = make_fleet(2)
-    for replica, seconds in zip(fleet.replicas.values(), (0.01, 10.0), strict=True):
+    for replica, ms in zip(fleet.replicas.values(), (10, 10_000), strict=True):
         for _ in range(20):
-            replica.learned.add(Timings(num_read=100, prompt_seconds=seconds), 400, 0)
+            replica.learned.add(Timings(prompt_n=100, prompt_ms=ms), 400, 0)
     fleet.start(fleet.replicas["r0"], chat("a request that runs all the time"))
     homes = [answer(fleet, chat(f"question {i} " + "x" * 400)) for i in range(300)]
     assert homes[:10] == ["r0"] * 10
@@ -175,8 +167,8 @@ def test_a_replica_that_was_slow_once_gets_another_chance():
 def test_a_price_is_that_of_a_request_alone_however_many_ran_beside():
     alone, beside = Learned(), Learned()
     for _ in range(60):
-        alone.add(Timings(num_answer=101, answer_seconds=5.0), 400)
-        slower = Timings(num_answer=101, answer_seconds=5.0 * (1 + 3 * TOKEN_SLOWDOWN))
+        alone.add(Timings(predicted_n=101, predicted_ms=5000), 400)
+        slower = Timings(predicted_n=101, predicted_ms=5000 * (1 + 3 * TOKEN_SLOWDOWN))
         beside.add(slower, 400, num_before=2, num_after=4)
     assert abs(alone.prices().token - beside.prices().token) < 1e-6
 

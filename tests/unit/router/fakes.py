@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import sys
 from collections.abc import Callable, Sequence
 
 from headstart.gateway.router.child import OnExit, OnState
 from headstart.gateway.router.eviction import LoadLimits
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LOADED, PooledModel
-from headstart.gateway.router.presets import Estimate, ModelPreset
+from headstart.gateway.router.presets import CACHE, Estimate, ModelPreset
+from headstart.types.errors import ModelError
 
 
 def preset(name: str, **more) -> ModelPreset:
@@ -71,6 +75,36 @@ class FakeChildren:
         child = FakeChild(self, preset.name, tuple(arguments), on_state, on_exit)
         self.children[preset.name] = child
         return child
+
+
+def cached(name: str) -> ModelPreset:
+    return ModelPreset(name=name, source=CACHE, arguments=())
+
+
+class FakeStore:
+    """Its program says what `lines` are, then ends with `code`, or never where that is None."""
+
+    def __init__(self, presets: list[ModelPreset] | None = None) -> None:
+        self.presets = [] if presets is None else presets
+        self.lines: list[dict[str, object]] = [{"source": "x", "done": 1, "total": 2}]
+        self.code: int | None = 0
+        self.removed: list[str] = []
+
+    def check(self, name: str) -> None:
+        if "/" not in name:
+            raise ModelError(f"there is no {name}")
+
+    def download(self, name: str) -> tuple[list[str], dict[str, str]]:
+        if self.code == 0:
+            self.presets.append(cached(name))
+        text = "".join(json.dumps(line) + chr(10) for line in self.lines)
+        end = "time.sleep(60)" if self.code is None else f"sys.exit({self.code})"
+        program = f"import sys, time; print({text!r}, end='', flush=True); {end}"
+        return [sys.executable, "-c", program], dict(os.environ)
+
+    def remove(self, name: str) -> None:
+        self.removed.append(name)
+        self.presets[:] = [one for one in self.presets if one.name != name]
 
 
 def estimates(usable: int = 10, **sizes: int) -> Callable:

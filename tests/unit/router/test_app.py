@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import httpx2
 import pytest
 from tests.unit.router.backends import running
-from tests.unit.router.fakes import FakeChildren, loaded, pool_of, preset, use
+from tests.unit.router.fakes import FakeChildren, FakeStore, loaded, pool_of, preset, use
 
 from headstart.config import Config, RouterConfig, ServerConfig
 from headstart.gateway.router import listing
@@ -62,7 +62,7 @@ async def router(*models, max_models=0, presets=None, server=None, store=None, *
         children = FakeChildren(url)
         pool = pool_of(children, *models, max_models=max_models)
         config = Config(router=RouterConfig(**flags), server=server or ServerConfig())
-        app = create_app(config, pool, lambda: presets or [], store=store)
+        app = create_app(config, pool, lambda: presets or [], store or FakeStore())
         async with (
             running(app, lifespan="on") as own,
             httpx2.AsyncClient(base_url=own, trust_env=False, timeout=5) as client,

@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
-import sys
 
-from tests.unit.router.fakes import loaded, preset, use
+from tests.unit.router.fakes import FakeStore, cached, loaded, preset, use
 from tests.unit.router.test_app import router
 
 from headstart.gateway.router import downloads
-from headstart.gateway.router.presets import CACHE, ModelPreset
-from headstart.types.errors import ModelError
 
 NAME = "org/model:F16"
-
-
-def cached(name: str) -> ModelPreset:
-    return ModelPreset(name=name, source=CACHE, arguments=())
-
-
-class FakeStore:
-    """Its program says what `lines` are, then ends with `code`, or never where that is None."""
-
-    def __init__(self, presets: list[ModelPreset]) -> None:
-        self.presets = presets
-        self.lines: list[dict[str, object]] = [{"source": "x", "done": 1, "total": 2}]
-        self.code: int | None = 0
-        self.removed: list[str] = []
-
-    def check(self, name: str) -> None:
-        if "/" not in name:
-            raise ModelError(f"there is no {name}")
-
-    def download(self, name: str) -> tuple[list[str], dict[str, str]]:
-        if self.code == 0:
-            self.presets.append(cached(name))
-        text = "".join(json.dumps(line) + chr(10) for line in self.lines)
-        end = "time.sleep(60)" if self.code is None else f"sys.exit({self.code})"
-        program = f"import sys, time; print({text!r}, end='', flush=True); {end}"
-        return [sys.executable, "-c", program], dict(os.environ)
-
-    def remove(self, name: str) -> None:
-        self.removed.append(name)
-        self.presets[:] = [one for one in self.presets if one.name != name]
 
 
 async def events_of(routed, *, until: str) -> list[dict[str, object]]:

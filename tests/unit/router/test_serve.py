@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from tests.unit.router.fakes import preset
+from tests.unit.router.fakes import FakeStore, preset
 
 from headstart.config import Config, RouterConfig
 from headstart.gateway.router.serve import serve
@@ -23,10 +23,10 @@ def test_more_models_at_the_start_than_may_be_loaded_stop_the_start() -> None:
     presets = [preset(name, loads_on_startup=True) for name in ("a", "b", "c")]
     config = Config(router=RouterConfig(models_max=2))
     with pytest.raises(ConfigError, match="3 models have load-on-startup"):
-        serve(config, lambda: presets)
+        serve(config, lambda: presets, FakeStore())
 
 
 def test_memory_that_is_no_number_stops_the_start() -> None:
     config = Config(router=RouterConfig(models_memory="lots"))
     with pytest.raises(ConfigError, match="--models-memory has 'lots'"):
-        serve(config, list)
+        serve(config, list, FakeStore())

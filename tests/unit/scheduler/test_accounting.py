@@ -162,18 +162,12 @@ def test_a_draft_for_which_the_cache_has_no_room_is_counted_by_its_speculator_to
 
 
 def test_positions_are_counted_from_the_first_token_of_the_step() -> None:
-    stats = SpeculationStats()
-    stats.count_call(has_draft=True)
-    stats.count_call(has_draft=False)
-    for outcome in ((0, 3, 3), (0, 2, 0), (1, 2, 1)):
-        stats.count_verified(*outcome)
-    stats.count_miss("no match")
-    assert (stats.num_calls, stats.num_offered) == (2, 1)
+    verified = Counter([(0, 3, 3), (0, 2, 0), (1, 2, 1)])
+    stats = SpeculationStats(verified=verified, reasons=Counter(["no match"]))
     assert (stats.num_drafts, stats.num_drafts_accepted) == (3, 2)
     assert (stats.num_drafted, stats.drafted_by_position) == (7, (2, 3, 2))
     assert (stats.num_accepted, stats.accepted_by_position) == (4, (1, 2, 1))
     assert stats.accepted_histogram == (1, 1, 0, 1)
-    assert stats.reasons == {"no match": 1}
     twice = stats + stats
     assert twice.drafted_by_position == (4, 6, 4)
     assert (twice.num_rows_wasted, twice.reasons) == (6, {"no match": 2})

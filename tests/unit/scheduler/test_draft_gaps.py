@@ -117,18 +117,6 @@ def test_a_sequence_with_a_gap_is_saved_and_shared_as_what_it_is() -> None:
         assert cells(drafter, seq_id)[: len(TEXT)] == TEXT
 
 
-def test_what_a_model_would_have_picked_is_told_from_the_whole_text() -> None:
-    drafter, fresh = make_drafter(catch_up=200), make_drafter(catch_up=200)
-    drafter.options = DraftModelSpeculator.Options("argmax", 16)
-    for one in (drafter, fresh):
-        one.begin(0, TEXT)
-    draft(drafter, TEXT, can_skip=True)
-    drafter.options = fresh.options
-    request = DraftRequest(0, TEXT, 1)
-    assert drafter.picks(request, 90) == fresh.picks(request, 90)
-    assert cells(drafter, 0) == TEXT[: len(cells(drafter, 0))]
-
-
 def test_a_model_whose_memory_takes_nothing_back_reads_everything() -> None:
     drafter = make_drafter(cache_kind=CacheKind.CHECKPOINT)
     drafter.begin(0, TEXT)

@@ -23,7 +23,6 @@ from tests.harness import (
 
 from headstart.config import SpeculationConfig
 from headstart.sampling import SamplingParams
-from headstart.sampling.sampler import Sampler
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.types import CacheKind, DraftRequest
 from headstart.types.request import Request, SpeculativeParams
@@ -324,46 +323,3 @@ def test_continuing_the_drafts_of_others_keeps_its_cache_right(spec: Speculation
         assert isinstance(speculator, DraftModelSpeculator)
         for seq_id, line in speculator._sequences.items():
             assert engine_of(speculator).cache.get(seq_id, []) == line.tokens
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_what_it_picks_while_it_reads_is_what_it_would_have_drafted(temperature: float) -> None:
-    engine = Model()
-    request = replace(REQUEST, sampling=replace(ENDLESS, temperature=temperature))
-    text = [*request.prompt, *answer(engine, request).tokens]
-    sampler = Sampler(request.sampling, engine, frozenset())
-    choose = None if temperature == 0.0 else sampler.couple
-    reader, others = drafter(0.3, "coupled", catch_up=20), drafter(0.3, "coupled")
-    engine_of(reader).max_outputs = 7
-    start, picks = len(request.prompt), []
-    while start + len(picks) < len(text):
-        told = reader.picks(DraftRequest(0, text, 1, choose=choose), start + len(picks))
-        assert told is not None
-        assert len(told) <= 20
-        picks += told
-    drafted = [
-        others.propose([DraftRequest(0, text[:at], 1, choose=choose)])[0].tokens[0]
-        for at in range(start, len(text))
-    ]
-    assert picks == drafted
-    assert 0.2 < sum(a == b for a, b in zip(picks, text[start:], strict=True)) / len(picks) < 1.0
-    assert reader.num_catch_up(0, text) == 0
-    ahead = [one.propose([DraftRequest(0, text, 5)])[0].tokens for one in (reader, others)]
-    assert ahead[0] == ahead[1], "what it has read is what a draft needs"
-
-
-def test_reading_a_piece_again_leaves_the_cache_as_it_was() -> None:
-    """Of the pieces that are read while drafts are made, before and behind a draft's end."""
-    speculator = drafter(0.2)
-    text = [1 + i % 29 for i in range(60)]
-    speculator.begin(0, text[:20])
-    for end in (24, 40, 41, 60):
-        history = text[:end]
-        speculator.propose([DraftRequest(0, history, 4)])
-        speculator.picks(DraftRequest(0, history, 1), max(1, end - 16))
-        assert engine_of(speculator).cache[0] == history[:-1]
-
-
-def test_a_text_that_does_not_fit_its_context_has_no_picks() -> None:
-    small = DraftModelSpeculator(Model(context_size=32, num_cells=32))
-    assert small.picks(DraftRequest(0, [1] * 100, 1), 1) is None

@@ -29,8 +29,9 @@ def step(order: PromptOrder, reading: list[Sequence], num_rows: int) -> list[int
     """One step; those that are read leave the list."""
     shares = order.share(reading, num_rows, [])
     plan = StepPlan(Batch(1), 0.0, list(reading), num_rows=shares)
+    plan.decoded = [(i, plan.sequences[i]) for i, rows in enumerate(shares) if rows]
     order.count(plan)
-    for index, sequence in plan.decoded():
+    for index, sequence in plan.decoded:
         assert sequence.cells is not None
         sequence.cells.length += shares[index]
         if not sequence.num_pending:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import subprocess
 import time
 from typing import Any
 
@@ -16,7 +17,7 @@ from headstart.config import ToolsConfig
 from headstart.extras.tools import glob, search
 from headstart.extras.tools.command import CommandLimits
 from headstart.extras.tools.edit import normalize, replace_texts
-from headstart.extras.tools.isolate import RuntimeNameError
+from headstart.extras.tools.machine import RuntimeNameError
 from headstart.extras.tools.tool import ToolError
 from headstart.extras.tools.toolbox import CallPlace, Toolbox
 from headstart.types.errors import ConfigError
@@ -207,3 +208,26 @@ def test_a_glob_of_many_stars_takes_no_time():
     assert not glob.matches("*a" * 30 + "b", "a" * 2000)
     assert glob.matches("[a-c]*.[!x]p?", "b.!pp")
     assert time.process_time() - begin < 2
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_listing_has_links_to_files_and_names_as_they_are(tmp_path, engine, is_remote):
+    work = tmp_path / "work"
+    (work / "node_modules/x").mkdir(parents=True)
+    for name in ("ü.txt", "a\nb.txt", "node_modules/x/c.txt"):
+        (work / name).write_text("here\n")
+    (work / "link.txt").symlink_to("ü.txt")
+    (work / "loop").symlink_to(".")
+
+    def found(**arguments: Any) -> set[str]:
+        place = CallPlace(folder=str(work))
+        runtime = engine if is_remote else ""
+        answer = run_tool("file_glob_search", place, runtime, path=".", **arguments)
+        return {one["path"] for one in answer["entries"]}
+
+    files = {"ü.txt", "a\nb.txt", "link.txt"}
+    assert found() == files
+    assert found(type="all") == files | {"node_modules", "loop"}
+    subprocess.run(["git", "init", "-q", work], check=True)
+    (work / ".gitignore").write_text("node_modules\n*.txt\nloop\n")
+    assert found() == {".gitignore"}

@@ -40,7 +40,7 @@ def run(box: Toolbox, use: Any) -> Any:
 
 def test_tools_of_all_pages_are_offered_under_the_servers_name():
     async def use(box: Toolbox) -> list[dict[str, Any]]:
-        return [tool.info.describe() for tool in (await box.tools()).values()]
+        return [tool.describe() for tool in (await box.tools()).values()]
 
     described = run(toolbox(a=ENTRY, b=ENTRY), use)
     names = [f"{server}_{tool}" for server in "ab" for tool in
@@ -97,7 +97,7 @@ def test_a_server_of_the_official_sdk_is_understood():
     async def use(box: Toolbox) -> Any:
         tool = (await box.tools())["sums_add"]
         wrong = await call(box, "sums_add", a="one", b=1)
-        return tool.info.description, await call(box, "sums_add", a=1, b=2), wrong
+        return tool.description, await call(box, "sums_add", a=1, b=2), wrong
 
     description, answered, wrong = run(toolbox(sums=entry), use)
     assert description == "Add two numbers."

@@ -41,7 +41,7 @@ def _route(resolved: Resolved) -> int:
 
     config = resolved.config()
     store = HubStore(config.model, drafters=drafters_wanted(config))
-    return serve(config, lambda: read_models(resolved), resolved.in_force(), store)
+    return serve(config, lambda: read_models(resolved), store, resolved.in_force())
 
 
 COMMAND = Command(name="serve", about=ABOUT, parts=None, run=run)

@@ -42,7 +42,7 @@ def connect(config: EngineConfig) -> None:
     names = [f"{host}:{port}" for host, port in rpc_endpoints(config.rpc or "")]
     missing = [name for name in names if name not in _connected]
     for name in missing:
-        log.info("%s", shake_hands(name).describe())
+        log.info("%s", shake_hands(name))
         if warning := why_exposed(name.rpartition(":")[0]):
             log.warning("%s", warning)
     backend = load_backend() if missing else 0

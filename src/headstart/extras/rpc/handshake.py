@@ -14,7 +14,6 @@ import ipaddress
 import socket
 import struct
 import time
-from dataclasses import dataclass
 
 from headstart.config import rpc_endpoints
 from headstart.types.errors import RpcWorkerError
@@ -27,25 +26,8 @@ _CAPABILITIES = 24  # bytes; all zero: plain TCP
 _SAME_VERSION = "install the same llama-cpp-python on both machines"
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerFacts:
-    """What a worker told."""
-
-    endpoint: str
-    free_bytes: tuple[int, ...]  # by device
-    round_trip_ms: float
-
-    def describe(self) -> str:
-        """One line for the log."""
-        free = ", ".join(f"{size / 2**30:.1f} GiB free" for size in self.free_bytes)
-        return (
-            f"RPC worker {self.endpoint}: {len(self.free_bytes)} devices ({free}), round trip "
-            f"{self.round_trip_ms:.1f} ms"
-        )
-
-
-def shake_hands(endpoint: str, seconds: float = HANDSHAKE_SECONDS) -> WorkerFacts:
-    """Ask a worker for its version and its devices.
+def shake_hands(endpoint: str, seconds: float = HANDSHAKE_SECONDS) -> str:
+    """Ask a worker for its version and its devices; returns a line about it for the log.
 
     Args:
         endpoint: HOST:PORT.
@@ -81,7 +63,10 @@ def shake_hands(endpoint: str, seconds: float = HANDSHAKE_SECONDS) -> WorkerFact
             struct.unpack("<QQ", talk.ask(_DEVICE_MEMORY, struct.pack("<I", device), 16))[0]
             for device in range(min(count, 64))
         ]
-    return WorkerFacts(endpoint, tuple(free), round_trip_ms)
+    sizes = ", ".join(f"{size / 2**30:.1f} GiB free" for size in free)
+    return (
+        f"RPC worker {endpoint}: {len(free)} devices ({sizes}), round trip {round_trip_ms:.1f} ms"
+    )
 
 
 def address_of(host: str) -> str:

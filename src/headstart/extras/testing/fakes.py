@@ -153,10 +153,8 @@ class FakeEngine:
         self._states: dict[int, list[NDArray[np.float32]]] = {}  # of the last decode
         self._logits: Logits = np.zeros((0, vocab_size), np.float32)  # of the last decode
 
-    def decode(self, batch: Batch, meanwhile: Callable[[], None] | None = None) -> Logits:
+    def decode(self, batch: Batch) -> Logits:
         self.launch(batch)
-        if meanwhile is not None:
-            meanwhile()
         return self.wait()
 
     def launch(self, batch: Batch) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
 
-from headstart.extras.tools.tool import Tool, ToolError, ToolInfo, ToolInvocation
+from headstart.extras.tools.tool import ToolError, ToolInvocation, tool
 
 # quotes, dashes and spaces that are written for the plain ones
 _LOOK_ALIKES = {
@@ -36,59 +36,54 @@ class Replacement:
     new: str
 
 
-class EditFile(Tool):
-    """Replace texts of a file, each of which must be there once."""
-
-    info = ToolInfo(
-        name="edit_file",
-        title="Edit file",
-        description="Edit a file using exact text replacement. Each edits[].old_text must be "
-        "unique in the file and is matched against the original content, not incrementally. Merge "
-        "nearby changes into one edit instead of overlapping edits. Use write_file to replace the "
-        "whole file.",
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": {"type": "string", "description": "Path to the file to edit"},
-                "edits": {
-                    "type": "array",
-                    "description": "One or more exact text replacements to apply",
-                    "items": {
-                        "type": "object",
-                        "properties": {
-                            "old_text": _TEXTS
-                            | {
-                                "description": "Exact text to find; must be unique in the file "
-                                "and must not overlap with other edits"
-                            },
-                            "new_text": _TEXTS | {"description": "Text to replace old_text with"},
+@tool(
+    title="Edit file",
+    description="Edit a file using exact text replacement. Each edits[].old_text must be "
+    "unique in the file and is matched against the original content, not incrementally. Merge "
+    "nearby changes into one edit instead of overlapping edits. Use write_file to replace the "
+    "whole file.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "Path to the file to edit"},
+            "edits": {
+                "type": "array",
+                "description": "One or more exact text replacements to apply",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "old_text": _TEXTS
+                        | {
+                            "description": "Exact text to find; must be unique in the file "
+                            "and must not overlap with other edits"
                         },
-                        "required": ["old_text", "new_text"],
+                        "new_text": _TEXTS | {"description": "Text to replace old_text with"},
                     },
+                    "required": ["old_text", "new_text"],
                 },
             },
-            "required": ["path", "edits"],
         },
-        writes=True,
-    )
-
-    async def run(self, call: ToolInvocation) -> dict[str, Any]:
-        """Edit it."""
-        path = call.text("path")
-        edits = _read_edits(call.arguments.get("edits"))
-        content = await call.machine.read(path)
-        if content is None:
-            raise ToolError(f"cannot read {path}")
-        text = content.decode("utf-8", "surrogateescape")
-        try:
-            edited = replace_texts(text, edits)
-        except ToolError as error:
-            raise ToolError(f"{error} (in {path})") from None
-        if edited == text:
-            raise ToolError("no changes made: the replacements produce the same content")
-        if not await call.machine.write(path, edited.encode("utf-8", "surrogateescape")):
-            raise ToolError(f"cannot write {path}")
-        return {"result": "file edited successfully", "path": path, "edits_applied": len(edits)}
+        "required": ["path", "edits"],
+    },
+    writes=True,
+)
+async def edit_file(call: ToolInvocation) -> dict[str, Any]:
+    """Replace texts of a file, each of which must be there once."""
+    path = call.text("path")
+    edits = _read_edits(call.arguments.get("edits"))
+    content = await call.machine.read(path)
+    if content is None:
+        raise ToolError(f"cannot read {path}")
+    text = content.decode("utf-8", "surrogateescape")
+    try:
+        edited = replace_texts(text, edits)
+    except ToolError as error:
+        raise ToolError(f"{error} (in {path})") from None
+    if edited == text:
+        raise ToolError("no changes made: the replacements produce the same content")
+    if not await call.machine.write(path, edited.encode("utf-8", "surrogateescape")):
+        raise ToolError(f"cannot write {path}")
+    return {"result": "file edited successfully", "path": path, "edits_applied": len(edits)}
 
 
 def replace_texts(text: str, edits: Sequence[tuple[str, str]]) -> str:

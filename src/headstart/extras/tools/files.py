@@ -5,77 +5,67 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from headstart.extras.tools.tool import Tool, ToolError, ToolInfo, ToolInvocation, parameters
+from headstart.extras.tools.tool import ToolError, ToolInvocation, parameters, tool
 
 MAX_TEXT_BYTES = 16 * 1024  # of one answer: what a model can still use
 MAX_BASE64_BYTES = 32 * 2**20
 CUT = "[output truncated]"
 
 
-class ReadFile(Tool):
+@tool(
+    title="Read file",
+    description="Read the contents of a file. Optionally specify a 1-based line range. If "
+    'append_loc is true, each line is prefixed with its line number (e.g. "1→...").',
+    parameters=parameters(
+        ("path",),
+        path=("string", "Path to the file"),
+        start_line=("integer", "First line to read, 1-based (default: 1)"),
+        end_line=("integer", "Last line to read, 1-based inclusive (default: end of file)"),
+        append_loc=("boolean", "Prefix each line with its line number"),
+    ),
+)
+async def read_file(call: ToolInvocation) -> dict[str, Any]:
     """Lines of a text file, or a whole file in Base64 where the client asks for that."""
-
-    info = ToolInfo(
-        name="read_file",
-        title="Read file",
-        description="Read the contents of a file. Optionally specify a 1-based line range. If "
-        'append_loc is true, each line is prefixed with its line number (e.g. "1→...").',
-        parameters=parameters(
-            ("path",),
-            path=("string", "Path to the file"),
-            start_line=("integer", "First line to read, 1-based (default: 1)"),
-            end_line=("integer", "Last line to read, 1-based inclusive (default: end of file)"),
-            append_loc=("boolean", "Prefix each line with its line number"),
-        ),
-    )
-
-    async def run(self, call: ToolInvocation) -> dict[str, Any]:
-        """Read it."""
-        path = call.text("path")
-        first, last = call.number("start_line", 1), call.number("end_line", -1)
-        size = await call.machine.size(path)
-        if size is None:
-            raise ToolError(f"cannot read {path}: there is no such file")
-        limit = MAX_BASE64_BYTES if call.wants_base64 else MAX_TEXT_BYTES
-        if size > limit and (call.wants_base64 or last == -1):
-            remedy = "" if call.wants_base64 else "; use start_line and end_line to read a part"
-            raise ToolError(f"{path} has {size} bytes, more than {limit}{remedy}")
-        content = await call.machine.read(path)
-        if content is None:
-            raise ToolError(f"cannot read {path}")
-        if call.wants_base64:
-            text = base64.b64encode(content).decode()
-            return {"base64": text, "size_bytes": len(content)}
-        lines = _lines(content.decode("utf-8", "replace"))
-        chosen = lines[max(first, 1) - 1 : None if last == -1 else max(last, 0)]
-        if call.flag("append_loc"):
-            chosen = [f"{number}→{line}" for number, line in enumerate(chosen, max(first, 1))]
-        return {"plain_text_response": _within(chosen)}
+    path = call.text("path")
+    first, last = call.number("start_line", 1), call.number("end_line", -1)
+    size = await call.machine.size(path)
+    if size is None:
+        raise ToolError(f"cannot read {path}: there is no such file")
+    limit = MAX_BASE64_BYTES if call.wants_base64 else MAX_TEXT_BYTES
+    if size > limit and (call.wants_base64 or last == -1):
+        remedy = "" if call.wants_base64 else "; use start_line and end_line to read a part"
+        raise ToolError(f"{path} has {size} bytes, more than {limit}{remedy}")
+    content = await call.machine.read(path)
+    if content is None:
+        raise ToolError(f"cannot read {path}")
+    if call.wants_base64:
+        text = base64.b64encode(content).decode()
+        return {"base64": text, "size_bytes": len(content)}
+    lines = _lines(content.decode("utf-8", "replace"))
+    chosen = lines[max(first, 1) - 1 : None if last == -1 else max(last, 0)]
+    if call.flag("append_loc"):
+        chosen = [f"{number}→{line}" for number, line in enumerate(chosen, max(first, 1))]
+    return {"plain_text_response": _within(chosen)}
 
 
-class WriteFile(Tool):
+@tool(
+    title="Write file",
+    description="Write content to a file, creating it (including parent directories) if it "
+    "does not exist. May use with edit_file for more complex edits.",
+    parameters=parameters(
+        ("path", "content"),
+        path=("string", "Path of the file to write"),
+        content=("string", "Content to write"),
+    ),
+    writes=True,
+)
+async def write_file(call: ToolInvocation) -> dict[str, Any]:
     """Write a file, and the folders above it."""
-
-    info = ToolInfo(
-        name="write_file",
-        title="Write file",
-        description="Write content to a file, creating it (including parent directories) if it "
-        "does not exist. May use with edit_file for more complex edits.",
-        parameters=parameters(
-            ("path", "content"),
-            path=("string", "Path of the file to write"),
-            content=("string", "Content to write"),
-        ),
-        writes=True,
-    )
-
-    async def run(self, call: ToolInvocation) -> dict[str, Any]:
-        """Write it."""
-        path = call.text("path")
-        content = call.text("content").encode("utf-8", "replace")
-        if not await call.machine.write(path, content):
-            raise ToolError(f"cannot write {path}")
-        return {"result": "file written successfully", "path": path, "bytes": len(content)}
+    path = call.text("path")
+    content = call.text("content").encode("utf-8", "replace")
+    if not await call.machine.write(path, content):
+        raise ToolError(f"cannot write {path}")
+    return {"result": "file written successfully", "path": path, "bytes": len(content)}
 
 
 def _lines(text: str) -> list[str]:

@@ -1,27 +1,50 @@
-"""Where tools work: this machine, and the calls that any other has to offer as well."""
+"""Where tools work: this machine, or one that is reached through a program (docker, podman, ssh).
+
+Files are handled by programs that every POSIX machine has: sh, cat, wc, mkdir, dirname, find, and
+timeout on other machines. Names of machines and paths come from clients, so that neither must be
+read as an option.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
+import re
+import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from headstart.extras.tools.command import CommandLimits, Finished, run_command
+from headstart.types.errors import HeadstartError
 
 LIST_LIMITS = CommandLimits(seconds=15, output_bytes=8 * 2**20)  # of one listing
-# reported where they are found, never walked: they can be enormous
+READ_LIMITS = CommandLimits(seconds=15, output_bytes=64 * 2**20)
+SHORT_LIMITS = CommandLimits(seconds=15, output_bytes=4096)
+GRACE_SECONDS = 5.0  # for the time limit on another machine to come before the one here
+ENGINES = ("docker", "podman")
+# without questions to a user: keys only, and a host that is known
+SSH = (
+    "ssh", "-o", "BatchMode=yes", "-o", "PasswordAuthentication=no",
+    "-o", "KbdInteractiveAuthentication=no", "-o", "StrictHostKeyChecking=yes",
+)  # fmt: skip
+# listed, but not searched: they can be enormous
 JUNK_FOLDERS = (
     ".git", ".svn", ".hg", "node_modules", "__pycache__", ".venv", "venv", "dist", "build",
     "target", ".cache", ".idea", ".vscode",
 )  # fmt: skip
-GIT_LIST = ("ls-files", "--cached", "--others", "--exclude-standard")
+# all files, `//`, and those of them that were deleted; each with a NUL behind it
+GIT_LIST = (
+    'cd "$1" && git ls-files -z --cached --others --exclude-standard && printf "//\\0" && '
+    "git ls-files -z --deleted"
+)
 
 EntryKind = Literal["file", "dir", "all"]
 Told = Callable[[bytes], None]
+Wrap = Callable[[Sequence[str]], Sequence[str]]
+
+
+class RuntimeNameError(HeadstartError):
+    """What names a tool's runtime is none, or not one that may be used."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,146 +63,123 @@ class Listing:
     is_cut: bool = False
 
 
-class Machine(Protocol):
+class Machine:
     """Files and programs of one machine; paths are relative to the folder of the call."""
 
-    folder: str
-    is_remote: bool
-
-    def resolve(self, path: str) -> str:
-        """The whole path."""
-
-    async def kind(self, path: str) -> EntryKind | None:
-        """Whether it is a file or a folder, None for neither."""
-
-    async def size(self, path: str) -> int | None:
-        """Bytes of a file, None where it cannot be read."""
-
-    async def read(self, path: str) -> bytes | None:
-        """What a file holds, None where it cannot be read."""
-
-    async def write(self, path: str, content: bytes) -> bool:
-        """Write a file and the folders above it; whether that worked."""
-
-    async def entries(self, base: str, max_depth: int, kind: EntryKind) -> Listing:
-        """Files and folders below one; without those that git ignores if only files are asked."""
-
-    async def run(
-        self, arguments: Sequence[str], limits: CommandLimits, on_output: Told | None = None
-    ) -> Finished:
-        """Run a program in the folder of the call."""
-
-
-class LocalMachine:
-    """This machine, as the server's user."""
-
-    is_remote = False
-
-    def __init__(self, folder: str = "") -> None:
+    def __init__(self, folder: str = "", wrap: Wrap | None = None) -> None:
+        """`wrap` gives the command that runs another there; None: this machine."""
         self.folder = folder
+        self.is_remote = wrap is not None
+        self._wrap = wrap or (lambda command: command)
 
     def resolve(self, path: str) -> str:
-        """The whole path, `~` and `..` replaced."""
+        """The whole path; on this machine with `~` and `..` replaced."""
+        if self.is_remote:
+            return path if path.startswith("/") or not self.folder else f"{self.folder}/{path}"
         whole = os.path.join(self.folder or os.getcwd(), os.path.expanduser(path))
         return os.path.normpath(whole)
 
     async def kind(self, path: str) -> EntryKind | None:
         """Whether it is a file or a folder, None for neither."""
-        return await asyncio.to_thread(_kind, Path(self.resolve(path)))
+        script = '[ -d "$1" ] && echo dir || { [ -f "$1" ] && echo file; }'
+        answer = (await self._script(script, path)).output.strip()
+        return "dir" if answer == b"dir" else "file" if answer == b"file" else None
 
     async def size(self, path: str) -> int | None:
         """Bytes of a file, None where it cannot be read."""
-        return await asyncio.to_thread(_size, Path(self.resolve(path)))
+        told = await self._script('[ -f "$1" ] && wc -c < "$1"', path)
+        return int(told.output) if told.is_success and told.output.strip().isdigit() else None
 
     async def read(self, path: str) -> bytes | None:
         """What a file holds, None where it cannot be read."""
-        return await asyncio.to_thread(_read, Path(self.resolve(path)))
+        told = await self._script('[ -f "$1" ] && cat -- "$1"', path, READ_LIMITS)
+        return told.output if told.is_success else None
 
     async def write(self, path: str, content: bytes) -> bool:
         """Write a file and the folders above it; whether that worked."""
-        return await asyncio.to_thread(_write, Path(self.resolve(path)), content)
+        script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
+        return (await self._script(script, path, given=content)).is_success
 
     async def entries(self, base: str, max_depth: int, kind: EntryKind) -> Listing:
         """Files and folders below one; without those that git ignores if only files are asked."""
-        base = self.resolve(base)
         if kind == "file":
-            listed = await run_command(("git", "-C", base, *GIT_LIST, "-z"), LIST_LIMITS)
-            if listed.is_success:
-                return await asyncio.to_thread(_of_git, Path(base), listed, max_depth)
-        return await asyncio.to_thread(_walk, base, max_depth, kind)
+            told = await self._script(GIT_LIST, base, LIST_LIMITS)
+            if told.is_success:
+                names, _, deleted = told.output.partition(b"//\0")
+                gone = {*_paths(deleted)}
+                found = [path for path in _paths(names) if path not in gone]
+                shallow = [path for path in found if not 0 < max_depth <= path.count("/")]
+                return Listing([FoundPath(path, False) for path in shallow], told.is_cut)
+        found_paths: list[FoundPath] = []
+        is_cut = False
+        for is_folder in (True, False):
+            if kind != ("file" if is_folder else "dir"):
+                script = _find_script(max_depth, is_folder=is_folder)
+                told = await self._script(script, base, LIST_LIMITS)
+                found_paths += [
+                    FoundPath(path.removeprefix("./"), is_folder) for path in _paths(told.output)
+                ]
+                # `find` fails if a folder cannot be read
+                is_cut = is_cut or told.is_cut or not told.is_success
+        return Listing(found_paths, is_cut)
 
     async def run(
         self, arguments: Sequence[str], limits: CommandLimits, on_output: Told | None = None
     ) -> Finished:
         """Run a program in the folder of the call."""
-        return await run_command(arguments, limits, folder=self.folder, on_output=on_output)
+        if not self.is_remote:
+            return await run_command(arguments, limits, folder=self.folder, on_output=on_output)
+        # with its time limit there: what is killed here is only the way to it
+        inner = ["timeout", f"{limits.seconds:.0f}s", *arguments]
+        if self.folder:
+            move = 'cd "$1" || exit 127; shift; exec "$@"'
+            inner = ["sh", "-c", move, "_", self.folder, *inner]
+        outer = replace(limits, seconds=limits.seconds + GRACE_SECONDS)
+        return await run_command(self._wrap(inner), outer, on_output=on_output)
+
+    async def _script(
+        self, script: str, path: str, limits: CommandLimits = SHORT_LIMITS, given: bytes = b""
+    ) -> Finished:
+        arguments = self._wrap(("sh", "-c", script, "_", self.resolve(path)))
+        return await run_command(arguments, limits, given=given, merges_errors=False)
 
 
-def depth_of(path: str) -> int:
-    """Folders above a relative path, itself counted."""
-    return path.count("/") + 1
+def machine_of(runtime: str, folder: str) -> Machine:
+    """Where a call works; an empty name is this machine.
+
+    Raises:
+        RuntimeNameError: there is no such runtime, or it may not be named so.
+    """
+    if not runtime:
+        return Machine(folder)
+    scheme, _, name = runtime.partition(":")
+    if scheme == "ssh":
+        if not re.fullmatch(r"[A-Za-z0-9._@][A-Za-z0-9._@-]*", name):
+            raise RuntimeNameError(f"invalid ssh target: {name!r:.80}")
+        return Machine(folder, lambda inner: (*SSH, name, shlex.join(inner)))
+    engine = scheme.removesuffix("-container")
+    if engine in ENGINES and scheme != engine:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise RuntimeNameError(f"invalid container id: {name!r:.80}")
+        return Machine(folder, lambda inner: (engine, "exec", "-i", name, *inner))
+    if engine in ENGINES:
+        raise RuntimeNameError(f"a call can only use a container that runs, not {runtime!r:.80}")
+    # never this machine instead: the client asked for another
+    raise RuntimeNameError(f"unknown tool runtime: {runtime!r:.80}")
 
 
-def _kind(path: Path) -> EntryKind | None:
-    try:
-        return "dir" if path.is_dir() else "file" if path.is_file() else None
-    except (OSError, ValueError):
-        return None
+def _paths(output: bytes) -> list[str]:
+    """Paths with a NUL behind each."""
+    return [os.fsdecode(path) for path in output.split(b"\0") if path]
 
 
-def _size(path: Path) -> int | None:
-    try:
-        return path.stat().st_size if path.is_file() else None
-    except (OSError, ValueError):
-        return None
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        # a pipe or a device would be waited for
-        return path.read_bytes() if path.is_file() else None
-    except (OSError, ValueError):
-        return None
-
-
-def _write(path: Path, content: bytes) -> bool:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-    except (OSError, ValueError):
-        return False
-    return True
-
-
-def _of_git(base: Path, listed: Finished, max_depth: int) -> Listing:
-    paths = [os.fsdecode(path) for path in listed.output.split(b"\0") if path]
-    shallow = [path for path in paths if not max_depth or depth_of(path) <= max_depth]
-    found = [FoundPath(path, False) for path in shallow if (base / path).is_file()]
-    return Listing(found, listed.is_cut)
-
-
-def _walk(base: str, max_depth: int, kind: EntryKind) -> Listing:
-    """Depth first; links are never followed, they may lead back."""
-    deadline = time.monotonic() + LIST_LIMITS.seconds
-    found: list[FoundPath] = []
-    is_cut = False
-    waiting = [("", 0)]
-    while waiting:
-        folder, depth = waiting.pop()
-        try:
-            with os.scandir(os.path.join(base, folder)) as scanned:
-                members = list(scanned)
-        except OSError:
-            is_cut = True
-            continue
-        if time.monotonic() > deadline:
-            return Listing(found, is_cut=True)
-        for one in members:
-            path = f"{folder}/{one.name}" if folder else one.name
-            is_folder = one.is_dir()
-            if (is_folder and kind != "file") or (one.is_file() and kind != "dir"):
-                found.append(FoundPath(path, is_folder))
-            goes_on = is_folder and one.name not in JUNK_FOLDERS and not one.is_symlink()
-            if goes_on and (not max_depth or depth + 1 < max_depth):
-                waiting.append((path, depth + 1))
-    return Listing(found, is_cut)
+def _find_script(max_depth: int, *, is_folder: bool) -> str:
+    depth = f" -maxdepth {max_depth}" if max_depth else ""
+    junk = " -o ".join(f"-name {name}" for name in JUNK_FOLDERS)
+    kind = "d" if is_folder else "f"
+    shown = f"\\( -type {kind} -o -type l -exec test -{kind} {{}} \\; \\) -print0"
+    # a junk folder is listed and not searched
+    of_junk = "-print0" if is_folder else ""
+    return (
+        f'cd "$1" && find . -mindepth 1{depth} -type d \\( {junk} \\) -prune {of_junk} -o {shown}'
+    )

@@ -16,7 +16,7 @@ from mcp.types import Tool as ListedTool
 
 from headstart import __version__
 from headstart.extras.tools.mcp_config import McpServerConfig
-from headstart.extras.tools.tool import Tool, ToolError, ToolInfo, ToolInvocation
+from headstart.extras.tools.tool import Tool, ToolError, ToolInvocation
 
 if TYPE_CHECKING:
     from anyio.streams.memory import MemoryObjectReceiveStream
@@ -49,7 +49,7 @@ class McpServer:
         self._failure = ""
         self._failed_at = float("-inf")
 
-    async def discover(self) -> list[McpTool]:
+    async def discover(self) -> list[Tool]:
         """The tools that it offers; none, with a warning in the log, if it does not work."""
         try:
             async with asyncio.timeout(DISCOVERY_SECONDS):
@@ -59,14 +59,24 @@ class McpServer:
             log.warning("the tools of the MCP server %s are left out: %s", self.name, reason)
             return []
         log.info("the MCP server %s offers %d tools", self.name, len(listed))
-        return [McpTool(self, one) for one in listed]
+        return [self._tool(one) for one in listed]
 
-    async def call(self, tool: str, arguments: Mapping[str, Any]) -> str:
-        """What a tool answers.
+    def _tool(self, listed: ListedTool) -> Tool:
+        async def run(call: ToolInvocation) -> dict[str, Any]:
+            return {"plain_text_response": await self._call(listed.name, call.arguments)}
 
-        Raises:
-            ToolError: the tool, or the server, failed.
-        """
+        name = f"{self.name}_{listed.name}"
+        return Tool(
+            name=name,
+            title=name,
+            description=listed.description or "",
+            parameters=listed.input_schema,
+            run=run,
+            kind="mcp",
+            uses_folder=False,
+        )
+
+    async def _call(self, tool: str, arguments: Mapping[str, Any]) -> str:
         session = await self._open()
         result = await self._answer(session.call_tool(tool, dict(arguments)))
         text = "\n".join(part.text for part in result.content if part.type == "text")
@@ -181,24 +191,3 @@ def _settle(started: asyncio.Future[ClientSession], outcome: ClientSession | Too
         started.set_exception(outcome)
     else:
         started.set_result(outcome)
-
-
-class McpTool(Tool):
-    """A tool of an MCP server, under the server's name and its own."""
-
-    def __init__(self, server: McpServer, listed: ListedTool) -> None:
-        self._server = server
-        self._name = listed.name
-        name = f"{server.name}_{listed.name}"
-        self.info = ToolInfo(
-            name=name,
-            title=name,
-            description=listed.description or "",
-            parameters=listed.input_schema,
-            kind="mcp",
-            uses_folder=False,
-        )
-
-    async def run(self, call: ToolInvocation) -> dict[str, Any]:
-        """Ask the server."""
-        return {"plain_text_response": await self._server.call(self._name, call.arguments)}

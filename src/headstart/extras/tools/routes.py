@@ -70,7 +70,7 @@ class HostedTools(Extra):
 async def list_tools(http: HttpRequest) -> list[dict[str, Any]]:
     """List the tools, in the form that requests for answers take them."""
     tools = await http.app.state.toolbox.tools()
-    return [tool.info.describe() for tool in tools.values()]
+    return [tool.describe() for tool in tools.values()]
 
 
 @routes.post("/tools", body=ToolBody, answer="what the tool says, or `error`; events if streamed")
@@ -85,7 +85,7 @@ async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
     tool = (await toolbox.tools()).get(body.tool)
     if tool is None:
         raise ApiError(404, f"there is no tool {shorten(body.tool)}; GET /tools lists them")
-    own = tool.info.kind == "server"
+    own = tool.kind == "server"
     # where a call works is the client's choice, never the model's
     reserved = ("cwd", "runtime", "resp_type") if own else ()
     arguments = {name: value for name, value in body.params.items() if name not in reserved}
@@ -95,8 +95,8 @@ async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
         wants_base64=http.headers.get("x-resp-type", "") == "base64",
     )
     if body.stream:
-        if not tool.info.can_stream:
-            raise ApiError(400, f"the tool {tool.info.name} cannot be streamed; leave out stream")
+        if not tool.can_stream:
+            raise ApiError(400, f"the tool {tool.name} cannot be streamed; leave out stream")
         stream = _stream(toolbox, tool, arguments, place)
         return StreamingResponse(stream, headers=sse.HEADERS, media_type="text/event-stream")
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from headstart.extras.tools.command import end_process
-from headstart.extras.tools.isolate import ENGINES, RuntimeNameError, machine_of
+from headstart.extras.tools.machine import ENGINES, RuntimeNameError, machine_of
 from headstart.extras.tools.tool import ToolError
 from headstart.types.errors import ConfigError
 
@@ -25,49 +25,31 @@ LOOK_SECONDS = 0.1
 class Runtime:
     """A name that `machine_of` understands, found anew for each call.
 
-    Raises:
-        ConfigError: the setting names none.
+    A container of ours runs as long as the input of its shell is open, and is removed then.
     """
 
     def __init__(self, setting: str = "") -> None:
-        engine, _, image = setting.partition(":")
+        """Raise a ConfigError if the setting names no runtime."""
         self._setting = setting
-        self._container = Container(engine, image) if engine in ENGINES and image else None
-        if self._container is None:
+        self._engine, _, self._image = setting.partition(":")
+        self._starts_container = self._engine in ENGINES and bool(self._image)
+        self._starting = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+        self._id = ""
+        if not self._starts_container:
             try:
                 machine_of(setting, "")
             except RuntimeNameError as error:
                 raise ConfigError(f"--tools-runtime {setting}: {error}") from error
 
     async def name(self) -> str:
-        """What the next call works in.
+        """What the next call works in; a container is started if none runs.
 
         Raises:
             ToolError: the container cannot be started.
         """
-        return self._setting if self._container is None else await self._container.name()
-
-    async def close(self) -> None:
-        """Remove the container, if there is one."""
-        if self._container is not None:
-            await self._container.close()
-
-
-class Container:
-    """A container of ours: it runs as long as its shell's input is open, and is removed then."""
-
-    def __init__(self, engine: str, image: str) -> None:
-        self._engine, self._image = engine, image
-        self._starting = asyncio.Lock()
-        self._process: asyncio.subprocess.Process | None = None
-        self._id = ""
-
-    async def name(self) -> str:
-        """The running container's, which is started if there is none.
-
-        Raises:
-            ToolError: it does not start.
-        """
+        if not self._starts_container:
+            return self._setting
         async with self._starting:
             if self._process is None or self._process.returncode is not None:
                 self._id = await self._start()
@@ -75,7 +57,7 @@ class Container:
             return f"{self._engine}-container:{self._id}"
 
     async def close(self) -> None:
-        """Remove it: its shell ends with its input."""
+        """Remove the container, if there is one."""
         process = self._process
         if process is None or process.returncode is not None:
             return

@@ -14,12 +14,11 @@ from headstart.extras.tools import glob, grep_child
 from headstart.extras.tools.command import CommandLimits, run_command
 from headstart.extras.tools.machine import EntryKind, FoundPath
 from headstart.extras.tools.tool import (
-    Tool,
     ToolError,
-    ToolInfo,
     ToolInvocation,
     parameters,
     readable,
+    tool,
 )
 
 MAX_RESULTS = 100
@@ -32,139 +31,130 @@ IGNORED = (
 )
 
 
-class FileGlobSearch(Tool):
+@tool(
+    title="File search",
+    description="Recursively search for files matching a glob pattern under a directory. "
+    + IGNORED
+    + 'A pattern with no "/" (e.g. "*.cpp") matches the file\'s basename at any depth. A '
+    'pattern containing "/" matches the full relative path; unless already anchored with '
+    '"**/" or a leading "/", it is automatically prefixed with "**/". Use type="dir" or "all" '
+    'to also list directories; directory entries are suffixed with "/" in the output. Note: '
+    "directory listings do not apply .gitignore filtering.",
+    parameters=parameters(
+        ("path",),
+        path=("string", "Base directory to search in"),
+        include=(
+            "string",
+            'Glob pattern for files to include (e.g. "*.cpp" or "src/**/*.cpp"). Default: **',
+        ),
+        exclude=("string", "Glob pattern for files to exclude"),
+        type=("string", 'Entry type to return: "file" (default), "dir" or "all"'),
+        max_depth=(
+            "integer",
+            "Maximum depth to descend into subdirectories (default: 0 = unlimited; 1 = direct "
+            "children only)",
+        ),
+        limit=("integer", f"Maximum number of results to return, at most {MAX_RESULTS}"),
+    ),
+)
+async def file_glob_search(call: ToolInvocation) -> dict[str, Any]:
     """Find files by a pattern of their paths."""
-
-    info = ToolInfo(
-        name="file_glob_search",
-        title="File search",
-        description="Recursively search for files matching a glob pattern under a directory. "
-        + IGNORED
-        + 'A pattern with no "/" (e.g. "*.cpp") matches the file\'s basename at any depth. A '
-        'pattern containing "/" matches the full relative path; unless already anchored with '
-        '"**/" or a leading "/", it is automatically prefixed with "**/". Use type="dir" or "all" '
-        'to also list directories; directory entries are suffixed with "/" in the output. Note: '
-        "directory listings do not apply .gitignore filtering.",
-        parameters=parameters(
-            ("path",),
-            path=("string", "Base directory to search in"),
-            include=(
-                "string",
-                'Glob pattern for files to include (e.g. "*.cpp" or "src/**/*.cpp"). Default: **',
-            ),
-            exclude=("string", "Glob pattern for files to exclude"),
-            type=("string", 'FoundPath type to return: "file" (default), "dir" or "all"'),
-            max_depth=(
-                "integer",
-                "Maximum depth to descend into subdirectories (default: 0 = unlimited; 1 = direct "
-                "children only)",
-            ),
-            limit=("integer", f"Maximum number of results to return, at most {MAX_RESULTS}"),
-        ),
-    )
-
-    async def run(self, call: ToolInvocation) -> dict[str, Any]:
-        """Search."""
-        kind, limit = call.text("type", "file"), call.number("limit", MAX_RESULTS)
-        if kind not in KINDS:
-            raise ToolError(f'invalid type: {kind!r:.60} (must be "file", "dir" or "all")')
-        if limit < 1:
-            raise ToolError(f"invalid limit: {limit} (must be 1 or more)")
-        base, depth = await _folder(call), max(0, call.number("max_depth", 0))
-        listing = await call.machine.entries(base, depth, cast("EntryKind", kind))
-        found = await _filtered(call, listing.entries)
-        shown = found[: min(limit, MAX_RESULTS)]
-        lines = [entry.path + "/" * entry.is_folder for entry in shown]
-        lines += ["", "---", f"Total matches: {len(found)}"]
-        if len(found) > len(shown):
-            lines.append(
-                f"[only {len(shown)} of {len(found)} matches are shown; refine the pattern to "
-                "narrow the search]"
-            )
-        if listing.is_cut:
-            lines.append("[the search took too long, or a directory could not be read]")
-        entries = [
-            {"path": readable(entry.path), "type": "dir" if entry.is_folder else "file"}
-            for entry in shown
-        ]
-        text = readable("\n".join(lines)) + "\n"
-        return {"plain_text_response": text, "entries": entries, "base": readable(base)}
-
-
-class GrepSearch(Tool):
-    """Find lines of files by a regular expression."""
-
-    info = ToolInfo(
-        name="grep_search",
-        title="Grep search",
-        description="Search for a pattern in files under a path. Returns matching lines with file "
-        "paths (and, unless searching a single file, paths relative to the given directory). "
-        + IGNORED
-        + "include/exclude: a pattern with no '/' matches the basename at any depth; a pattern "
-        "containing '/' matches the full relative path (auto-anchored with \"**/\" unless already "
-        "anchored).",
-        parameters=parameters(
-            ("path", "pattern"),
-            path=("string", "File or directory to search in"),
-            pattern=(
-                "string",
-                "Pattern to search for (regular expression unless literal is true)",
-            ),
-            include=("string", "Glob pattern to filter files (default: **)"),
-            exclude=("string", "Glob pattern to exclude files"),
-            return_line_numbers=("boolean", "If true, include line numbers in results"),
-            literal=(
-                "boolean",
-                "Treat pattern as a literal string instead of a regular expression",
-            ),
-            ignore_case=("boolean", "Case-insensitive search (default: false)"),
-            context_lines=("integer", "Lines to show before and after each match (default: 0)"),
-        ),
-    )
-
-    async def run(self, call: ToolInvocation) -> dict[str, Any]:
-        """Search, in a process of its own."""
-        pattern = call.text("pattern")
-        task = {
-            "pattern": re.escape(pattern) if call.flag("literal") else pattern,
-            "ignore_case": call.flag("ignore_case"),
-            "context": max(0, call.number("context_lines", 0)),
-            "numbers": call.flag("return_line_numbers"),
-            "max_results": MAX_RESULTS,
-            "files": await self._files(call),
-        }
-        told = await run_command(
-            (sys.executable, "-I", str(Path(grep_child.__file__))),
-            GREP_LIMITS,
-            given=json.dumps(task).encode(),
+    kind, limit = call.text("type", "file"), call.number("limit", MAX_RESULTS)
+    if kind not in KINDS:
+        raise ToolError(f'invalid type: {kind!r:.60} (must be "file", "dir" or "all")')
+    if limit < 1:
+        raise ToolError(f"invalid limit: {limit} (must be 1 or more)")
+    base, depth = await _folder(call), max(0, call.number("max_depth", 0))
+    listing = await call.machine.entries(base, depth, cast("EntryKind", kind))
+    found = await _filtered(call, listing.entries)
+    shown = found[: min(limit, MAX_RESULTS)]
+    lines = [entry.path + "/" * entry.is_folder for entry in shown]
+    lines += ["", "---", f"Total matches: {len(found)}"]
+    if len(found) > len(shown):
+        lines.append(
+            f"[only {len(shown)} of {len(found)} matches are shown; refine the pattern to "
+            "narrow the search]"
         )
-        if told.has_timed_out:
-            raise ToolError(
-                f"the search took more than {GREP_LIMITS.seconds:.0f} seconds; narrow path, "
-                "pattern or include"
-            )
-        if not told.is_success:
-            raise ToolError(told.text.strip()[-500:])
-        return {"plain_text_response": told.text}
+    if listing.is_cut:
+        lines.append("[the search took too long, or a directory could not be read]")
+    entries = [
+        {"path": readable(entry.path), "type": "dir" if entry.is_folder else "file"}
+        for entry in shown
+    ]
+    text = readable("\n".join(lines)) + "\n"
+    return {"plain_text_response": text, "entries": entries, "base": readable(base)}
 
-    async def _files(self, call: ToolInvocation) -> list[tuple[str, str, str | None]]:
-        """Name that is shown, path, and the content of what the child cannot read itself."""
-        machine, path = call.machine, call.text("path")
-        if await machine.kind(path) == "file":
-            named = [(path, machine.resolve(path))]
-        else:
-            base = await _folder(call)
-            listing = await machine.entries(base, 0, "file")
-            found = await _filtered(call, listing.entries)
-            named = [(entry.path, f"{base}/{entry.path}") for entry in found]
-        if not machine.is_remote:
-            return [(name, whole, None) for name, whole in named]
-        read = [(name, whole, await machine.read(whole)) for name, whole in named]
-        return [
-            (name, whole, content.decode("utf-8", "replace"))
-            for name, whole, content in read
-            if content is not None
-        ]
+
+@tool(
+    title="Grep search",
+    description="Search for a pattern in files under a path. Returns matching lines with file "
+    "paths (and, unless searching a single file, paths relative to the given directory). "
+    + IGNORED
+    + "include/exclude: a pattern with no '/' matches the basename at any depth; a pattern "
+    "containing '/' matches the full relative path (auto-anchored with \"**/\" unless already "
+    "anchored).",
+    parameters=parameters(
+        ("path", "pattern"),
+        path=("string", "File or directory to search in"),
+        pattern=(
+            "string",
+            "Pattern to search for (regular expression unless literal is true)",
+        ),
+        include=("string", "Glob pattern to filter files (default: **)"),
+        exclude=("string", "Glob pattern to exclude files"),
+        return_line_numbers=("boolean", "If true, include line numbers in results"),
+        literal=(
+            "boolean",
+            "Treat pattern as a literal string instead of a regular expression",
+        ),
+        ignore_case=("boolean", "Case-insensitive search (default: false)"),
+        context_lines=("integer", "Lines to show before and after each match (default: 0)"),
+    ),
+)
+async def grep_search(call: ToolInvocation) -> dict[str, Any]:
+    """Find lines of files by a regular expression."""
+    pattern = call.text("pattern")
+    task = {
+        "pattern": re.escape(pattern) if call.flag("literal") else pattern,
+        "ignore_case": call.flag("ignore_case"),
+        "context": max(0, call.number("context_lines", 0)),
+        "numbers": call.flag("return_line_numbers"),
+        "max_results": MAX_RESULTS,
+        "files": await _files(call),
+    }
+    told = await run_command(
+        (sys.executable, "-I", str(Path(grep_child.__file__))),
+        GREP_LIMITS,
+        given=json.dumps(task).encode(),
+    )
+    if told.has_timed_out:
+        raise ToolError(
+            f"the search took more than {GREP_LIMITS.seconds:.0f} seconds; narrow path, "
+            "pattern or include"
+        )
+    if not told.is_success:
+        raise ToolError(told.text.strip()[-500:])
+    return {"plain_text_response": told.text}
+
+
+async def _files(call: ToolInvocation) -> list[tuple[str, str, str | None]]:
+    """Name that is shown, path, and the content of what the child cannot read itself."""
+    machine, path = call.machine, call.text("path")
+    if await machine.kind(path) == "file":
+        named = [(path, machine.resolve(path))]
+    else:
+        base = await _folder(call)
+        listing = await machine.entries(base, 0, "file")
+        found = await _filtered(call, listing.entries)
+        named = [(entry.path, f"{base}/{entry.path}") for entry in found]
+    if not machine.is_remote:
+        return [(name, whole, None) for name, whole in named]
+    read = [(name, whole, await machine.read(whole)) for name, whole in named]
+    return [
+        (name, whole, content.decode("utf-8", "replace"))
+        for name, whole, content in read
+        if content is not None
+    ]
 
 
 async def _folder(call: ToolInvocation) -> str:

@@ -7,71 +7,61 @@ import os
 from typing import Any
 
 from headstart.extras.tools.command import CommandLimits, Finished
-from headstart.extras.tools.tool import Tool, ToolInfo, ToolInvocation, parameters, readable
+from headstart.extras.tools.tool import ToolInvocation, parameters, readable, tool
 
 MAX_OUTPUT_BYTES = 16 * 1024
 MAX_SECONDS = 60
 INFO_LIMITS = CommandLimits(seconds=5, output_bytes=4096)
 
 
-class ExecShellCommand(Tool):
-    """Run a shell command, with a limit of time and output."""
-
-    info = ToolInfo(
-        name="exec_shell_command",
-        title="Execute shell command",
-        description="Execute a shell command and return its output (stdout and stderr combined).",
-        parameters=parameters(
-            ("command",),
-            command=("string", "Shell command to execute"),
-            timeout=("integer", f"Timeout in seconds (default 10, max {MAX_SECONDS})"),
-            max_output_size=(
-                "integer",
-                f"Maximum output size in bytes (default {MAX_OUTPUT_BYTES})",
-            ),
+@tool(
+    title="Execute shell command",
+    description="Execute a shell command and return its output (stdout and stderr combined).",
+    parameters=parameters(
+        ("command",),
+        command=("string", "Shell command to execute"),
+        timeout=("integer", f"Timeout in seconds (default 10, max {MAX_SECONDS})"),
+        max_output_size=(
+            "integer",
+            f"Maximum output size in bytes (default {MAX_OUTPUT_BYTES})",
         ),
-        writes=True,
-        can_stream=True,
+    ),
+    writes=True,
+    can_stream=True,
+)
+async def exec_shell_command(call: ToolInvocation) -> dict[str, Any]:
+    """Run a shell command, with a limit of time and output."""
+    limits = CommandLimits(
+        seconds=max(1, min(call.number("timeout", 10), MAX_SECONDS)),
+        output_bytes=max(
+            0, min(call.number("max_output_size", MAX_OUTPUT_BYTES), MAX_OUTPUT_BYTES)
+        ),
     )
-
-    async def run(self, call: ToolInvocation) -> dict[str, Any]:
-        """Run it; who streams is told each piece, and how it ended."""
-        limits = CommandLimits(
-            seconds=max(1, min(call.number("timeout", 10), MAX_SECONDS)),
-            output_bytes=max(
-                0, min(call.number("max_output_size", MAX_OUTPUT_BYTES), MAX_OUTPUT_BYTES)
-            ),
-        )
-        command = call.text("command")
-        told = call.on_output
-        decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        on_output = None if told is None else lambda piece: told(decoder.decode(piece))
-        finished = await call.machine.run(("sh", "-c", command), limits, on_output)
-        if told is not None:
-            cut = "\n[output truncated]" if finished.is_cut else ""
-            told(decoder.decode(b"", final=True) + cut + _end(finished))
-        return {"plain_text_response": finished.text + _end(finished)}
+    command = call.text("command")
+    told = call.on_output
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    on_output = None if told is None else lambda piece: told(decoder.decode(piece))
+    finished = await call.machine.run(("sh", "-c", command), limits, on_output)
+    if told is not None:
+        cut = "\n[output truncated]" if finished.is_cut else ""
+        told(decoder.decode(b"", final=True) + cut + _end(finished))
+    return {"plain_text_response": finished.text + _end(finished)}
 
 
-class GetInfo(Tool):
+@tool(
+    title="Get Runtime Info",
+    description="Returns runtime info: the OS name/version and the current working directory",
+    parameters={"type": "object", "properties": {}},
+)
+async def get_info(call: ToolInvocation) -> dict[str, Any]:
     """Which machine it is, and the folder of the call."""
-
-    info = ToolInfo(
-        name="get_info",
-        title="Get Runtime Info",
-        description="Returns runtime info: the OS name/version and the current working directory",
-        parameters={"type": "object", "properties": {}},
-    )
-
-    async def run(self, call: ToolInvocation) -> dict[str, Any]:
-        """Ask it."""
-        machine = call.machine
-        folder = machine.folder
-        if not folder:
-            folder = _told(await machine.run(("pwd",), INFO_LIMITS))
-            folder = folder if machine.is_remote else os.getcwd()
-        system = _told(await machine.run(("uname", "-a"), INFO_LIMITS))
-        return {"os": system, "cwd": readable(folder)}
+    machine = call.machine
+    folder = machine.folder
+    if not folder:
+        folder = _told(await machine.run(("pwd",), INFO_LIMITS))
+        folder = folder if machine.is_remote else os.getcwd()
+    system = _told(await machine.run(("uname", "-a"), INFO_LIMITS))
+    return {"os": system, "cwd": readable(folder)}
 
 
 def _end(finished: Finished) -> str:

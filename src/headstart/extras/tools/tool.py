@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from headstart.extras.tools.machine import Machine
 
 V = TypeVar("V")
+Run = Callable[["ToolInvocation"], Awaitable[dict[str, Any]]]
 
 
 class ToolError(Exception):
@@ -62,13 +62,14 @@ class ToolInvocation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToolInfo:
-    """What clients and models are told of a tool."""
+class Tool:
+    """Something that a client may have done here, and what clients and models are told of it."""
 
     name: str
     title: str
     description: str
     parameters: Mapping[str, Any]  # JSON schema of the arguments
+    run: Run  # raises ToolError; cancelling ends it
     writes: bool = False
     kind: str = "server"  # or mcp
     uses_folder: bool = True
@@ -91,18 +92,9 @@ class ToolInfo:
         }
 
 
-class Tool(ABC):
-    """Something that a client may have done here."""
-
-    info: ToolInfo
-
-    @abstractmethod
-    async def run(self, call: ToolInvocation) -> dict[str, Any]:
-        """Do it; cancelling ends it.
-
-        Raises:
-            ToolError: it cannot be done.
-        """
+def tool(**facts: Any) -> Callable[[Run], Tool]:
+    """Decorator: a function becomes the tool of its name."""
+    return lambda run: Tool(name=run.__name__, run=run, **facts)
 
 
 def parameters(required: tuple[str, ...], **properties: tuple[str, str]) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headstart.config import ToolsConfig
-from headstart.extras.tools.edit import EditFile
-from headstart.extras.tools.files import ReadFile, WriteFile
-from headstart.extras.tools.isolate import machine_of
+from headstart.extras.tools.edit import edit_file
+from headstart.extras.tools.files import read_file, write_file
+from headstart.extras.tools.machine import machine_of
 from headstart.extras.tools.mcp_config import read_mcp_servers
 from headstart.extras.tools.runtime import Runtime
-from headstart.extras.tools.search import FileGlobSearch, GrepSearch
-from headstart.extras.tools.shell import ExecShellCommand, GetInfo
+from headstart.extras.tools.search import file_glob_search, grep_search
+from headstart.extras.tools.shell import exec_shell_command, get_info
 from headstart.extras.tools.tool import Tool, ToolError, ToolInvocation
 from headstart.types.errors import ConfigError, UnavailableError
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-BUILT_IN: tuple[type[Tool], ...] = (
-    ReadFile,
-    FileGlobSearch,
-    GrepSearch,
-    ExecShellCommand,
-    WriteFile,
-    EditFile,
-    GetInfo,
+BUILT_IN = (
+    read_file,
+    file_glob_search,
+    grep_search,
+    exec_shell_command,
+    write_file,
+    edit_file,
+    get_info,
 )
 
 
@@ -54,7 +54,7 @@ class Toolbox:
     """
 
     def __init__(self, config: ToolsConfig) -> None:
-        self._tools = {tool.info.name: tool for tool in _built_in(config)}
+        self._tools = {tool.name: tool for tool in _built_in(config)}
         self._servers = _mcp_servers(config)
         self._runtime = Runtime(config.tools_runtime or "")
         self._running: set[asyncio.Future[Any]] = set()
@@ -118,9 +118,9 @@ class Toolbox:
     async def _discover(self) -> None:
         found = await asyncio.gather(*(server.discover() for server in self._servers))
         for tool in chain.from_iterable(found):
-            if tool.info.name in self._tools:
-                log.warning("there are two tools %s; the second is left out", tool.info.name)
-            self._tools.setdefault(tool.info.name, tool)
+            if tool.name in self._tools:
+                log.warning("there are two tools %s; the second is left out", tool.name)
+            self._tools.setdefault(tool.name, tool)
 
 
 def _mcp_servers(config: ToolsConfig) -> list[McpServer]:
@@ -139,10 +139,10 @@ def _mcp_servers(config: ToolsConfig) -> list[McpServer]:
 def _built_in(config: ToolsConfig) -> list[Tool]:
     """Those that were asked for; `all` stands for all."""
     names = {name.strip() for name in (config.tools or "").split(",")} - {""}
-    known = [tool.info.name for tool in BUILT_IN]
+    known = [tool.name for tool in BUILT_IN]
     for name in sorted(names.difference(known, {"all"})):
         raise ConfigError(
             f"--tools names {name!r}, which there is not; use {', '.join(known)} or all"
         )
     wants_all = config.agent or "all" in names
-    return [tool() for tool in BUILT_IN if wants_all or tool.info.name in names]
+    return [tool for tool in BUILT_IN if wants_all or tool.name in names]

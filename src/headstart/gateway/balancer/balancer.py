@@ -1,6 +1,6 @@
-"""All replicas: which takes the next request, in which order to try them, and what is on its way.
+"""All replicas: in which order to try them for a request, and what is learned of the answer.
 
-Knows no network. The policy decides on what the replicas said last and what was sent since.
+Knows no network. The policy judges by what the replicas said last and what was sent since.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Fleet:
     _owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # response -> replica
 
     def add(self, replica: Replica) -> None:
-        """One more takes requests."""
+        """Send requests to one more."""
         self.replicas[replica.name] = replica
 
     def available(self) -> list[Replica]:
@@ -82,17 +82,17 @@ class Fleet:
         return asked.needs in self._owners
 
     def own(self, response: str, replica: Replica) -> None:
-        """This replica has a stored response."""
+        """Note which replica has a stored response."""
         _remember(self._owners, response, replica.name)
 
     def start(self, replica: Replica, asked: Asked) -> Flight:
-        """A request is sent to a replica; `finish` or `Replica.fail` ends the flight."""
+        """Count a request that is sent; `finish` or `Replica.fail` ends the flight."""
         if asked.conversation:
             _remember(self._last, asked.conversation, replica.name)
         return replica.start(asked)
 
     def finish(self, flight: Flight, text: bytes, timings: Timings | None) -> None:
-        """The answer is over; `text` is the conversation with it."""
+        """Learn from an answer that is over; `text` is the conversation with it."""
         blocks = block_hashes(text, flight.asked.blocks) if text else []
         flight.replica.finish(flight, blocks, timings)
         if timings is not None:

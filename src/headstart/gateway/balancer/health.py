@@ -8,6 +8,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 
@@ -73,7 +74,7 @@ class Health:
         num_slots = replica.reported.num_slots
         if replica.started_at != started:
             props_status, props, _ = await self._get(replica, "/props")
-            num_slots = _num_slots(props) if props_status == 200 else Load().num_slots
+            num_slots = _num_slots(_object(props) if props_status == 200 else {})
         own = len(replica.flights)
         load = Load(
             num_slots=num_slots,
@@ -109,11 +110,10 @@ class Health:
     async def _read_digest(
         self, replica: Replica, namespace: str, headers: Mapping[str, str]
     ) -> None:
-        with contextlib.suppress(BackendError, TimeoutError, orjson.JSONDecodeError):
+        with contextlib.suppress(BackendError, TimeoutError):
             async with asyncio.timeout(ANSWER_SECONDS):
                 status, body, _ = await self._get(replica, "/corpus/digest", headers)
-            found = orjson.loads(body) if status == 200 else None
-            if isinstance(found, dict) and (digest := Digest.from_json(found)):
+            if status == 200 and (digest := Digest.from_json(_object(body))):
                 replica.keep_digest(namespace, digest)
 
 
@@ -123,17 +123,21 @@ def _lose(replica: Replica, reason: str) -> None:
     replica.lose(reason)
 
 
-def _num_slots(props: bytes) -> int:
+def _object(body: bytes) -> dict[str, Any]:
+    """The JSON object in an answer; empty if there is none."""
     try:
-        found = orjson.loads(props).get("total_slots")
-    except (orjson.JSONDecodeError, AttributeError):
-        found = None
+        found = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _num_slots(props: dict[str, Any]) -> int:
+    found = props.get("total_slots")
     return found if isinstance(found, int) and found > 0 else Load().num_slots
 
 
 def _message(body: bytes) -> str:
     """The message of an error in OpenAI's shape."""
-    try:
-        return str(orjson.loads(body)["error"]["message"])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return ""
+    error = _object(body).get("error")
+    return str(error.get("message", "")) if isinstance(error, dict) else ""

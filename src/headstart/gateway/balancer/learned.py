@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from headstart.gateway.balancer.policy import PROMPT_SLOWDOWN, TOKEN_SLOWDOWN, Prices
 
@@ -37,15 +37,14 @@ class Mean:
             self._weight = DECAY * self._weight + weight
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Timings:
-    """What an answer says about itself."""
+class Timings(NamedTuple):
+    """What an answer says about itself, in llama-server's words: tokens and milliseconds."""
 
-    num_cached: int = 0
-    num_read: int = 0
-    prompt_seconds: float = 0.0
-    num_answer: int = 0
-    answer_seconds: float = 0.0
+    cache_n: float = 0
+    prompt_n: float = 0  # cached ones excluded
+    prompt_ms: float = 0
+    predicted_n: float = 0
+    predicted_ms: float = 0
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Timings | None:
@@ -53,18 +52,9 @@ class Timings:
         found = answer.get("timings")
         if not isinstance(found, dict):
             return None
-        names = ("cache_n", "prompt_n", "prompt_ms", "predicted_n", "predicted_ms")
-        values = [found.get(name, 0) for name in names]
-        if not all(isinstance(one, int | float) and one >= 0 for one in values):
-            return None
-        cached, read, prompt_ms, predicted, predicted_ms = values
-        return cls(
-            num_cached=int(cached),
-            num_read=int(read),
-            prompt_seconds=prompt_ms / 1000,
-            num_answer=int(predicted),
-            answer_seconds=predicted_ms / 1000,
-        )
+        values = [found.get(name, 0) for name in cls._fields]
+        is_valid = all(isinstance(one, int | float) and one >= 0 for one in values)
+        return cls(*values) if is_valid else None
 
 
 @dataclass(slots=True)
@@ -84,14 +74,14 @@ class Learned:
         """Take an answer in; so many further requests ran when it began, and when it ended."""
         num_beside = (num_before + num_after) / 2
         self.trust += LEARNED_SHARE * (1 - self.trust)
-        self.tokens_per_byte.add(timings.num_cached + timings.num_read, num_prompt_bytes)
-        self.answer_tokens.add(timings.num_answer)
-        self.request.add(timings.prompt_seconds + timings.answer_seconds)
-        if timings.num_read >= MIN_READ:
-            seconds = timings.prompt_seconds / timings.num_read
+        self.tokens_per_byte.add(timings.cache_n + timings.prompt_n, num_prompt_bytes)
+        self.answer_tokens.add(timings.predicted_n)
+        self.request.add((timings.prompt_ms + timings.predicted_ms) / 1000)
+        if timings.prompt_n >= MIN_READ:
+            seconds = timings.prompt_ms / 1000 / timings.prompt_n
             self.prompt_token.add(seconds / (1 + PROMPT_SLOWDOWN * num_before))
-        if timings.num_answer > 1 and timings.answer_seconds:
-            seconds = timings.answer_seconds / (timings.num_answer - 1)
+        if timings.predicted_n > 1 and timings.predicted_ms:
+            seconds = timings.predicted_ms / 1000 / (timings.predicted_n - 1)
             self.token.add(seconds / (1 + TOKEN_SLOWDOWN * num_beside))
 
     def fade(self) -> None:

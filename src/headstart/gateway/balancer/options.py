@@ -1,4 +1,4 @@
-"""What can be set for a router; what it shares with the server is in `ServerConfig`."""
+"""Settings of the load balancer; those that it shares with the server are in `ServerConfig`."""
 
 from __future__ import annotations
 
@@ -10,21 +10,10 @@ from headstart.types.errors import ConfigError
 
 # of `ServerConfig`; the others are about a model
 SERVER_SETTINGS = (
-    "host",
-    "port",
-    "reuse_port",
-    "ssl_key_file",
-    "ssl_cert_file",
-    "api_key",
-    "api_key_file",
-    "allowed_hosts",
-    "cors_origins",
-    "max_connections",
-    "max_body_mb",
-    "timeout",
-    "log_level",
+    "host", "port", "reuse_port", "ssl_key_file", "ssl_cert_file", "api_key", "api_key_file",
+    "allowed_hosts", "cors_origins", "max_connections", "max_body_mb", "timeout", "log_level",
     "verbose",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +58,11 @@ class RouterOptions:
         Raises:
             ConfigError: one is no address, or is named twice.
         """
-        urls = [part.strip().rstrip("/") for part in (self.backend or "").split(",")]
-        found = [url for url in urls if url]
+        parts = (part.strip().rstrip("/") for part in (self.backend or "").split(","))
+        found = [url for url in parts if url]
         for url in found:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname or parts.query:
+            address = urlsplit(url)
+            if address.scheme not in ("http", "https") or not address.hostname or address.query:
                 raise ConfigError(
                     f"--backend is {url!r} but must be an address as http://10.0.0.2:8080"
                 )

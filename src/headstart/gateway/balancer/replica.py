@@ -1,4 +1,4 @@
-"""One replica as the balancer sees it: is it there, what does it do, what has it read."""
+"""One replica: its health, its load, and what it has read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Replica:
         return self.is_healthy and not self.is_draining
 
     def load(self) -> Load:
-        """What it does now: its own report, and what was sent to it since."""
+        """Its load now: its own report, and what was sent to it since."""
         reported = self.reported
         others = max(0, reported.num_running + reported.num_waiting - self.num_reported_own)
         num_busy = others + len(self.flights)
@@ -76,26 +76,26 @@ class Replica:
         return flight
 
     def finish(self, flight: Flight, blocks: list[int], timings: Timings | None) -> None:
-        """Its answer is over; `blocks` are those of the conversation with it."""
+        """Learn from an answer that is over; `blocks` are those of the conversation with it."""
         self.flights.remove(flight)
         self.prefixes.add(blocks)
         if timings is None or not flight.asked.text:
             return
         expected = flight.num_known_bytes * self.learned.tokens_per_byte.value
         self.prefixes.capacity_bytes = better_capacity(
-            self.prefixes.capacity_bytes, PREFIX_BYTES, expected, timings.num_cached
+            self.prefixes.capacity_bytes, PREFIX_BYTES, expected, timings.cache_n
         )
         self.prefixes.shrink()
         num_bytes = len(flight.asked.text)
         self.learned.add(timings, num_bytes, flight.num_beside, len(self.flights))
 
     def fail(self, flight: Flight) -> None:
-        """It did not answer."""
+        """Count a request that it did not answer."""
         self.flights.discard(flight)
         self.num_failed += 1
 
     def hear(self, reported: Load, started_at: str = "") -> None:
-        """Take in what it says of itself; a server that was restarted has read nothing."""
+        """Take in its report; a server that was restarted has read nothing."""
         if self.started_at and started_at and self.started_at != started_at:
             self.prefixes.clear()
             self.digests.clear()
@@ -104,11 +104,11 @@ class Replica:
         self.is_healthy, self.why_not = True, ""
 
     def lose(self, reason: str) -> None:
-        """It cannot be used until it answers again."""
+        """Send it nothing until it answers a poll again."""
         self.is_healthy, self.why_not = False, reason
 
     def keep_digest(self, namespace: str, digest: Digest) -> None:
-        """What its corpora hold for one tenant; the tenant heard of longest ago goes first."""
+        """Keep what its corpora hold for one tenant; the oldest digest goes first."""
         self.digests.pop(namespace, None)
         self.digests[namespace] = digest
         while len(self.digests) > MAX_DIGESTS:

@@ -115,12 +115,14 @@ class Routing:
         is_lost = asked.needs and not self._fleet.knows_owner(asked)
         elsewhere = replicas[:-1] if is_lost else []
         num_tries = len(replicas) if is_lost else 1 + self._limits.retries
+        wants_first = request.method not in ("GET", "HEAD")
         for replica in replicas[:num_tries]:
             flight = self._fleet.start(replica, asked)
             headers = self._headers(replica, _key_headers(request), namespace)
             backend = Backend(name=replica.name, url=replica.url, headers=headers)
+            opening = self._proxy.open(backend, request, wants_first_piece=wants_first)
             try:
-                answer = await self._begin(backend, request, receive)
+                answer = await unless_left(receive, opening)
             except BackendError as error:
                 replica.fail(flight)
                 is_busy, failure = False, error
@@ -144,13 +146,6 @@ class Routing:
         if is_busy:
             raise self._overload()
         raise failure or CapacityError("no backend is healthy; try again later")
-
-    async def _begin(
-        self, backend: Backend, request: ProxiedRequest, receive: Receive
-    ) -> ProxiedAnswer:
-        wants_first = request.method not in ("GET", "HEAD")
-        opening = self._proxy.open(backend, request, wants_first_piece=wants_first)
-        return await unless_left(receive, opening)
 
     def _headers(
         self, replica: Replica, key: Mapping[str, str], namespace: str

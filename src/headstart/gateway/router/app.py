@@ -35,9 +35,9 @@ def create_app(
     config: Config,
     pool: Pool,
     read_presets: ReadPresets,
+    store: ModelStore,
     settings: Sequence[Mapping[str, Any]] = (),
     extras: Extras | None = None,
-    store: ModelStore | None = None,
 ) -> Starlette:
     """Build the app. Models are started while it runs, and ended with it.
 
@@ -46,7 +46,7 @@ def create_app(
     """
     server = config.server
     extras = extras or Extras()
-    own = OwnRoutes(config, pool, read_presets, settings, store)
+    own = OwnRoutes(config, pool, read_presets, store, settings)
     forward = Forward(own, Proxy(server.timeout))
     pool.describe = forward.describe
 

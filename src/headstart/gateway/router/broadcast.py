@@ -1,4 +1,4 @@
-"""What happens to models, for all who listen."""
+"""Events about models, for every listener."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Broadcast:
         self._queues.discard(queue)
 
     def tell(self, event: str, model: str, data: Mapping[str, Any] | None = None) -> None:
-        """Tell all who listen."""
+        """Send an event to all listeners."""
         self.num_told[event, str((data or {}).get("status", ""))] += 1
         message = {"model": model, "event": event} | ({"data": data} if data is not None else {})
         for queue in self._queues:
             queue.put_nowait(message)
 
     def close(self) -> None:
-        """No more events: who listens would keep the server from ending."""
+        """End all streams of events, which would keep the server from ending."""
         self._is_over = True
         for queue in self._queues:
             queue.put_nowait(None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import logging
 import os
 import secrets
 import signal
@@ -16,18 +15,14 @@ from typing import Any, Protocol
 
 from headstart.gateway.router.presets import ModelPreset
 
-log = logging.getLogger(__name__)
-
-HOST = "127.0.0.1"
 TENANT_HEADER = "X-Headstart-Tenant"
-# of every child: whatever else it was given, it is asked by nobody but the router
-OWN_ARGUMENTS = (f"--host={HOST}", "--port=0", f"--tenant-header={TENANT_HEADER}", "--no-page")
-KEEP_SLOTS = "--keep-slots="
-LONGEST_LINE = 2**20
+# of every child, whatever else it was given: only the router sends it requests
+OWN_ARGUMENTS = ("--host=127.0.0.1", "--port=0", f"--tenant-header={TENANT_HEADER}", "--no-page")
+LONGEST_LINE = 2**20  # bytes
 
 
 class Child(Protocol):
-    """What the pool needs of a child."""
+    """A model's server, as the pool uses it."""
 
     key: str
 
@@ -38,8 +33,7 @@ class Child(Protocol):
 
 
 OnState = Callable[[Mapping[str, Any]], None]
-"""Called in the asyncio loop with what a child reports: `state` is loading, loaded, sleeping or
-failed."""
+"""Called with what a child reports: its `state` is loading, loaded, sleeping or failed."""
 
 OnExit = Callable[[int], None]
 """Called when a child ended with all of its processes; the code is negative for a signal."""
@@ -58,7 +52,7 @@ class ChildProcess:
         self._preset, self._arguments = preset, arguments
         self._on_state, self._on_exit = on_state, on_exit
         self._process: asyncio.subprocess.Process | None = None
-        self._is_stopped = self._is_killed = False  # perhaps before there is a process
+        self._is_stopped = self._is_killed = False  # may be said before there is a process
         self._killing: asyncio.TimerHandle | None = None
         self._task = asyncio.create_task(self._run())
 
@@ -103,8 +97,8 @@ class ChildProcess:
         try:
             code = await process.wait()
         finally:
-            self._send(signal.SIGKILL, to_all=True)  # whatever it left
-            writer.close()  # it ends with us, should we be cancelled
+            self._send(signal.SIGKILL, to_all=True)  # its own children
+            writer.close()  # a child whose router is gone ends
             await reading
         return code
 
@@ -123,12 +117,12 @@ class ChildProcess:
         )
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
-        with contextlib.suppress(OSError, ValueError):  # it broke off in the middle of a line
+        with contextlib.suppress(OSError, ValueError):  # a line was cut off
             while line := await reader.readline():
                 self._on_state(json.loads(line))
 
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
-        """Its log, under its name."""
+        """Write its log, with its name before each line."""
         prefix = f"[{self._preset.name}] "
         with contextlib.suppress(ValueError):  # a line without an end
             while line := await output.readline():
@@ -145,8 +139,8 @@ class ChildProcess:
 
 
 def command(preset: ModelPreset, arguments: Sequence[str] = ()) -> list[str]:
-    """The command line of a model's server; what the router itself says comes last and wins."""
+    """The command line of a model's server; the router's own arguments come last and win."""
     own = [*OWN_ARGUMENTS, f"--alias={preset.name}"]
-    if not any(one.startswith(KEEP_SLOTS) for one in preset.arguments):
-        own.append(f"{KEEP_SLOTS}auto")
+    if not any(one.startswith("--keep-slots=") for one in preset.arguments):
+        own.append("--keep-slots=auto")
     return [sys.executable, "-m", "headstart", "serve", *preset.arguments, *arguments, *own]

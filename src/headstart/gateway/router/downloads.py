@@ -1,13 +1,13 @@
-"""Models that are being downloaded: a process each, whose progress is told to all who listen."""
+"""Downloads of models: a process each, whose progress is reported as events."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Protocol
 
 from headstart.gateway.router.broadcast import Broadcast
 from headstart.server.errors import ApiError
@@ -16,43 +16,43 @@ from headstart.types.errors import ConfigError, ModelError
 log = logging.getLogger(__name__)
 
 MAX_AT_ONCE = 4
-STOP_SECONDS = 5.0
 
 
 class ModelStore(Protocol):
-    """Where models are downloaded to. Its methods may block."""
+    """The place of downloaded models. Its methods may block."""
 
     def check(self, name: str) -> None:
         """Raise ConfigError or ModelError unless the model can be downloaded."""
 
     def download(self, name: str) -> tuple[list[str], dict[str, str]]:
-        """The program that downloads it, and its environment."""
+        """The program that downloads it, and its environment. It prints a JSON object per line:
+        `{"source", "done", "total"}` in bytes, or `{"error"}`.
+        """
 
     def remove(self, name: str) -> None:
         """Delete it; raise ModelError if it is not there."""
 
 
 class Downloads:
-    """All downloads of a router. Belongs to one asyncio loop."""
+    """All downloads of a router; `reload` reads which models there are. For one asyncio loop."""
 
     def __init__(
         self, store: ModelStore, events: Broadcast, reload: Callable[[], Awaitable[None]]
     ) -> None:
-        """`reload` reads again which models there are."""
         self.store = store
         self._events, self._reload = events, reload
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     @property
     def names(self) -> list[str]:
-        """The models that are being downloaded."""
+        """Models that are being downloaded."""
         return list(self._tasks)
 
     async def start(self, name: str) -> None:
-        """Begin to download a model that the store can have.
+        """Begin to download a model.
 
         Raises:
-            ApiError: it cannot.
+            ApiError: the store cannot have it, or too many are being downloaded.
         """
         self._check_place(name)
         try:
@@ -91,7 +91,7 @@ class Downloads:
             failure = await self._download(name)
             if not failure:
                 await self._reload()
-        except (OSError, ConfigError) as error:
+        except (OSError, ValueError, ConfigError) as error:
             failure = str(error)
         finally:
             del self._tasks[name]
@@ -103,7 +103,7 @@ class Downloads:
                 self._events.tell("download_finished", name, {})
 
     async def _download(self, name: str) -> str:
-        """Returns why it failed, or nothing."""
+        """Download; return why it failed, or an empty text."""
         program, environment = self.store.download(name)
         process = await asyncio.create_subprocess_exec(
             *program,
@@ -117,10 +117,9 @@ class Downloads:
         try:
             assert process.stdout is not None
             async for line in process.stdout:
-                said = _parsed(line)
-                if "error" in said:
-                    failure = str(said["error"])
-                elif "source" in said:
+                said = json.loads(line) if line.startswith(b"{") else {}
+                failure = said.get("error", failure)
+                if "source" in said:
                     part = {"done": said.get("done", 0), "total": said.get("total", 0)}
                     self._events.tell("download_progress", name, {said["source"]: part})
             code = await process.wait()
@@ -128,13 +127,5 @@ class Downloads:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
                     process.kill()
-                await asyncio.wait_for(process.wait(), STOP_SECONDS)
+                await asyncio.wait_for(process.wait(), 5)
         return failure or (f"the download ended with code {code}" if code else "")
-
-
-def _parsed(line: bytes) -> Mapping[str, Any]:
-    try:
-        said = json.loads(line)
-    except ValueError:
-        return {}
-    return said if isinstance(said, dict) else {}

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from headstart.types.errors import ConfigError
 
-# of a model that stands beside them: its projector, and heads that draft for it
+# files that belong to a model: its projector, and heads that draft for it
 _COMPANION = re.compile(r"mmproj|^(mtp|eagle3|dflash|dspark)-", re.IGNORECASE)
 
 
 def models_of_folder(folder: Path) -> dict[str, Path]:
-    """Name -> file, of a split model the first part.
+    """Name -> file; for a split model its first part.
 
     Raises:
-        ConfigError: it is no folder.
+        ConfigError: the folder cannot be read.
     """
     try:
         entries = sorted(folder.iterdir())

@@ -42,8 +42,8 @@ class OwnRoutes:
     """The routes that are not passed to a model.
 
     Args:
+        store: where models are downloaded to.
         settings: shown by /props.
-        store: where models are downloaded to; None if they cannot be downloaded.
     """
 
     def __init__(
@@ -51,13 +51,13 @@ class OwnRoutes:
         config: Config,
         pool: Pool,
         read_presets: ReadPresets,
-        settings: Sequence[Mapping[str, Any]] = (),
-        store: ModelStore | None = None,
+        store: ModelStore,
+        settings: Sequence[Mapping[str, Any]],
     ) -> None:
         self.config, self.pool = config, pool
         self._read_presets, self._settings = read_presets, settings
         self._started_at = time.time()
-        self._downloads = Downloads(store, pool.events, self.reload) if store else None
+        self._downloads = Downloads(store, pool.events, self.reload)
         self._threads = Threads("bodies", 1, MAX_PARSED)
 
     def all(self) -> list[Route]:
@@ -81,8 +81,7 @@ class OwnRoutes:
 
     async def close(self) -> None:
         """End all downloads."""
-        if self._downloads is not None:
-            await self._downloads.close()
+        await self._downloads.close()
         self._threads.close()
 
     async def reload(self) -> None:
@@ -129,8 +128,8 @@ class OwnRoutes:
         if http.query_params.get("reload"):
             await self.reload()
         listed = [_describe(one) for one in self._shown()]
-        names = self._downloads.names if self._downloads else []
-        listed += [_downloading(name) for name in names if self.pool.find(name) is None]
+        names = [name for name in self._downloads.names if self.pool.find(name) is None]
+        listed += map(_downloading, names)
         return json_response({"object": "list", "data": listed})
 
     async def describe(self, http: HttpRequest) -> Response:
@@ -146,8 +145,6 @@ class OwnRoutes:
         name = await self.named(await http.body())
         if not isinstance(name, str) or not name:
             raise ApiError(400, "model must be the name of a model of the hub, user/repo:QUANT")
-        if self._downloads is None:
-            raise ApiError(501, "this router downloads no models")
         if self.pool.find(name) is not None:
             raise ApiError(400, f"the model {shorten(name)} already exists")
         await self._downloads.start(name)
@@ -156,8 +153,6 @@ class OwnRoutes:
     async def remove(self, http: HttpRequest) -> Response:
         """Unload and delete a downloaded model, or end its download."""
         name = http.query_params.get("model", "")
-        if self._downloads is None:
-            raise ApiError(501, "this router removes no models")
         was_downloading = await self._downloads.cancel(name)
         model = self.pool.models.get(name)
         if model is None and not was_downloading:

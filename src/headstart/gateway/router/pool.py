@@ -1,14 +1,15 @@
-"""The models of a router: which of them are loaded, who waits for one, and which one has to go.
+"""The models of a router: which are loaded, which requests wait for one, and which are unloaded.
 
-Belongs to one asyncio loop, so that nothing here needs a lock. Requests that wait for the same
-model wait together, in one queue in the order of their arrival; a model that answers somebody is
-never unloaded for another one.
+Belongs to one asyncio loop, so nothing here needs a lock. Requests for the same model wait
+together, in one queue in the order of their arrival; a model that answers a request is not unloaded
+for another one.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,10 +34,7 @@ from headstart.types.errors import BackendError, HeadstartError, UnavailableErro
 
 log = logging.getLogger(__name__)
 
-# what a model that did not get its memory ends with: an abort, the system's own killer
-MEMORY_SIGNALS = (-6, -9)
-MEMORY_ERROR = "MemoryFullError"
-# seconds in line after which models that never come to rest take no new requests until then
+# seconds in the queue after which models that are never idle take no new requests for a while
 PATIENCE = 30.0
 
 Describe = Callable[[Backend], Awaitable[Mapping[str, Any]]]
@@ -48,7 +46,7 @@ Measure = Callable[[ModelPreset], Awaitable[Estimate]]
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Those who wait for one model."""
+    """The requests that wait for one model."""
 
     model: PooledModel
     done: asyncio.Future[None]
@@ -93,7 +91,7 @@ class Pool:
         self.is_closed = False
 
     def find(self, name: str) -> PooledModel | None:
-        """The model with this name, or this further name."""
+        """The model with this name or alias."""
         if name in self.models:
             return self.models[name]
         return next((one for one in self.models.values() if name in one.preset.aliases), None)
@@ -194,9 +192,7 @@ class Pool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _wait(self, model: PooledModel) -> None:
-        """Wait in line; count the request before leaving it, so that nobody unloads the model in
-        between.
-        """
+        """Wait in the queue; count the request at its end, so the model stays loaded meanwhile."""
         if self.is_closed:
             raise UnavailableError("the server is shutting down")
         waiting = self._queue.get(model.name)
@@ -218,9 +214,9 @@ class Pool:
             self._advance()
 
     def _advance(self) -> None:
-        """Do what can be done for those who wait, in the order of their arrival."""
+        """Load and unload what the queue needs now, in the order of arrival."""
         for model in self.models.values():
-            model.is_draining = False  # until somebody who waits says so again
+            model.is_draining = False  # until a waiting request says so again
         for waiting in list(self._queue.values()):
             model = waiting.model
             if waiting.done.done() or (model.status == LOADING and not model.is_stopping):
@@ -228,10 +224,10 @@ class Pool:
             if model.is_ready:
                 waiting.done.set_result(None)
             elif model.is_stopping or model.is_draining:
-                return  # nobody overtakes
+                return  # no request overtakes
             elif not self._makes_room(waiting):
                 if model.is_being_estimated or waiting.done.done():
-                    continue  # its turn comes when that is known
+                    continue  # until its size is known
                 return
             elif model.status == SLEEPING:
                 self._set(model, LOADED)
@@ -269,12 +265,12 @@ class Pool:
         return False
 
     def _is_idle(self, model: PooledModel) -> bool:
-        """Nobody uses it, and nobody waits to."""
+        """Whether it is started, and no request uses it or waits for it."""
         is_started = model.status in STARTED_STATES and not model.is_stopping
         return is_started and not model.num_requests and model.name not in self._queue
 
     def _is_due(self, model: PooledModel) -> bool:
-        """Those who waited for it may go on now and have not yet done so."""
+        """Whether it was loaded for requests that have not resumed yet."""
         waiting = self._queue.get(model.name)
         return waiting is not None and waiting.done.done()
 
@@ -282,7 +278,7 @@ class Pool:
         assert self._measure is not None
         try:
             model.estimate = await self._measure(model.preset)
-            # what the user said of a device stands; of others the first estimate does
+            # a budget that the user set stands; of other devices the first estimate does
             budget = {**model.estimate.usable, **self._limits.budget}
             self._limits = replace(self._limits, budget=budget)
         except (HeadstartError, OSError, ValueError, KeyError) as error:
@@ -299,7 +295,7 @@ class Pool:
         model.child = self._start_child(model.preset, arguments, on_state, on_exit)
 
     def _on_state(self, model: PooledModel, state: Mapping[str, Any]) -> None:
-        """A child says how it is doing."""
+        """Take in what a child reports."""
         match state["state"]:
             case "loaded" if "url" in state:
                 assert model.child is not None
@@ -313,13 +309,13 @@ class Pool:
                 self._set(model, status)
             case "failed":
                 model.failure = state.get("message") or "no reason given"
-                model.lacks_memory = state.get("error") == MEMORY_ERROR
+                model.lacks_memory = state.get("error") == "MemoryFullError"
         self._advance()
 
     async def _ask_what_it_is(self, model: PooledModel, backend: Backend) -> None:
         if self.describe is None:
             return
-        with suppress(BackendError, ValueError, LookupError):  # it is only shown
+        with suppress(BackendError, ValueError, LookupError):  # only shown in lists
             info = await self.describe(backend)
             if model.backend is backend:
                 model.info = info
@@ -327,7 +323,8 @@ class Pool:
     def _on_exit(self, model: PooledModel, code: int) -> None:
         """A child ended."""
         was_loading = model.status == LOADING
-        lacked_memory = model.lacks_memory or code in MEMORY_SIGNALS
+        # libllama aborts without memory, and the system kills
+        lacked_memory = model.lacks_memory or code in (-signal.SIGABRT, -signal.SIGKILL)
         is_wanted = model.is_stopping
         model.child = model.backend = None
         model.is_stopping = False
@@ -347,7 +344,7 @@ class Pool:
         self._advance()
 
     def _retry(self, model: PooledModel) -> bool:
-        """Try once more with less beside it; whether that is possible."""
+        """Try once more without the least recently used idle model; whether there is one."""
         idle = [one for one in self.models.values() if self._is_idle(one)]
         if model.is_retried or not idle or model.name not in self._queue:
             model.is_retried = False
@@ -360,7 +357,7 @@ class Pool:
         return True
 
     def _fail(self, model: PooledModel, reason: str) -> None:
-        """It cannot be loaded, which is known before it is tried."""
+        """Note that a model cannot be loaded, before it was tried."""
         model.failure, model.exit_code = reason, 2
         log.error("%s: %s", model.name, reason)
         self.events.tell("status_change", model.name, {"status": UNLOADED, "exit_code": 2})
@@ -378,7 +375,7 @@ class Pool:
         if model.status == status:
             return
         model.status = status
-        # both names are llama-server's, in these places
+        # llama-server uses both names like this
         event = "model_status" if status == LOADING else "status_change"
         self.events.tell(event, model.name, {"status": status, **data})
 

@@ -23,7 +23,7 @@ class PooledModel:
     child: Child | None = None
     backend: Backend | None = None
     is_stopping: bool = False
-    is_draining: bool = False  # it ends what it answers and takes no new requests
+    is_draining: bool = False  # takes no new requests
     exit_code: int = 0
     failure: str = ""  # why it could not be loaded, or ended
     num_requests: int = 0
@@ -31,7 +31,7 @@ class PooledModel:
     info: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
     estimate: Estimate | None = None
     is_being_estimated: bool = False
-    lacks_memory: bool = False  # said by its child, before it ended
+    lacks_memory: bool = False  # reported by its child before it ended
     is_retried: bool = False
     waits_for: PooledModel | None = None  # that must be gone before this one is tried again
 

@@ -31,14 +31,14 @@ from headstart.types.errors import ConfigError
 def serve(
     config: Config,
     read_presets: ReadPresets,
+    store: ModelStore,
     settings: Sequence[Mapping[str, Any]] = (),
-    store: ModelStore | None = None,
 ) -> int:
     """Serve until stopped; return the exit code.
 
     Args:
-        settings: shown in /props.
         store: where models are downloaded to.
+        settings: shown in /props.
 
     Raises:
         ConfigError: the port cannot be taken, or the settings of a model cannot work.
@@ -51,7 +51,7 @@ def serve(
     pool = Pool(presets, limits, ChildProcess, Estimator(memory))
     extras = Extras.of(config.tools, os.environ)
     config = replace(config, server=extras.applied(config.server))
-    app = create_app(config, pool, read_presets, settings, extras, store)
+    app = create_app(config, pool, read_presets, store, settings, extras)
     server = _RouterServer(pool, extras, uvicorn_config(app, config.server))
     run(server, config.server, lambda urls: _announce(urls, presets))
     return 0

@@ -1,4 +1,4 @@
-"""A constraint that is ready for use."""
+"""A compiled constraint."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ MAX_FORCED_BYTES = 4096  # at the beginning of a text, at 3 microseconds each
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What was found when a constraint was compiled before."""
+    """What the sandbox measured when it compiled a constraint."""
 
     num_bytes: int = 0  # of memory
-    forces: bool = True  # whether text that must follow is looked for: not where it is too long
-    error: str = ""  # why it cannot be used
+    forces: bool = True  # whether forced tokens are computed; not where forced text is long
+    error: str = ""  # why the constraint is refused
 
 
 class Compiled:
-    """A constraint ready for use; `begin` makes the state of one answer."""
+    """A compiled constraint; `begin` makes the state of one answer."""
 
     def __init__(
         self, constraint: Constraint, tokens: GrammarTokens, trial: Trial | None = None
     ) -> None:
-        """Compile it; None: it was not tried before.
+        """Compile the constraint; without a trial, measure its forced text here.
 
         Raises:
-            InvalidParameterError: it is not well-formed, too complex, or no text satisfies it.
+            InvalidParameterError: it is malformed, too complex, or no text satisfies it.
         """
         self.constraint = constraint
         self.tokens = tokens
@@ -54,11 +54,11 @@ class Compiled:
             if not trial.forces:
                 self._matcher = self._compile(forces=False)
         self.trial = trial
-        # the first mask builds what later ones use
+        # warm up: later masks reuse what the first one builds
         forced = self._matcher.compute_ff_tokens()
         self._matcher.compute_bitmask()
         self._check(self._matcher)
-        if forced:  # what is too complex shows where there is a choice
+        if forced:  # limits are only reached where there is a choice
             ahead = self._matcher.deep_copy()
             ahead.consume_tokens(forced)
             ahead.compute_bitmask()

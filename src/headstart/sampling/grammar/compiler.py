@@ -1,6 +1,6 @@
 """Compiles the constraints of one vocabulary: within limits, in one thread, each once.
 
-A thread of low priority is enough: llguidance lets go of the interpreter while it compiles.
+llguidance releases the GIL while it compiles, so a low-priority thread is enough.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MAX_CACHED_BYTES = 256 << 20
 
 
 class GrammarCompiler:
-    """Owned by one thread, its own worker apart."""
+    """Not thread-safe apart from its own worker thread."""
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
@@ -33,16 +33,16 @@ class GrammarCompiler:
         self._cached: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()
 
     def prepare(self) -> None:
-        """Begin to read the vocabulary; done anyway before the first constraint."""
+        """Start reading the vocabulary, which otherwise happens before the first constraint."""
         if self._tokens is None:
             self._tokens = self._executor.submit(GrammarTokens.read, self._vocab)
 
     def cached(self, constraint: Constraint) -> Future[Compiled] | None:
-        """What `compile` returned for it, while it is kept."""
+        """The future that `compile` returned, if it is still cached."""
         return self._cached.get(constraint)
 
     def compile(self, constraint: Constraint) -> Future[Compiled]:
-        """The constraint ready for use, soon; the exception is a HeadstartError."""
+        """Compile in the background; the future's exception is a HeadstartError."""
         self.prepare()
         known = self._cached.get(constraint)
         if known is None:
@@ -54,11 +54,11 @@ class GrammarCompiler:
         return known
 
     def forget(self, constraint: Constraint) -> None:
-        """Compile it anew when it is asked for again."""
+        """Drop it from the cache."""
         self._cached.pop(constraint, None)
 
     def close(self) -> None:
-        """Compile nothing more."""
+        """Stop compiling and end the sandbox."""
         self._executor.shutdown(wait=False, cancel_futures=True)
         if self._sandbox is not None:
             self._sandbox.close()
@@ -71,7 +71,7 @@ class GrammarCompiler:
         assert self._tokens is not None
         tokens = self._tokens.result()
         trial = Trial()
-        if constraint.kind is not ConstraintKind.JSON_OBJECT:  # that one is known to be harmless
+        if constraint.kind is not ConstraintKind.JSON_OBJECT:  # a fixed, small grammar
             if self._sandbox is None or not self._sandbox.is_alive:
                 self._sandbox = Sandbox(tokens.table)
             trial = self._sandbox.compile(constraint)
@@ -85,7 +85,7 @@ def _num_bytes(entry: tuple[Constraint, Future[Compiled]]) -> int:
 
 
 def _lower_priority() -> None:
-    """The model's threads come first. Only on Linux, where one thread has a niceness of its own."""
+    """Lower this thread's priority; only Linux has a niceness per thread."""
     if sys.platform == "linux":
         niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + LOW_PRIORITY)
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Which tokens a draft may go on with, for models that pick them one by one."""
+"""Which tokens may extend a draft, for models that draft token by token."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:  # llguidance is imported where a constraint is compiled, and 
 
 
 class MatcherLegality:
-    """`DraftLegality` of one draft: a copy of the answer's matcher that reads the draft.
+    """`DraftLegality` of one draft: a copy of the answer's matcher that follows the draft.
 
-    Making it takes microseconds, and an error of the copy's is not one of the answer's.
+    Copying takes microseconds, and an error in the copy does not affect the answer.
     """
 
     def __init__(self, matcher: LLMatcher, num_tokens: int) -> None:
@@ -29,7 +29,7 @@ class MatcherLegality:
     def behind(
         cls, state: GrammarState, tokens: Sequence[int], num_tokens: int
     ) -> MatcherLegality | None:
-        """Where the text stands behind these legal tokens; None where it is free."""
+        """The state after these legal tokens; None where the text is unconstrained."""
         matcher = state.fork()
         if matcher is None:
             return None

@@ -34,15 +34,15 @@ _MAX_LINE = 1 << 16
 
 
 class Sandbox:
-    """Our end of the process. For one thread."""
+    """The engine's end of the process. Not thread-safe."""
 
     def __init__(
         self, table: VocabTable, seconds: float = COMPILE_SECONDS, num_bytes: int = COMPILE_BYTES
     ) -> None:
-        """Start the process: it needs 0.5 to 2 seconds for a large vocabulary.
+        """Start the process, which takes 0.5 to 2 seconds for a large vocabulary.
 
         Args:
-            seconds, num_bytes: what compiling one constraint may take.
+            seconds, num_bytes: limits for one constraint.
         """
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(seconds), str(num_bytes)],
@@ -60,7 +60,7 @@ class Sandbox:
         return self.close.alive and self._process.poll() is None
 
     def compile(self, constraint: Constraint) -> Trial:
-        """Try a constraint.
+        """Compile a constraint in a fork.
 
         Raises:
             InvalidParameterError: it cannot be compiled within the limits.
@@ -101,7 +101,7 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
             trial = None
             if status:
                 is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
-                # what allocates too much aborts
+                # a failed allocation aborts the process
                 taken = f"longer than {seconds:g} s" if is_late else f"over {num_bytes >> 20} MiB"
                 title = constraint.kind.title
                 trial = Trial(error=f"the {title} took {taken} to compile; make it simpler")
@@ -116,7 +116,7 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
 
 
 def _limit(seconds: float, num_bytes: int) -> None:
-    """End this process when it runs longer, or maps more memory."""
+    """Limit the time and the address space of this process."""
     signal.setitimer(signal.ITIMER_REAL, seconds)
     if sys.platform == "linux":
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

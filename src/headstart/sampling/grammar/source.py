@@ -1,4 +1,4 @@
-"""A constraint as llguidance's own grammar text. Pure text: no vocabulary, no model."""
+"""Converts a constraint to llguidance's grammar text; needs no vocabulary and no model."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from headstart.types.errors import InvalidParameterError
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
-# the converter takes time that grows with the square of the text
+# the converter is quadratic in the length of the text
 MAX_GBNF_BYTES = 1 << 14
 # Objects of a schema are written as Python's json.dumps writes them, which is what models mostly
-# learned; the schema's own "x-guidance" changes that. Objects without a schema may be laid out
-# freely, but no model can spend an answer on white space.
+# learned, unless the schema has its own "x-guidance". Objects without a schema may have any layout,
+# but only a limited amount of white space.
 SCHEMA_OPTIONS: JsonCompileOptions = {
     "whitespace_flexible": False,
     "item_separator": ", ",
     "key_separator": ": ",
 }
 OBJECT_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{1,20}"}
-# llguidance would accept these and do nothing, or could not take a token back any more
+# llguidance would ignore these options, or could no longer roll back a token
 _UNUSABLE = re.compile(r"\[[^\]\"/]*\b(temperature|max_tokens|stop)\s*=")
 _SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
-# Text that must follow is found at once, however long: such a grammar could hold up a step for
-# seconds. A literal of 128 bytes, a counted group or terminal, a count of three digits may be
-# repeated some ten thousand times within the limits of a step.
+# llguidance computes all of the forced text at once, which could delay a step by seconds: within
+# the limits of a step, a literal of 128 bytes, a counted group or terminal, or a count of three
+# digits can be repeated about ten thousand times. Grammars that contain one are compiled without
+# forcing.
 _MAY_FORCE_MUCH = re.compile(
     r'''(?<!"description": )(?<!"description":)"(?:[^"\\\n]|\\.){128,}"'''
     r"|\{\s*\d{3,}|[})]\{\s*\d{2,}|^[A-Z][A-Z0-9_]*\b[^\n]*\{\s*\d{2,}",
@@ -44,10 +45,10 @@ def grammar_text(constraint: Constraint, *, forces: bool = True) -> str:
     """llguidance's form of the constraint: Lark, or JSON that holds grammars.
 
     Args:
-        forces: whether text that must follow may be found ahead.
+        forces: whether llguidance may compute forced tokens.
 
     Raises:
-        InvalidParameterError: it is not well-formed, or asks for what cannot be honoured.
+        InvalidParameterError: it is malformed or uses an unsupported feature.
     """
     try:
         text = _convert(constraint)
@@ -97,9 +98,9 @@ _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 def close_objects(schema: Any) -> Any:
     """The schema with `additionalProperties: false` where it lists properties and leaves this open.
 
-    As at llama-server: a model that may write any property more seldom comes to an end. Every such
-    text satisfies the schema. Where schemas are merged, the one might forbid what the other has,
-    so nothing is changed then.
+    As in llama-server: a model that may write any property is less likely to finish. Every such
+    text satisfies the schema. Merged schemas are left alone: one might forbid a property of the
+    other.
     """
     return schema if any(_merges(part) for part in _parts(schema)) else _closed(schema)
 
@@ -111,7 +112,7 @@ def _merges(part: dict[str, Any]) -> bool:
 
 
 def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Every object of the schema that is a schema, itself included."""
+    """All subschemas, including the schema itself."""
     if isinstance(schema, list):
         for one in schema:
             yield from _parts(one)
@@ -175,7 +176,7 @@ def _gbnf_as_lark(text: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, in one line."""
+    """The error in one line."""
     text = str(error)
     if "recursion limit" in text:
         return "it is nested deeper than 128 levels of JSON"
@@ -183,7 +184,7 @@ def _reason(error: Exception) -> str:
 
 
 def one_line(text: str) -> str:
-    """Beginning and end of a message of several lines, which may quote a whole grammar."""
+    """Join and shorten an error message that may quote a whole grammar."""
     words = (word if len(word) <= 60 else f"{word[:30]}..." for word in text.split())
     line = " ".join(words)
     return line if len(line) <= 300 else f"{line[:140]} ... {line[-150:]}"

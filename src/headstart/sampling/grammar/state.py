@@ -1,7 +1,7 @@
-"""Where one answer stands in its constraint: which tokens are legal now, which must follow.
+"""The state of one answer in its constraint: which tokens are legal, which are forced.
 
-Only emitted tokens come here, so nothing is ever taken back but a look ahead. What is legal is a
-function of the constraint and the emitted tokens: not of drafts, and not of what was asked before.
+Only emitted tokens are read, so only a lookahead is ever rolled back. Which tokens are legal
+depends on the constraint and the emitted tokens alone, not on drafts or earlier queries.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ R = TypeVar("R")
 class GrammarState:
     """`Legality` of one answer.
 
-    opening    the answer may be constrained text or begin with the mark of thoughts; `_opening`
-               holds what is missing of the mark, `_matcher` is None once only that is possible
-    free       before a trigger, or inside thoughts; `_matcher` is None
+    opening    the answer may be constrained text or start with the reasoning marker; `_opening`
+               holds the rest of the marker, `_matcher` is None once only the marker is possible
+    free       before a trigger, or inside reasoning; `_matcher` is None
     matching   `_matcher` has read `_read`, the tokens of the constrained text so far
     over       the text is complete and nothing can follow
     """
@@ -41,7 +41,7 @@ class GrammarState:
         self._tokens = tokens
         self._make = make
         marks = constraint.thoughts
-        # the text begins behind the thoughts of the answer, which must come to their end
+        # the constrained text follows the reasoning, which must be ended
         self._awaits_end = False
         self._triggers: Triggers | None = None
         if constraint.triggers:
@@ -56,12 +56,12 @@ class GrammarState:
         self._read: list[int] = []
         self._free = self._triggers.begin() if self._triggers else FreeText()
         self._forced: list[int] | None = None
-        self._has_looked = False  # since the matcher was made
+        self._has_looked = False  # ahead, with this matcher
         self.is_over = False
 
     @property
     def is_active(self) -> bool:
-        """Whether the text is constrained now."""
+        """Whether the text is constrained at this point."""
         return self._matcher is not None and not self._opening
 
     def allows(self, token: int) -> bool:
@@ -75,10 +75,10 @@ class GrammarState:
         return self._ask(lambda matcher: matcher.validate_tokens([token])) == 1
 
     def legal_mask(self) -> NDArray[np.bool_]:
-        """Of each token whether it may come next.
+        """Mask of the tokens that may come next.
 
         Raises:
-            InvalidParameterError: none may, or the grammar is too complex here.
+            InvalidParameterError: the mask is empty, or the grammar is too complex here.
         """
         if not self._opening:
             return self._legal_free() if self._matcher is None else self._legal_matching()
@@ -100,10 +100,9 @@ class GrammarState:
         return np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
 
     def forced(self) -> list[int]:
-        """Tokens that must follow, as far as the model's tokenizer could not write them otherwise.
+        """The canonical tokens of the text that must follow; empty if there is a choice.
 
-        The text is certain further than that, but its last bytes may share a token with what comes
-        behind. Empty if there is a choice.
+        The last bytes of that text are left out if they may share a token with what follows.
         """
         if self._opening:
             return list(self._opening) if self._matcher is None else []
@@ -131,7 +130,7 @@ class GrammarState:
 
     @contextmanager
     def lookahead(self) -> Iterator[Lookahead]:
-        """Follow tokens that were not emitted; afterwards all is as before."""
+        """Follow tokens that were not emitted; the state is restored afterwards."""
         if self._matcher is None or self._opening or self.is_over:
             yield Lookahead(self, None)
             return
@@ -145,14 +144,14 @@ class GrammarState:
                 self._rebuild()
 
     def fork(self) -> LLMatcher | None:
-        """A matcher of its own that stands here; None where the text is not constrained now."""
+        """A copy of the matcher; None where the text is not constrained at this point."""
         if self._matcher is None or self._opening or self.is_over:
             return None
         return self._matcher.deep_copy()
 
     def _consume(self, tokens: Sequence[int]) -> None:
         assert self._matcher is not None
-        # what stays forced needs no new tokenizing: it would give the same tokens
+        # the rest of a forced text keeps its tokens: tokenizing it again would give the same
         known = self._forced if len(tokens) == 1 else None
         self._ask(lambda matcher: matcher.consume_tokens(list(tokens)))
         self._forced = known[1:] if known and known[1:] and known[0] == tokens[0] else None
@@ -161,10 +160,9 @@ class GrammarState:
             self.is_over = True
 
     def _ask(self, question: Callable[[LLMatcher], R]) -> R:
-        """What the matcher says.
+        """Query the matcher; once more after a rebuild if it fails.
 
-        What a look ahead built counts towards its limits, but must not decide about the text.
-
+        States built by a lookahead count towards llguidance's limits, but must not affect the text.
         Raises:
             InvalidParameterError: the grammar is too complex for this text.
         """
@@ -181,7 +179,7 @@ class GrammarState:
         return answer
 
     def _rebuild(self) -> None:
-        """Begin anew: an error of llguidance's stays, also when what caused it was taken back."""
+        """Make a new matcher: llguidance's errors persist even after a rollback."""
         self._matcher, self._has_looked = self._make(), False
         self._matcher.consume_tokens(self._read)
 
@@ -201,7 +199,7 @@ class GrammarState:
         return mask
 
     def _read_opening(self, token: int) -> None:
-        """The mark of thoughts goes on, or there are none; at first the text may be both."""
+        """Read the next token of the reasoning marker, or the first one of text without it."""
         if token != self._opening[0]:
             self._opening = ()
             self._consume([token])
@@ -224,9 +222,9 @@ class GrammarState:
 
 
 class Lookahead:
-    """A matcher that reads on for a while; see `GrammarState.lookahead`.
+    """Reads tokens of a draft; see `GrammarState.lookahead`.
 
-    Where it fails it only says that nothing more is legal: it serves drafts.
+    If the matcher fails, no further token counts as legal.
     """
 
     def __init__(self, state: GrammarState, matcher: LLMatcher | None) -> None:
@@ -236,7 +234,7 @@ class Lookahead:
         self._forced = state.forced() if matcher else []
 
     def read_legal(self, tokens: Sequence[int]) -> int:
-        """Read these up to the first that is illegal; returns how many were legal."""
+        """Read tokens up to the first illegal one; returns how many are legal."""
         if self._matcher is None:
             return self._count_free(tokens)
         for index, token in enumerate(tokens):
@@ -260,7 +258,7 @@ class Lookahead:
         return self._forced
 
     def _count_free(self, tokens: Sequence[int]) -> int:
-        """In a free text all is legal up to a trigger; behind it a copy of the state follows."""
+        """In free text all tokens up to a trigger are legal; a copy checks those behind it."""
         state = self._state
         if state.is_over or state._triggers is None:
             return 0
@@ -295,7 +293,7 @@ class Lookahead:
 
 
 def explain(matcher: LLMatcher) -> str:
-    """Why a matcher gave up, in one line."""
+    """The matcher's error in one line."""
     text = matcher.get_error().partition("<non-verbose/>")[0].partition("<state>")[0]
     if "NoExtension" in text:
         return "no text can satisfy it"

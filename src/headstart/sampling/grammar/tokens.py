@@ -1,4 +1,4 @@
-"""A model's vocabulary as llguidance reads it."""
+"""A model's vocabulary in the form that llguidance needs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from headstart.text.vocabulary.encoder import Encoder
 from headstart.text.vocabulary.table import VocabTable, read_table
 from headstart.types import Vocab
 
-_SPECIAL = b"\xff"  # llguidance's mark: such a token is never matched by its text
+_SPECIAL = b"\xff"  # llguidance's prefix of special tokens, which text never matches
 
 
 class GrammarTokens:
     """The tokens of one vocabulary, and how text becomes tokens. Thread-safe.
 
-    Control tokens have no text that a grammar could match; a grammar names them by id. All tokens
-    that end a turn are known as such.
+    Control tokens have no text that a grammar could match; a grammar refers to them by id.
     """
 
     def __init__(self, table: VocabTable, encode: Callable[[bytes], Sequence[int]]) -> None:
@@ -35,7 +34,7 @@ class GrammarTokens:
         spellings = [table.spelling(token) for token in range(table.size)]
         self._spelled = np.frombuffer(b"".join(spellings), np.uint8)
         self._owner = np.repeat(np.arange(table.size, dtype=np.int32), list(map(len, spellings)))
-        # a vocabulary without such a token gets an id that it does not have
+        # without an end token, use an id outside the vocabulary
         self.native = LLTokenizer(wrapped, eos_token=sorted(self.eog_ids) or None)
 
     @classmethod
@@ -59,7 +58,7 @@ class GrammarTokens:
 
 
 class _Tokenizer:
-    """What llguidance asks of a tokenizer."""
+    """The tokenizer interface of llguidance."""
 
     def __init__(
         self, pieces: list[bytes], encode: Callable[[bytes], Sequence[int]], table: VocabTable

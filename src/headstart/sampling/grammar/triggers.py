@@ -1,4 +1,4 @@
-"""Where a constraint begins inside a text: behind, or at, the first of some byte strings."""
+"""Finds where a constraint begins in a text: at or behind the first trigger."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.structures.prefix import num_begun
 from headstart.types.constraint import ThoughtMarks
 
 
 class FreeText(NamedTuple):
-    """What has to be known of a text that is not constrained yet."""
+    """The state of a text that is not constrained yet."""
 
-    tail: bytes = b""  # its end, as far as it may begin a trigger or a mark of thoughts
-    is_thinking: bool = False  # it ends inside thoughts, where triggers do not count
+    tail: bytes = b""  # its end, as far as it may begin a trigger or a reasoning marker
+    is_thinking: bool = False  # it ends inside reasoning, where triggers do not count
 
 
 class Triggers:
-    """What a free text is searched for."""
+    """Searches free text for triggers and reasoning markers."""
 
     def __init__(
         self,
@@ -43,11 +44,11 @@ class Triggers:
         return FreeText(is_thinking=self._thoughts is not None and self._thoughts.is_open)
 
     def follow(self, text: FreeText, token: int) -> tuple[bytes | None, FreeText]:
-        """The bytes with which the constrained text begins if this token completes a trigger, else
-        None; and the text behind the token.
+        """The first bytes of the constrained text if this token completes a trigger, else None; and
+        the state after the token.
 
         The trigger that is complete first counts; of two that end together, the longer one. The
-        mark that ends thoughts may be a trigger, or begin one.
+        marker that ends reasoning may be a trigger or the start of one.
         """
         left, is_thinking = text.tail + self._tokens.spelling(token), text.is_thinking
         while True:
@@ -55,7 +56,7 @@ class Triggers:
                 assert self._thoughts is not None
                 at = left.find(self._thoughts.end)
                 if at < 0:
-                    return None, FreeText(_beginning(left, (self._thoughts.end,)), True)
+                    return None, FreeText(_begun(left, (self._thoughts.end,)), True)
                 left = left[at:]
             found = min(self._ends(left), default=None)
             thoughts_at = self._begin_of_thoughts(left)
@@ -63,19 +64,19 @@ class Triggers:
                 left, is_thinking = left[thoughts_at:], True
                 continue
             if found is None:
-                return None, FreeText(_beginning(left, self._outside))
+                return None, FreeText(_begun(left, self._outside))
             end, length = found
             return left[end + length if self._includes_trigger else end :], FreeText()
 
     def is_legal(self, found: bytes, make: Callable[[], LLMatcher]) -> bool:
-        """Whether a constrained text may begin like this."""
+        """Whether the constrained text may begin with these bytes."""
         pieces = self._tokens.encode(found)
         return not pieces or make().validate_tokens(pieces) == len(pieces)
 
     def illegal_ids(self, text: FreeText, make: Callable[[], LLMatcher]) -> NDArray[np.int32]:
-        """Tokens that complete a trigger and go on in a way that is not legal.
+        """Tokens that complete a trigger and continue illegally.
 
-        Reads a part of the vocabulary at the first call for each text; there are few.
+        Scans part of the vocabulary at the first call for each text; there are few distinct texts.
         """
         known = self._illegal.get(text)
         if known is None:
@@ -92,7 +93,7 @@ class Triggers:
         return known
 
     def _ends(self, text: bytes) -> list[tuple[int, int]]:
-        """Where triggers end, with the length of each taken off zero: the least one counts."""
+        """(end, -length) of each trigger in the text: the minimum counts."""
         return [
             (at + len(trigger), -len(trigger))
             for trigger in self._triggers
@@ -100,16 +101,12 @@ class Triggers:
         ]
 
     def _begin_of_thoughts(self, text: bytes) -> int | None:
-        """Where the text goes on behind the first mark that begins thoughts."""
+        """End of the first marker that begins reasoning."""
         if self._thoughts is None or not self._thoughts.start:
             return None
         at = text.find(self._thoughts.start)
         return None if at < 0 else at + len(self._thoughts.start)
 
 
-def _beginning(text: bytes, marks: Sequence[bytes]) -> bytes:
-    """The longest end of the text that may begin one of the marks."""
-    for start in range(max(0, len(text) + 1 - max(map(len, marks))), len(text)):
-        if any(mark.startswith(text[start:]) for mark in marks):
-            return text[start:]
-    return b""
+def _begun(text: bytes, marks: Sequence[bytes]) -> bytes:
+    return text[len(text) - num_begun(text, marks) :]

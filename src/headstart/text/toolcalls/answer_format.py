@@ -1,4 +1,4 @@
-"""How a whole answer is written: thoughts, content, calls."""
+"""The format of a whole answer: reasoning, content, tool calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headstart.text.toolcalls.reader import Reading, TextReader
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a request wants to be read out of an answer's text."""
+    """What to parse out of an answer's text."""
 
     splits_thoughts: bool = True
     reads_calls: bool = True
@@ -22,26 +22,26 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFormat:
-    """Thoughts first, then content, then or in between calls."""
+    """Reasoning first, then content, with calls after or within it."""
 
     thinking: Thinking | None = None
     calls: MarkedCalls | None = None
-    content_start: str = ""  # markers around the content, which are no part of it
+    content_start: str = ""  # markers around the content
     content_end: str = ""
-    calls_end_thoughts: bool = False  # a call may begin before the thoughts have ended
-    after_thoughts: str = ""  # what stands between thoughts and demanded calls
-    seen_markers: tuple[str, ...] = ()  # further markers that are read
-    dropped: tuple[str, ...] = ()  # markers in the content that are no part of it
-    why_no_calls: str = ""  # where there is no format of calls
+    calls_end_thoughts: bool = False  # a call may begin before the reasoning has ended
+    after_thoughts: str = ""  # text between reasoning and required calls
+    seen_markers: tuple[str, ...] = ()  # further markers that the parser needs
+    dropped: tuple[str, ...] = ()  # markers to remove from the content
+    why_no_calls: str = ""  # where no call format was found
 
     @property
     def name(self) -> str:
-        """What /props and the log call it."""
+        """Its name in /props and the log."""
         return self.calls.name if self.calls else "content"
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """All texts that have to be seen in the answer, also where they are special tokens."""
+        """All markers that the parser must see, even where they are special tokens."""
         found = [self.content_start, self.content_end]
         if self.thinking:
             found += [self.thinking.start, self.thinking.end]
@@ -50,7 +50,7 @@ class AnswerFormat:
         return tuple(marker.strip() for marker in (*found, *self.seen_markers) if marker.strip())
 
     def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
-        """Read an answer from its beginning to its end."""
+        """Parse a whole answer."""
         triggers = self.calls.triggers if self.calls and options.reads_calls else ()
         if options.splits_thoughts and options.start != "content":
             yield from self._read_thoughts(reader, options.start == "thoughts", triggers)
@@ -73,7 +73,7 @@ class AnswerFormat:
         stops = triggers if self.calls_end_thoughts else ()
         if self.content_start:
             stops = (*stops, self.content_start)
-        yield from _skip_space_before(reader, (end.strip(),))  # alone it is no thought
+        yield from _skip_space_before(reader, (end.strip(),))  # white space alone is no reasoning
         found = yield from reader.until((end.strip(), *stops), reader.thoughts)
         if found in stops and found is not None:
             reader.at -= len(found)
@@ -83,7 +83,7 @@ class AnswerFormat:
     def _read_content(self, reader: TextReader, triggers: tuple[str, ...]) -> Reading[None]:
         around = (self.content_start.strip(), self.content_end.strip())
         drops = tuple(filter(None, (*around, *self.dropped)))
-        # alone it is no content of an answer that only calls
+        # white space alone is no content
         yield from _skip_space_before(reader, [one for one in triggers if one != "{"])
         while True:
             found = yield from reader.until((*triggers, *drops), reader.content)
@@ -93,7 +93,7 @@ class AnswerFormat:
                 yield from self._read_calls(reader, found)
 
     def _read_calls(self, reader: TextReader, trigger: str) -> Reading[None]:
-        """Read the calls that begin in front of here; what turns out to be none is content."""
+        """Parse the calls at the trigger just read; if there are none, it is content."""
         assert self.calls is not None
         reader.at -= len(trigger)
         place = reader.mark()
@@ -107,7 +107,7 @@ class AnswerFormat:
 
 
 def _skip_space_before(reader: TextReader, markers: Sequence[str]) -> Reading[None]:
-    """Go behind white space if one of the markers follows it."""
+    """Skip white space if one of the markers follows it."""
     place = reader.mark()
     yield from reader.skip_space()
     for marker in markers:
@@ -118,7 +118,7 @@ def _skip_space_before(reader: TextReader, markers: Sequence[str]) -> Reading[No
 
 
 def _skip_space_at_the_end(reader: TextReader) -> Reading[None]:
-    """Go behind white space if nothing follows it."""
+    """Skip white space at the end of the text."""
     place = reader.mark()
     yield from reader.skip_space()
     is_end = not (yield from reader.peek(1))

@@ -1,6 +1,6 @@
-"""Calls as a grammar, so that a model can write no others: llguidance's Lark.
+"""Tool calls as a Lark grammar for llguidance.
 
-Markers that are special tokens stand in it by their ids, because a text never matches those.
+Special tokens appear by id, because text never matches them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from headstart.text.toolcalls.value_rules import SchemaRules, as_json, quoted, r
 from headstart.types.constraint import Constraint, ConstraintKind
 
 _PIECES = re.compile(r"(\]<\]\w+\[>\[|<[^<>]*>|\[/?[A-Z_]+\]|\s+)")
-_TYPES = ("number", "array", "object", "boolean", "null")  # of values that are no text
+_TYPES = ("number", "array", "object", "boolean", "null")  # of values that are not strings
 TokenOf = Callable[[str], int | None]
 """The id of the special token with this spelling, if there is one."""
 
@@ -39,14 +39,14 @@ class CallRules:
 
 
 def required_calls(calls: MarkedCalls, rules: CallRules) -> Constraint:
-    """The answer is calls."""
+    """The whole answer must be calls."""
     grammar = _Grammar(rules)
     grammar.add_section(calls, with_trigger=True)
     return Constraint(kind=ConstraintKind.LARK, text=grammar.text("section"))
 
 
 def calls_at_a_trigger(calls: MarkedCalls, rules: CallRules) -> Constraint | None:
-    """What follows the marker of calls is a call; None where no marker shows that one begins."""
+    """A call must follow the trigger; None for formats without a trigger."""
     if calls.triggers == ("{",):
         return None
     grammar = _Grammar(rules)
@@ -59,11 +59,11 @@ def calls_at_a_trigger(calls: MarkedCalls, rules: CallRules) -> Constraint | Non
 
 
 def before_rules(after_thoughts: str, header: str, token_of: TokenOf) -> str:
-    """What may stand before what is demanded, as `Constraint.before` wants it.
+    """The rules for `Constraint.before`.
 
     Args:
-        after_thoughts: stands between thoughts and whatever follows them.
-        header: stands before that which is demanded.
+        after_thoughts: text between reasoning and what follows it.
+        header: text before the constrained text.
     """
     if not after_thoughts and not header:
         return ""
@@ -73,7 +73,7 @@ def before_rules(after_thoughts: str, header: str, token_of: TokenOf) -> str:
 
 
 class _Grammar:
-    """Rules of a Lark grammar, written one by one."""
+    """Collects the rules of a Lark grammar."""
 
     def __init__(self, rules: CallRules) -> None:
         self._rules = rules
@@ -84,7 +84,7 @@ class _Grammar:
         return "\n".join([f"start: {start}", space, *self._lines])
 
     def add_section(self, calls: MarkedCalls, *, with_trigger: bool) -> None:
-        """All calls with what is around them; without the trigger if that was written already."""
+        """Add the rule of all calls and their markers, without the trigger if it was written."""
         opening, first_start = calls.section_start, calls.call_start
         if not with_trigger:
             trigger = calls.triggers[0]
@@ -116,7 +116,7 @@ class _Grammar:
         self._lines.append("section: " + " ".join(filter(None, parts)))
 
     def _further_messages(self, calls: MarkedCalls) -> str:
-        """What may follow a message whose header names the tool: more of them."""
+        """Rules for further messages where the header names the tool."""
         if not calls.header:
             return ""
         end = self.spelled(calls.call_end + calls.section_end)
@@ -130,10 +130,10 @@ class _Grammar:
         return f"({self.spelled(calls.next_message)} message)*"
 
     def _call(self, calls: MarkedCalls, name: str) -> str:
-        # arguments that the tool does not declare would be of no use
+        # undeclared arguments would be useless
         tools = self._rules.tools
         schema = {"type": "object", "additionalProperties": False, **tools.parameters(name)}
-        if not tools.is_strict(name):  # what is not supported is not demanded
+        if not tools.is_strict(name):  # ignore unsupported keywords
             schema["x-guidance"] = {"lenient": True, "coerce_one_of": True}
         match calls.body:
             case JsonCall():
@@ -195,7 +195,7 @@ class _Grammar:
     def _argument(
         self, form: TaggedArguments, key: str, schema: Any, root: Mapping[str, Any] | None
     ) -> str:
-        """Key and value; `root` is the schema of all arguments, or None if the value is text."""
+        """Key and value; `root` is the whole schema, or None for plain text values."""
         is_text = root is None
         has_values = isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
         parts = [self.spelled(form.key_start), quoted(key), self.spelled(form.key_end)]
@@ -219,10 +219,7 @@ class _Grammar:
         return f"{opening} {name}"
 
     def spelled(self, marker: str) -> str:
-        """A marker as text and ids of special tokens.
-
-        White space is a piece of its own: what may follow it is decided behind it.
-        """
+        """A marker as literals and ids of special tokens; white space is a literal of its own."""
         parts = []
         for part in filter(None, _PIECES.split(marker)):
             token = self._rules.token_of(part)

@@ -1,4 +1,4 @@
-"""What an answer's text turns out to be, piece by piece, and the message that the pieces make."""
+"""Events of a parsed answer, and the message they add up to."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """Text of the model to itself."""
+    """Reasoning text."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class CallBegin:
-    """A tool call begins; its arguments follow."""
+    """The start of a tool call; its arguments follow."""
 
     index: int
     name: str
@@ -42,7 +42,7 @@ AnswerEvent = Content | Thoughts | CallBegin | CallArguments
 
 @dataclass(slots=True)
 class ToolCall:
-    """A tool call as far as it is known."""
+    """A tool call, complete so far."""
 
     name: str
     call_id: str = ""
@@ -51,14 +51,14 @@ class ToolCall:
 
 @dataclass(slots=True)
 class AnswerMessage:
-    """An answer: the events put together."""
+    """An answer, collected from events."""
 
     content: str = ""
     thoughts: str = ""
     calls: list[ToolCall] = field(default_factory=list)
 
     def add(self, events: Iterable[AnswerEvent]) -> None:
-        """Take further events in."""
+        """Add events."""
         for event in events:
             match event:
                 case Content(text):
@@ -72,9 +72,7 @@ class AnswerMessage:
 
 
 def _extend(owner: AnswerMessage | ToolCall, name: str, text: str) -> None:
-    """Add to a text that may become long: where nothing but a variable refers to a string, CPython
-    lets it grow in place instead of copying it.
-    """
+    """Append to a string attribute; CPython does it in place if one variable refers to it."""
     whole: str = getattr(owner, name)
     setattr(owner, name, "")
     whole += text

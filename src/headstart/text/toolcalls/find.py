@@ -1,8 +1,7 @@
-"""How a model writes calls and content, found by rendering its chat template with known ones.
+"""Finds the format of calls and content by rendering a chat template with known values.
 
-Two conversations that differ in one known thing show what stands around it. This sees every format
-whose calls are JSON objects, or names with JSON or marked arguments; the others have a file each
-in `families/`.
+Two conversations that differ in one value show the text around it. This finds every format whose
+calls are JSON objects, or names with JSON or tagged arguments; the others are in `families/`.
 
 Source of the idea: llama.cpp's common/chat-diff-analyzer.cpp.
 """
@@ -35,7 +34,7 @@ _NAMES = ("fff_first_fun_f", "sss_second_fun_s")
 _KEYS = ("aa_arg_fst_aa", "bb_arg_snd_bb")
 _VALUES = ("vvv_first_val_v", "www_second_val_w")
 _IDS = ("call00001", "call00002")
-# words of templates whose models may begin to call without ending their thoughts
+# words of templates whose models may call without ending their reasoning
 _ENDS_THOUGHTS = (
     ("<function=", "<parameter="),
     ("<|START_ACTION|>",),
@@ -47,7 +46,7 @@ _ID = re.compile("call0000[12]")
 
 
 def find_format(template: ChatTemplate) -> AnswerFormat:
-    """The format of a template's answers; `why_no_calls` says why it has none for calls."""
+    """The format of a template's answers; `why_no_calls` if no call format was found."""
     for words, family in FAMILIES:
         if all(word in template.source for word in words):
             return dataclasses.replace(family, thinking=template.thinking)
@@ -70,7 +69,7 @@ def find_format(template: ChatTemplate) -> AnswerFormat:
 
 
 class _NotFoundError(Exception):
-    """The renderings do not show how calls are written."""
+    """No call format was found."""
 
 
 class _Probe:
@@ -91,7 +90,7 @@ class _Probe:
             return None
 
     def answer(self, **message: Any) -> str | None:
-        """The text of an assistant's message, from where the model begins to write."""
+        """The rendered assistant message, without the generation prompt."""
         whole = self._render([_QUESTION, {"role": "assistant", "content": "", **message}])
         if whole is None or self._before is None or not whole.startswith(self._before):
             return None
@@ -100,7 +99,7 @@ class _Probe:
         return text[len(re.sub(r"<[^<>]*$", "", shared)) :]  # markers stay whole
 
     def calls(self, *calls: dict[str, Any]) -> str:
-        """The text of an answer with calls.
+        """The rendered message with calls.
 
         Raises:
             _NotFoundError: the template does not render them.
@@ -113,7 +112,7 @@ class _Probe:
         return text
 
     def around_content(self, *, strips: bool = True) -> tuple[str, str]:
-        """What stands around the content of an answer, thoughts and the end of turns aside."""
+        """The markers around content, without reasoning and the end of turn."""
         text = self.answer(content=_CONTENT)
         if text is None or _CONTENT not in text:
             return "", ""
@@ -126,7 +125,7 @@ class _Probe:
 
 
 def _is_marker(text: str) -> bool:
-    """Whether it is one tag that speaks of content."""
+    """Whether it is a single tag for content."""
     words = ("RESPONSE", "TEXT", "content", "response")
     return bool(re.fullmatch(r"\s*(<[^<>]*>)\s*", text)) and any(word in text for word in words)
 
@@ -182,7 +181,7 @@ def _json_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
 
 
 def _object_span(text: str, inside: int, least: int = 0) -> tuple[int, int]:
-    """The largest JSON object of the text around a place."""
+    """Span of the outermost JSON object around a position."""
     at = text.find("{", least)
     while 0 <= at <= inside:
         try:
@@ -229,7 +228,7 @@ def _named_json_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
 
 
 def _named_body(before: str, name_end: str, between: str) -> tuple[NamedCall, str, str]:
-    """The body, and the text before the first name and between calls without what is of ids."""
+    """The body, and the text before the first name and between calls without ids."""
     arguments = JsonArguments()
     if _IDS[0] in before:
         start, name_start = before.rsplit(_IDS[0], 1)
@@ -270,7 +269,7 @@ def _tagged_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
 
 
 def _value_end(middle: str, tail: str) -> str:
-    """What ends a value: common to the one in the middle and the last one, whole tags only."""
+    """The end marker of values: common to a middle and the last one, whole tags only."""
     common = middle[: common_prefix_length(middle, tail)]
     tags = re.match(r"(?:\s*<[^<>]*>|[^<>]*?\]<\]\S*)*", common)
     return tags[0] if tags and tags[0].strip() else common
@@ -279,7 +278,7 @@ def _value_end(middle: str, tail: str) -> str:
 def _tagged_arguments(
     probe: _Probe, key_start: str, key_end: str, value_end: str
 ) -> TaggedArguments:
-    """See whether an attribute tells text from other values."""
+    """Find out whether an attribute tells strings from other values."""
     number = probe.calls(_call(0, {_KEYS[0]: 7}))
     other = number.split(_KEYS[0], 1)[1].split("7", 1)[0]
     if other == key_end:
@@ -298,7 +297,7 @@ def _marked(
     *,
     is_parallel: bool,
 ) -> MarkedCalls:
-    """Tell what stands around each call from what stands around all of them.
+    """Separate the markers around each call from those around all calls.
 
     Args:
         texts: before the first call, between two calls, after the last one.
@@ -314,7 +313,7 @@ def _marked(
         return MarkedCalls(kind, body, before.lstrip(), after.rstrip(), is_parallel=False)
     call_start = _common_suffix(before, between)
     if not before[: len(before) - len(call_start)].strip():
-        call_start = call_start.lstrip()  # no section: white space before it separates calls
+        call_start = call_start.lstrip()  # without a section, white space is the separator
     between = between[: len(between) - len(call_start)]
     call_end = between[: common_prefix_length(between, after)]
     return MarkedCalls(
@@ -335,7 +334,7 @@ def _without_thoughts(text: str, probe: _Probe) -> str:
 
 
 def _without_turn_end(text: str, end: str) -> str:
-    """Without the end of the message, which the model says by ending."""
+    """Without the end-of-turn marker, which is not part of the text."""
     length = 0
     while length < min(len(text), len(end)) and text[-1 - length] == end[-1 - length]:
         length += 1
@@ -344,7 +343,7 @@ def _without_turn_end(text: str, end: str) -> str:
 
 
 def _common_suffix(one: str, other: str) -> str:
-    """What both end with, from the beginning of a marker on if it begins inside one."""
+    """The common suffix, without a partial marker at its start."""
     length = common_prefix_length(one[::-1], other[::-1])
     common = one[len(one) - length :]
     return re.sub(r"^[^<]*>", "", common) if "<" in one else common

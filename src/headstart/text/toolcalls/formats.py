@@ -1,6 +1,6 @@
 """How calls are written between markers: as JSON objects, or as a name and its arguments.
 
-Markers are compared without the white space around them, because models are free with it.
+Markers are compared without the white space around them, which models vary.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ def pieces(marker: str) -> tuple[str, ...]:
 
 
 class CallBody(Protocol):
-    """How a family of its own writes one call between the markers around it."""
+    """The form of one call between its markers, for families with a form of their own."""
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
-        """Read the call that begins here; `ends` are markers that stand behind it.
+        """Parse the call that begins here; `ends` are markers that may follow it.
 
-        Returns whether it is one; if not, no event was noted.
+        Returns whether there is one; if not, no event was emitted.
         """
 
     def rule(self, name: str, rules: SchemaRules) -> str:
-        """A call of this tool, as text of a grammar."""
+        """The grammar text of a call of this tool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +53,14 @@ class MarkedCalls:
     call_start: str = ""
     call_end: str = ""
     separator: str = ""
-    further_triggers: tuple[str, ...] = ()  # instead of the start of the section
-    is_parallel: bool = True  # the template shows several calls
-    header: str = ""  # before the section where calls are demanded; {name} is the tool's
-    next_message: str = ""  # between a section and the header of the next one
+    further_triggers: tuple[str, ...] = ()  # alternatives to section_start
+    is_parallel: bool = True  # the template renders several calls
+    header: str = ""  # before the section where calls are required; {name} is the tool's
+    next_message: str = ""  # between a section and the next header
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """Texts of which one stands where calls begin."""
+        """Markers with which calls may begin."""
         start = self.section_start.strip() or self.call_start.strip()
         return (start or "{", *self.further_triggers)
 
@@ -77,7 +77,7 @@ class MarkedCalls:
         return own
 
     def read(self, reader: TextReader) -> Reading[bool]:
-        """Read all calls of a section; returns whether there is one. If not, no event was noted."""
+        """Parse all calls of a section; returns False without any event if there is none."""
         if start := self.section_start.strip():
             yield from reader.takes_one((start, *self.further_triggers))
         ends = (pieces(self.call_end) or pieces(self.section_end))[:1]
@@ -105,7 +105,7 @@ class MarkedCalls:
 
 
 def _take_pieces(reader: TextReader, marker: str) -> Reading[None]:
-    """Go behind as much of a marker as there is; the text may end inside."""
+    """Skip as much of a marker as is present."""
     for piece in pieces(marker):
         place = reader.mark()
         yield from reader.skip_space()
@@ -122,7 +122,7 @@ class JsonCall:
     name_key: str = "name"
     arguments_key: str = "arguments"
     id_key: str = ""
-    is_id_last: bool = False  # the id stands behind the arguments
+    is_id_last: bool = False  # the id follows the arguments
     is_name_key: bool = False  # {name: arguments}
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
@@ -141,13 +141,13 @@ class JsonCall:
 
 
 def _drop(_: str) -> None:
-    """Take text that is of no use."""
+    """Discard text."""
 
 
 def _to_the_end(
     reader: TextReader, ends: Sequence[str], sink: Callable[[str], object]
 ) -> Reading[None]:
-    """Leave broken text behind, up to what stands behind a call."""
+    """Read malformed text up to the end of a call."""
     found = yield from reader.until(ends, sink)
     if found:
         reader.at -= len(found)
@@ -155,13 +155,13 @@ def _to_the_end(
 
 @dataclass(slots=True)
 class _JsonCallReading:
-    """What is known of a call while its object is read."""
+    """The state of parsing one JSON call."""
 
     format: JsonCall
     reader: TextReader
     name: str = ""
     call_id: str = ""
-    held: list[str] = field(default_factory=list)  # arguments that wait for the name or the id
+    held: list[str] = field(default_factory=list)  # arguments before the name or id is known
     has_begun: bool = False
     is_broken: bool = False  # in its arguments
     is_nested: bool = False  # inside `function`
@@ -181,9 +181,9 @@ class _JsonCallReading:
             self.is_nested = True
             return (yield from read_members(reader, self.read_member))
         if not self.name:
-            # nothing long may come before the name: until then it may turn out to be content
+            # before the name, only short members are skipped: the text may still be content
             return key == "type" and (yield from read_string(reader, _drop))
-        if key in (form.arguments_key, "arguments", "parameters"):  # models mix them up
+        if key in (form.arguments_key, "arguments", "parameters"):  # models confuse them
             return (yield from self._read_arguments())
         if not self.has_begun and (yield from self._is_container()):
             return False
@@ -220,7 +220,7 @@ class _JsonCallReading:
         read = read_string if is_text else read_value
         is_whole = yield from read(reader, sink)
         self.is_broken = not is_whole
-        if self.is_broken and not self.has_begun:  # it goes on as a call, broken as it is
+        if self.is_broken and not self.has_begun:  # emit malformed arguments as they are
             self.begin()
             reader.arguments("".join(self.held))
         return is_whole
@@ -276,7 +276,7 @@ def _bare_name(written: str) -> str:
 
 
 def _takes_marker(reader: TextReader, marker: str) -> Reading[bool]:
-    """Go behind a marker whose parts may have other white space between them."""
+    """Skip a marker, whatever white space its parts have between them."""
     for part in marker.split():
         yield from reader.skip_space()
         if not (yield from reader.takes(part)):
@@ -293,14 +293,14 @@ class JsonArguments:
         return (yield from reader.sees("{"))
 
     def read(self, reader: TextReader, name: str, ends: Sequence[str]) -> Reading[None]:
-        """Pass the object on; what is broken is passed on up to the end of the call."""
+        """Emit the object; malformed text is emitted up to the end of the call."""
         if not (yield from read_value(reader, reader.arguments)):
             yield from _to_the_end(reader, ends, reader.arguments)
 
 
 @dataclass(frozen=True, slots=True)
 class TaggedArguments:
-    """Each argument's name and value between markers; their JSON is made here."""
+    """Each argument's name and value between markers; emitted as JSON."""
 
     key_start: str
     key_end: str  # between name and value; up to the attribute, where there is one
@@ -315,7 +315,7 @@ class TaggedArguments:
         return True
 
     def read(self, reader: TextReader, name: str, ends: Sequence[str]) -> Reading[None]:
-        """Write the arguments as they come, as members of a JSON object."""
+        """Emit the arguments as members of a JSON object while they arrive."""
         reader.arguments("{")
         before = ""
         while True:

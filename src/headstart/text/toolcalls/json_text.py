@@ -1,4 +1,4 @@
-"""JSON values in a text that arrives: where they end, and what they say, without a whole parse."""
+"""Streaming parsers of JSON values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SCALAR = frozenset("0123456789+-.eEtrufalsn")
 
 
 def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
-    """Emit the JSON value that begins here, as it is written, while it arrives.
+    """Emit the JSON value that begins here verbatim while it arrives.
 
-    Returns whether a value began and ended; what is emitted of a broken one is its beginning.
+    Returns whether it is complete and well-formed; of a malformed value, the start is emitted.
     """
     opening = yield from reader.peek(1)
     if opening == '"':
@@ -31,7 +31,7 @@ def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[boo
 
 
 def read_string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
-    """Emit what the JSON string that begins here says, with its escapes resolved."""
+    """Emit the decoded JSON string that begins here."""
     if not (yield from reader.takes('"')):
         return False
     while True:
@@ -45,7 +45,7 @@ def read_string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bo
 
 
 def _escape(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
-    """Resolve the escape whose backslash was read; halves of surrogate pairs become U+FFFD."""
+    """Decode the escape behind a backslash; lone surrogates become U+FFFD."""
     kind = yield from reader.peek(1)
     if kind != "u":
         text = _SHORT_ESCAPES.get(kind)
@@ -69,7 +69,7 @@ def _escape(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
 
 
 def _code(text: str) -> int | None:
-    """The number in `uXXXX`."""
+    """The code point in `uXXXX`."""
     digits = text[1:]
     is_whole = text.startswith("u") and len(digits) == 4
     return int(digits, 16) if is_whole and all(d in _HEX_DIGITS for d in digits) else None
@@ -78,7 +78,7 @@ def _code(text: str) -> int | None:
 def read_members(reader: TextReader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:
     """Read an object's members; `on_member` reads the value behind each key.
 
-    Returns whether the object ended as it should.
+    Returns whether the object is complete and well-formed.
     """
     if not (yield from reader.takes("{")):
         return False
@@ -104,7 +104,7 @@ def read_members(reader: TextReader, on_member: Callable[[str], Reading[bool]]) 
 
 
 def value_or_text(text: str) -> Any:
-    """What the text says as JSON; the text itself where it is none."""
+    """The text parsed as JSON, or the text itself."""
     try:
         return json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
@@ -132,7 +132,7 @@ def _string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
 
 
 def _container(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
-    """An object or a list: brackets that are not in strings are counted."""
+    """Emit an object or list by counting brackets outside strings."""
     depth: list[str] = []
     while True:
         found = yield from reader.until(('"', "{", "[", "}", "]"), emit)

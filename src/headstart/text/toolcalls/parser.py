@@ -1,4 +1,4 @@
-"""An answer's text, in pieces as they come, to thoughts, content and calls."""
+"""Parses an answer's text as it arrives into reasoning, content and calls."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from headstart.text.toolcalls.tools import Tools
 
 
 class AnswerParser:
-    """Reads one answer. Whatever its text and its pieces, it gives the same message."""
+    """Parser of one answer. The message does not depend on how the text is split."""
 
     def __init__(
         self, answer_format: AnswerFormat, tools: Tools, options: ReadOptions, begun: str = ""
     ) -> None:
-        """Start an answer; `begun` is text of it that stands in the prompt and gives no events."""
+        """Start an answer; `begun` is its start in the prompt, which emits no events."""
         self._reader = TextReader(tools)
         self._reading = answer_format.read(self._reader, options)
         if begun:
             self.feed(begun)
 
     def feed(self, text: str) -> list[AnswerEvent]:
-        """Take the next piece of text; returns what is certain now."""
+        """Add text; returns the events that are certain."""
         self._reader.add(text)
         next(self._reading, None)
         return self._reader.take_events()
 
     def finish(self) -> list[AnswerEvent]:
-        """The text is over; returns what was held back."""
+        """End the text; returns the remaining events."""
         self._reader.is_over = True
         next(self._reading, None)
         rest = self._reader.text[self._reader.at :]

@@ -1,8 +1,7 @@
-"""Text that is read while it arrives.
+"""Streaming input for parsers.
 
-A reader of a format is a generator: it yields where it needs more text to go on, and goes on when
-there is more, or when the text is over. What it does depends on the text only, never on where the
-pieces ended, because every method waits until no further text could change its answer.
+A parser is a generator that yields where it needs more text. Its result does not depend on how the
+text is split, because every method waits until no further text can change its result.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from headstart.structures.prefix import num_begun
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.text.toolcalls.tools import Tools
 
@@ -20,7 +20,7 @@ Reading = Generator[None, None, T]
 
 
 class TextReader:
-    """The text so far, a place in it, and the events that were found."""
+    """The text so far, a position in it, and the events found."""
 
     def __init__(self, tools: Tools) -> None:
         self.tools = tools
@@ -34,7 +34,7 @@ class TextReader:
     # ---- what comes in and goes out
 
     def add(self, text: str) -> None:
-        """Append text; what lies behind all marks is forgotten."""
+        """Append text; drop text that was read unless a mark refers to it."""
         if not self._num_marks and self.at > 4096:
             self.text, self.at = self.text[self.at :], 0
         self.text += text
@@ -45,24 +45,24 @@ class TextReader:
         return events
 
     def content(self, text: str) -> None:
-        """Note text for the user."""
+        """Emit text for the user."""
         self._note(Content(text))
 
     def thoughts(self, text: str) -> None:
-        """Note text of the model to itself."""
+        """Emit reasoning text."""
         self._note(Thoughts(text))
 
     def begin_call(self, name: str, call_id: str = "") -> None:
-        """Note that a call begins."""
+        """Emit the start of a call."""
         self._events.append(CallBegin(self.num_calls, name, call_id))
         self.num_calls += 1
 
     def arguments(self, text: str) -> None:
-        """Note a piece of the arguments of the call that began last."""
+        """Emit a piece of the last call's arguments."""
         self._note(CallArguments(self.num_calls - 1, text))
 
     def _note(self, event: Content | Thoughts | CallArguments) -> None:
-        """Neighbours of one kind become one event."""
+        """Merge adjacent events of one kind."""
         if not event.text:
             return
         last = self._events[-1] if self._events else None
@@ -74,12 +74,12 @@ class TextReader:
     # ---- trying
 
     def mark(self) -> int:
-        """Remember this place, to come back to it; `release` it afterwards."""
+        """Remember this position to return to; `release` it afterwards."""
         self._num_marks += 1
         return self.at
 
     def release(self, place: int | None = None) -> None:
-        """Forget a mark, going back to its place if one is given."""
+        """Drop a mark; return to a position if one is given."""
         self._num_marks -= 1
         if place is not None:
             self.at = place
@@ -93,7 +93,7 @@ class TextReader:
         return self.text[self.at : self.at + count]
 
     def sees(self, marker: str) -> Reading[bool]:
-        """Whether the text goes on with this marker; stays in front of it."""
+        """Whether this marker comes next; does not skip it."""
         while True:
             rest = self.text[self.at : self.at + len(marker)]
             if len(rest) == len(marker) or self.is_over or not marker.startswith(rest):
@@ -101,21 +101,21 @@ class TextReader:
             yield
 
     def takes(self, marker: str) -> Reading[bool]:
-        """Whether the text goes on with this marker; goes behind it if it does."""
+        """Whether this marker comes next; skips it."""
         is_there = yield from self.sees(marker)
         if is_there:
             self.at += len(marker)
         return is_there
 
     def takes_one(self, markers: Sequence[str]) -> Reading[str | None]:
-        """The longest of the markers with which the text goes on, if any; goes behind it."""
+        """Skip the longest marker that comes next and return it."""
         for marker in sorted(markers, key=len, reverse=True):
             if (yield from self.takes(marker)):
                 return marker
         return None
 
     def skip_space(self) -> Reading[None]:
-        """Go behind white space."""
+        """Skip white space."""
         while True:
             while self.at < len(self.text) and self.text[self.at].isspace():
                 self.at += 1
@@ -124,7 +124,7 @@ class TextReader:
             yield
 
     def run(self, belongs: Callable[[str], bool]) -> Reading[str]:
-        """The characters from here on for which this holds; goes behind them."""
+        """Skip and return the characters for which this holds."""
         start = self.mark()
         while True:
             while self.at < len(self.text) and belongs(self.text[self.at]):
@@ -136,13 +136,16 @@ class TextReader:
         return self.text[start : self.at]
 
     def until(self, markers: Sequence[str], emit: Callable[[str], object]) -> Reading[str | None]:
-        """Emit the text up to the first of the markers and go behind that marker.
+        """Emit the text up to the first of the markers and skip that marker.
 
-        Returns the marker, the longest of those that begin at the same place; None if none comes.
+        Returns the marker, the longest at its position; None at the end of the text.
         """
         while True:
             found, place = self._first(markers)
-            waits = len(self.text) if self.is_over else self._unfinished(markers)
+            # where a marker may have begun whose end has not arrived
+            waits = len(self.text)
+            if not self.is_over:
+                waits -= num_begun(self.text, markers, self.at)
             stop = min(place, waits)
             if stop > self.at:
                 emit(self.text[self.at : stop])
@@ -155,7 +158,7 @@ class TextReader:
             yield
 
     def _first(self, markers: Sequence[str]) -> tuple[str | None, int]:
-        """The marker that begins first, and where."""
+        """The first marker and its position."""
         best: str | None = None
         place = len(self.text)
         for marker in markers:
@@ -163,14 +166,3 @@ class TextReader:
             if at >= 0 and (at < place or (at == place and len(marker) > len(best or ""))):
                 best, place = marker, at
         return best, place
-
-    def _unfinished(self, markers: Sequence[str]) -> int:
-        """Where a marker may have begun whose end has not arrived."""
-        place = len(self.text)
-        for marker in markers:
-            most = min(len(marker) - 1, len(self.text) - self.at)
-            for length in range(most, 0, -1):
-                if self.text.endswith(marker[:length]):
-                    place = min(place, len(self.text) - length)
-                    break
-        return place

@@ -1,4 +1,4 @@
-"""What a reader has to know of the tools that a request offers."""
+"""The tools of a request, as parsers need them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Tools:
-    """Names of functions, and which of their arguments are text."""
+    """Functions and the schemas of their arguments."""
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """Take OpenAI's `tools`."""
@@ -34,11 +34,11 @@ class Tools:
         return schema if isinstance(schema, Mapping) else {}
 
     def is_strict(self, name: str) -> bool:
-        """Whether what cannot be demanded of the arguments is an error."""
+        """Whether unsupported keywords in the schema are an error."""
         return name in self._strict
 
     def is_text(self, name: str, argument: str) -> bool:
-        """Whether an argument is text, so that what looks like another value is text too."""
+        """Whether an argument is a string even where it looks like another value."""
         properties = self.parameters(name).get("properties")
         schema = properties.get(argument) if isinstance(properties, Mapping) else None
         if not isinstance(schema, Mapping):

@@ -1,8 +1,7 @@
-"""Arguments of a tool's schema as rules of a grammar, in forms that are not JSON.
+"""Grammar rules for a tool's arguments in forms other than JSON.
 
-What a schema says of texts beyond their choice (`pattern`, `format`, lengths) is not demanded in
-these forms; nor is what it says of properties that it does not list. A tool that is strict is
-refused for it.
+These forms do not enforce `pattern`, `format` and lengths of strings, nor anything about unlisted
+properties. A strict tool with such keywords is refused.
 """
 
 from __future__ import annotations
@@ -25,12 +24,10 @@ def quoted(text: str) -> str:
 
 
 def as_json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
-    """A JSON value of this schema; objects are laid out as Python's json.dumps does, which is what
-    models mostly learned.
+    """A JSON value of this schema, laid out as by Python's json.dumps, which most models learned.
 
     Args:
-        root: the schema that this one is a part of; its definitions go along, and what it says of
-            how to read it.
+        root: the whole schema, whose definitions and "x-guidance" apply.
     """
     whole = dict(schema) if isinstance(schema, Mapping) else {}
     shared = {key: root[key] for key in _SHARED if root and key in root}
@@ -41,9 +38,7 @@ def as_json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
 
 
 def refuse_undemanded(schema: Mapping[str, Any]) -> None:
-    """Raises InvalidParameterError if a value's schema has a keyword that is not demanded in forms
-    that are not JSON.
-    """
+    """Raise InvalidParameterError if a schema has a keyword that these forms do not enforce."""
     for keyword in schema:
         if keyword not in _DEMANDED and keyword not in _NOTES:
             raise InvalidParameterError(
@@ -57,7 +52,7 @@ Limits = tuple[int, int | None]
 
 
 class SchemaRules(NamedTuple):
-    """What the rules of a schema's values are made from."""
+    """Inputs of `ValueRules`."""
 
     schema: Mapping[str, Any]
     lines: list[str]  # of the grammar; rules go to its end
@@ -72,15 +67,15 @@ class Member(NamedTuple):
 
 
 class ValueRules(ABC):
-    """Values of one tool's schema; each form of writing them is a subclass."""
+    """Rules for the values of one tool's schema; one subclass per form."""
 
     def __init__(self, rules: SchemaRules) -> None:
         self.root, self.lines, self.spelled = rules
-        self._known: dict[tuple[str, str], str] = {}  # rules of what references name
+        self._known: dict[tuple[str, str], str] = {}  # rules of references
 
     @abstractmethod
     def text(self, end: str) -> str:
-        """Any text; `end` is what stands behind the value."""
+        """Any string; `end` is the text behind the value."""
 
     @abstractmethod
     def literal(self, value: Any, end: str) -> str:
@@ -88,7 +83,7 @@ class ValueRules(ABC):
 
     @abstractmethod
     def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
-        """An array; `item` makes the rule of an element from what stands behind it."""
+        """An array; `item` makes the rule of an element from the text behind it."""
 
     @abstractmethod
     def member(self, key: str, value: Callable[[str], str]) -> str:
@@ -131,7 +126,7 @@ class ValueRules(ABC):
         ]
 
     def joined(self, members: Sequence[Member], separator: str) -> str:
-        """Members in their order, those that are not required or not, separators between them."""
+        """Members in order, each optional unless required, with separators between."""
         number = self._number()
         between = quoted(separator) * bool(separator)
         self.lines.append(f'tail_{number}_{len(members)}: ""')
@@ -165,7 +160,7 @@ class ValueRules(ABC):
         return f"{bare}_{number}"
 
     def _check(self, schema: Mapping[str, Any]) -> None:
-        if not self.root.get("x-guidance"):  # which the schemas of tools that are not strict have
+        if not self.root.get("x-guidance"):  # set unless the tool is strict
             refuse_undemanded(schema)
 
     def _typed(self, name: Any, schema: Mapping[str, Any], end: str, depth: int) -> str:
@@ -181,7 +176,7 @@ class ValueRules(ABC):
         return self.text(end)
 
     def _referenced(self, reference: str, end: str, depth: int) -> str:
-        """The rule of what a reference names; it may name itself."""
+        """The rule of a reference, which may be recursive."""
         if known := self._known.get((reference, end)):
             return known
         number = self._number()
@@ -197,7 +192,7 @@ class ValueRules(ABC):
         return texts[0] if len(texts) == 1 else self.named("choice", " | ".join(texts))
 
     def _number(self) -> int:
-        """A number that no other rule has in its name."""
+        """A unique number for names of rules."""
         self.lines.append("")
         return len(self.lines) - 1
 
@@ -208,7 +203,7 @@ _DEMANDED = frozenset((
     "type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "$ref",
     "minItems", "maxItems", "additionalProperties", *_BOUNDS,
 ))  # fmt: skip
-# what says nothing of a value itself
+# annotations
 _NOTES = frozenset((
     "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default",
     "examples", "deprecated", "readOnly", "writeOnly",
@@ -216,7 +211,7 @@ _NOTES = frozenset((
 
 
 def _guessed_types(schema: Mapping[str, Any]) -> list[str]:
-    """Types of a schema that names none."""
+    """Types of a schema without `type`."""
     if "properties" in schema:
         return ["object"]
     return ["array"] if "items" in schema else ["string", "number", "boolean", "null"]

@@ -1,4 +1,4 @@
-"""How two vocabularies relate, and which way tokens go from one to the other."""
+"""Compares two vocabularies and chooses how to translate between them."""
 
 # ruff: noqa: RUF001 (DeepSeek spells its markers with fullwidth bars)
 
@@ -37,13 +37,13 @@ class TranslationMode(Enum):
     """How tokens of the target become tokens of the draft and back."""
 
     IDENTICAL = "identical"  # the ids mean the same
-    SHARED = "shared"  # ids are mapped; the few without a partner go by text
-    TEXT = "text"  # everything goes by text
+    SHARED = "shared"  # ids are mapped; the few without a partner are translated by text
+    TEXT = "text"  # everything is translated by text
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Comparison:
-    """What `compare` found. Maps hold -1 where a token has no partner."""
+    """The result of `compare`. Maps hold -1 where a token has no partner."""
 
     mode: TranslationMode
     to_draft: NDArray[np.int32]  # (target size,)
@@ -71,12 +71,12 @@ class Comparison:
 
 
 def compare(target: Vocab, draft: Vocab) -> Comparison:
-    """Compare two vocabularies and choose the way between them. O(sizes)."""
+    """Compare two vocabularies and choose a mode. O(sizes)."""
     return compare_tables(read_table(target), read_table(draft))
 
 
 def compare_tables(target: VocabTable, draft: VocabTable) -> Comparison:
-    """Compare two vocabularies that were read before."""
+    """Compare two vocabulary tables."""
     differences = tuple(_special_differences(target, draft))
     if _is_identical(target, draft):
         common = min(target.size, draft.size)
@@ -84,8 +84,8 @@ def compare_tables(target: VocabTable, draft: VocabTable) -> Comparison:
         to_draft[:common] = to_target[:common] = np.arange(common)
         return Comparison(TranslationMode.IDENTICAL, to_draft, to_target, differences)
     to_draft, to_target = _map(target, draft), _map(draft, target)
-    # A small vocabulary inside a much larger one maps as a whole, but most of what the target
-    # emits does not: both shares count.
+    # all of a small vocabulary may map into a much larger one, but not the reverse: both shares
+    # count
     is_shared = min(np.mean(to_draft >= 0), np.mean(to_target >= 0)) >= MIN_SHARED
     return Comparison(
         TranslationMode.SHARED if is_shared else TranslationMode.TEXT,
@@ -119,9 +119,9 @@ def _map(source: VocabTable, other: VocabTable) -> NDArray[np.int32]:
 def pair_controls(
     source: VocabTable, other: VocabTable, replacements: Mapping[bytes, bytes] | None = None
 ) -> dict[int, int]:
-    """Partners of control tokens: as replaced, spelled alike, or with the same role.
+    """Partners of control tokens: by replacement, spelling or role.
 
-    Only control tokens of `other` are partners, so that text never becomes a marker.
+    Only control tokens are partners, so that text never becomes a marker.
     """
     by_text = {text: token for token, text in other.controls.items()}
     pairs = {}

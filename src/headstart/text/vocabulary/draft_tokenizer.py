@@ -1,8 +1,7 @@
-"""The history and the draft in a draft model's tokens: the target's own, or those of another
-vocabulary.
+"""The history and the draft in the draft model's tokens, of the same or another vocabulary.
 
-One `DraftTokenizer` a sequence, one `DraftBuilder` a draft. Rows of logits go in, draft-model
-tokens come out one by one, and at the end target tokens with a confidence each.
+There is one `DraftTokenizer` per sequence and one `DraftBuilder` per draft. A builder turns rows of
+logits into draft-model tokens one by one, and finally into target tokens with a confidence each.
 """
 
 from __future__ import annotations
@@ -20,39 +19,39 @@ from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import DraftRequest, TokenChoice
 
 _DECAY = 0.98  # per comparison
-# Logits up to here need not be moved before they are exponents: their sum over a vocabulary fits
-# into a float32, and what is too small for one is nothing beside the best.
+# Up to this magnitude, logits need no shift before exp: the sum fits a float32, and what underflows
+# is negligible.
 _MODERATE = 60.0
 
 
 class Preference:
-    """Whether to pick coupled or argmax tokens: by order, or by what was accepted so far."""
+    """Whether to pick coupled or argmax tokens: fixed, or by what was accepted so far."""
 
     def __init__(self, sampling: str) -> None:
         self._is_open = sampling == "auto"
-        # of coupled over argmax, in tokens, older ones fading
+        # of coupled over argmax, in accepted tokens, with decay
         self._lead = 0.0 if sampling != "argmax" else -1.0
         self.compares = sampling != "argmax"
-        """Whether anybody wants to know what coupling would have picked."""
+        """Whether the coupled choice is needed for the comparison."""
 
     @property
     def couples(self) -> bool:
         return self._lead >= 0
 
     def compare(self, choice: TokenChoice, token: int) -> None:
-        """Where either could have been picked, the target emitted `token`."""
+        """Record that the target emitted `token` where `choice` was possible."""
         if self._is_open and choice.coupled != choice.argmax:
             self._lead = self._lead * _DECAY + (token == choice.coupled) - (token == choice.argmax)
 
 
 class DraftBuilder(ABC):
-    """One draft while it grows, in the draft model's tokens."""
+    """A growing draft in the draft model's tokens."""
 
     def __init__(self, request: DraftRequest, limit: int) -> None:
         self.request = request
         self.limit = limit  # most draft-model tokens
         self.tokens: list[int] = []
-        # the target token that it was too unsure of to go on, if that ended the draft
+        # the target token whose low confidence ended the draft, if it did
         self.stopped_at: int | None = None
 
     @abstractmethod
@@ -68,14 +67,14 @@ class DraftBuilder(ABC):
         """The target emitted these tokens where the draft began."""
 
     def num_right(self, emitted: Sequence[int]) -> int:
-        """Tokens, at most, that the draft has in common with these."""
+        """Upper bound of the draft's tokens that agree with these."""
         return len(emitted)
 
 
 class DraftTokenizer(ABC):
-    """One sequence as the draft model knows it."""
+    """One sequence in the draft model's tokens."""
 
-    num_stable = 0  # leading history tokens that the last `listen` left as they were
+    num_stable = 0  # leading history tokens that the last `to_draft_tokens` did not change
 
     @property
     def can_draft(self) -> bool:
@@ -84,41 +83,29 @@ class DraftTokenizer(ABC):
 
     @abstractmethod
     def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
-        """The history in draft-model tokens, given that its first `known` target tokens are as
-        before.
-        """
+        """The history in draft-model tokens; its first `known` target tokens are unchanged."""
 
     @abstractmethod
     def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
-        """Target tokens of the last history; `read`: the draft-model tokens in its cache."""
+        """The last history in target tokens; `read`: the draft-model tokens in its cache."""
 
     @abstractmethod
     def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
         """Start a draft of at most `limit` draft-model tokens."""
 
     def num_draft_tokens(self, num_target_tokens: int) -> int:
-        """Draft-model tokens that make about so many target tokens."""
+        """Estimate of the draft-model tokens for this many target tokens."""
         return num_target_tokens
 
     @abstractmethod
     def num_settled(self, history: Sequence[int], num_open: int) -> int:
-        """Leading tokens of the last history that stay, whatever comes in place of its last
-        `num_open` target tokens.
-        """
-
-    def pick(self, request: DraftRequest, logits: NDArray[np.float32], position: int) -> int | None:
-        """The target token that a draft would have at this position of the text, which is written,
-        from the logits behind the text before it; None: one row of logits does not say.
-
-        Learns which way of picking tokens would have been accepted.
-        """
-        return None
+        """Leading tokens of the last history that do not depend on its last target tokens."""
 
 
 def make_draft_tokenizer(
     translator: VocabularyTranslator | None, sampling: str
 ) -> Callable[[], DraftTokenizer]:
-    """A factory of tokenizers that share what they learn."""
+    """A factory of tokenizers that share one preference."""
     preference = Preference(sampling)
     if translator is None:
         return lambda: DirectTokenizer(preference)
@@ -144,15 +131,9 @@ class DirectTokenizer(DraftTokenizer):
     def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
         return DirectBuilder(request, limit, self._preference)
 
-    def pick(self, request: DraftRequest, logits: NDArray[np.float32], position: int) -> int:
-        choice = _choose(request, logits, position)
-        picked = choice.coupled if self._preference.couples else choice.argmax
-        self._preference.compare(choice, request.tokens[position])
-        return picked
-
 
 class DirectBuilder(DraftBuilder):
-    """Keeps both choices of every row, so that one draft tells what either would have earned."""
+    """Records both choices of every row, so that every draft compares them."""
 
     def __init__(self, request: DraftRequest, limit: int, preference: Preference) -> None:
         super().__init__(request, limit)
@@ -167,7 +148,7 @@ class DirectBuilder(DraftBuilder):
         legality = self.request.legality
         if legality is not None and (legal := legality.legal_mask(token)) is not None:
             logits = _legal_logits(logits, legal)
-            if logits.max() == -np.inf:  # the text is complete, or what may follow is unknown here
+            if logits.max() == -np.inf:  # the text is complete, or the matcher failed
                 return None
             choice = self._choose(logits)
             token, confidence = self._preferred(choice)
@@ -196,7 +177,7 @@ class DirectBuilder(DraftBuilder):
         return common_prefix_length(self.tokens, emitted)
 
     def learn(self, emitted: Sequence[int]) -> None:
-        """Compare both choices of every row that had the right history before it."""
+        """Compare both choices of every row with a correct history."""
         for token, drafted, choice in zip(emitted, self.tokens, self._choices, strict=False):
             self._preference.compare(choice, token)
             if token != drafted:
@@ -232,16 +213,14 @@ class TranslatingTokenizer(DraftTokenizer):
         return self.sequence.target_tokens
 
     def num_settled(self, history: Sequence[int], num_open: int) -> int:
-        """Of open tokens an estimate: that each takes no more than four of the draft's."""
+        """Estimates at most four draft tokens for each open one."""
         return max(0, min(self.sequence.num_final, len(history) - 4 * num_open))
 
     def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
         return TranslatingBuilder(request, limit, self)
 
     def num_draft_tokens(self, num_target_tokens: int) -> int:
-        """By the ratio of this text so far, one more, since the last one is provisional, and the
-        healed one.
-        """
+        """By the ratio so far, plus one because the last is provisional, plus the healed one."""
         sequence = self.sequence
         ratio = len(sequence.draft_history) / max(1, len(sequence.target_tokens))
         return (
@@ -254,9 +233,9 @@ class TranslatingTokenizer(DraftTokenizer):
 class TranslatingBuilder(DraftBuilder):
     """Picks draft-model tokens and translates them at the end.
 
-    Where the draft so far ends with a whole target token and the next one exists on both sides, its
-    position in the target's text is known, and with it the noise that the target will use there:
-    then the token can be coupled. Elsewhere it is the likeliest.
+    Tokens are coupled where the draft so far ends with a whole target token and the next one exists
+    in both vocabularies: then its position, and so the target's noise, is known. Elsewhere the
+    likeliest token is picked.
     """
 
     def __init__(self, request: DraftRequest, limit: int, tokenizer: TranslatingTokenizer) -> None:
@@ -266,7 +245,7 @@ class TranslatingBuilder(DraftBuilder):
             tokenizer.sequence,
             tokenizer.preference,
         )
-        # bytes of the history that the draft has to spell again
+        # bytes of the history that the draft must repeat
         self._pending = self._sequence.pending
         self._num_healed = len(self._pending)
         self._couples = self._preference.couples
@@ -303,7 +282,7 @@ class TranslatingBuilder(DraftBuilder):
         return int(allowed[index]), probability
 
     def _choose(self, logits: NDArray[np.float32]) -> TokenChoice | None:
-        """What the request would make of this row, among the tokens that both sides have."""
+        """The request's choice from this row, among the shared tokens."""
         translator, choose = self._translator, self.request.choose
         if (
             choose is None
@@ -315,22 +294,21 @@ class TranslatingBuilder(DraftBuilder):
         if len(translator.target.join(before)) + self._num_healed != len(
             translator.draft.join(self.tokens)
         ):
-            # inside a character: the next token may become part of one with those before
+            # inside a character: the next token may merge with those before
             return None
         choice = choose(translator.map_logits(logits), len(self.request.tokens) + len(before))
         self._choices.append((len(before), choice))
         return choice
 
     def finish(self) -> tuple[list[int], list[float]]:
-        # Provisional tokens are kept: most are what the target goes on with (acceptance length
-        # 3.79, not 3.14).
+        # Provisional tokens are kept: most are right (acceptance length 3.79 instead of 3.14).
         tokens = self._sequence.translate(self.tokens)[: self.request.max_tokens]
         drafted = [len(self._translator.draft.pieces[t]) for t in self.tokens]
         spelled = [len(self._translator.target.pieces[t]) for t in tokens]
         return tokens, spread(self._probabilities, drafted, spelled, self._num_healed)
 
     def learn(self, emitted: Sequence[int]) -> None:
-        """Compare both choices of every row that had the right history before it."""
+        """Compare both choices of every row with a correct history."""
         num_right = common_prefix_length(self.finish()[0], emitted) if self._choices else 0
         for num_before, choice in self._choices:
             if num_before <= num_right and num_before < len(emitted):
@@ -338,7 +316,7 @@ class TranslatingBuilder(DraftBuilder):
 
 
 def _choose(request: DraftRequest, logits: NDArray[np.float32], position: int) -> TokenChoice:
-    """What the request would make of this row."""
+    """The request's choice from this row."""
     if request.choose is None:
         token, probability = best_of(logits)
         return TokenChoice(token, probability, token, probability)
@@ -346,7 +324,7 @@ def _choose(request: DraftRequest, logits: NDArray[np.float32], position: int) -
 
 
 def _legal_logits(logits: NDArray[np.float32], legal: NDArray[np.bool_]) -> NDArray[np.float32]:
-    """A row with the illegal tokens banned; vocabularies may differ in their padding."""
+    """A row without illegal tokens; vocabularies may differ in padding."""
     size = min(len(logits), len(legal))
     masked = np.full_like(logits, -np.inf)
     masked[:size] = np.where(legal[:size], logits[:size], -np.inf)
@@ -359,7 +337,7 @@ def best_of(logits: NDArray[np.float32]) -> tuple[int, float]:
     if not abs(logits[best]) <= _MODERATE:
         logits = logits - logits[best]
     weights = np.exp(logits)
-    total = np.einsum("i->", weights)  # a third of the time of `sum`, which rounds less
+    total = np.einsum("i->", weights)  # three times as fast as the more accurate `sum`
     return best, float(weights[best] / total)
 
 
@@ -368,8 +346,8 @@ def spread(
 ) -> list[float]:
     """Probabilities of target tokens from those of draft tokens that spell the same bytes.
 
-    A target token is as likely as all draft tokens that begin inside it; the first `skip` bytes of
-    the draft belong to the history. Control tokens count as one byte.
+    A target token gets the product of the draft tokens that begin inside it; the first `skip` bytes
+    of the draft belong to the history. Control tokens count as one byte.
 
     >>> spread([0.5, 0.5, 0.9], [2, 2, 3], [4, 3])
     [0.25, 0.9]

@@ -1,9 +1,9 @@
-"""Tokenizing a piece out of the middle of a text, byte for byte.
+"""Tokenizes parts of a text, preserving every byte.
 
-A model's own tokenizer is made for whole, well-formed texts: SentencePiece puts a space before the
-first word, invalid UTF-8 is replaced by U+FFFD (BPE) or swallows its neighbours (SentencePiece),
-and a token that a GGUF marks as control loses its text. Here the result always stands for the very
-bytes that went in.
+A model's own tokenizer expects whole, well-formed texts: SentencePiece puts a space before the
+first word, invalid UTF-8 is replaced by U+FFFD (BPE) or affects its neighbours (SentencePiece), and
+a token that a GGUF marks as control loses its text. Here the tokens always stand for exactly the
+given bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import lru_cache
 from headstart.text.vocabulary.table import VocabTable
 from headstart.types import Vocab
 
-# takes the space of a tokenizer that puts one before the first word; joins with nothing
+# absorbs the space that a tokenizer puts before the first word; merges with nothing
 _ANCHOR = b"\x02"
 _INVALID = re.compile("([\udc80-\udcff]+)")  # what `surrogateescape` makes of invalid bytes
 _MAX_CACHED_BYTES = 64
@@ -24,7 +24,7 @@ _MAX_SPELLED_BYTES = 32  # longest token tried when spelling
 
 
 class Encoder:
-    """Turns bytes into tokens as the vocabulary's own tokenizer would, but byte for byte."""
+    """Tokenizes bytes as the vocabulary's own tokenizer would, but exactly."""
 
     def __init__(self, vocab: Vocab, table: VocabTable) -> None:
         self.table = table
@@ -36,9 +36,9 @@ class Encoder:
         self._encode_cached = lru_cache(maxsize=16384)(self._encode)
 
     def encode(self, text: bytes) -> Sequence[int]:
-        """Tokens whose bytes are exactly `text`; never a control token. Read only: may be shared.
+        """Tokens whose bytes are exactly `text`, without control tokens. Do not modify the result.
 
-        Bytes for which the vocabulary has no token at all are left out.
+        Bytes without any token are left out.
         """
         return self._encode_cached(text) if len(text) <= _MAX_CACHED_BYTES else self._encode(text)
 
@@ -62,7 +62,7 @@ class Encoder:
         tokens = self._tokenize(self._anchor + text)[self._num_anchor_tokens :]
         if self.table.join(tokens) == text:
             return tokens
-        # Something in the text is not tokenized faithfully: narrow it down, spell only that.
+        # some part is not tokenized exactly: narrow it down and spell only that
         if len(text) <= _MAX_SPELLED_BYTES:
             return spell(self.table, text)
         middle = _middle(text)
@@ -73,7 +73,7 @@ class Encoder:
 
 
 def spell(table: VocabTable, text: bytes) -> list[int]:
-    """Tokens of a text, the longest first, from left to right."""
+    """Tokenize greedily from left to right, longest token first."""
     ids, tokens, start = table.ids, [], 0
     while start < len(text):
         for end in range(min(len(text), start + _MAX_SPELLED_BYTES), start, -1):
@@ -86,9 +86,7 @@ def spell(table: VocabTable, text: bytes) -> list[int]:
 
 
 def _middle(text: bytes) -> int:
-    """A place near the middle to cut valid UTF-8: before a space if there is one, else between
-    characters.
-    """
+    """Where to split valid UTF-8 near the middle: before a space, else between characters."""
     middle = len(text) // 2
     space = text.rfind(b" ", 1, middle + 1)
     if space > 0:
@@ -99,6 +97,6 @@ def _middle(text: bytes) -> int:
 
 
 def num_incomplete(text: bytes) -> int:
-    """How many bytes at the end begin a UTF-8 character that is not complete yet (0 to 3)."""
+    """Number of bytes (0 to 3) of an incomplete UTF-8 character at the end."""
     end = text[-3:]
     return len(end) - codecs.utf_8_decode(end, "replace", False)[1]

@@ -1,9 +1,9 @@
-"""Markers of one chat template rewritten into those of another (`--spec-replace`).
+"""Rewrites markers of one chat template into those of another (`--spec-replace`).
 
-Markers are control tokens with text around them: `<start_of_turn>user\\n`. To rewrite them as one
-string without ever taking text that is spelled alike for a token, a stream of tokens is written in
-an alphabet of its own: a character under 256 is a byte, one from `TARGET_BASE` on is a control
-token of the target, one from `DRAFT_BASE` on a control token of the draft.
+Markers are control tokens with text around them: `<start_of_turn>user\\n`. To tell tokens from text
+that is spelled alike, token streams are encoded as strings of symbols: a character below 256 is a
+byte, one from `TARGET_BASE` on a control token of the target, one from `DRAFT_BASE` on a control
+token of the draft.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ class Replacements:
     """Replacement pairs compiled for a target and a draft vocabulary."""
 
     def __init__(self, pairs: Iterable[Pair], target: VocabTable, draft: VocabTable) -> None:
-        """Compile; where two pairs have the same left side the first counts.
+        """Compile the pairs; of two with the same left side the first counts.
 
         Raises:
             ConfigError: the left side of a pair is empty.
         """
-        # spelling to spelling of control tokens, for the way back
+        # spelling to spelling of single control tokens, for translation back
         self.single_tokens: dict[bytes, bytes] = {}
         self._replaced: dict[str, str] = {}
         for old, new in pairs:
@@ -71,7 +71,7 @@ class Replacements:
         return len(self._replaced)
 
     def apply(self, symbols: str) -> tuple[str, str]:
-        """(rewritten symbols, symbols held back): what may yet become a marker is held back."""
+        """(rewritten symbols, symbols held back because they may begin a marker)"""
         if not self._replaced:
             return symbols, ""
         size = len(symbols)
@@ -89,7 +89,7 @@ class Replacements:
 
 
 def symbols_of(text: str, table: VocabTable, base: int) -> str:
-    """A template's spelling as symbols: control tokens where they are spelled, bytes elsewhere."""
+    """A template's text as symbols, with control tokens where they are spelled."""
     spellings = {spelling: token for token, spelling in table.controls.items() if spelling}
     longest_first = sorted(spellings, key=len, reverse=True)
     pattern = (
@@ -105,7 +105,7 @@ def symbols_of(text: str, table: VocabTable, base: int) -> str:
 
 
 def symbols_of_tokens(tokens: Sequence[int], table: VocabTable, base: int) -> str:
-    """Tokens as symbols. Tokens that are neither text nor control vanish."""
+    """Tokens as symbols, without those that are neither text nor control tokens."""
     controls, pieces, size = table.controls, table.pieces, table.size
     return "".join(
         [

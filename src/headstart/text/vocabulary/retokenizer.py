@@ -1,11 +1,11 @@
-"""Tokens of a text that grows, without tokenizing it from the start again.
+"""Tokenizes a growing text incrementally.
 
 The tokens of a prefix are not a prefix of the tokens of the whole: "hel" + "lo" is one token. But
-what can change lies at the end. Pre-tokenizers start anew behind a word and at a space between two
-words, so what comes before the last such place is final (as long as no token reaches over it, which
-is checked). Where there is none (CJK) tokens that end `LOOKBEHIND` bytes before the end are taken
-as final. Tokens behind a boundary do not depend on bytes before it: BPE applies merges by rank, and
-none of them crossed the boundary. So only the window behind it is tokenized again.
+only the end can change. Pre-tokenizers split after a word and at a space between two words, so
+tokens before the last such boundary are final (unless a token crosses it, which is checked).
+Without a boundary (CJK), tokens that end `LOOKBEHIND` bytes before the end are taken as final.
+Tokens behind a boundary do not depend on bytes before it: BPE applies merges by rank, and none
+crosses the boundary. So only the window behind it is tokenized again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOOKBEHIND = 64
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A state that `restore` returns to. Tokens before `start` never change after it was taken."""
+    """A state for `restore`. Tokens before `start` never change after it was taken."""
 
     start: int
     base: int
@@ -53,7 +53,7 @@ class Retokenizer:
         self._encoder = encoder
         self.tokens: list[int] = []
         self.partial = b""
-        self.num_stable = 0  # leading tokens not changed since the caller last set this
+        self.num_stable = 0  # leading tokens unchanged since the caller last set this
         self._ends: list[int] = []  # stream position after each token
         self._start = 0
         self._base = 0
@@ -61,7 +61,7 @@ class Retokenizer:
 
     @property
     def num_final(self) -> int:
-        """Leading tokens that nothing that is appended changes."""
+        """Leading tokens that can no longer change."""
         return self._start
 
     def append(self, data: bytes) -> None:
@@ -73,7 +73,7 @@ class Retokenizer:
             and not self.partial
             and self._encoder.table.word_ends[window[-1] << 8 | data[0]]
         ):
-            # the common case; what follows is mostly a word seen before
+            # the common case: a word follows, which is mostly cached
             self._freeze(len(self.tokens))
         text = self._window + self.partial + data
         complete = len(text) - num_incomplete(text)
@@ -82,7 +82,7 @@ class Retokenizer:
         self._advance()
 
     def append_controls(self, tokens: Sequence[int]) -> None:
-        """Control tokens follow: what came before is final, even a broken character at its end."""
+        """Append control tokens; everything before is final, even an incomplete character."""
         if self.partial:
             text, self.partial = self._window + self.partial, b""
             self._rewrite(text)
@@ -115,11 +115,11 @@ class Retokenizer:
         self._ends[start + same :] = list(accumulate(lengths, initial=position))[1:]
         self.num_stable = min(self.num_stable, start + same)
         covered = self._ends[-1] - self._base if fresh else 0
-        # Bytes that the vocabulary has no tokens for are left out of the stream.
+        # bytes without a token are left out
         self._window = window if covered == len(window) else self._encoder.table.join(fresh)
 
     def _advance(self) -> None:
-        """Move the window's start to the last place behind which nothing can reach."""
+        """Move the window's start to the last boundary."""
         ends, base, window = self._ends, self._base, self._window
         cut = len(window)
         while (cut := last_split(window, cut, self._encoder.table.word_ends)) > 0:
@@ -139,9 +139,7 @@ class Retokenizer:
 
 
 def last_split(text: bytes, before: int, word_ends: bytes) -> int:
-    """Last position under `before` where a pre-tokenizer starts anew whatever follows; 0 if there
-    is none.
-    """
+    """Last position under `before` where every pre-tokenizer splits; 0 if there is none."""
     for position in range(min(before, len(text)) - 1, 0, -1):
         byte, last = text[position], text[position - 1]
         if word_ends[last << 8 | byte]:

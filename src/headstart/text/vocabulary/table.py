@@ -1,4 +1,4 @@
-"""What translation knows of one vocabulary, read once: bytes and marks of every token."""
+"""The bytes and attributes of all tokens of a vocabulary."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class VocabTable:
     """The tokens of a vocabulary. A token is text, a control token, or (without bytes) neither.
 
     Two tokens may stand for the same bytes (SentencePiece has `A` and `<0x41>`); `ids` holds the
-    one that the tokenizer itself produces.
+    one that the tokenizer produces.
     """
 
     pieces: list[bytes]  # by id; empty for control tokens
@@ -38,7 +38,7 @@ class VocabTable:
         return b"".join([pieces[token] for token in tokens])
 
     def spelling(self, token: int | None) -> bytes:
-        """A token as people write it; empty for None and for tokens out of range."""
+        """A token's text, also for control tokens; empty for None and ids out of range."""
         if token is None or not 0 <= token < self.size:
             return b""
         return self.controls.get(token) or self.pieces[token]
@@ -78,14 +78,12 @@ def _canonical_ids(vocab: Vocab, pieces: list[bytes]) -> dict[bytes, int]:
 
 
 def _word_ends(pieces: list[bytes]) -> bytes:
-    """Where an ASCII letter or digit meets another ASCII character and no token has the two side by
-    side.
-    """
+    """Pairs of an ASCII letter or digit and another ASCII character that no token contains."""
     text = np.frombuffer(b"".join(pieces), np.uint8).astype(np.uint16)
     pairs = text[:-1] << 8 | text[1:]
     ends = np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
     is_inside = np.ones(len(text) + 1, bool)
-    is_inside[ends] = False  # the pair before each token's first byte reaches over a border
+    is_inside[ends] = False  # the pair at each token's first byte spans two tokens
     letters = np.array([byte < 128 and chr(byte).isalnum() for byte in range(256)])
     marks = ~letters & (np.arange(256) < 128)
     table = np.outer(letters, marks).ravel()

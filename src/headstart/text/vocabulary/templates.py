@@ -1,4 +1,4 @@
-"""Replacement pairs between chat templates of known families, found by their markers."""
+"""Replacement pairs between known families of chat templates."""
 
 # ruff: noqa: RUF001 (DeepSeek spells its markers with fullwidth bars)
 
@@ -13,7 +13,7 @@ from headstart.text.vocabulary.replacements import Pair
 class TemplateFamily:
     """Markers that a family of chat templates puts around the messages."""
 
-    marker: str  # occurs in templates of this family and of none before it in the list
+    marker: str  # occurs in this family's templates, but not in those of families before it
     user: str  # opens a user message
     assistant: str  # opens an answer
     close: str  # closes an answer
@@ -22,7 +22,7 @@ class TemplateFamily:
 
     @property
     def reply(self) -> str:
-        """What stands between a user message and its answer."""
+        """The text between a user message and its answer."""
         return (self.close if self.close_user is None else self.close_user) + self.assistant
 
 
@@ -66,14 +66,12 @@ _FAMILIES = {
 
 
 def find_family(template: str) -> str | None:
-    """Name of the family a chat template belongs to, by its markers."""
+    """Name of a chat template's family."""
     return next((name for name, family in _FAMILIES.items() if family.marker in template), None)
 
 
 def find_replacements(target_template: str, draft_template: str) -> list[Pair]:
-    """Pairs that turn the target's rendered chats into the draft's; empty if a family is unknown or
-    both agree.
-    """
+    """Pairs that rewrite the target's prompts for the draft; empty if a family is unknown."""
     names = find_family(target_template), find_family(draft_template)
     if None in names or names[0] == names[1]:
         return []

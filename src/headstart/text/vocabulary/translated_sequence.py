@@ -1,9 +1,9 @@
-"""One sequence of the target as a draft model of another vocabulary sees it.
+"""The target's history in the tokens of a draft model with another vocabulary.
 
-At the boundary between history and draft both sides matter. The draft model must not start behind a
-token that its own tokenizer would have made longer, so unless both vocabularies end with the same
-token there, the last draft token is taken back and its bytes are `pending`: the draft model chooses
-them again (token healing). The target goes on from the tokens it has, however it came to them.
+The draft model must not continue after a token that its own tokenizer would have made longer. So
+unless both vocabularies end the history with the same token, the last draft token is removed and
+its bytes are `pending`: the draft model generates them again (token healing). The target continues
+from its own tokens.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class TranslatedSequence(ABC):
 
     target_tokens   the history
     draft_history   what the draft model's cache should hold before it drafts; live, do not keep it
-    num_stable      leading tokens of it that the last call left as they were
+    num_stable      leading tokens of it that the last call did not change
     pending         bytes of the history that a draft must begin with, see `allowed`
-    healed          the draft token that was taken back; likely the draft model's choice again
-    can_draft       False while the history ends inside a marker that is to be replaced
+    healed          the draft token that was removed
+    can_draft       False while the history ends inside a marker to be replaced
     """
 
     pending = b""
@@ -46,7 +46,7 @@ class TranslatedSequence(ABC):
 
     @property
     def num_final(self) -> int:
-        """Leading draft tokens that no longer history changes."""
+        """Leading draft tokens that can no longer change."""
         return len(self.draft_history)
 
     @abstractmethod
@@ -99,7 +99,7 @@ class SharedSequence(TranslatedSequence):
 
 
 class TextSequence(TranslatedSequence):
-    """Tokens go by their text."""
+    """Tokens are translated by their text."""
 
     def __init__(self, translator: VocabularyTranslator) -> None:
         super().__init__()
@@ -117,7 +117,7 @@ class TextSequence(TranslatedSequence):
         num_stable = len(self.draft_history)
         for start in range(0, len(tokens), _CHUNK):
             chunk = tokens[start : start + _CHUNK]
-            # the draft has its own, or none
+            # the draft model has its own bos token or none
             is_bos = not self.target_tokens and chunk[0] == self._target.bos_id
             self.target_tokens += chunk
             if appended := chunk[1:] if is_bos else chunk:
@@ -162,7 +162,7 @@ class TextSequence(TranslatedSequence):
         self.healed, self.pending, self.can_draft = None, b"", True
 
     def _begin_change(self) -> None:
-        """The healed token is a part of the stream."""
+        """Put the healed token back into the stream."""
         if self.healed is not None:
             self.draft_history.append(self.healed)
             self.healed = None
@@ -189,7 +189,7 @@ class TextSequence(TranslatedSequence):
         return self._translator.controls.get(code - TARGET_BASE)
 
     def _end_change(self, last_token: int) -> int:
-        """Heal behind the last target token; returns how many draft tokens stayed."""
+        """Heal after the last target token; returns the number of unchanged draft tokens."""
         self.can_draft = not (self._held and _CONTROLS.search(self._held))
         unread = self._stream.partial + (self._held.encode("latin-1") if self.can_draft else b"")
         self.pending = unread

@@ -1,4 +1,4 @@
-"""Finds tokens by the bytes they begin with; a sorted array is enough for that."""
+"""Finds tokens by prefix in a sorted array."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ class ByteTrie:
     """Tokens sorted by their bytes, so that those with a common prefix are one range."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
-        """Sort the tokens that have bytes by them; equal bytes by id."""
+        """Sort the tokens that have bytes."""
         with_bytes = [token for token, piece in enumerate(pieces) if piece]
         order = sorted(with_bytes, key=pieces.__getitem__)
         self._order = np.array(order, np.int32)
         self._sorted = [pieces[token] for token in order]
 
     def continuations(self, prefix: bytes) -> NDArray[np.int32]:
-        """Ids of the tokens whose bytes start with `prefix`, in order of their bytes. A view."""
+        """Ids of the tokens that start with `prefix`, sorted by bytes. A view."""
         stem = prefix.rstrip(b"\xff")  # no byte follows 0xff: the range ends where the stem's does
         first = bisect_left(self._sorted, prefix)
         if not stem:
@@ -30,7 +30,7 @@ class ByteTrie:
         ]
 
     def prefixes_of(self, text: bytes) -> NDArray[np.int32]:
-        """Ids of the tokens that `text` starts with and is longer than, shortest first."""
+        """Ids of the tokens that are proper prefixes of `text`, shortest first."""
         found = []
         low = 0
         for length in range(1, len(text)):
@@ -41,5 +41,5 @@ class ByteTrie:
         return np.array(found, np.int32)
 
     def allowed(self, pending: bytes) -> NDArray[np.int32]:
-        """Ids of tokens that agree with bytes already fixed: they continue or begin them."""
+        """Ids of tokens that start with `pending` or are a prefix of it."""
         return np.concatenate([self.continuations(pending), self.prefixes_of(pending)])

@@ -1,8 +1,7 @@
-"""A replaced word in its other spellings.
+"""Derives replacements of the other spellings of a replaced word.
 
-A vocabulary spells a word differently after a space, a bracket or a dot: ` count`, `(count` and
-`count` may be three tokens or parts of them. Who has seen one of them replaced knows what becomes
-of the others.
+A word has different tokens after a space, a bracket or a dot: ` count`, `(count` and `count`. A
+replacement of one implies the others.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from collections.abc import Iterator, Sequence
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Vocab
 
-# what vocabularies join to a word
+# characters that tokens may join to a word
 _BEFORE = (b"", b" ", b"(", b".", b"_", b'"', b"'", b"[", b"\n", b"\t")
 _WORD = re.compile(rb" ?(\w+)")
 
 Replacement = tuple[list[int], list[int]]
-"""Tokens that were replaced, and by what."""
+"""(replaced tokens, new tokens)"""
 
 
 class Variants:
@@ -28,9 +27,9 @@ class Variants:
         self._vocab = vocab
 
     def __call__(self, old: Sequence[int], new: Sequence[int]) -> Iterator[Replacement]:
-        """Replacements that follow from this one; none if it is not of a word by a word.
+        """Replacements implied by this one; none unless a word replaces a word.
 
-        Each takes some ten microseconds when it is asked for, and several may be the same.
+        Each takes about ten microseconds; there may be duplicates.
         """
         before, after = (
             _WORD.fullmatch(b"".join(map(self._vocab.token_bytes, tokens))) for tokens in (old, new)

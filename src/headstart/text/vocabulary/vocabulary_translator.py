@@ -59,14 +59,14 @@ class VocabularyTranslator:
 
     @property
     def mode(self) -> TranslationMode:
-        """How tokens are translated. Replacements need the text, so with them nothing is shared."""
+        """How tokens are translated; replacements need the text mode."""
         mode = self.comparison.mode
         return (
             TranslationMode.TEXT if mode is TranslationMode.SHARED and self.replacements else mode
         )
 
     def why_not(self) -> str | None:
-        """Why no draft could be translated; None if drafts can be."""
+        """Why drafts cannot be translated; None if they can."""
         if self.mode is not TranslationMode.TEXT:
             return None
         for source, other, name in (
@@ -89,18 +89,17 @@ class VocabularyTranslator:
         return self.comparison.describe() + (replaced if self.mode is TranslationMode.TEXT else "")
 
     def open(self) -> TranslatedSequence:
-        """Begin a sequence; not of identical vocabularies."""
+        """Begin a sequence; the vocabularies must not be identical."""
         return SharedSequence(self) if self.mode is TranslationMode.SHARED else TextSequence(self)
 
     def map_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A row of the draft's logits by target ids, -inf where a token has no partner."""
+        """A row of draft logits by target ids, -inf where a token has no partner."""
         return np.append(logits, np.float32(-np.inf)).take(self._partners, mode="clip")
 
     def allowed(self, pending: bytes) -> NDArray[np.int32]:
-        """Draft tokens that agree with `pending`: they begin with it or it begins with them. Read
-        only.
+        """Draft tokens that start with `pending` or are a prefix of it. Do not modify the result.
 
-        The caller takes the bytes of the chosen token off `pending` and asks again until nothing is
+        The caller removes the bytes of the chosen token from `pending` and repeats until none are
         left.
         """
         return self._allowed(pending)
@@ -110,10 +109,9 @@ class VocabularyTranslator:
     ) -> list[int]:
         """Target tokens of a draft that begins with the `pending` bytes of the target's history.
 
-        They are canonical for the target's own tokenizer as far as its history allows. An
-        incomplete character at the end is left out; the draft ends before a marker that the target
-        does not have and behind an end of generation. Empty if the draft contradicts `pending` or
-        does not reach beyond it.
+        They are canonical for the target's tokenizer as far as its history allows. The draft ends
+        before an incomplete character, before a marker that the target does not have, and after an
+        end-of-generation token. Empty if the draft contradicts `pending` or does not go beyond it.
         """
         end = next(
             (i for i, token in enumerate(draft_tokens) if token in self.draft.controls),
@@ -129,7 +127,7 @@ class VocabularyTranslator:
         tokens: list[int] = []
         if len(text) > len(before):
             whole = list(self.target_encoder.encode(text))
-            # else the history ends inside what would be one token: the target goes on from there
+            # otherwise the history ends inside a canonical token: continue from there
             follows = whole[: len(tail)] == tail
             tokens = (
                 whole[len(tail) :]
@@ -160,10 +158,9 @@ def characters(table: VocabTable) -> set[bytes]:
 
 
 def _partners(comparison: Comparison) -> NDArray[np.intp]:
-    """Per target token the draft token that means the same, one to one; else one past the last
-    draft token.
+    """For each target token its draft partner, one to one; without one, the draft's size.
 
-    Where two tokens of one side have the same bytes only the one that comes back counts.
+    Of two tokens with the same bytes, only the one that maps back counts.
     """
     ours = np.flatnonzero(comparison.to_target >= 0)
     theirs = comparison.to_target[ours]
@@ -174,9 +171,7 @@ def _partners(comparison: Comparison) -> NDArray[np.intp]:
 
 
 def history_tail(history: Sequence[int], table: VocabTable) -> list[int]:
-    """The last tokens that bytes to come can merge with: from the last word, `LOOKBEHIND` bytes at
-    most.
-    """
+    """The last tokens that may merge with further bytes: a word, or `LOOKBEHIND` bytes."""
     pieces, word_ends = table.pieces, table.word_ends
     start, num_bytes = len(history), 0
     while start > 0 and num_bytes < LOOKBEHIND and (piece := pieces[history[start - 1]]):

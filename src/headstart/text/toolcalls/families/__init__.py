@@ -1,4 +1,4 @@
-"""Formats that renderings of a template do not show: one file each."""
+"""Formats that cannot be found by rendering a template, one file each."""
 
 from __future__ import annotations
 

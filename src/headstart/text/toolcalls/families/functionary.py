@@ -18,7 +18,7 @@ _CALLS = MarkedCalls("functionary", NamedCall(JsonArguments(), name_end="\n"), s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionaryFormat(AnswerFormat):
-    """Parts that begin with their recipient."""
+    """Parts with a recipient each."""
 
     def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
         """Read part after part."""
@@ -32,7 +32,7 @@ class FunctionaryFormat(AnswerFormat):
                 return
 
     def _read_part(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
-        """Go behind the recipient, and the arguments if it is a tool."""
+        """Parse a recipient, and the arguments if it is a tool."""
         place = reader.mark()
         name = yield from reader.run(lambda char: char.isalnum() or char in "_-.")
         is_named = yield from reader.takes("\n")

@@ -20,10 +20,10 @@ _QUOTE = '<|"|>'
 
 @dataclass(frozen=True, slots=True)
 class GemmaCall:
-    """A name and an object with bare keys, whose texts stand between quotes of their own."""
+    """A name and an object with bare keys and special quotes."""
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
-        """Read the call, its arguments as JSON while they arrive."""
+        """Parse the call; arguments are emitted as JSON while they arrive."""
         name = yield from reader.run(lambda char: char.isalnum() or char in "_.-:")
         if name not in reader.tools or not (yield from reader.sees("{")):
             return False
@@ -37,7 +37,7 @@ class GemmaCall:
 
 
 class _GemmaValues(ValueRules):
-    """Objects have their keys in the order of the alphabet, as the template writes them."""
+    """Keys are in alphabetical order, as the template writes them."""
 
     def text(self, end: str) -> str:
         quote = self.spelled(_QUOTE)
@@ -64,7 +64,7 @@ class _GemmaValues(ValueRules):
 
 
 def _read_object(reader: TextReader) -> Reading[None]:
-    """Write an object and all that is in it as JSON; depth is counted, not called."""
+    """Emit an object as JSON, without recursion."""
     open_brackets: list[str] = []
     while True:
         yield from reader.skip_space()
@@ -104,7 +104,7 @@ def _is_empty(reader: TextReader, bracket: str) -> Reading[bool]:
 
 
 def _go_on(reader: TextReader, open_brackets: list[str]) -> Reading[bool]:
-    """Close what is closed; whether another value follows."""
+    """Emit closing brackets; returns whether another value follows."""
     while open_brackets:
         yield from reader.skip_space()
         if (yield from reader.takes(open_brackets[-1])):

@@ -60,7 +60,7 @@ class HarmonyFormat(AnswerFormat):
         return False
 
     def _go_back_to_header(self, reader: TextReader) -> Reading[None]:
-        """Stand in front of a marker that begins a header; other markers are gone."""
+        """Go back to a marker that begins a header."""
         for head in ("<|start|>", "<|channel|>"):
             at = reader.at - len(head)
             if at >= 0 and reader.text.startswith(head, at):

@@ -1,4 +1,4 @@
-"""Kimi K3: everything stands in tags, `<|open|>response<|sep|>text<|close|>response<|sep|>`.
+"""Kimi K3: everything is inside tags, `<|open|>response<|sep|>text<|close|>response<|sep|>`.
 
 Source: its chat template in llama.cpp's models/templates.
 """

@@ -31,7 +31,7 @@ class PythonCall:
     """A name, and keyword arguments in parentheses."""
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
-        """Read the call; each argument is passed on when it is whole."""
+        """Parse the call; each argument is emitted when it is complete."""
         name = yield from reader.run(lambda char: char.isalnum() or char in "_.-")
         if name not in reader.tools or not (yield from reader.takes("(")):
             return False
@@ -60,7 +60,7 @@ class PythonCall:
 
 
 class _PythonValues(ValueRules):
-    """Texts in either kind of quotes; all else as in JSON."""
+    """Strings in either kind of quotes; everything else as in JSON."""
 
     def text(self, end: str) -> str:
         return self.named("text", as_json({"type": "string"}) + r""" | "'" /[^'\\\n]*/ "'" """)
@@ -117,7 +117,7 @@ def _rest_of_string(reader: TextReader, quote: str, text: list[str]) -> Reading[
 
 
 def _value(source: str) -> object:
-    """What Python or JSON means by it; the text itself if neither knows it."""
+    """The value as JSON or Python; the text itself if it is neither."""
     value = value_or_text(source)
     if value != source:
         return value

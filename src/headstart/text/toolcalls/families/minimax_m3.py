@@ -1,4 +1,4 @@
-"""MiniMax M3: XML whose every tag has `]<]minimax[>[` before it, and whose tags are the keys.
+"""MiniMax M3: XML with `]<]minimax[>[` before every tag; the tags are the keys.
 
 Source: its chat template in llama.cpp's models/templates.
 """
@@ -26,7 +26,7 @@ class MinimaxCall:
     """A name, then one element for each argument."""
 
     def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
-        """Read the call; each argument is passed on when it is whole."""
+        """Parse the call; each argument is emitted when it is complete."""
         name = yield from reader.run(lambda char: char not in '"<>\n')
         if name not in reader.tools or not (yield from reader.takes('">')):
             return False
@@ -58,7 +58,7 @@ class MinimaxCall:
 
 
 class _ElementValues(ValueRules):
-    """Elements inside elements; an empty list or object cannot be told from an empty text."""
+    """Nested elements; an empty list or object looks like an empty string."""
 
     def text(self, end: str) -> str:
         if self.spelled(_NS) != quoted(_NS):  # a special token, which text never matches
@@ -84,7 +84,7 @@ class _ElementValues(ValueRules):
 
 
 def _value(text: str, *, is_text: bool = False, depth: int = 0) -> object:
-    """What an element says: elements make an object or a list, other text itself or its JSON."""
+    """The value of an element: nested elements are an object or list, other text is a scalar."""
     children = _children(text) if depth < _MAX_DEPTH else None
     if not children:
         return text if is_text else value_or_text(text)
@@ -95,7 +95,7 @@ def _value(text: str, *, is_text: bool = False, depth: int = 0) -> object:
 
 
 def _children(text: str) -> list[tuple[str, str]] | None:
-    """The elements of which the text consists; None if it is anything else."""
+    """The elements of a text; None if it contains anything else."""
     found: list[tuple[str, str]] = []
     at = 0
     while match := _TAG.match(text, at):

@@ -44,7 +44,7 @@ class MuseFormat(AnswerFormat):
             recipient = None
 
     def _read_recipient(self, reader: TextReader) -> Reading[str]:
-        """Whom the next message is to; "" where it has no header."""
+        """The recipient of the next message; "" without a header."""
         place = reader.mark()
         yield from reader.takes(_START)
         if (yield from reader.takes(" to=")):
@@ -58,7 +58,7 @@ class MuseFormat(AnswerFormat):
     def _read_body(
         self, reader: TextReader, options: ReadOptions, *, is_thought: bool
     ) -> Reading[bool]:
-        """Read up to the end of a message; returns whether the text is over."""
+        """Parse up to the end of a message; returns whether the text ends there."""
         sink = reader.thoughts if is_thought else reader.content
         triggers = _CALLS.triggers if options.reads_calls and not is_thought else ()
         while True:
