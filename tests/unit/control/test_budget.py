@@ -138,13 +138,12 @@ def test_an_expensive_unknown_is_tried_within_the_savings_and_then_known() -> No
 
 
 def test_another_number_of_slots_begins_with_what_the_nearest_one_reached() -> None:
-    known = SpeedupAverage(model_share=0.25, is_on=True)
-    known.reached.follow(3.0, 1.0)
+    known = SpeedupAverage(is_on=True)
+    known.follow(3.0, 1.0)
     budget = Budget(measured(CPU), {2: known})
     assert budget.rate(3, 49.0) > budget.rate(2, 49.0)
     new = budget.averages[3]
-    assert (new.is_on, new.model_share, new.reached.steps) == (True, 0.25, 0)
-    assert new.reached.tokens == known.reached.tokens
+    assert (new.is_on, new.steps, new.tokens) == (True, 0, known.tokens)
     assert budget.speedup(3) == budget.speedup(2)
 
 
