@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import numpy as np
 from benchmarks.lib.curves import CostCurve
@@ -21,26 +22,17 @@ from headstart.types.sampling_params import SamplingParams
 CERTAIN = 1e4  # added to a logit: no sampler leaves another token
 
 
-class WrappedEngine:
+_Engine: Any = object  # attributes come from the wrapped engine, which a type cannot say
+
+
+class WrappedEngine(_Engine):  # type: ignore[misc]
     """`Engine` that leaves everything to another one."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.vocab_size: int = engine.vocab_size
-        self.context_size: int = engine.context_size
-        self.num_cells: int = engine.num_cells
-        self.max_batch_tokens: int = engine.max_batch_tokens
-        self.max_outputs: int = engine.max_outputs
-        self.cache_kind: CacheKind = engine.cache_kind
-        self.max_rollback: int = engine.max_rollback
-        self.can_shift: bool = engine.can_shift
-        self.padding_sequence: int | None = engine.padding_sequence
-        self.sends_graphs = engine.sends_graphs
-        self.attention_tile = engine.attention_tile
 
-    @property
-    def is_asynchronous(self) -> bool:
-        return self._engine.is_asynchronous
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     def decode(self, batch: Batch) -> Logits:
         self.launch(batch)
@@ -51,54 +43,6 @@ class WrappedEngine:
 
     def wait(self) -> Logits:
         return self._engine.wait()
-
-    def publish_states(self, layers: Collection[int]) -> None:
-        self._engine.publish_states(layers)
-
-    def hidden_states(self) -> Mapping[int, Logits]:
-        return self._engine.hidden_states()
-
-    def truncate(self, seq_id: int, length: int) -> bool:
-        return self._engine.truncate(seq_id, length)
-
-    def shift(self, seq_id: int, start: int, end: int) -> bool:
-        return self._engine.shift(seq_id, start, end)
-
-    def copy_prefix(self, source: int, target: int, length: int) -> bool:
-        return self._engine.copy_prefix(source, target, length)
-
-    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
-        return self._engine.reusable(seq_id, length, by_copy=by_copy)
-
-    def rewind(self, seq_id: int, length: int) -> int:
-        return self._engine.rewind(seq_id, length)
-
-    def checkpoint(self, seq_id: int) -> None:
-        self._engine.checkpoint(seq_id)
-
-    def keep_for_draft(self, seq_id: int) -> bool:
-        return self._engine.keep_for_draft(seq_id)
-
-    def share_prefix(self, source: int, target: int, length: int) -> None:
-        self._engine.share_prefix(source, target, length)
-
-    def clear(self, seq_id: int) -> None:
-        self._engine.clear(seq_id)
-
-    def save_sequence(self, seq_id: int) -> bytearray:
-        return self._engine.save_sequence(seq_id)
-
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
-        return self._engine.restore_sequence(seq_id, data)
-
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
-        return self._engine.write_sequence(seq_id, path, tokens, num_exact)
-
-    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
-        return self._engine.read_sequence(seq_id, path)
-
-    def make_filters(self, params: SamplingParams) -> Filters:
-        return self._engine.make_filters(params)
 
 
 class ScriptedEngine(WrappedEngine):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import replace
 
 import pytest
@@ -80,3 +81,16 @@ def test_output_is_identical_in_a_chain_with_any_other(name: str, other: str) ->
         chain = [make(name, small=True), make(other, small=True)]
         scheduler = make_scheduler(engine, chain, spec, controller)
         check(engine, requests, run(scheduler, requests))
+
+
+@pytest.mark.parametrize("name", sorted(n for n, kind in SPECULATORS.items() if kind.is_model))
+def test_a_model_that_is_timed_between_requests_drafts_on(name: str) -> None:
+    requests, engine = make_requests(6), Model(2)
+    scheduler = make_scheduler(engine, [make(name, small=True)], fixed(4))
+    check(engine, requests[:3], run(scheduler, requests[:3]))
+    guarded = scheduler.drafting.speculators[name]
+    assert guarded.time_decodes(time.perf_counter) is not None
+    num_before = guarded.report().stats.num_drafts
+    check(engine, requests[3:], run(scheduler, requests[3:]))
+    assert not guarded.failure
+    assert guarded.report().stats.num_drafts > num_before

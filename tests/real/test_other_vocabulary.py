@@ -138,11 +138,13 @@ def test_markers_of_known_chat_templates_are_rewritten_by_themselves(
     )
     translator = drafter_of(scheduler)._translator
     assert translator is not None
-    spelled = translator.make_to_draft()  # what a user spells stays text
-    spelled.append(
+    # what a user spells stays text
+    spelled = translator.open()
+    spelled.extend(
         scheduler.vocab.tokenize("<start_of_turn>", add_special=False, parse_special=True)
     )
-    assert not set(spelled.tokens) & set(translator.draft.controls)
+    assert len(spelled.draft_history) > 1
+    assert not set(spelled.draft_history[1:]) & set(translator.draft.controls)
 
 
 def test_pairs_given_by_hand_are_used_and_come_before_those_found(

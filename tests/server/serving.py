@@ -49,13 +49,13 @@ def serving(
     thread.start()
     address = address_of(listener)
     try:
-        with httpx2.Client(base_url=address, timeout=20, trust_env=False, verify=False) as client:
+        with httpx2.Client(base_url=address, timeout=60, trust_env=False, verify=False) as client:
             while wait and client.get("/health").status_code != 200:
                 pass
             yield client
     finally:
         server.should_exit = True
-        thread.join(20)
+        thread.join(60)
         listener.close()
 
 

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -212,12 +211,11 @@ def test_a_second_signal_does_not_wait_for_an_engine_that_does_not_answer(tmp_pa
         server.process.send_signal(signal.SIGTERM)
         with pytest.raises(subprocess.TimeoutExpired):
             server.process.wait(2)
-        started = time.monotonic()
         assert server.stop() == 0
-        assert time.monotonic() - started < 20  # without it 30
         assert "shutting down" in streamed.result().text.rstrip().splitlines()[-1]
     assert not Path(f"/proc/{engine}").exists()
-    assert not any("restart" in line or "Traceback" in line for line in server.lines)
+    waited = ("did not stop in time", "restart", "Traceback")
+    assert not any(word in line for word in waited for line in server.lines)
 
 
 def test_sigterm_in_the_middle_of_requests_tells_them_and_ends_with_code_0(tmp_path: Path) -> None:

@@ -308,4 +308,4 @@ def test_a_client_that_leaves_cancels_its_request() -> None:
     with serving(worker) as client:
         with pytest.raises(httpx2.ReadTimeout):
             client.post("/v1/responses", json={"input": "Hi"}, timeout=0.3)
-        assert worker.cancelled.get(timeout=10).startswith("resp_")
+        assert worker.cancelled.get(timeout=60).startswith("resp_")

@@ -61,15 +61,15 @@ def check(config: Config) -> None:
     """
     from headstart.app.model_files import may_have_draft_model
     from headstart.app.process import cpus_of
-    from headstart.app.speculation import uses_draft_model, wanted_types, wants_heads
+    from headstart.app.speculation import wanted_types, wants_heads
     from headstart.server.constraints import default_constraint
     from headstart.text.chat_template import template_by_hand
 
-    is_demo = not (config.model.model or config.model.hf_repo)
-    is_given = is_demo or may_have_draft_model(config)
-    has_draft = uses_draft_model(config, is_demo=is_demo, is_given=is_given)
-    has_heads = None if wants_heads(config) else False  # the files are not there yet
-    wanted_types(config.speculation, has_draft_model=has_draft, has_heads=has_heads)
+    wanted_types(
+        config.speculation,
+        has_draft_model=may_have_draft_model(config),
+        has_heads=None if wants_heads(config) else False,  # the files are not there yet
+    )
     cpus_of(config.engine)
     default_constraint(config.sampling)
     template_by_hand(config.server)

@@ -91,13 +91,15 @@ def _local(flag: str, path: str | None, remote_flag: str, reference: str | None)
 
 
 def may_have_draft_model(config: Config) -> bool:
-    """Whether one was named, or may be found in the target's repository."""
-    from headstart.app.speculation import needs_draft_model
+    """Whether one was named, may be found in the target's repository, or is the embedded one."""
+    from headstart.app.speculation import needs_draft_model, type_names
 
-    model = config.model
+    model, types = config.model, config.speculation.spec_type
     if model.draft_model or model.draft_hf_repo:
         return True
-    return bool(model.hf_repo) and needs_draft_model(drafters_wanted(config))
+    if model.hf_repo:
+        return needs_draft_model(drafters_wanted(config))
+    return not model.model and (types is None or needs_draft_model(type_names(types)))
 
 
 def drafters_wanted(config: Config) -> tuple[str, ...]:
@@ -163,18 +165,18 @@ def choose_speculators(config: Config, models: Models) -> Models:
     from headstart.app.speculation import (
         WITH_HEADS,
         needs_draft_model,
-        uses_draft_model,
         wanted_types,
         wants_heads,
     )
     from headstart.engine.drafters import speculator_for
 
     draft = models.draft
+    if models.is_demo and not may_have_draft_model(config):
+        draft = None
     heads = find_heads(models.target, draft) if wants_heads(config) else None
     if heads is not None and heads.path == draft:
         draft = None
-    has_draft = uses_draft_model(config, is_demo=models.is_demo, is_given=draft is not None)
-    draft_type = speculator_for(draft) if has_draft and draft else None
+    draft_type = speculator_for(draft) if draft else None
     if draft_type == WITH_HEADS:
         raise ConfigError(
             f"{draft} has multi-token heads and nothing else, and they are left out here; "
@@ -182,7 +184,7 @@ def choose_speculators(config: Config, models: Models) -> Models:
         )
     types = wanted_types(
         config.speculation,
-        has_draft_model=has_draft,
+        has_draft_model=draft is not None,
         has_heads=heads is not None,
         draft_type=draft_type,
     )

@@ -23,20 +23,6 @@ NONE = "none"
 _STATE_BEGINS = b'{"version":'  # of the file that control writes
 
 
-def uses_draft_model(config: Config, *, is_demo: bool, is_given: bool) -> bool:
-    """Whether a draft model takes part; the embedded one only if nothing else was asked for.
-
-    Args:
-        is_demo: the target is the embedded one.
-        is_given: there is a draft model, named or embedded.
-    """
-    named = config.model.draft_model or config.model.draft_hf_repo
-    types = config.speculation.spec_type
-    if is_demo and not named and types is not None:
-        return needs_draft_model(type_names(types))
-    return is_given
-
-
 def needs_draft_model(names: Sequence[str]) -> bool:
     """Whether one of these speculators drafts with the model of `--draft-model`."""
     return any(name in SPECULATORS and SPECULATORS[name].needs_draft_model for name in names)

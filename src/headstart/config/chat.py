@@ -23,25 +23,25 @@ class ChatConfig:
         True, "continue a last message of the assistant instead of answering it"
     )
     reasoning: str = option(
-        "auto", "whether models that can think should", choices=("on", "off", "auto")
+        "auto", "whether models that can reason do so", choices=("on", "off", "auto")
     )
     reasoning_format: str = option(
         "auto",
-        "where thoughts go: none leaves them in the content, the others put them into "
+        "where reasoning goes: none leaves it in the content, the others put it into "
         "reasoning_content",
         choices=("none", "auto", "deepseek", "deepseek-legacy"),
     )
     reasoning_budget: int = option(
-        -1, "tokens after which thoughts are ended: -1 for no limit, 0 for no thoughts"
+        -1, "tokens after which reasoning is ended: -1 for no limit, 0 for no reasoning"
     )
     reasoning_budget_message: str = option(
-        "", "text in front of the end of thoughts that were too long"
+        "", "text inserted before the end of reasoning that exceeds the budget"
     )
     reasoning_effort: str | None = option(
-        None, "how much to think, in the template's words; default keeps the template's"
+        None, "how much to reason, in the template's words; default: the template's own"
     )
     reasoning_preserve: bool = option(
-        True, "show the model its thoughts of earlier answers, where the template can"
+        True, "show the model its reasoning of earlier answers, where the template supports it"
     )
 
     def __post_init__(self) -> None:

@@ -14,15 +14,15 @@ POOLINGS = ("none", "mean", "cls", "last", "rank")
 class EmbeddingConfig:
     """Embeddings and reranking."""
 
-    embeddings: bool = option(False, "serve embeddings of texts")
+    embeddings: bool = option(False, "serve embeddings")
     rerank: bool = option(False, "serve /rerank; needs a model with a classification head")
     pooling: str | None = option(
-        None, "how the vectors of a text's tokens become one; default: as the model says",
+        None, "how the embeddings of a text's tokens are combined; default: as the model says",
         choices=POOLINGS,
     )  # fmt: skip
     embd_normalize: int = option(
         2,
-        "how embeddings are scaled: -1 not at all, 0 the largest number to 32760, 1 taxicab, "
+        "normalization of embeddings: -1 none, 0 scale the largest number to 32760, 1 taxicab, "
         "2 Euclidean, above 2 this p-norm",
         least=-1,
     )

@@ -49,14 +49,14 @@ class EngineConfig:
     )
     threads_batch: int | None = option(
         None,
-        "CPU threads while reading prompts; default: as --threads",
+        "CPU threads while processing prompts; default: as --threads",
         least=1,
         words={"-1": None},
     )
     gpu_layers: int = option(-1, "layers on the GPU; -1 for all", least=-1, words=ALL_LAYERS)
     device: str | None = option(
         None,
-        "devices to use, by name and separated by commas (see `headstart devices`); none = CPU",
+        "devices to use, by name, separated by commas (see `headstart devices`); none: the CPU",
     )
     rpc: str | None = option(
         None,
@@ -64,10 +64,10 @@ class EngineConfig:
         "separated by commas; their devices are called RPC0, RPC1 ...",
     )
     split_mode: str = option(
-        "layer", "how to split over devices", choices=("none", "layer", "row", "tensor")
+        "layer", "how to split the model over devices", choices=("none", "layer", "row", "tensor")
     )
     main_gpu: int = option(
-        0, "number of the device, from 0, that holds the model with --split-mode none"
+        0, "index of the device, from 0, that holds the model with --split-mode none"
     )
     tensor_split: str | None = option(None, "share of the model per device, for instance 3,1")
     cache_type_k: str = option("f16", "type of the cached keys", choices=CACHE_TYPES)
@@ -81,37 +81,38 @@ class EngineConfig:
     )
     context: int = option(
         0,
-        "tokens of context in the cache, shared by all slots; 0 = what the model was trained with",
+        "context size in tokens, shared by all slots; 0: as the model was trained",
         "--ctx-size",
     )
     batch: int = option(2048, "maximum tokens in one decode call", "--batch-size", least=2)
     ubatch: int = option(512, "maximum tokens computed at once", "--ubatch-size", least=2)
     swa_full: bool = option(
         False,
-        "keep the whole context in layers with a sliding window, not only what they can see: "
-        "takes several times the memory, but any prompt can be continued anywhere",
+        "keep the whole context in layers with a sliding window: takes several times the "
+        "memory, but a cached prompt can be continued at any position",
     )
     ctx_checkpoints: int = option(
         32,
-        "maximum states kept per slot whose cache cannot be cut back anywhere (recurrent layers, "
-        "sliding windows), so that an edited history is not read again from the start",
+        "maximum checkpoints per slot where the cache cannot be cut at any position (recurrent "
+        "layers, sliding windows), so that an edited history is not processed again from the "
+        "start",
         least=0,
     )
     fit: str = option(
         "on",
-        "choose what is not set (tokens of context, layers on the GPU, experts on the CPU) so that "
-        "all fits into the memory that is free",
+        "choose what is not set (context size, layers on the GPU, experts on the CPU) so that "
+        "everything fits into free memory",
         choices=("on", "off"),
     )
     fit_target: int = option(1024, "MiB that --fit leaves free on each device", least=0)
     fit_ctx: int = option(
         4096,
-        "tokens of context that --fit keeps at least, if the model knows so many",
+        "smallest context size that --fit chooses, if the model supports it",
         least=LEAST_CONTEXT,
     )
-    kv_offload: bool = option(True, "keep the cache on the GPU, where the layers are")
+    kv_offload: bool = option(True, "keep the cache on the GPU for layers that are there")
     op_offload: bool = option(
-        True, "let the GPU compute large batches of layers that are on the CPU"
+        True, "let the GPU compute large batches for layers that are on the CPU"
     )
     cpu_moe: bool = option(False, "keep the weights of all experts on the CPU")
     n_cpu_moe: int = option(
@@ -137,23 +138,25 @@ class EngineConfig:
     cpu_range: str | None = option(None, "CPUs that the engine may use, as FIRST-LAST")
     rope_scaling: str | None = option(
         None,
-        "how positions are scaled; default: as the model says",
+        "scaling of positions; default: as the model says",
         choices=("none", "linear", "yarn"),
     )
     rope_scale: float = option(
-        0.0, "factor by which the context grows; 0 = as the model says", least=0
+        0.0, "factor by which the context grows; 0: as the model says", least=0
     )
-    rope_freq_base: float = option(0.0, "base frequency of RoPE; 0 = as the model says", least=0)
+    rope_freq_base: float = option(0.0, "base frequency of RoPE; 0: as the model says", least=0)
     rope_freq_scale: float = option(
-        0.0, "scaling of RoPE's frequencies, 1/--rope-scale; 0 = as the model says", least=0
+        0.0, "scaling of RoPE's frequencies, 1/--rope-scale; 0: as the model says", least=0
     )
     yarn_orig_ctx: int = option(
-        0, "tokens of context before YaRN; 0 = what the model was trained with", least=0
+        0, "context size before YaRN, in tokens; 0: as the model was trained", least=0
     )
-    yarn_ext_factor: float = option(-1.0, "YaRN: mix of extrapolation; below 0 = as the model says")
-    yarn_attn_factor: float = option(-1.0, "YaRN: scale of attention; below 0 = as the model says")
-    yarn_beta_fast: float = option(-1.0, "YaRN: low correction; below 0 = as the model says")
-    yarn_beta_slow: float = option(-1.0, "YaRN: high correction; below 0 = as the model says")
+    yarn_ext_factor: float = option(
+        -1.0, "YaRN: extrapolation mix factor; below 0: as the model says"
+    )
+    yarn_attn_factor: float = option(-1.0, "YaRN: attention scale; below 0: as the model says")
+    yarn_beta_fast: float = option(-1.0, "YaRN: low correction; below 0: as the model says")
+    yarn_beta_slow: float = option(-1.0, "YaRN: high correction; below 0: as the model says")
     lora: str | None = option(None, "LoRA adapter files, separated by commas")
     lora_scaled: str | None = option(
         None, "LoRA adapter files with the scale of each: FILE:SCALE, separated by commas"
@@ -166,23 +169,24 @@ class EngineConfig:
         None, "control vector files with the scale of each: FILE:SCALE, separated by commas"
     )
     repack: bool = option(True, "rearrange weights so that the CPU computes faster", "-repack")
-    check_tensors: bool = option(False, "look for impossible values in the weights when loading")
+    check_tensors: bool = option(False, "check the weights for invalid values when loading")
     numa: str | None = option(
         None,
-        "for machines with several memory nodes: distribute the work over all, isolate it on the "
-        "node where it starts, or leave it to numactl",
+        "on machines with several NUMA nodes: distribute the threads over all, isolate them on "
+        "the node where the server starts, or leave it to numactl",
         choices=("distribute", "isolate", "numactl"),
     )
     mtp: bool = option(
         True,
-        "load the model's multi-token heads if it has some, in its file or in one beside it "
-        "(mtp-*, also in --hf-repo), and draft with them where it pays",
+        "load the model's multi-token heads, from its file or from one beside it (mtp-*, also "
+        "in --hf-repo), and draft with them where it pays",
     )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
     deterministic: bool = option(
         False,
-        "bit-identical logits whatever shares the batch (CPU; slower prompts, one cache per slot)",
+        "bit-identical logits whatever else is in the batch (CPU only; slower prompts, one "
+        "cache per slot)",
     )
 
     def __post_init__(self) -> None:
@@ -217,7 +221,7 @@ class DraftEngineConfig:
     )
     draft_threads_batch: int | None = option(
         None,
-        "CPU threads of the draft model while reading prompts",
+        "CPU threads of the draft model while processing prompts",
         "--threads-batch-draft",
         least=1,
         words={"-1": None},
@@ -237,14 +241,20 @@ class DraftEngineConfig:
         None, "type of the draft model's cached values", "--cache-type-v-draft", choices=CACHE_TYPES
     )
     draft_override_tensor: str | None = option(
-        None, "as --override-tensor, for the draft model", "--override-tensor-draft"
+        None, "same as --override-tensor, for the draft model", "--override-tensor-draft"
     )
     draft_cpu_moe: bool = option(
         False, "keep the weights of all of the draft model's experts on the CPU", "--cpu-moe-draft"
     )
-    draft_n_cpu_moe: int = option(0, "as --n-cpu-moe, for the draft model", "--n-cpu-moe-draft")
+    draft_n_cpu_moe: int = option(
+        0, "same as --n-cpu-moe, for the draft model", "--n-cpu-moe-draft"
+    )
     draft_context: int | None = option(
-        None, "tokens of context of the draft model", "-cd", "--ctx-size-draft", least=LEAST_CONTEXT
+        None,
+        "context size of the draft model, in tokens",
+        "-cd",
+        "--ctx-size-draft",
+        least=LEAST_CONTEXT,
     )
 
     def applied_to(self, base: EngineConfig, parallel: int) -> EngineConfig:

@@ -22,14 +22,14 @@ COLORS = {logging.DEBUG: "\x1b[2m", logging.WARNING: "\x1b[33m", logging.ERROR: 
 class LogConfig:
     """The log of the server and of its engine process."""
 
-    log_file: str | None = option(None, "write the log to this file too")
+    log_file: str | None = option(None, "also write the log to this file")
     log_colors: str = option(
         "auto", "colours in the log; auto: on a terminal", choices=("auto", "on", "off")
     )
-    log_prefix: bool = option(True, "begin lines with their level and where they come from")
-    log_timestamps: bool = option(True, "begin lines with the time")
+    log_prefix: bool = option(True, "start lines with their level and module")
+    log_timestamps: bool = option(True, "start lines with the time")
     log_jsonl: bool = option(
-        False, "write the log to standard output, one JSON object a line, without colours"
+        False, "write the log to standard output, one JSON object per line, without colours"
     )
 
 

@@ -13,19 +13,19 @@ class RouterConfig:
 
     models_dir: str | None = option(
         None,
-        "without --model: serve each GGUF file of this folder under its name, and each folder in "
-        "it that holds one, by the model that a request names",
+        "without --model: serve every GGUF file in this folder, and every subfolder that holds "
+        "one, under its name",
         for_router=True,
     )
     models_preset: str | None = option(
         None,
-        "without --model: INI file with a section of flags for each model, and [*] for all of "
-        "them; with it: one section, whose flags are used",
+        "without --model: INI file with a section of flags per model, and [*] for all; with it: "
+        "one section, whose flags are used",
         for_router=True,
     )
     models_max: int = option(
         4,
-        "models that are loaded at the same time, besides that they have to fit; 0 = any number",
+        "models that are loaded at the same time, if they fit; 0: any number",
         least=0,
         for_router=True,
     )

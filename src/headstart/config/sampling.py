@@ -33,55 +33,61 @@ class SamplingConfig:
     )
     xtc_probability: float | None = option(None, "how often XTC drops the best tokens (0)")
     xtc_threshold: float | None = option(
-        None, "least probability of the tokens that XTC drops (0.1)"
+        None, "minimum probability of the tokens that XTC drops (0.1)"
     )
     dynatemp_range: float | None = option(None, "how much the temperature varies (0)")
     dynatemp_exp: float | None = option(None, "exponent of the varying temperature (1)")
     repeat_last_n: int | None = option(
-        None, "tokens that penalties look back on; 0 is off, -1 the whole context (64)"
+        None, "tokens that penalties look back; 0 is off, -1 the whole context (64)"
     )
     repeat_penalty: float | None = option(None, "penalty for repeated tokens; 1 is off (1)")
     presence_penalty: float | None = option(None, "subtracted from tokens seen before (0)")
     frequency_penalty: float | None = option(
         None, "subtracted from tokens for each time they were seen (0)"
     )
-    dry_multiplier: float | None = option(None, "strength of DRY against repetition; 0 is off (0)")
+    dry_multiplier: float | None = option(
+        None, "strength of the DRY repetition penalty; 0 is off (0)"
+    )
     dry_base: float | None = option(None, "base of DRY's penalty (1.75)")
-    dry_allowed_length: int | None = option(None, "repetitions up to this length cost nothing (2)")
+    dry_allowed_length: int | None = option(
+        None, "repetitions up to this length are not penalized (2)"
+    )
     dry_penalty_last_n: int | None = option(
-        None, "tokens that DRY looks back on; 0 is off, -1 the whole context (-1)"
+        None, "tokens that DRY looks back; 0 is off, -1 the whole context (-1)"
     )
     dry_sequence_breaker: str | None = option(
         None,
         'text that ends a repetition for DRY, instead of \\n, :, " and *; repeatable; none: no '
-        "text ends one",
+        "text does",
         separator="\n",
     )
     samplers: str | None = option(
         None,
-        "samplers in order, with semicolons between them "
+        "samplers in order, separated by semicolons "
         "(penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature)",
     )
-    sampler_seq: str | None = option(None, "--samplers with one letter for each (edskypmxt)")
-    ignore_eos: bool = option(False, "continue where the model would end")
+    sampler_seq: str | None = option(
+        None, "same as --samplers with one letter for each (edskypmxt)"
+    )
+    ignore_eos: bool = option(False, "continue past the model's end of text")
     logit_bias: str | None = option(
         None,
-        "logit biases as ID+BIAS or ID-BIAS, with commas between them; repeatable",
+        "logit biases as ID+BIAS or ID-BIAS, separated by commas; repeatable",
         separator=",",
     )
     reverse_prompt: str | None = option(
-        None, "text that ends an answer if the request names no stop; repeatable", separator="\n"
+        None, "stop string of requests that name none; repeatable", separator="\n"
     )
     grammar: str | None = option(
         None,
-        "grammar (GBNF, or Lark after %llguidance) that every answer has whose request demands "
-        "no form of its own and offers no tools",
+        "grammar (GBNF, or Lark after %llguidance) for answers to requests without a constraint "
+        "or tools of their own",
     )
     grammar_file: str | None = option(None, "the same from a file")
-    json_schema: str | None = option(None, "JSON schema that such answers have; {} for any JSON")
+    json_schema: str | None = option(None, "JSON schema for such answers; {} for any JSON")
     json_schema_file: str | None = option(None, "the same from a file")
     escape: bool = option(
-        True, "read \\n, \\t and the like in --reverse-prompt and --dry-sequence-breaker"
+        True, "read escapes such as \\n and \\t in --reverse-prompt and --dry-sequence-breaker"
     )
 
     def __post_init__(self) -> None:

@@ -40,24 +40,24 @@ class ModelConfig:
 
     model: str | None = option(
         None,
-        "GGUF file of the target model (first part of a split one); the embedded demo model if "
-        "absent",
+        "GGUF file of the target model (first part of a split one); default: the embedded demo "
+        "model",
     )
     hf_repo: str | None = option(None, "target model from the Hugging Face hub: user/repo[:quant]")
     hf_file: str | None = option(None, "file in --hf-repo, instead of choosing by quant")
-    hf_token: str | None = option(None, "access token of the hub (also HF_TOKEN)", is_secret=True)
+    hf_token: str | None = option(None, "access token for the hub (also HF_TOKEN)", is_secret=True)
     offline: bool = option(False, "never use the network; take models from the cache only")
     draft_model: str | None = option(
-        None, "GGUF file of a draft model; naming one is enough to use it", "--model-draft"
+        None, "GGUF file of a draft model, which is then used", "--model-draft"
     )
     draft_hf_repo: str | None = option(
         None, "draft model from the hub: user/repo[:quant]", "--hf-repo-draft"
     )
     alias: str | None = option(
-        None, "model name that the API shows; several separated by commas", for_router=True
+        None, "model name shown by the API; several separated by commas", for_router=True
     )
     tags: str | None = option(
-        None, "words about the model in /v1/models, separated by commas", for_router=True
+        None, "tags of the model in /v1/models, separated by commas", for_router=True
     )
 
 
@@ -71,69 +71,69 @@ class SchedulerConfig:
     max_queue: int = option(256, "requests that may wait before new ones get 503", least=0)
     prefill_chunk: int = option(
         256,
-        "prompt tokens that a step always may read while others generate; where a processor "
-        "computes attention, up to 63 more or fewer, so that no tile of 64 rows has few",
+        "prompt tokens that a step may always process while other requests generate; on a CPU "
+        "up to 63 more or fewer, to fill tiles of 64 rows",
         least=1,
     )
     prefill_ms: float = option(
         100.0,
-        "milliseconds of a step up to which it reads more prompt tokens than --prefill-chunk: how "
-        "long those who generate wait for one token",
+        "milliseconds that a step may take to process more prompt tokens than --prefill-chunk, "
+        "while other requests wait for their next token",
         least=0,
     )
     checkpoint_min_step: int = option(
         1024,
-        "prompt tokens between two checkpoints (see --ctx-checkpoints); the ends of the first and "
-        "of the last message get one in any case",
+        "prompt tokens between two checkpoints (see --ctx-checkpoints); there is always one at "
+        "the end of the first and of the last message",
         least=1,
     )
     kv_unified: bool = option(
         True,
-        "each request may use all of the context that the slots share; off: its slot's share only, "
-        "so that none has to wait for another's room",
+        "each request may use the whole context that the slots share; off: only its slot's "
+        "share, so that no request waits for another's cells",
     )
     kv_unified_per_slot: int = option(
         0,
-        "most tokens of one request, prompt and answer; 0 for no limit besides the context",
+        "maximum tokens of one request, prompt and answer; 0: only the context limits it",
         least=0,
     )
     cache_prompt: bool = option(True, "reuse the longest known prefix of a prompt")
     share_prompts: bool = option(
         False,
-        "reuse prompts over API keys too; whoever has a key can then find out what others wrote",
+        "reuse prompts across API keys; the holder of one key can then find out what others wrote",
     )
     cache_reuse: int = option(
         0,
-        "smallest piece of a kept prompt, in tokens, that is moved to where a new prompt has it; "
-        "faster, but such an answer may differ a little; 0 moves none",
+        "shortest piece of a cached prompt, in tokens, that is shifted to another position in a "
+        "new prompt; faster, but the answer may differ slightly; 0 shifts none",
         least=0,
     )
     context_shift: bool = option(
         False,
-        "where a text fills the context, drop its older half and go on; without it the text ends "
-        "there",
+        "when a text fills the context, drop its older half and continue; without it the text "
+        "ends there",
     )
     keep: int = option(
         0,
-        "tokens at the beginning of a text that --context-shift never drops; -1: its prompt",
+        "tokens at the beginning of a text that --context-shift never drops; -1: the prompt",
         least=-1,
     )
     keep_slots: str | None = option(
         None,
-        "folder in which what the slots hold is kept while the model is not loaded (sleeping, "
-        "unloaded by a router, stopped), so that it comes back with it; auto: one in the cache "
-        "folder, as each model of a router has; none: keep nothing. Default: none",
+        "folder that keeps the slots' caches while the model is not loaded (sleeping, unloaded "
+        "by a router, stopped); auto: a folder in the cache directory, the default for models "
+        "of a router; none: keep nothing. Default: none",
     )
     cache_ram: int = option(
         8192,
-        "maximum MiB of main memory for prompts that lose their place in the cache, and never "
-        "more than half of what is free; 0 keeps none",
+        "maximum MiB of main memory for prompts that are moved out of the cache, and never more "
+        "than half of the free memory; 0: none",
         least=0,
     )
     cache_idle_slots: bool = option(
         True,
         "when a request comes, move the prompts of idle slots to main memory (see --cache-ram), "
-        "so that attention has fewer cells to look at; on a processor only",
+        "so that attention covers fewer cells; on a CPU only",
     )
 
     def __post_init__(self) -> None:
@@ -160,8 +160,8 @@ class SpeculationConfig:
     )
     draft_max: int | None = option(
         None,
-        "maximum draft tokens per step, for all speculators (default 16; with auto an upper limit, "
-        "default 32)",
+        "maximum draft tokens per step, for all speculators (default 16; with auto an upper "
+        "limit, default 32)",
         "--spec-draft-n-max",
         least=0,
     )
@@ -176,17 +176,16 @@ class SpeculationConfig:
     )
     spec_replace: str | None = option(
         None,
-        "rewrite a marker of the target (TARGET) into one of a draft model with another chat "
-        "template (DRAFT), "
-        "for instance '<start_of_turn>user' '<|im_start|>user'; repeatable (elsewhere: one 'TARGET "
-        "=> DRAFT' a line)",
+        "rewrite a marker of the target's chat template (TARGET) as one of the draft model's "
+        "(DRAFT), for instance '<start_of_turn>user' '<|im_start|>user'; repeatable (elsewhere: "
+        "one 'TARGET => DRAFT' per line)",
         is_pair=True,
         separator="\n",
     )
     spec_state: str | None = option(
         None,
-        "file that keeps what control learned for the next start; none: keep nothing. Default: in "
-        "the cache folder",
+        "file that keeps what control learned for the next start; none: keep nothing. Default: "
+        "in the cache directory",
     )
     options: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict
@@ -239,79 +238,77 @@ class ServerConfig:
         for_router=True,
     )
     api_key_file: str | None = option(
-        None, "file with one key a line; lines that start with # are comments", for_router=True
+        None, "file with one key per line; lines that start with # are comments", for_router=True
     )
     allowed_hosts: str | None = option(
         None,
-        "without an API key: host names, separated by commas, under which the server may be asked "
-        "besides localhost, addresses, names without a dot and this machine's; * for any",
+        "without an API key: host names, separated by commas, that requests may name besides "
+        "localhost, IP addresses, names without a dot and this machine's name; * for any",
         for_router=True,
     )
     cors_origins: str | None = option(
         None,
-        "origins, separated by commas, whose web pages may use the server; localhost for those of "
-        "this machine, * for any. Default: any if there is an API key, else its own page only; "
-        "localhost with --tools or MCP servers",
+        "origins, separated by commas, whose web pages may use the server; localhost for pages "
+        "from this machine, * for any. Default: any with an API key, else only the server's own "
+        "page; localhost with --tools or MCP servers",
         for_router=True,
     )
     cors_methods: str = option(
         "GET, POST, DELETE, OPTIONS",
-        "methods that pages of --cors-origins may use",
+        "methods that pages from --cors-origins may use",
         for_router=True,
     )
     cors_headers: str = option(
         "*",
-        "request headers that such pages may send, separated by commas; * for all",
+        "request headers that these pages may send, separated by commas; * for all",
         for_router=True,
     )
     cors_credentials: bool = option(
         True,
-        "let such pages send credentials; without them the answer to any page (*) names no origin",
+        "let these pages send credentials; without it, answers to any page (*) name no origin",
         for_router=True,
     )
     max_connections: int = option(
         1000,
-        "open connections; beyond them the longest idle one is closed, or new ones get 503",
+        "open connections; beyond that the longest idle one is closed, or new ones get 503",
         least=1,
     )
     chat_template: str | None = option(
-        None, "chat template instead of the model's: Jinja text, or llama-server's name of one"
+        None,
+        "chat template to use instead of the model's: Jinja text, or llama-server's name of one",
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
-    sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1 for none")
+    sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1: none")
     max_body_mb: int = option(4, "largest accepted request body in MiB", least=1)
     timeout: int = option(
         3600,
-        "seconds after which an idle connection is closed; at most 30 for the head of a request, "
-        "60 for the next piece of its body or for a client that does not read",
+        "seconds after which an idle connection is closed; at most 30 for the head of a request "
+        "and 60 for the next piece of its body or for a client that does not read",
         least=1,
     )
     sleep_idle_seconds: int = option(
         -1,
-        "seconds without a request after which the model leaves memory, until the next request; "
-        "-1 never",
+        "seconds without a request after which the model is unloaded until the next one; -1: never",
         least=-1,
     )
     page: bool = option(True, "serve the page at /", "--webui", for_router=True)
-    path: str | None = option(
-        None, "folder with another page to serve at /, instead of ours", for_router=True
-    )
+    path: str | None = option(None, "folder with another page to serve at /", for_router=True)
     slots: bool = option(True, "serve /slots")
     slot_save_path: str | None = option(
-        None, "folder for POST /slots/{id}?action=save and restore; without it these are refused"
+        None, "folder for POST /slots/{id}?action=save and restore, which need it"
     )
     metrics: bool = option(True, "serve /metrics")
     props: bool = option(False, "accept POST /props")
     tenant_header: str | None = option(
         None,
-        "header in which a proxy that has the API key names whose request it is, which keeps apart "
-        "what tenants learn of each other as keys do; without it each key is a tenant",
+        "header in which a proxy with the API key names the tenant of a request; tenants are "
+        "kept apart as API keys are. Default: each key is a tenant",
         for_router=True,
     )
     log_level: str = option(
         "info", "how much to log", choices=("debug", "info", "warning", "error")
     )
-    verbose: bool = option(False, "as --log-level debug")
+    verbose: bool = option(False, "same as --log-level debug")
 
     def __post_init__(self) -> None:
         check_ranges(self)

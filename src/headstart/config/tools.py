@@ -15,15 +15,16 @@ class ToolsConfig:
         None,
         "built-in tools that clients may run on this machine, separated by commas, or all: "
         "read_file, file_glob_search, grep_search, exec_shell_command, write_file, edit_file, "
-        "get_info. Whoever reaches the server can then read and write files and run programs as "
-        "its user (docs/security.md)",
+        "get_info. Anyone who reaches the server can then read and write files and run programs "
+        "as its user (docs/security.md)",
         for_router=True,
     )
     tools_runtime: str | None = option(
         None,
-        "where the built-in tools work instead of on this machine: docker:IMAGE or podman:IMAGE "
-        "for a container that is started, used for all calls and removed at the end, "
-        "docker-container:ID or podman-container:ID for one that runs, ssh:TARGET for another host",
+        "where the built-in tools run instead of on this machine: docker:IMAGE or podman:IMAGE "
+        "for a container that is started for all calls and removed at the end, "
+        "docker-container:ID or podman-container:ID for a running one, ssh:TARGET for another "
+        "host",
         for_router=True,
     )
     mcp_servers_config: str | None = option(
@@ -36,8 +37,8 @@ class ToolsConfig:
     mcp_servers_json: str | None = option(None, "the same as text", for_router=True)
     ui_mcp_proxy: bool = option(
         False,
-        "pass requests of pages on to any address (/cors-proxy), so that they reach MCP servers "
-        "that do not let them. Whoever reaches the server then reaches what it reaches",
+        "forward requests of pages to any address (/cors-proxy), to reach MCP servers that do "
+        "not allow them. Anyone who reaches the server then reaches what it reaches",
         for_router=True,
     )
-    agent: bool = option(False, "the same as --tools all --ui-mcp-proxy", for_router=True)
+    agent: bool = option(False, "same as --tools all --ui-mcp-proxy", for_router=True)

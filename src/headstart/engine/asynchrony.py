@@ -14,7 +14,7 @@ LEAST_SHARE = 0.25  # of a decode's time that is spent waiting for its result; 0
 
 
 class Asynchrony:
-    """Judges by the last decodes that tell; until there are enough it is not proven."""
+    """Judges by the last informative decodes; not proven until there are enough of them."""
 
     def __init__(self) -> None:
         self.is_proven = False
@@ -23,8 +23,8 @@ class Asynchrony:
     def observe(self, decode_seconds: float, aside_seconds: float, wait_seconds: float) -> None:
         """One llama_decode took so long, then something else, then waiting for the logits.
 
-        The device may have finished at any time while something else was done. Where it matters
-        when, the decode tells nothing.
+        The device may have finished at any time while something else was done. A decode whose
+        verdict depends on when is ignored.
         """
         total = decode_seconds + aside_seconds + wait_seconds
         had_to_wait = wait_seconds > LEAST_SHARE * total

@@ -129,7 +129,7 @@ class LlamaDraftContext(LlamaEngine):
 
 
 def _blocks(model: Model) -> Blocks:
-    """What a DFlash or DSpark file says of its blocks."""
+    """The block settings of a DFlash or DSpark file."""
     header = GgufHeader(model.path)
     is_dspark = bool(header.shape("markov_w1.weight"))
     return Blocks(

@@ -1,7 +1,7 @@
 """Which speculator uses a GGUF that is named as draft model, and whether it fits the target.
 
-libllama aborts on most of what does not fit, or reads memory that is not its own; so everything is
-compared here first, by what both files say of themselves.
+libllama aborts on most mismatches, or reads foreign memory; so everything is compared here first,
+from the metadata of both files.
 """
 
 from __future__ import annotations

@@ -151,8 +151,8 @@ class LlamaEmbedder:
 
 
 def _has_head(path: Path) -> bool:
-    """Whether the model has what makes a score; of the later parts of a split file nothing is
-    known, so such a file is believed.
+    """Whether the model has a classification head. A split file is taken to have one: its head may
+    be in a part that was not read.
     """
     header = GgufHeader(path)
     return "-of-" in path.name or any(header.shape(head) for head in _HEADS)

@@ -16,7 +16,7 @@ from headstart.types.sampling_params import SamplingParams
 
 
 class EncoderEngine:
-    """Answers what a scheduler asks an engine that has nothing to do."""
+    """An engine without a cache that decodes nothing, for the scheduler of an embedding server."""
 
     padding_sequence: int | None = None
     sends_graphs = is_asynchronous = False

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _MIB = 2**20
 _STEP = 256  # tokens; libllama's own granularity
-# Snapshots of recurrent layers, where nobody asked for longer drafts. A snapshot of all slots may
+# Snapshots of recurrent layers, unless longer drafts are configured. A snapshot of all slots may
 # take as much as thousands of tokens of context, so they take at most 1/20 of what cache and
 # computing take without them, and few drafts are accepted further than 8 tokens. Fewer than 4 are
 # worth less than copies of the state (`benchmarks.control_simulation --snapshots`), so then there
@@ -282,7 +282,7 @@ class _Fitting:
 
 
 def _least_snapshots(target: Part) -> int:
-    """Snapshots that are made whatever they take, where nobody asked for a number."""
+    """Snapshots that are made at any price, unless a draft length is configured."""
     if target.has_state_reader:
         return _OF_STATE_READERS
     return 0 if target.config.ctx_checkpoints else 1  # without copies there is no other way

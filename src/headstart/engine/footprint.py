@@ -1,7 +1,7 @@
 """What a model takes of each device: measured without loading its weights.
 
-libllama makes model and context as it would, but allocates nothing, and tells what it would have
-allocated. That is the estimate; asked of a real context, the same numbers are what it took.
+libllama creates model and context without allocating anything, and reports what it would have
+allocated. For a real context the same numbers are what it did allocate.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Measured:
 
 
 def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured | None:
-    """What this model would take; None where this build of libllama does not tell.
+    """What this model would take; None if this build of libllama cannot report it.
 
     Raises:
         ModelError: libllama cannot make it.
@@ -94,7 +94,7 @@ def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> M
 
 
 def can_measure() -> bool:
-    """Whether `uses_of` knows how this platform returns what it asks for."""
+    """Whether `uses_of` supports the calling convention of this platform."""
     is_known = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
     return is_known and hasattr(api._lib, _BREAKDOWN)
 

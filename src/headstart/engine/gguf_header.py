@@ -1,7 +1,7 @@
-"""What a GGUF says of itself: metadata and tensors, without loading it.
+"""Metadata and tensors of a GGUF file, without loading it.
 
-libllama reads the file and checks its form. It aborts on some files that are well-formed, and for
-those the questions here are asked first.
+libllama checks that a file is well-formed, but aborts on some that are. They are recognised here
+first.
 """
 
 from __future__ import annotations

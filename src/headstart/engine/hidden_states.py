@@ -1,7 +1,7 @@
 """What a target model computes inside its layers, for speculators that draft from it.
 
-libllama aborts when an architecture is asked for states that its graph does not keep, so which ones
-do is written down here.
+libllama aborts if states are requested that an architecture's graph does not keep, so the
+architectures that keep them are listed here.
 
 Source: llama.cpp, src/models (`t_h_nextn` and `t_layer_inp`)
 """

@@ -30,7 +30,7 @@ from headstart.types.errors import ModelError
 log = logging.getLogger("headstart.libllama")
 
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
-# What libllama says when a batch finds no free cells. That is no fault: `decode` raises and the
+# Logged by libllama when a batch finds no free cells. That is no error: `launch` raises and the
 # scheduler makes room.
 _CACHE_FULL = ("failed to find a memory slot for batch", "failed to prepare attention ubatches")
 _recent_errors: deque[str] = deque(maxlen=8)
@@ -87,7 +87,7 @@ def start(numa: str | None = None) -> None:
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """What libllama says is of interest for debugging only: the same comes again."""
+    """Log what libllama reports at debug level only: the same will be reported again."""
     global _is_muted
     _is_muted = True
     try:

@@ -125,7 +125,7 @@ def context_params(
     params.n_ctx = context if not config.deterministic else (context + 256) * limits.num_sequences
     params.n_batch = min(config.batch, max(context, 64))
     params.n_ubatch = params.n_batch if config.deterministic else min(config.ubatch, params.n_batch)
-    # libllama does not tell how far back the windows of a hybrid model reach.
+    # libllama does not report the window size of hybrid models.
     params.swa_full = config.swa_full or facts.is_recurrent
     if facts.window and not params.swa_full:
         # Rows of one decode that libllama computes later may take cells that a draft before

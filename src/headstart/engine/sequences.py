@@ -1,7 +1,7 @@
 """The sequences in the cache of one context, and how far back each can be taken.
 
-libllama says yes to some cuts that silently leave a wrong state, and aborts on others; the rules
-here allow only the sound ones. They follow from how each kind of cache works:
+libllama accepts some cuts that silently leave a wrong state, and aborts on others; the rules here
+allow only the sound ones. They follow from how each kind of cache works:
 
 - CUT: every token has cells of its own, so that any tail can go.
 - WINDOW: layers with a sliding window reuse the cells of tokens that no later token can see. A
@@ -373,7 +373,7 @@ class Sequences:
         read = api.llama_state_seq_set_data_ext(
             self._context, _bytes_of(data), len(data), seq_id, flags
         )
-        # libllama says so where it has too few for a state
+        # logged by libllama when there are too few for a state
         self.lacks_cells = bool(read != len(data)) and "available cells" in take_errors()
         return bool(read == len(data))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from math import inf
 from operator import index
 from typing import Any
@@ -107,10 +106,8 @@ class GuardedSpeculator:
         exist, a score that is no number.
         """
         tokens = draft.tokens[:max_tokens]
-        stopped_at = draft.stopped_at if len(tokens) == len(draft.tokens) else None
         if not len(tokens):
-            empty = self._empty(draft)
-            return empty if stopped_at is None else replace(empty, stopped_at=index(stopped_at))
+            return self._empty(draft)
         if type(tokens) is not list or set(map(type, tokens)) != _INTS:
             tokens = [index(token) for token in tokens]
         if min(tokens) < 0 or max(tokens) >= self._vocab_size:
@@ -133,7 +130,7 @@ class GuardedSpeculator:
                     "there are none"
                 )
         scores += [1.0] * (len(tokens) - len(scores))
-        return Draft(tokens, scores, self.name, stopped_at=stopped_at)
+        return Draft(tokens, scores, self.name)
 
     def _empty(self, draft: Draft) -> Draft:
         """No draft, with its reason; the same object each time."""
@@ -151,29 +148,28 @@ class GuardedSpeculator:
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Tokens a model has to read first; 0 where it failed."""
-        try:
-            return max(0, int(self.speculator.num_catch_up(seq_id, history)))
-        except Exception as error:
-            self._fail("num_catch_up", [seq_id], error)
-            return 0
+        return self._ask("num_catch_up", seq_id, 0, seq_id, history) or 0
 
     def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
         """Tokens it has to read if it may leave some out; None: it reads all, or it failed."""
-        try:
-            num_recent = self.speculator.num_recent(seq_id, history)
-            return None if num_recent is None else max(0, int(num_recent))
-        except Exception as error:
-            self._fail("num_recent", [seq_id], error)
-            return None
+        return self._ask("num_recent", seq_id, None, seq_id, history)
 
     def rounds_behind(self, seq_id: int, num_drafted: int) -> int | None:
         """Decodes to read another's draft of so many tokens; None: it cannot, or it failed."""
+        return self._ask("rounds_behind", seq_id, None, num_drafted)
+
+    def num_resumable(self, seq_id: int, length: int) -> int:
+        """Tokens that need not be decoded again for it; all where it failed."""
+        return min(length, self._ask("num_resumable", seq_id, length, seq_id, length) or 0)
+
+    def _ask(self, name: str, seq_id: int, otherwise: int | None, *arguments: Any) -> int | None:
+        """A number that the speculator knows, not below 0; it may be None if `otherwise` is."""
         try:
-            rounds = self.speculator.rounds_behind(num_drafted)
-            return None if rounds is None else max(0, int(rounds))
+            number = getattr(self.speculator, name)(*arguments)
+            return None if number is otherwise is None else max(0, int(number))
         except Exception as error:
-            self._fail("rounds_behind", [seq_id], error)
-            return None
+            self._fail(name, [seq_id], error)
+            return otherwise
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Milliseconds of a round and of a token read; None for text speculators."""
@@ -217,14 +213,6 @@ class GuardedSpeculator:
 
     def checkpoint(self, seq_id: int) -> None:
         self._guarded("checkpoint", [seq_id], lambda: self.speculator.checkpoint(seq_id))
-
-    def num_resumable(self, seq_id: int, length: int) -> int:
-        """Tokens that need not be decoded again for it; all where it failed."""
-        try:
-            return max(0, min(length, int(self.speculator.num_resumable(seq_id, length))))
-        except Exception as error:
-            self._fail("num_resumable", [seq_id], error)
-            return length
 
     def accept(self, texts: Sequence[tuple[int, Sequence[int], int]]) -> None:
         """Sequences grew: (seq_id, emitted, num_accepted) of each."""

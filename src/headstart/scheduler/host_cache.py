@@ -27,7 +27,7 @@ class StoredPrompt:
         return sum(map(len, self.data.values())) + 8 * len(self.tokens)
 
 
-class PromptStore:
+class HostCache:
     """Stored prompts up to a number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from headstart.scheduler.host_cache import Data, PromptStore, StoredPrompt
+from headstart.scheduler.host_cache import Data, HostCache, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence
 from headstart.structures.checkpoints import unpack
 from headstart.structures.prefix import common_prefix_length
@@ -48,7 +48,7 @@ class HostPrompts:
     def __init__(
         self,
         cells: list[Cells],
-        store: PromptStore,
+        store: HostCache,
         engine: Engine,
         speculators: SequenceKeeper,
         counters: Counters,

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from headstart.control.controller import Controller
 from headstart.control.values import Allowance, ModelDraftCall, ModelSlot
-from headstart.sampling.grammar.draft_legality import MatcherLegality
+from headstart.sampling.grammar.draft_legality import StateLegality
 from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.offers import ILLEGAL, candidate, legal_parts
@@ -239,8 +239,7 @@ def _requests(plan: StepPlan, granted: list[_Granted]) -> Iterator[list[DraftReq
         before = plan.drafts[one.index] if one.lead is not None else []
         legality = None
         if text.legality is not None:
-            vocab_size = text.sampler.vocab_size
-            legality = MatcherLegality.behind(text.legality, before, vocab_size)
+            legality = StateLegality.behind(text.legality, before)
         if before:
             lent.append((text.tokens, len(text.tokens)))
             text.tokens.grow(before)

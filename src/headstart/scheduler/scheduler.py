@@ -18,7 +18,7 @@ from headstart.scheduler.checkpoints import choose_pauses
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.host_cache import PromptStore
+from headstart.scheduler.host_cache import HostCache
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.kept_slots import KeptSlots
 from headstart.scheduler.learning import Learning
@@ -90,7 +90,7 @@ class Scheduler:
         self.turns = Turns(engine.attention_tile, config.prefill_chunk)
         self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
-        store = PromptStore(config.cache_ram * 2**20)
+        store = HostCache(config.cache_ram * 2**20)
         host = HostPrompts(self.cells, store, engine, drafting, self.counters, clock)
         self.cache = PromptCache(self.cells, engine, host)
         self._committer = Committer(
@@ -304,6 +304,9 @@ class Scheduler:
                 continue
             placement = self.cache.find(sequence)
             if placement is None:
+                if sequence.is_resumed and len(self.running) < len(self.cells):
+                    index += 1  # it needs more room than those behind it
+                    continue
                 break
             del self.waiting[index]
             if sequence.admitted is None:

@@ -89,8 +89,8 @@ async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Res
     while not events.is_over:
         for index, event in await events.take():
             dialect.choices[index].take(event)
-    told = [one for c in dialect.choices for one in (*c.prompt_logprobs, *c.logprobs)]
-    if sum(1 + len(one.top) for one in told) <= 2000:  # encoded faster than a thread takes over
+    logprobs = [one for c in dialect.choices for one in (*c.prompt_logprobs, *c.logprobs)]
+    if sum(1 + len(one.top) for one in logprobs) <= 2000:  # encoded faster than a thread takes over
         body = orjson.dumps(dialect.whole())
     else:
         body = await service.prompt_threads.run(lambda: orjson.dumps(dialect.whole()))

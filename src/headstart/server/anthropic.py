@@ -138,9 +138,9 @@ def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]
                     f"{where} has a block of type {shorten(kind)}, which is not known here"
                 )
     if texts or calls or thoughts:
-        said: dict[str, Any] = {"role": role, "content": texts or ""}
+        text_message: dict[str, Any] = {"role": role, "content": texts or ""}
         yield (
-            said
+            text_message
             | ({"tool_calls": calls} if calls else {})
             | ({"reasoning_content": thoughts} if thoughts else {})
         )
@@ -192,15 +192,15 @@ def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
-    wishes: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
+    kinds: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
     kind = choice.get("type")
     if kind == "tool":
-        wish: Any = {"type": "function", "function": {"name": choice.get("name")}}
-    elif kind in wishes:
-        wish = wishes[kind]
+        wanted: Any = {"type": "function", "function": {"name": choice.get("name")}}
+    elif kind in kinds:
+        wanted = kinds[kind]
     else:
         raise wrong_value("tool_choice.type", kind, "auto, any, tool or none")
-    data: dict[str, Any] = {"tool_choice": wish}
+    data: dict[str, Any] = {"tool_choice": wanted}
     if choice.get("disable_parallel_tool_use"):
         data["parallel_tool_calls"] = False
     return data

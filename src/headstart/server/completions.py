@@ -76,18 +76,18 @@ class CompletionDialect(OpenAIDialect):
         return [self.delta(choice, Piece(choice.prompt.echo, logprobs=_prompt_logprobs(choice)))]
 
     def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> Chunk:
-        logprobs, told = None, list(piece.logprobs)
+        shown, logprobs = None, list(piece.logprobs)
         if is_whole and self.body.echo:
-            told = [*_prompt_logprobs(choice), *told]
-        if told:
-            content = self.probabilities(choice, told)
-            logprobs = {"content": content}
+            logprobs = [*_prompt_logprobs(choice), *logprobs]
+        if logprobs:
+            content = self.probabilities(choice, logprobs)
+            shown = {"content": content}
             if not choice.request.post_sampling_probs:
-                logprobs |= legacy_logprobs(content, 0 if is_whole else choice.num_chars_sent)
+                shown |= legacy_logprobs(content, 0 if is_whole else choice.num_chars_sent)
         entry = {
             "index": choice.index,
             "text": piece.text,
-            "logprobs": logprobs,
+            "logprobs": shown,
             "finish_reason": None,
         }
         return entry | self.extras(piece)

@@ -122,30 +122,30 @@ def reasoning_budget(body: GenerationBody, defaults: ChatConfig) -> int:
 
 def _continued_part(body: ChatBody, defaults: ChatConfig) -> Part | None:
     """Which part of the last message the answer continues; None if it is a new one."""
-    wish = body.continue_final_message
-    if wish not in (None, True, False, "content", "reasoning_content"):
+    part = body.continue_final_message
+    if part not in (None, True, False, "content", "reasoning_content"):
         raise not_supported(
-            f"continue_final_message is {shorten(wish)} but must be true, false, content or "
+            f"continue_final_message is {shorten(part)} but must be true, false, content or "
             "reasoning_content"
         )
     roles = [message.get("role") for message in body.messages]
-    if wish and roles[-1:] != ["assistant"]:
+    if part and roles[-1:] != ["assistant"]:
         raise RequestError("continue_final_message needs a last message of role assistant")
-    if wish and body.add_generation_prompt:
+    if part and body.add_generation_prompt:
         raise RequestError(
             "add_generation_prompt and continue_final_message exclude each other; set one of them"
         )
-    if wish is False or roles[-1:] != ["assistant"]:
+    if part is False or roles[-1:] != ["assistant"]:
         return None
-    if not wish and not defaults.prefill_assistant:
+    if not part and not defaults.prefill_assistant:
         return None
-    if not wish and roles[-2:] == ["assistant", "assistant"]:
+    if not part and roles[-2:] == ["assistant", "assistant"]:
         raise RequestError("the last two messages are both of role assistant; join them")
     last = body.messages[-1]
     if last.get("tool_calls"):
         raise RequestError("an assistant message with tool_calls cannot be continued")
-    if wish in ("content", "reasoning_content"):
-        return wish  # type: ignore[no-any-return]  # a string of the body
+    if part in ("content", "reasoning_content"):
+        return part  # type: ignore[no-any-return]  # a string of the body
     has_only_reasoning = last.get("reasoning_content") and not last.get("content")
     return "reasoning_content" if has_only_reasoning else "content"
 

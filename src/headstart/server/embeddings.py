@@ -252,11 +252,11 @@ def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent)
     data: list[dict[str, Any]] = []
     for index, rows in enumerate(finished(event, service, body.embd_normalize, body.dimensions)):
         vector = np.ascontiguousarray(rows[0], np.dtype("<f4"))
-        said: dict[str, Any] = {"embedding": vector, "index": index, "object": "embedding"}
+        entry: dict[str, Any] = {"embedding": vector, "index": index, "object": "embedding"}
         if body.encoding_format == "base64":
-            said["embedding"] = base64.b64encode(vector.tobytes()).decode()
-            said["encoding_format"] = "base64"
-        data.append(said)
+            entry["embedding"] = base64.b64encode(vector.tobytes()).decode()
+            entry["encoding_format"] = "base64"
+        data.append(entry)
     usage = {"prompt_tokens": event.num_tokens, "total_tokens": event.num_tokens}
     model = body.model or service.served.alias
     return {"model": model, "object": "list", "usage": usage, "data": data}

@@ -34,8 +34,8 @@ from headstart.server.ollama_body import (
 )
 from headstart.server.ollama_dialect import (
     OllamaDialect,
-    chat_said,
-    generate_said,
+    chat_fields,
+    generate_fields,
     nanoseconds,
 )
 from headstart.server.ollama_models import (
@@ -66,9 +66,9 @@ def _in_its_form(handler: Handler) -> Handler:
             return await handler(http)
         except HeadstartError as error:
             log_failure(error)
-            said = error_body(error)["error"]
-            headers = {"Retry-After": "1"} if said["code"] == 503 else None
-            return json_response({"error": said["message"]}, said["code"], headers)
+            body = error_body(error)["error"]
+            headers = {"Retry-After": "1"} if body["code"] == 503 else None
+            return json_response({"error": body["message"]}, body["code"], headers)
 
     return guarded
 
@@ -124,11 +124,11 @@ async def ollama_show(http: HttpRequest) -> dict[str, Any]:
 @_in_its_form
 async def ollama_chat(http: HttpRequest) -> Response | dict[str, Any]:
     """Answer messages."""
-    asked = await read_body(http, OllamaChatBody)
-    if not asked.messages:
-        return _loaded(http, asked.model, chat_said())
-    dialect = partial(OllamaDialect, chat_said, asked.model)
-    return await answer_chat(http, chat_body(asked), "ollama-", dialect)
+    request = await read_body(http, OllamaChatBody)
+    if not request.messages:
+        return _loaded(http, request.model, chat_fields())
+    dialect = partial(OllamaDialect, chat_fields, request.model)
+    return await answer_chat(http, chat_body(request), "ollama-", dialect)
 
 
 @routes.post(
@@ -139,18 +139,18 @@ async def ollama_chat(http: HttpRequest) -> Response | dict[str, Any]:
 @_in_its_form
 async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     """Answer a prompt, continue it (`raw`), or fill in before a `suffix`."""
-    asked = await read_body(http, OllamaGenerateBody)
-    refuse(asked)
-    if not asked.prompt and asked.suffix is None:
-        return _loaded(http, asked.model, generate_said())
-    dialect = partial(OllamaDialect, generate_said, asked.model)
-    if not asked.raw and asked.suffix is None:
-        return await answer_chat(http, chat_of_prompt(asked), "ollama-", dialect)
-    body = make_body(NativeBody, text_fields(asked) | {"prompt": asked.prompt})
+    request = await read_body(http, OllamaGenerateBody)
+    refuse(request)
+    if not request.prompt and request.suffix is None:
+        return _loaded(http, request.model, generate_fields())
+    dialect = partial(OllamaDialect, generate_fields, request.model)
+    if not request.raw and request.suffix is None:
+        return await answer_chat(http, chat_of_prompt(request), "ollama-", dialect)
+    body = make_body(NativeBody, text_fields(request) | {"prompt": request.prompt})
     call = new_call(http, "ollama-")
 
     def prepare() -> Dialect:
-        return dialect(call, body, make_choices(body, [_plain_prompt(asked, call)], call, None))
+        return dialect(call, body, make_choices(body, [_plain_prompt(request, call)], call, None))
 
     return await answer(http, prepare)
 
@@ -161,17 +161,17 @@ async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
     """Turn texts into vectors of length 1."""
     started = time.monotonic()
     service = service_of(http)
-    asked = await read_body(http, OllamaEmbedBody)
-    texts = [asked.input] if isinstance(asked.input, str) else asked.input
+    request = await read_body(http, OllamaEmbedBody)
+    texts = [request.input] if isinstance(request.input, str) else request.input
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise wrong_value("input", asked.input, "a text or a list of them")
+        raise wrong_value("input", request.input, "a text or a list of them")
     size = _embedding_info(service).size
-    if asked.dimensions is not None and not 1 <= asked.dimensions <= size:
-        raise wrong_value("dimensions", asked.dimensions, f"from 1 to {size}")
-    event = await _embed(http, service, texts, truncates=asked.truncate) if texts else None
-    vectors = [normalize(v[:, : asked.dimensions], 2)[0] for v in event.vectors] if event else []
+    if request.dimensions is not None and not 1 <= request.dimensions <= size:
+        raise wrong_value("dimensions", request.dimensions, f"from 1 to {size}")
+    event = await _embed(http, service, texts, truncates=request.truncate) if texts else None
+    vectors = [normalize(v[:, : request.dimensions], 2)[0] for v in event.vectors] if event else []
     return {
-        "model": asked.model or service.served.alias,
+        "model": request.model or service.served.alias,
         "embeddings": vectors,
         "total_duration": nanoseconds(time.monotonic() - started),
         "load_duration": 0,
@@ -184,26 +184,26 @@ async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
 async def ollama_embeddings(http: HttpRequest) -> dict[str, Any]:
     """Turn a text into a vector that is not normalized."""
     service = service_of(http)
-    asked = await read_body(http, OllamaEmbeddingsBody)
+    request = await read_body(http, OllamaEmbeddingsBody)
     _embedding_info(service)
-    if not asked.prompt:
+    if not request.prompt:
         return {"embedding": []}
-    event = await _embed(http, service, [asked.prompt], truncates=True)
+    event = await _embed(http, service, [request.prompt], truncates=True)
     return {"embedding": event.vectors[0][0]}
 
 
-def _plain_prompt(asked: OllamaGenerateBody, call: Call) -> Prompt:
+def _plain_prompt(request: OllamaGenerateBody, call: Call) -> Prompt:
     vocab, info = call.model.vocab, call.info
-    if asked.suffix is None:
-        return read_prompts(asked.prompt, vocab, info.context_size)[0]
-    return fill_in((asked.prompt, asked.suffix), vocab, info)
+    if request.suffix is None:
+        return read_prompts(request.prompt, vocab, info.context_size)[0]
+    return fill_in((request.prompt, request.suffix), vocab, info)
 
 
-def _loaded(http: HttpRequest, model: str | None, said: dict[str, Any]) -> dict[str, Any]:
+def _loaded(http: HttpRequest, model: str | None, fields: dict[str, Any]) -> dict[str, Any]:
     """The answer to a request without a prompt, which asks to load the model."""
     call = new_call(http, "ollama-")
     named = {"model": model or call.model.alias, "created_at": written_time(time.time())}
-    return {**named, **said, "done": True, "done_reason": "load"}
+    return {**named, **fields, "done": True, "done_reason": "load"}
 
 
 def _embedding_info(service: Service) -> EmbeddingInfo:

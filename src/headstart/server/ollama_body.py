@@ -146,10 +146,10 @@ def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     """A message in OpenAI's form, which names some fields differently."""
     if message.get("images"):
         raise not_supported(f"messages.{index}.images: this server reads text only")
-    said = {name: message[name] for name in ("role", "tool_calls") if message.get(name)}
-    said["content"] = message.get("content") or ""
+    converted = {name: message[name] for name in ("role", "tool_calls") if message.get(name)}
+    converted["content"] = message.get("content") or ""
     if thoughts := message.get("thinking"):
-        said["reasoning_content"] = thoughts
+        converted["reasoning_content"] = thoughts
     if name := message.get("tool_name"):
-        said |= {"name": name, "tool_call_id": name}
-    return said
+        converted |= {"name": name, "tool_call_id": name}
+    return converted

@@ -17,7 +17,7 @@ from headstart.text.toolcalls.events import CallBegin, Content, Thoughts, ToolCa
 Line = dict[str, Any]
 
 
-def chat_said(content: str = "", thoughts: str = "", calls: Sequence[ToolCall] = ()) -> Line:
+def chat_fields(content: str = "", thoughts: str = "", calls: Sequence[ToolCall] = ()) -> Line:
     """A part of a message, for /api/chat."""
     message: Line = {"role": "assistant", "content": content}
     if thoughts:
@@ -30,7 +30,7 @@ def chat_said(content: str = "", thoughts: str = "", calls: Sequence[ToolCall] =
     return {"message": message}
 
 
-def generate_said(content: str = "", thoughts: str = "", calls: Sequence[ToolCall] = ()) -> Line:
+def generate_fields(content: str = "", thoughts: str = "", calls: Sequence[ToolCall] = ()) -> Line:
     """A part of a text, for /api/generate, whose requests have no tools."""
     return {"response": content} | ({"thinking": thoughts} if thoughts else {})
 
@@ -43,15 +43,15 @@ class OllamaDialect(Dialect):
 
     def __init__(
         self,
-        said: Callable[..., Line],
+        fields: Callable[..., Line],
         model: str | None,
         call: Call,
         body: GenerationBody,
         choices: list[Choice],
     ) -> None:
-        """`said` is `chat_said` or `generate_said`."""
+        """`fields` is `chat_fields` or `generate_fields`."""
         super().__init__(call, body, choices)
-        self._said = said
+        self._fields = fields
         self._model = model or call.model.alias
         self._num_calls_sent = 0
 
@@ -63,40 +63,40 @@ class OllamaDialect(Dialect):
 
     def deltas(self, choice: Choice, piece: Piece) -> list[Line]:
         if choice.parser is None:
-            return [self._line(self._said(piece.text), is_done=False)] if piece.text else []
+            return [self._line(self._fields(piece.text), is_done=False)] if piece.text else []
         lines = []
         for event in piece.events:
             match event:
                 case Content(text):
-                    lines.append(self._line(self._said(text), is_done=False))
+                    lines.append(self._line(self._fields(text), is_done=False))
                 case Thoughts(text):
-                    lines.append(self._line(self._said(thoughts=text), is_done=False))
+                    lines.append(self._line(self._fields(thoughts=text), is_done=False))
                 case CallBegin(index):  # so the calls before it are complete
                     lines += self._calls(choice, index)
         return lines
 
     def closing(self, choice: Choice) -> list[Line]:
         calls = self._calls(choice, len(choice.message.calls))
-        return [*calls, self._line(self._said(), is_done=True) | self._end(choice)]
+        return [*calls, self._line(self._fields(), is_done=True) | self._end(choice)]
 
     def whole(self) -> Line:
         (choice,) = self.choices
         found = choice.message
         content = choice.text if choice.parser is None else found.content
-        said = self._said(content, found.thoughts, found.calls)
-        return self._line(said, is_done=True) | self._end(choice)
+        fields = self._fields(content, found.thoughts, found.calls)
+        return self._line(fields, is_done=True) | self._end(choice)
 
     def _calls(self, choice: Choice, end: int) -> list[Line]:
         """A line with the complete calls that were not sent yet."""
         calls = choice.message.calls[self._num_calls_sent : end]
         self._num_calls_sent = max(self._num_calls_sent, end)
-        return [self._line(self._said(calls=calls), is_done=False)] if calls else []
+        return [self._line(self._fields(calls=calls), is_done=False)] if calls else []
 
-    def _line(self, said: Line, *, is_done: bool) -> Line:
+    def _line(self, fields: Line, *, is_done: bool) -> Line:
         return {
             "model": self._model,
             "created_at": written_time(time.time()),
-            **said,
+            **fields,
             "done": is_done,
         }
 

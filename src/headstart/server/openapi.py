@@ -67,13 +67,13 @@ def _operation(endpoint: Endpoint, path: str, schemas: dict[str, Any]) -> dict[s
 
 
 def _errors(endpoint: Endpoint) -> dict[str, Any]:
-    said: dict[int, list[str]] = {}
+    found: dict[int, list[str]] = {}
     for status, kind, when in ANSWERS:
         if endpoint.body is not None or status not in (400, 408, 413, 415):
-            said.setdefault(status, []).append(f"{kind}: {when}")
+            found.setdefault(status, []).append(f"{kind}: {when}")
     content = {"application/json": {"schema": {"$ref": _REF + "Error"}}}
     return {
         str(status): {"description": "; ".join(whens), "content": content}
-        for status, whens in said.items()
+        for status, whens in found.items()
         if status not in (404, 405)  # are not this path's
     }

@@ -22,7 +22,7 @@ class ResponsesDialect(Dialect):
 
     def __init__(
         self,
-        asked: ResponsesBody,
+        request: ResponsesBody,
         keep: Callable[[dict[str, Any]], None],
         call: Call,
         body: ChatBody,
@@ -30,7 +30,7 @@ class ResponsesDialect(Dialect):
     ) -> None:
         """`keep` is called with the finished response."""
         super().__init__(call, body, choices)
-        self._asked = asked
+        self._request = request
         self._is_parallel = body.parallel_tool_calls is not False
         self._keep = keep
         self._logprobs: list[Chunk] = []  # of tokens whose text is held back
@@ -57,8 +57,8 @@ class ResponsesDialect(Dialect):
 
     def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
         response = self._response(choice, "in_progress")
-        said = {"type": "response.in_progress", "response": response}
-        return [said | self.prompt_progress(event)]
+        added = {"type": "response.in_progress", "response": response}
+        return [added | self.prompt_progress(event)]
 
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
         self._logprobs += self.probabilities(choice, piece.logprobs)
@@ -114,8 +114,8 @@ class ResponsesDialect(Dialect):
         done = {"type": "response.output_item.done", "item": item}
         done["output_index"] = place["output_index"]
         if item["type"] == "function_call":
-            said = {"name": item["name"], "arguments": item["arguments"]}
-            return [{"type": "response.function_call_arguments.done", **place, **said}, done]
+            added = {"name": item["name"], "arguments": item["arguments"]}
+            return [{"type": "response.function_call_arguments.done", **place, **added}, done]
         part, place = item["content"][0], place | {"content_index": 0}
         ended: Chunk = {"type": f"response.{part['type']}.done", **place, "text": part["text"]}
         if "logprobs" in part:
@@ -153,7 +153,7 @@ class ResponsesDialect(Dialect):
         return response
 
     def _response(self, choice: Choice, status: str) -> dict[str, Any]:
-        asked, sampling = self._asked, choice.request.sampling
+        request, sampling = self._request, choice.request.sampling
         is_over = status != "in_progress"
         reason = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return {
@@ -164,19 +164,19 @@ class ResponsesDialect(Dialect):
             "background": False,
             "error": None,
             "incomplete_details": reason,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata,
             "model": self.call.model.alias,
             "output": list(self._items) if is_over else [],
             "parallel_tool_calls": self._is_parallel,
-            "previous_response_id": asked.previous_response_id,
-            "reasoning": {"effort": asked.reasoning.get("effort"), "summary": None},
-            "store": asked.store,
+            "previous_response_id": request.previous_response_id,
+            "reasoning": {"effort": request.reasoning.get("effort"), "summary": None},
+            "store": request.store,
             "temperature": sampling.temperature,
-            "text": asked.text or {"format": {"type": "text"}},
-            "tool_choice": asked.tool_choice or "auto",
-            "tools": asked.tools,
+            "text": request.text or {"format": {"type": "text"}},
+            "tool_choice": request.tool_choice or "auto",
+            "tools": request.tools,
             "top_p": sampling.top_p,
             "truncation": "disabled",
             "usage": self._usage(choice) if is_over else None,

@@ -70,8 +70,8 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
         for name, value in extra.items()
         if name in known or name.startswith("speculative.")
     }
-    said = [{"role": "system", "content": body.instructions}] if body.instructions else []
-    data["messages"] = [*said, *input_messages(history), *input_messages(body.input)]
+    instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
+    data["messages"] = [*instructions, *input_messages(history), *input_messages(body.input)]
     data["stream"] = body.stream
     if body.max_output_tokens is not None:
         data["max_tokens"] = body.max_output_tokens

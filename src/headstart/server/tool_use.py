@@ -36,19 +36,19 @@ def prepare_reading(
 ) -> None:
     """Give each choice its parser, and its request the constraint of the tools."""
     tools = Tools(read_tools(body.tools))
-    wish, names = _tool_choice(body, tools)
+    mode, names = _tool_choice(body, tools)
     answer_format = model.answer_format
-    if wish == "required" and answer_format.calls is None:
+    if mode == "required" and answer_format.calls is None:
         answer_format = AnswerFormat(thinking=answer_format.thinking, calls=PLAIN_CALLS)
     options = ReadOptions(
         splits_thoughts=_reasoning_format(body, model) != "none",
-        reads_calls=bool(tools) and wish != "none" and body.parse_tool_calls,
+        reads_calls=bool(tools) and mode != "none" and body.parse_tool_calls,
         start=chat.start,
     )
     constraint = None
-    if tools and wish != "none":
+    if tools and mode != "none":
         rules = CallRules(tools, names, _is_parallel(body, model), _token_finder(model.vocab))
-        if wish == "required":
+        if mode == "required":
             constraint = _required_calls(answer_format, rules, chat, model.vocab)
         else:
             constraint = _calls_at_a_trigger(answer_format, rules, chat, model.vocab)
@@ -59,7 +59,7 @@ def prepare_reading(
     for choice in choices:
         choice.parser = AnswerParser(answer_format, tools, options)
         wanted = choice.request.constraint
-        if wanted and wish == "required":
+        if wanted and mode == "required":
             raise RequestError(
                 "tool_choice required and a constraint of the answer exclude each other"
             )
@@ -73,25 +73,25 @@ def prepare_reading(
 
 def _tool_choice(body: ChatBody, tools: Tools) -> tuple[str, Sequence[str]]:
     """auto, none or required, and the names of the tools that may be called."""
-    wish = body.tool_choice
-    if isinstance(wish, dict):
-        function = wish.get("function")
-        name = function.get("name") if isinstance(function, dict) else wish.get("name")
+    choice = body.tool_choice
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else choice.get("name")
         if not isinstance(name, str) or name not in tools:
             raise RequestError(
                 f"tool_choice names {shorten(name)} but "
                 + (f"the tools are {', '.join(tools.names)}" if tools else "there are no tools")
             )
         return "required", (name,)
-    wish = wish or "auto"
-    if wish not in ("auto", "none", "required"):
+    choice = choice or "auto"
+    if choice not in ("auto", "none", "required"):
         raise RequestError(
-            f"tool_choice is {shorten(wish)} but must be auto, none, required or "
+            f"tool_choice is {shorten(choice)} but must be auto, none, required or "
             '{"type": "function", "function": {"name": ...}}'
         )
-    if wish == "required" and not tools:
+    if choice == "required" and not tools:
         raise RequestError("tool_choice is required but there are no tools; send some")
-    return wish, tools.names
+    return choice, tools.names
 
 
 def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
@@ -101,14 +101,14 @@ def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
 
 
 def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
-    wish = body.reasoning_format or model.chat.reasoning_format
-    if wish not in REASONING_FORMATS:
+    name = body.reasoning_format or model.chat.reasoning_format
+    if name not in REASONING_FORMATS:
         raise RequestError(
-            f"reasoning_format is {shorten(wish)} but must be one of {', '.join(REASONING_FORMATS)}"
+            f"reasoning_format is {shorten(name)} but must be one of {', '.join(REASONING_FORMATS)}"
         )
-    if wish == "deepseek-legacy" and body.stream:
+    if name == "deepseek-legacy" and body.stream:
         return "none"  # this format leaves reasoning in the content of streams
-    return wish
+    return name
 
 
 def _required_calls(

@@ -1,7 +1,7 @@
 """What speculators share that draft from the target's hidden states, token by token or in blocks.
 
 Rows that the target has verified are read when the next draft is made, those of all drafts in one
-decode; a prompt that nobody drafts for is not read at all. Until then their states wait in main
+decode; the prompt of a request without drafts is never read. Until then their states wait in main
 memory.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.config import option
 from headstart.speculators.base import Speculator
+from headstart.speculators.base_times import SAMPLE_ROWS, times_of
 from headstart.speculators.followed_caches import CONTEXT_FULL, FollowedCaches
 from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, make_draft_tokenizer
@@ -30,8 +30,6 @@ from headstart.types import (
 )
 from headstart.types.errors import ConfigError
 from headstart.types.state_batch import MERGED_ROWS, DraftContext
-
-_SAMPLE, _SAMPLES = 64, 2  # rows read to time reading, and how often
 
 
 class StateSpeculator(Speculator):
@@ -150,15 +148,21 @@ class StateSpeculator(Speculator):
         self._last.pop(seq_id, None)
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
+        """In the drafter's sequence 0, which forgets what it holds of an earlier request."""
         engine = self.context.engine
-        size = min(_SAMPLE, engine.max_batch_tokens, engine.context_size - 1)
-        one, many = [], []
-        for _ in range(1 + _SAMPLES):  # the first brings the weights into memory
-            one.append(_milliseconds(clock, self._draft_nothing))
-            engine.clear(0)
-            many.append(_milliseconds(clock, lambda: self._read_nothing(size)))
-            engine.clear(0)
-        return median(one[1:]), median(many[1:]) / size
+        size = min(SAMPLE_ROWS, engine.max_batch_tokens, engine.context_size - 1)
+        self.caches.forget(0)
+
+        def draft() -> None:
+            self._draft_nothing()
+            self.caches.clear_own(0)
+
+        def read() -> None:
+            self._read_nothing(size)
+            self.caches.clear_own(0)
+
+        round_ms, reading_ms = times_of(clock, draft, read)
+        return round_ms, reading_ms / size
 
     def describe(self) -> dict[str, Any]:
         known = [sequence.states for sequence in self.caches.sequences.values()]
@@ -190,7 +194,7 @@ class StateSpeculator(Speculator):
         return draft
 
     def _catch_up(self, drafts: Sequence[StateDraft]) -> None:
-        """Whoever has a long text to read does not hold up the others: it drafts another time."""
+        """Read long texts in parts; their requests get no draft in this call, the others do."""
         room = max(256, 2 * MERGED_ROWS * len(drafts))
         waiting = [(d.num_unread(0), d) for d in drafts if d.is_active]
         for num_rows, draft in sorted(waiting, key=lambda pair: pair[0]):
@@ -359,19 +363,13 @@ class StateDraft:
             self.builder.learn(emitted[before:])
 
     def finish(self, name: str, unsure: str) -> Draft:
-        """What became of it; `unsure` says why it has no token."""
+        """The finished draft; `unsure` is the reason if it has no token."""
         if self.builder is None or self.reason:
             return Draft(reason=self.reason, is_ready=False)
         tokens, confidence = self.builder.finish()
         if not tokens:
             if not self.has_ended:
                 return NO_DRAFT
-            return Draft(reason=unsure, stopped_at=self.builder.stopped_at)
+            return Draft(reason=unsure)
         scores = self.scores or confidence
-        return Draft(tokens, scores, name, stopped_at=self.builder.stopped_at)
-
-
-def _milliseconds(clock: Callable[[], float], work: Callable[[], None]) -> float:
-    started = clock()
-    work()
-    return 1000.0 * (clock() - started)
+        return Draft(tokens, scores, name)

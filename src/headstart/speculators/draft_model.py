@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,8 @@ from numpy.typing import NDArray
 
 from headstart.config import option
 from headstart.speculators.base import Speculator, register
+from headstart.speculators.base_times import SAMPLE_ROWS, times_of
 from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress, closed_half
-from headstart.speculators.draft_model_times import time_decodes
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import make_draft_tokenizer
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
@@ -38,9 +39,9 @@ from headstart.types import (
 )
 from headstart.types.errors import ConfigError
 
-# of memory that takes nothing back: most settled tokens that are read again rather than decoded
-# apart to keep the state behind them; the fewest that are worth a checkpoint, and how many of them
-# at the end come after it: another request may have others there
+# For caches that cannot be cut: up to _AGAIN settled tokens are read again rather than decoded in a
+# batch of their own to keep the state after them; _LONG or more get a checkpoint, _OPEN_END tokens
+# before their end, because another request may differ there.
 _AGAIN, _LONG, _OPEN_END = 16, 64, 4
 
 
@@ -93,7 +94,7 @@ class DraftModelSpeculator(Speculator):
         self._batch = Batch(engine.max_batch_tokens)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        """Nothing is read or translated yet: perhaps no draft will be asked for."""
+        """Read and translate nothing yet: there may be no drafts for this request."""
         sequence = self._sequence(seq_id)
         sequence.is_open = sequence.is_unread = sequence.is_new = True
         sequence.num_history, sequence.prompt = len(prompt), prompt
@@ -143,7 +144,7 @@ class DraftModelSpeculator(Speculator):
         room = min(max(self.options.catch_up, 2 * len(requests)), self._batch.capacity)
         for drafting in drafts:
             self._prepare(drafting, room)
-        # who reads a prompt does not hold up the others
+        # requests with short texts first: a long prompt is read in parts
         for drafting in sorted(drafts, key=lambda s: s.num_catch_up):
             self._catch_up(drafting, room)
             room -= len(drafting.pending)
@@ -154,11 +155,11 @@ class DraftModelSpeculator(Speculator):
                 drafting.extend(logits)
             if self._keeps_states:
                 self._keep_settled(active)
-        self._tell_those_that_wait(drafts)
+        self._share_prompts(drafts)
         return [s.finish(self.name) for s in drafts]
 
-    def _tell_those_that_wait(self, drafts: Sequence[DraftInProgress]) -> None:
-        """Who has read its prompt may have read that of others, which came together with it."""
+    def _share_prompts(self, drafts: Sequence[DraftInProgress]) -> None:
+        """Share prompts that were just read with requests that began with the same text."""
         readers = [s for s in drafts if s.sequence.is_unread and s.is_read and not s.sequence.gap]
         for drafting in readers:
             drafting.sequence.is_unread, drafting.sequence.prompt = False, ()
@@ -345,7 +346,19 @@ class DraftModelSpeculator(Speculator):
         return bool(seq_ids)
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
-        return time_decodes(self.engine, self._batch, clock)
+        """In sequence 0, which forgets what it holds of an earlier request."""
+        size = min(SAMPLE_ROWS, self.engine.max_batch_tokens, self.engine.context_size)
+        if 0 in self._sequences:
+            self._forget([0])
+        one, many = partial(self._decode_rows, 1), partial(self._decode_rows, size)
+        round_ms, reading_ms = times_of(clock, one, many)
+        return round_ms, max(0.0, reading_ms - round_ms) / max(1, size - 1)
+
+    def _decode_rows(self, num_rows: int) -> None:
+        self._batch.clear()
+        self._batch.add(0, 0, [0] * num_rows, 1)
+        self.engine.decode(self._batch)
+        self.engine.clear(0)
 
     def describe(self) -> dict[str, Any]:
         vocabulary = "identical" if self._translator is None else self._translator.describe()

@@ -1,4 +1,4 @@
-"""What a draft model has of each sequence, and a draft while it grows."""
+"""The draft model's cache of each sequence, and a draft while it grows."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer
 from headstart.types import NO_DRAFT, Draft, DraftRequest
 
-# of a text whose middle is left out, at least so many at its beginning are read: models rely on
-# them whatever they say (Xiao et al. 2023, "attention sinks", https://arxiv.org/abs/2309.17453)
+# where the middle of a text is left out, at least its first tokens are read: models rely on them
+# whatever they are (Xiao et al. 2023, "attention sinks", https://arxiv.org/abs/2309.17453)
 FIRST = 4
 
 
@@ -182,11 +182,10 @@ class DraftInProgress:
         if self.builder is None or self.reason:
             return Draft(reason=self.reason, is_ready=False)
         tokens, confidence = self.builder.finish()
-        stopped_at = self.builder.stopped_at
         if not tokens:
             if self.has_begun:
                 return NO_DRAFT
-            return Draft(reason="draft model is unsure", stopped_at=stopped_at)
+            return Draft(reason="draft model is unsure")
         # of the draft all but the last, if they are accepted
         self.sequence.num_caught_up += len(tokens) - 1
-        return Draft(tokens, confidence, name, stopped_at=stopped_at)
+        return Draft(tokens, confidence, name)

@@ -283,7 +283,7 @@ class FollowedCaches:
             sequence.held[head] = read
 
     def make_room(self, busy: Sequence[int]) -> None:
-        """Forget what was used longest ago, and else what was asked for."""
+        """Forget the least recently used idle sequences; if there are none, the busy ones."""
         if not self._caches:  # only the target can make room in its own
             return
         idle = [
@@ -307,15 +307,22 @@ class FollowedCaches:
             self._lose(seq_id, CONTEXT_FULL)
 
     def _lose(self, seq_id: int, reason: str) -> None:
-        """What the drafter read is gone; it goes on with what comes."""
         self.lost[reason] = self.lost.get(reason, 0) + 1
-        if not self._caches:
+        self.forget(seq_id)
+
+    def forget(self, seq_id: int) -> None:
+        """Empty the drafter's caches of a sequence; they go on with what comes."""
+        if not self._caches or seq_id not in self.sequences:
             return
-        sequence = self.sequence(seq_id)
+        sequence = self.sequences[seq_id]
         sequence.states.forget_caches()
+        self.clear_own(seq_id)
+        sequence.held = list(sequence.states.read)
+
+    def clear_own(self, seq_id: int) -> None:
+        """Free the cells that the drafter has for a sequence."""
         for head in self._caches:
             self._engine.clear(self.id_of(seq_id, head))
-        sequence.held = list(sequence.states.read)
 
 
 def _runs(seq_ids: NDArray[np.int32]) -> list[tuple[int, int]]:

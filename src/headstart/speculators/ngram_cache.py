@@ -8,12 +8,12 @@ tokens that followed its n-gram of n tokens.
 
 Differs from llama.cpp where that forgets or never writes: the context begins anew with each
 request, single tokens are counted, the dynamic file is written (as a whole, atomically, and not
-over what somebody else wrote meanwhile) and the static file is held once. Other namespaces read the
+over the changes of another process) and the static file is held once. Other namespaces read the
 public dynamic level and leave nothing in it. A dynamic file with more n-grams than are kept is
 refused: writing it would lose the others.
 
-Writing 500 000 n-grams takes 0.6 s, for all slots, so it waits until nobody generates, but not for
-ever.
+Writing 500,000 n-grams takes 0.6 s and stops all slots, so it is postponed while requests run, up
+to a limit.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _STATIC_NGRAM = 2
 _NONE: Mapping[int, int] = {}
 
 
-# (samples, percent of them) that n-grams of 1, 2, 3 and 4 tokens need to be believed.
+# (samples, percent of them) that n-grams of 1, 2, 3 and 4 tokens need to be used.
 _LAX = ((2, 66), (2, 50), (1, 50), (1, 50))  # context
 _STRICT = ((4, 75), (3, 66), (2, 66), (2, 66))  # dynamic
 _STATIC_ONLY = ((2**31, 100), _LAX[1])  # bigrams alone
@@ -189,7 +189,7 @@ class NgramCacheSpeculator(Speculator):
             log.warning(
                 "lookup cache %s learns from requests without an API key only", self._dynamic_path
             )
-        # while somebody generates, four times as many may wait
+        # while requests run, four times as many may wait
         if self._num_unsaved >= self._options.save_tokens * (4 if self._histories else 1):
             self._save()
 
@@ -243,7 +243,7 @@ def _load_whole(path: Path, vocabulary_id: VocabularyId, limit: int) -> NgramCou
 
 
 def _state_of(path: Path) -> tuple[int, int, int] | None:
-    """What changes when somebody writes the file; None while there is none."""
+    """Identity of the file's present content; None if there is no file."""
     try:
         status = path.stat()
     except FileNotFoundError:

@@ -4,7 +4,7 @@ The file (its `lookup` examples write and read it) repeats, in int32 of the mach
 four tokens of the n-gram, -1 where it is shorter; a number k; k pairs of token and count. It does
 not say whose tokens these are, so we add an n-gram of no tokens, which llama.cpp reads and never
 looks up: it is followed by the mark of the vocabulary. What was read from a file without the mark
-is written without it again: nobody knows whose tokens those are.
+is written without it again: its vocabulary is unknown.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class NgramCounts:
     def __init__(self, limit: int | None = None) -> None:
         self._table: dict[int, int | _Several] = {}
         self._limit = limit
-        self.is_marked = True  # false: read from a file that does not say whose tokens these are
+        self.is_marked = True  # False: read from a file without the mark of a vocabulary
 
     def __len__(self) -> int:
         return len(self._table)

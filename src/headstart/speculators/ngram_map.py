@@ -5,7 +5,7 @@ the m tokens after each place and copies the continuation that dominates, or dec
 
 Each key remembers how far its drafts held in this request. The statistics learn from every step,
 whoever drafted: a miss after a tokens lowers the key's limit to a + 1, a draft that held to its end
-doubles it, and a draft cut short by somebody else says nothing, so a limit can always grow again.
+doubles it, and a draft that was cut short is ignored, so a limit can always grow again.
 Scores: n / (n + 1), (n + 1) / (n + 2) ... (see `structures/match_scores.py`); for k4v h * n
 / (h * n + 1) ... with the h places that agree, the first times their share of all places.
 

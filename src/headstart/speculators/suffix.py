@@ -4,7 +4,7 @@ A copy that was left is taken up again close behind, with the changes made so fa
 the same few things again and again (see `suffix_alignment.py`).
 
 All places found vote for the next token with the length of their match as weight; of those that win
-the longest match is copied. The others confirm it or speak against it where they part from it: the
+the longest match is copied. The others count for it, or against it from where they differ: the
 score of a token is its share of the votes (see `structures/match_scores.py`), and the sum of the
 running products the expected number of accepted tokens. The source with the largest sum drafts. The
 place copied from stays a place to look at, so a long copy is not lost in passages that occur

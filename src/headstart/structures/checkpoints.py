@@ -55,7 +55,7 @@ class Checkpoints:
         return fitting[-1] if fitting else None
 
     def add(self, seq_id: int, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint, in place of those that are worth least if there are too many."""
+        """Keep a checkpoint; where there are too many, drop those whose loss costs least."""
         if not self.per_sequence or len(checkpoint.data) > self.max_bytes:
             return
         kept = [c for c in self._of.get(seq_id, ()) if c.length != checkpoint.length]

@@ -2,8 +2,8 @@
 
 A namespace sees its own texts, the public ones (namespace "") and the added files, nothing else.
 Memory is bounded by tokens: when they are too many, the namespace that holds most loses its oldest
-text, so a busy tenant forgets its own texts and not those of others. Added files go last: somebody
-chose them, and no traffic pushes them out.
+text, so a busy tenant forgets its own texts and not those of others. Added files go last: the
+operator chose them, and traffic does not displace them.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ log = logging.getLogger(__name__)
 # n-grams that are looked up: short ones for reach, long ones for the better place
 SIZES = (2, 4, 8)
 MAX_MATCH = 16
-_key_of = lru_cache(maxsize=1024)(namespace_id)  # asked for in every step
+_key_of = lru_cache(maxsize=1024)(namespace_id)  # needed in every step
 _PUBLIC = _key_of("")
 # key of the added files; a namespace's hash is as unlikely to equal it as the zeros
 _FILES = b"\xff" * 16
-_BLOCK = 64  # tokens; how finely known beginnings are told
+_BLOCK = 64  # tokens; granularity at which known prefixes are recognised
 # Tokens that are moved to a new index when a text is added, besides twice its own: 16,384 take
 # about 3 ms.
 _SLICE = 16_384

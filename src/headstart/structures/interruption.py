@@ -1,4 +1,4 @@
-"""Long work in a thread, stopped between two of its parts by whoever watches it."""
+"""Long work in a thread that its watchers can stop between two parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _local = threading.local()
 
 @contextmanager
 def watched(watch: Watch) -> Iterator[None]:
-    """Have the work of this block, in this thread, watched; also by those who watched before."""
+    """Watch the work of this block in this thread, in addition to earlier watchers."""
     before: tuple[Watch, ...] = getattr(_local, "watches", ())
     _local.watches = (*before, watch)
     try:
@@ -24,7 +24,7 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def progress(amount: int) -> None:
-    """Tell those who watch how much is done; for the work, between two parts.
+    """Report to the watchers how much is done; call it between two parts of the work.
 
     Raises:
         Exception: whatever ends it.

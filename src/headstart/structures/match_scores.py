@@ -1,6 +1,6 @@
-"""What a text speculator's guess is worth: products of count shares.
+"""Expected acceptance of a text speculator's draft: products of count shares.
 
-A copy that has agreed with the text for w tokens is believed w : 1. After one more token it would
+A copy that has agreed with the text for w tokens has odds of w : 1. After one more token it would
 have agreed for w + 1, so a lone match of length L promises its i-th token with
 
     L/(L+1) * (L+1)/(L+2) * ... = L / (L + i)

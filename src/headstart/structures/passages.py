@@ -2,7 +2,7 @@
 
 Two texts that share a passage of WINDOW bytes and a little more share hashes, wherever it stands
 in them, because a hash is taken or left by its own value (Manber 1994, "Finding similar files in a
-large file system"). A hash says nothing about the text, but who has a text can find out whether
+large file system"). A hash does not reveal the text, but with a text one can find out whether
 another has it.
 """
 

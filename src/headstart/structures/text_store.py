@@ -42,7 +42,7 @@ class _DamageError(Exception):
 
 
 class TextStore:
-    """An open file. `take_texts` tells what it held, oldest first.
+    """An open file. `take_texts` yields what it held, oldest first.
 
     Args:
         patience_seconds: how long to wait for a process that holds the file: the engine of a

@@ -111,35 +111,16 @@ def _value(content: Any) -> Any:
         return content
 
 
-QUIRKS: Sequence[tuple[Callable[[str], bool], Adapt]] = (
-    (lambda source: "the following functions in JSONSchema format" in source, _trim),
-    (
-        lambda source: (
-            all(word in source for word in ("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]"))
-            and "[CALL_ID]" not in source
-        ),
-        _thinking_parts,
-    ),
-    (lambda source: "<|channel|>" in source, _harmony),
-    (
-        lambda source: "<|tool_list_start|>" in source or "List of tools: [" in source,
-        _thinking_field,
-    ),
-    (
-        lambda source: (
-            "dsml_token" in source and "tool_calls" in source and "function_calls" not in source
-        ),
-        _sort_results,
-    ),
-    (
-        lambda source: (
-            "'<|tool_call>call:'" in source and "{#- OpenAI Chat Completions:" not in source
-        ),
-        _tool_responses,
-    ),
+_QUIRKS: Sequence[tuple[tuple[str, ...], str, Adapt]] = (
+    # words that the template contains, a word that it does not, and what it needs
+    (("the following functions in JSONSchema format",), "", _trim),
+    (("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]"), "[CALL_ID]", _thinking_parts),
+    (("<|channel|>",), "", _harmony),
+    (("<|tool_list_start|>",), "", _thinking_field),
+    (("List of tools: [",), "", _thinking_field),
+    (("dsml_token", "tool_calls"), "function_calls", _sort_results),
+    (("'<|tool_call>call:'",), "{#- OpenAI Chat Completions:", _tool_responses),
 )
-"""How a template is known, and what it needs."""
-
 _PATCHES = (
     (
         '{%- if "<|channel|>analysis<|message|>" in message.content or '
@@ -163,8 +144,8 @@ def patch_source(source: str) -> str:
 
 def find_quirk(source: str) -> Adapt:
     """The adaptation for a template."""
-    for matches, adapt in QUIRKS:
-        if matches(source):
+    for words, absent, adapt in _QUIRKS:
+        if all(word in source for word in words) and not (absent and absent in source):
             return adapt
     return lambda messages: messages
 

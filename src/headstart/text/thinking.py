@@ -8,8 +8,8 @@ Source: llama.cpp's common/chat-diff-analyzer.cpp.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 _MARKER = r"(?:<[^>]*>|\[[^\]]*\])"
 _QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
@@ -43,19 +43,9 @@ class Thinking:
         return opening + begun + self.end + self.answer + content
 
 
-class RenderProbe(Protocol):
-    """Render a conversation; None where the template refuses it."""
+RenderProbe = Callable[..., str | None]
+"""Renders messages with `enable_thinking` and `add_generation_prompt`; None if it refuses."""
 
-    def __call__(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        enable_thinking: bool = True,
-        add_generation_prompt: bool = False,
-    ) -> str | None: ...
-
-
-_HEADER = "<|start_header_id|>assistant<|end_header_id|>\n\n"
 _KNOWN: tuple[tuple[tuple[str, ...], Thinking], ...] = (
     # words of the template, thinking
     (

@@ -87,7 +87,6 @@ class Draft:
     speculator: str = ""  # set by the scheduler
     reason: str = ""  # one of a few fixed texts: each is counted by itself
     is_ready: bool = True  # False: it still reads, or cannot; says nothing about its guesses
-    stopped_at: int | None = None  # what would have come next, had a model been sure enough of it
 
 
 NO_DRAFT = Draft()

@@ -84,8 +84,8 @@ class Filters(Protocol):
     Stateless but for `accept`, which feeds samplers that look at the text (DRY).
     """
 
-    # a candidate whose logit is that far above all others is all that is left of them, unless
-    # the text or a bias changes logits; None: that is not said by the logits
+    # a candidate whose logit is that far above all others is the only one that survives, unless the
+    # text or a bias changes logits; None: the logits alone do not decide
     decisive_gap: float | None
 
     def apply(

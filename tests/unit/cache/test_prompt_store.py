@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from headstart.scheduler.host_cache import PromptStore, StoredPrompt
+from headstart.scheduler.host_cache import HostCache, StoredPrompt
 
 
 def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> StoredPrompt:
@@ -20,7 +20,7 @@ def common(one: list[int], other: list[int]) -> int:
 
 def test_the_longest_common_prefix_of_the_namespace_is_found() -> None:
     random = Random(0)
-    store, known = PromptStore(10**9), []
+    store, known = HostCache(10**9), []
     for _ in range(200):
         namespace = random.choice("ab")
         tokens = [random.randrange(2) for _ in range(random.randrange(1, 12))]
@@ -38,7 +38,7 @@ def test_the_longest_common_prefix_of_the_namespace_is_found() -> None:
 
 
 def test_a_prompt_replaces_those_that_it_continues() -> None:
-    store = PromptStore(10**9)
+    store = HostCache(10**9)
     for tokens in ([1, 2], [1, 2, 3], [1, 2, 4]):
         store.put(prompt(tokens))
     assert len(store) == 2
@@ -47,7 +47,7 @@ def test_a_prompt_replaces_those_that_it_continues() -> None:
 
 
 def test_the_one_used_longest_ago_is_dropped_first() -> None:
-    store = PromptStore(3 * prompt([1, 2]).num_bytes)
+    store = HostCache(3 * prompt([1, 2]).num_bytes)
     for first in range(5):
         store.put(prompt([first, 9]))
     assert [store.find("", [first])[1] for first in range(5)] == [0, 0, 1, 1, 1]

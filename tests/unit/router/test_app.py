@@ -65,7 +65,7 @@ async def router(*models, max_models=0, presets=None, server=None, store=None, *
         app = create_app(config, pool, lambda: presets or [], store or FakeStore())
         async with (
             running(app, lifespan="on") as own,
-            httpx2.AsyncClient(base_url=own, trust_env=False, timeout=5) as client,
+            httpx2.AsyncClient(base_url=own, trust_env=False, timeout=60) as client,
         ):
             yield Routed(children, echo, client, pool)
             echo.go_on.set()

@@ -16,7 +16,7 @@ async def events_of(routed, *, until: str) -> list[dict[str, object]]:
     queue = routed.queue
     found: list[dict[str, object]] = []
     while not found or found[-1]["event"] != until:
-        found.append(await asyncio.wait_for(queue.get(), 10))
+        found.append(await asyncio.wait_for(queue.get(), 60))
     return found
 
 

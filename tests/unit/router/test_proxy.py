@@ -57,7 +57,7 @@ async def in_front_of(url, *, silence=3600.0, tap=None, key="inner"):
 
 
 async def ask(server, method="POST", path="/v1/x?a=%20b", content=b"{}", **more):
-    async with server as url, httpx2.AsyncClient(trust_env=False, timeout=5) as client:
+    async with server as url, httpx2.AsyncClient(trust_env=False, timeout=60) as client:
         return await client.request(method, url + path, content=content, **more)
 
 
@@ -144,7 +144,7 @@ async def test_each_piece_of_a_stream_passes_when_it_comes() -> None:
     async with (
         running(backend) as inner,
         in_front_of(inner, tap=taps.append) as url,
-        httpx2.AsyncClient(trust_env=False, timeout=5) as client,
+        httpx2.AsyncClient(trust_env=False, timeout=60) as client,
         client.stream("POST", url, content=b"{}") as answer,
     ):
         pieces = answer.aiter_raw()
@@ -169,7 +169,7 @@ async def test_a_client_that_disconnects_is_gone_at_the_other_server_too(has_beg
         gone.set()
 
     async with running(backend) as inner, in_front_of(inner) as url:
-        async with httpx2.AsyncClient(trust_env=False, timeout=5) as client:
+        async with httpx2.AsyncClient(trust_env=False, timeout=60) as client:
             request = asyncio.create_task(client.post(url, content=b"{}"))
             await asyncio.wait_for(asked.wait(), 5)
             request.cancel()
@@ -243,7 +243,7 @@ async def test_a_body_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
 async def test_a_silent_server_is_given_up_after_the_time_limit() -> None:
     async def backend(scope, receive, send):
         await receive()
-        await asyncio.wait_for(receive(), 5)
+        await asyncio.wait_for(receive(), 60)
 
     async with running(backend) as url:
         answer = await ask(in_front_of(url, silence=0.05))
@@ -262,7 +262,7 @@ async def test_a_connection_is_used_again() -> None:
     async with (
         running(backend) as inner,
         in_front_of(inner) as url,
-        httpx2.AsyncClient(trust_env=False, timeout=5) as client,
+        httpx2.AsyncClient(trust_env=False, timeout=60) as client,
     ):
         for _ in range(3):
             assert (await client.post(url, content=b"{}")).status_code == 200

@@ -11,9 +11,12 @@ import pytest
 from tests.harness import (
     AUTO,
     EOS,
+    Answer,
     Model,
     Oracle,
+    answer,
     check,
+    collect,
     fixed,
     make_requests,
     make_scheduler,
@@ -267,3 +270,25 @@ def test_many_requests_for_one_slot_run_one_after_the_other() -> None:
     answers = run(scheduler, requests)
     check(engine, requests, answers)
     assert {answer.finish.stats.slot_id for answer in answers.values()} == {1}
+
+
+def test_a_short_request_goes_past_preempted_ones_that_do_not_fit_yet() -> None:
+    """Endless texts in shifting contexts fill all cells; those that wait for room held up all."""
+    engine = Model(context_size=256, num_cells=256)
+    scheduler = make_scheduler(engine, parallel=4, context_shift=True)
+    endless = [
+        replace(request, max_tokens=None, sampling=replace(request.sampling, ignore_eos=True))
+        for request in make_requests(4)
+    ]
+    for request in endless:
+        scheduler.submit(request)
+    while scheduler.counters.preemptions < 3:
+        scheduler.step()
+    short = Request(request_id="short", prompt=[1, 2, 3], max_tokens=20)
+    scheduler.submit(short)
+    answers: dict[str, Answer] = {}
+    for _ in range(400):
+        scheduler.step()
+        collect(scheduler, answers)
+    assert answers["short"].tokens == answer(engine, short).tokens
+    assert answers["short"].end is not None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.harness import (
     AUTO,
     EOS,
@@ -25,6 +28,7 @@ from tests.harness import (
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.context_shift import find_chunks
+from headstart.structures.prefix import common_prefix_length
 from headstart.types import CacheKind
 from headstart.types.request import Request
 
@@ -145,11 +149,47 @@ def reuse(prompt: Sequence[int], least: int = 4, request_id: str = "r") -> Reque
     return Request(request_id=request_id, prompt=list(prompt), max_tokens=12, cache_reuse=least)
 
 
+def chunks(cached: str, prompt: str, num_shared: int, least: int) -> tuple[tuple[int, ...], ...]:
+    return find_chunks(list(map(ord, cached)), list(map(ord, prompt)), num_shared, least)
+
+
 def test_moved_pieces_are_those_that_agree_and_are_long_enough() -> None:
-    assert find_chunks("abcXXXXdefghYijklm", "abcdefghZijklm!", 3, 4) == ((7, 3, 5),)
-    assert find_chunks("abcXdefghYijklm", "abcdefghijklm!", 3, 4) == ((4, 3, 5), (10, 8, 5))
-    assert find_chunks("abcXdefgh", "abcdefgh", 3, 4) == ((4, 3, 4),)  # but for the last token
-    assert find_chunks("abc", "abcd", 3, 1) == ()
+    assert chunks("abcXXXXdefghYijklm", "abcdefghZijklm!", 3, 4) == ((7, 3, 5),)
+    assert chunks("abcXdefghYijklm", "abcdefghijklm!", 3, 4) == ((4, 3, 5), (10, 8, 5))
+    assert chunks("abcXdefgh", "abcdefgh", 3, 4) == ((4, 3, 4),)  # but for the last token
+    assert chunks("abc", "abcd", 3, 1) == ()
+
+
+def test_moved_pieces_are_whole_tokens() -> None:
+    """0x010101 is found between two tokens of bytes that look like it."""
+    assert find_chunks([0x01000000, 0x00000101, 0x0101, 7], [0x010100, 7, 8], 0, 1) == ()
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=40),
+    st.lists(st.integers(0, 2), max_size=40),
+    st.integers(1, 5),
+)
+def test_moved_pieces_are_the_first_that_go_on_with_the_prompt(
+    cached: list[int], prompt: list[int], least: int
+) -> None:
+    expected, start, target = [], 0, 0
+    while start < len(cached):
+        length = common_prefix_length(cached[start:], prompt[target:-1])
+        if length >= least:
+            expected.append((start, target, length))
+            start, target = start + length, target + length
+        else:
+            start += 1
+    assert find_chunks(cached, prompt, 0, least) == tuple(expected)
+
+
+def test_pieces_of_a_long_prompt_are_found_in_linear_time() -> None:
+    """Nearly periodic texts, in which a search that begins anew at each token takes minutes."""
+    cached, prompt = [1] * 60_000, [*[1] * 3_999, 2] * 15
+    started = time.process_time()
+    find_chunks(cached, prompt, 0, 4_000)
+    assert time.process_time() - started < 5.0  # 0.02 s, where each token times each took 200
 
 
 def test_a_prompt_with_gaps_is_answered_as_if_it_were_read() -> None:

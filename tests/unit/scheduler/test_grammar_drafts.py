@@ -21,7 +21,7 @@ from tests.unit.scheduler.constrained import (
 
 from headstart.config import SpeculationConfig
 from headstart.sampling.grammar.compiled import Compiled
-from headstart.sampling.grammar.draft_legality import MatcherLegality
+from headstart.sampling.grammar.draft_legality import StateLegality
 from headstart.sampling.grammar.state import GrammarState
 from headstart.scheduler.grammar_drafts import GRAMMAR, splice
 from headstart.speculators import Speculator
@@ -194,7 +194,7 @@ def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(
 
 
 def test_a_draft_model_of_greedy_requests_picks_the_best_legal_token() -> None:
-    legality = MatcherLegality.behind(state(b'{"name": "'), [*b"An"], TOKENS.size)
+    legality = StateLegality.behind(state(b'{"name": "'), [*b"An"])
     request = DraftRequest(0, [1], 9, legality=legality)
     builder = DirectBuilder(request, 9, Preference("argmax"))
     logits = np.zeros(TOKENS.size, np.float32)

@@ -21,6 +21,8 @@ ABOUT = (
     "List the devices that --device and --draft-device accept, with their memory. With --model, or "
     "--hf-repo, also what that model would take of each, as it would be served with these flags."
 )
+# what decides how much memory a model needs
+ENGINE_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +126,6 @@ COMMAND = Command(
     name="devices",
     about=ABOUT,
     options=DevicesOptions,
-    parts=("model", "engine", "draft_engine", "scheduler", "speculation"),
+    parts=ENGINE_PARTS,
     run=run,
 )

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from headstart.app.cli import llama_server
-from headstart.app.cli.preset import EVERY_MODEL, PresetSection, read_sections
+from headstart.app.cli.devices import ENGINE_PARTS
+from headstart.app.cli.preset import EVERY_MODEL, read_sections
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import SPECULATOR_PART, Setting, Value
 from headstart.app.hub import Hub
@@ -25,9 +27,6 @@ from headstart.gateway.router.presets import (
     ModelPreset,
 )
 from headstart.types.errors import ConfigError
-
-# what `headstart devices` takes, to say how much memory a model needs
-ENGINE_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation")
 
 
 def is_router(resolved: Resolved) -> bool:
@@ -48,91 +47,95 @@ def read_models(
         ConfigError: a folder or file that cannot be read, or settings that cannot work.
     """
     config = resolved.config()
-    sources: dict[str, tuple[str, dict[str, str]]] = {}
-    cached = Hub.from_config(config.model, environment).cached_models()
-    for name in cached:
-        sources[name] = (CACHE, {"hf_repo": name, "offline": "on"})
+    hub = Hub.from_config(config.model, environment)
+    cached = hub.cached_models()
+    sources = {name: (CACHE, {"hf_repo": name, "offline": "on"}) for name in cached}
     if config.router.models_dir:
         for name, file in models_of_folder(Path(config.router.models_dir)).items():
             sources[name] = (FOLDER, {"model": str(file)})
-    sections: Mapping[str, PresetSection] = {}
+    sections: dict[str, dict[str, str]] = {}
     if config.router.models_preset:
         sections = read_sections(Path(config.router.models_preset), resolved.settings)
+    every = sections.pop(EVERY_MODEL, {})
     for name, section in sections.items():
-        if name != EVERY_MODEL:
-            sources[name] = (PRESET, _with_model(name, sources.get(name), section))
-    made = [_Maker(resolved, environment, sections).make(name, *sources[name]) for name in sources]
-    _check_names(made)
-    hub = Hub.from_config(config.model, environment)
-    return _hide(made, sections, hub, cached)
+        sources[name] = (PRESET, _with_model(name, sources.get(name), section))
+
+    def texts_from(origin: str) -> dict[str, str]:
+        names = [name for name in resolved.values if resolved.origins[name].startswith(origin)]
+        return {name: _text(resolved.values[name]) for name in names}
+
+    below, above = texts_from("file ") | every, texts_from("flag")
+    base = _without_reserved(environment, resolved.settings)
+    settings = {setting.name: setting for setting in resolved.settings}
+    models = []
+    for name, (source, own) in sources.items():
+        texts = below | own | above
+        models.append(_make(name, source, texts, settings, base))
+    _check_names(models)
+    used: set[Path | None] = set()
+    for section in sections.values():
+        used |= _files_used(hub, every | section)
+    return [
+        replace(one, is_hidden=one.source == CACHE and cached.get(one.name) in used)
+        for one in models
+    ]
 
 
 def _with_model(
-    name: str, found: tuple[str, dict[str, str]] | None, section: PresetSection
+    name: str, found: tuple[str, dict[str, str]] | None, section: Mapping[str, str]
 ) -> dict[str, str]:
     """What a section's model is made of: itself, or what was found elsewhere under its name."""
-    if {"model", "hf_repo"} & section.settings.keys():
-        return dict(section.settings)
+    if {"model", "hf_repo"} & section.keys():
+        return dict(section)
     if found is None and "/" not in name:
         raise ConfigError(
             f"[{name}] of the preset names no model, and there is none of this name; add model = "
             "FILE or hf-repo = USER/REPO"
         )
-    return (found[1] if found else {"hf_repo": name}) | dict(section.settings)
+    return (found[1] if found else {"hf_repo": name}) | dict(section)
 
 
-class _Maker:
-    """Turns texts of settings into the command line of a child."""
+def _make(
+    name: str,
+    source: str,
+    given: Mapping[str, str],
+    settings: Mapping[str, Setting],
+    environment: Mapping[str, str],
+) -> ModelPreset:
+    """A model from texts of settings and keys of the router."""
+    texts = {
+        key: text
+        for key, text in given.items()
+        if text and key in settings and not settings[key].option.for_router
+    }
+    for key, text in texts.items():
+        settings[key].read(text, f"{_key(key)} of the model {name}")
+    hidden = [
+        key for key in texts if settings[key].option.is_secret or settings[key].option.is_pair
+    ]
+    shown = {key: text for key, text in texts.items() if key not in hidden}
+    arguments = {key: _argument(settings[key], text) for key, text in shown.items()}
+    return ModelPreset(
+        name=name,
+        source=source,
+        arguments=tuple(arguments.values()),
+        engine_arguments=tuple(
+            argument for key, argument in arguments.items() if _is_engines(settings[key].part)
+        ),
+        environment={**environment, **{settings[k].environment_name: texts[k] for k in hidden}},
+        aliases=tuple(one for one in listed(given.get("alias")) if one != name),
+        tags=listed(given.get("tags")),
+        ini="\n".join([f"[{name}]", *(f"{_key(k)} = {v}" for k, v in shown.items()), ""]),
+        loads_on_startup=_is_true(given.get("load-on-startup", "")),
+        stop_seconds=_seconds(given, "stop-timeout", name) or DEFAULT_STOP_SECONDS,
+        idle_seconds=_seconds(given, "ttl", name),
+        group=given.get("group", ""),
+    )
 
-    def __init__(
-        self,
-        resolved: Resolved,
-        environment: Mapping[str, str],
-        sections: Mapping[str, PresetSection],
-    ) -> None:
-        self._settings = {setting.name: setting for setting in resolved.settings}
-        self._sections = sections
-        origins, values = resolved.origins, resolved.values
-        self._flags = {name: _text(values[name]) for name in values if origins[name] == "flag"}
-        self._file = {
-            name: _text(values[name]) for name in values if origins[name].startswith("file ")
-        }
-        self._environment = _without_reserved(environment, resolved.settings)
 
-    def make(self, name: str, source: str, own: Mapping[str, str]) -> ModelPreset:
-        every = self._sections.get(EVERY_MODEL, PresetSection({}, {}))
-        section = self._sections.get(name, PresetSection({}, {}))
-        texts = {**self._file, **every.settings, **own, **self._flags}
-        aliases, tags = listed(texts.get("alias")), listed(texts.get("tags"))
-        options = {key: setting.option for key, setting in self._settings.items()}
-        texts = {k: text for k, text in texts.items() if text and not options[k].for_router}
-        for key, text in texts.items():
-            self._settings[key].read(text, f"{_key(key)} of the model {name}")
-        hidden = {key for key in texts if options[key].is_secret or options[key].is_pair}
-        shown = {key: text for key, text in texts.items() if key not in hidden}
-        secret = {self._settings[key].environment_name: texts[key] for key in hidden}
-        for_router = {**every.for_router, **section.for_router}
-        return ModelPreset(
-            name=name,
-            source=source,
-            arguments=self._arguments(shown),
-            engine_arguments=self._arguments({
-                key: text for key, text in shown.items()
-                if self._settings[key].part in ENGINE_PARTS
-                or self._settings[key].part.startswith(SPECULATOR_PART)
-            }),
-            environment={**self._environment, **secret},
-            aliases=tuple(one for one in aliases if one != name),
-            tags=tags,
-            ini="\n".join([f"[{name}]", *(f"{_key(k)} = {v}" for k, v in shown.items()), ""]),
-            loads_on_startup=_is_true(for_router.get("load-on-startup", "")),
-            stop_seconds=_seconds(for_router, "stop-timeout", name) or DEFAULT_STOP_SECONDS,
-            idle_seconds=_seconds(for_router, "ttl", name),
-            group=for_router.get("group", ""),
-        )  # fmt: skip
-
-    def _arguments(self, texts: Mapping[str, str]) -> tuple[str, ...]:
-        return tuple(_argument(self._settings[key], text) for key, text in texts.items())
+def _is_engines(part: str) -> bool:
+    """Whether `headstart devices` takes it, to say how much memory a model needs."""
+    return part in ENGINE_PARTS or part.startswith(SPECULATOR_PART)
 
 
 def _argument(setting: Setting, text: str) -> str:
@@ -155,32 +158,16 @@ def _without_reserved(
     return {name: value for name, value in environment.items() if name not in reserved}
 
 
-def _hide(
-    models: Sequence[ModelPreset],
-    sections: Mapping[str, PresetSection],
-    hub: Hub,
-    cached: Mapping[str, Path],
-) -> list[ModelPreset]:
-    """Hide models of the cache that a preset with `dedup-cache-models` has under its own name."""
-    from dataclasses import replace
-
-    every = sections.get(EVERY_MODEL, PresetSection({}, {}))
-    used: set[Path | None] = set()
-    for name, section in sections.items():
-        keys = {**every.for_router, **section.for_router}
-        if name == EVERY_MODEL or not _is_true(keys.get("dedup-cache-models", "")):
-            continue
-        texts = {**every.settings, **section.settings}
-        if reference := texts.get("hf_repo"):
-            used.add(hub.cached_file(reference, texts.get("hf_file")))
-        if reference := texts.get("draft_hf_repo"):
-            used.add(hub.cached_file(reference))
-    return [
-        replace(one, is_hidden=True)
-        if one.source == CACHE and cached.get(one.name) in used - {None}
-        else one
-        for one in models
-    ]
+def _files_used(hub: Hub, keys: Mapping[str, str]) -> set[Path | None]:
+    """Files of the cache that a preset with `dedup-cache-models` has under its own name."""
+    if not _is_true(keys.get("dedup-cache-models", "")):
+        return set()
+    found: set[Path | None] = set()
+    if reference := keys.get("hf_repo"):
+        found.add(hub.cached_file(reference, keys.get("hf_file")))
+    if reference := keys.get("draft_hf_repo"):
+        found.add(hub.cached_file(reference))
+    return found - {None}
 
 
 def _check_names(models: Sequence[ModelPreset]) -> None:

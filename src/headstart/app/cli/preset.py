@@ -9,8 +9,7 @@ Source: llama.cpp tools/server/README.md, "Model presets".
 from __future__ import annotations
 
 import configparser
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from headstart.app.cli import llama_server
@@ -21,15 +20,6 @@ from headstart.types.errors import ConfigError
 EVERY_MODEL = "*"
 # of the router alone; the last two are ours, not llama-server's
 ROUTER_KEYS = ("load-on-startup", "stop-timeout", "dedup-cache-models", "ttl", "group")
-PASSED_OVER = (*ROUTER_KEYS, "version")
-
-
-@dataclass(frozen=True, slots=True)
-class PresetSection:
-    """The settings of one model, or of all, and what only the router reads."""
-
-    settings: Mapping[str, str]
-    for_router: Mapping[str, str]
 
 
 def read_preset(file: Path, settings: Sequence[Setting]) -> dict[str, str]:
@@ -39,35 +29,29 @@ def read_preset(file: Path, settings: Sequence[Setting]) -> dict[str, str]:
         ConfigError: an unreadable file, several models, or a flag that is unknown or refused.
     """
     sections = read_sections(file, settings)
-    models = [name for name in sections if name != EVERY_MODEL]
-    if len(models) > 1:
+    found = sections.pop(EVERY_MODEL, {})
+    if len(sections) > 1:
         raise ConfigError(
-            f"{file} has {len(models)} models ({', '.join(models)}) but --model names one; leave "
-            "--model out to serve all of them, or keep one section"
+            f"{file} has {len(sections)} models ({', '.join(sections)}) but --model names one; "
+            "leave --model out to serve all of them, or keep one section"
         )
-    found: dict[str, str] = {}
-    for name in (EVERY_MODEL, *models):
-        if name in sections:
-            found |= sections[name].settings
-    if models:
-        found.setdefault("alias", models[0])
+    for name, section in sections.items():
+        found = {"alias": name} | found | section
     return {name: text for name, text in found.items() if name not in ("model", "hf_repo")}
 
 
-def read_sections(file: Path, settings: Sequence[Setting]) -> dict[str, PresetSection]:
-    """Section -> what it sets, [*] among them, in the order of the file.
+def read_sections(file: Path, settings: Sequence[Setting]) -> dict[str, dict[str, str]]:
+    """Section -> text by setting and by key of the router, [*] among them, as in the file.
 
     Raises:
         ConfigError: an unreadable file, or a flag that is unknown or refused.
     """
-    found: dict[str, PresetSection] = {}
+    found: dict[str, dict[str, str]] = {}
     for name, keys in _sections(file).items():
-        own: dict[str, str] = {}
+        found[name] = {key: value for key, value in keys.items() if key in ROUTER_KEYS}
         for key, value in keys.items():
-            if key not in PASSED_OVER:
-                own |= _setting(file, key, value, settings)
-        for_router = {key: value for key, value in keys.items() if key in ROUTER_KEYS}
-        found[name] = PresetSection(own, for_router)
+            if key not in (*ROUTER_KEYS, "version"):
+                found[name] |= _setting(file, key, value, settings)
     return found
 
 

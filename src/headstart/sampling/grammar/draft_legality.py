@@ -7,54 +7,45 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.types.errors import InvalidParameterError
+
 if TYPE_CHECKING:  # llguidance is imported where a constraint is compiled, and only then
     from collections.abc import Sequence
-
-    from llguidance import LLMatcher
 
     from headstart.sampling.grammar.state import GrammarState
 
 
-class MatcherLegality:
-    """`DraftLegality` of one draft: a copy of the answer's matcher that follows the draft.
+class StateLegality:
+    """`DraftLegality` of one draft: a copy of the answer's state that follows the draft.
 
     Copying takes microseconds, and an error in the copy does not affect the answer.
     """
 
-    def __init__(self, matcher: LLMatcher, num_tokens: int) -> None:
-        self._matcher = matcher
-        self._num_tokens = num_tokens  # of the vocabulary
+    def __init__(self, state: GrammarState) -> None:
+        self._state = state
+        self._has_failed = False
 
     @classmethod
-    def behind(
-        cls, state: GrammarState, tokens: Sequence[int], num_tokens: int
-    ) -> MatcherLegality | None:
+    def behind(cls, state: GrammarState, tokens: Sequence[int]) -> StateLegality | None:
         """The state after these legal tokens; None where the text is unconstrained."""
-        matcher = state.fork()
-        if matcher is None:
+        if not state.is_active or state.is_over:
             return None
-        matcher.consume_tokens(list(tokens))
-        return cls(matcher, num_tokens)
+        legality = cls(state.copied())
+        for token in tokens:
+            legality.read(token)
+        return legality
 
     def legal_mask(self, token: int) -> NDArray[np.bool_] | None:
-        if self._is_at_end:
-            return np.zeros(self._num_tokens, np.bool_)
-        forced = self._matcher.compute_ff_tokens()
-        if forced:
-            mask = np.zeros(self._num_tokens, np.bool_)
-            mask[forced[0]] = True
-            return None if token == forced[0] else mask
-        if self._matcher.validate_tokens([token]) == 1:
-            return None
-        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            return np.zeros(self._num_tokens, np.bool_)
-        return np.unpackbits(bits, count=self._num_tokens, bitorder="little").view(np.bool_)
+        try:
+            if not (self._has_failed or self._state.is_over):
+                return None if self._state.allows(token) else self._state.legal_mask()
+        except InvalidParameterError:  # too complex
+            self._has_failed = True
+        return np.zeros(self._state.vocab_size, np.bool_)
 
     def read(self, token: int) -> None:
-        if not self._is_at_end:
-            self._matcher.try_consume_tokens([token])
-
-    @property
-    def _is_at_end(self) -> bool:
-        return self._matcher.is_error() or self._matcher.is_stopped()
+        try:
+            if not (self._has_failed or self._state.is_over):
+                self._state.read(token)
+        except InvalidParameterError:
+            self._has_failed = True

@@ -27,10 +27,9 @@ from headstart.text.vocabulary.table import VocabTable
 from headstart.types.constraint import Constraint
 from headstart.types.errors import CapacityError, InvalidParameterError
 
-COMPILE_SECONDS = 10.0
+COMPILE_SECONDS = 10.0  # of processor time
 COMPILE_BYTES = 256 << 20
 LOW_PRIORITY = 10  # added to the niceness: the model's threads come first
-_MAX_LINE = 1 << 16
 
 
 class Sandbox:
@@ -42,7 +41,7 @@ class Sandbox:
         """Start the process, which takes 0.5 to 2 seconds for a large vocabulary.
 
         Args:
-            seconds, num_bytes: limits for one constraint.
+            seconds, num_bytes: limits for one constraint, in processor time and address space.
         """
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(seconds), str(num_bytes)],
@@ -72,7 +71,7 @@ class Sandbox:
         try:
             pickle.dump(constraint, stdin)
             stdin.flush()
-            line = stdout.readline(_MAX_LINE)
+            line = stdout.readline()
         except OSError:
             line = b""
         if not line:
@@ -100,7 +99,8 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
             _, status = os.waitpid(child, 0)
             trial = None
             if status:
-                is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+                timers = (signal.SIGPROF, signal.SIGALRM)
+                is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in timers
                 # a failed allocation aborts the process
                 taken = f"longer than {seconds:g} s" if is_late else f"over {num_bytes >> 20} MiB"
                 title = constraint.kind.title
@@ -117,7 +117,8 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
 
 def _limit(seconds: float, num_bytes: int) -> None:
     """Limit the time and the address space of this process."""
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # on a busy machine
     if sys.platform == "linux":
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
         resource.setrlimit(resource.RLIMIT_AS, (mapped + num_bytes, resource.RLIM_INFINITY))

@@ -6,6 +6,7 @@ depends on the constraint and the emitted tokens alone, not on drafts or earlier
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 from headstart.sampling.grammar.source import one_line
 from headstart.sampling.grammar.tokens import GrammarTokens
 from headstart.sampling.grammar.triggers import FreeText, Triggers
-from headstart.structures.prefix import common_prefix_length
 from headstart.types.constraint import Constraint
 from headstart.types.errors import InvalidParameterError
 
@@ -37,6 +37,7 @@ class GrammarState:
     def __init__(
         self, constraint: Constraint, tokens: GrammarTokens, make: Callable[[], LLMatcher]
     ) -> None:
+        self.vocab_size = tokens.size
         self._constraint = constraint
         self._tokens = tokens
         self._make = make
@@ -83,7 +84,7 @@ class GrammarState:
         if not self._opening:
             return self._legal_free() if self._matcher is None else self._legal_matching()
         mask = (
-            np.zeros(self._tokens.size, np.bool_)
+            np.zeros(self.vocab_size, np.bool_)
             if self._matcher is None
             else (self._legal_matching())
         )
@@ -91,13 +92,12 @@ class GrammarState:
         return mask
 
     def _legal_matching(self) -> NDArray[np.bool_]:
-        size = self._tokens.size
         if forced := self._matcher_forced():
-            mask = np.zeros(size, np.bool_)
+            mask = np.zeros(self.vocab_size, np.bool_)
             mask[forced[0]] = True
             return mask
         bits = np.frombuffer(self._ask(LLMatcher.compute_bitmask), np.uint8)
-        return np.unpackbits(bits, count=size, bitorder="little").view(np.bool_)
+        return np.unpackbits(bits, count=self.vocab_size, bitorder="little").view(np.bool_)
 
     def forced(self) -> list[int]:
         """The canonical tokens of the text that must follow; empty if there is a choice.
@@ -143,11 +143,12 @@ class GrammarState:
             if not is_back or self._matcher.is_error():
                 self._rebuild()
 
-    def fork(self) -> LLMatcher | None:
-        """A copy of the matcher; None where the text is not constrained at this point."""
-        if self._matcher is None or self._opening or self.is_over:
-            return None
-        return self._matcher.deep_copy()
+    def copied(self) -> GrammarState:
+        """A state of its own at the same place."""
+        other = copy.copy(self)
+        other._read = list(self._read)
+        other._matcher = self._matcher and self._matcher.deep_copy()
+        return other
 
     def _consume(self, tokens: Sequence[int]) -> None:
         assert self._matcher is not None
@@ -192,7 +193,7 @@ class GrammarState:
 
     def _legal_free(self) -> NDArray[np.bool_]:
         assert self._triggers is not None
-        mask = np.ones(self._tokens.size, np.bool_)
+        mask = np.ones(self.vocab_size, np.bool_)
         mask[self._triggers.illegal_ids(self._free, self._make)] = False
         if self._awaits_end:
             mask[list(self._tokens.eog_ids)] = False
@@ -258,38 +259,18 @@ class Lookahead:
         return self._forced
 
     def _count_free(self, tokens: Sequence[int]) -> int:
-        """In free text all tokens up to a trigger are legal; a copy checks those behind it."""
-        state = self._state
-        if state.is_over or state._triggers is None:
-            return 0
-        num_opening = common_prefix_length(tokens, state._opening)
-        if num_opening < len(state._opening):
-            if num_opening == len(tokens) or state._matcher is None:
-                return num_opening
-            num_matched = state._matcher.deep_copy().validate_tokens(list(tokens))
-            return max(num_opening, num_matched)
-        return num_opening + self._count_behind_opening(tokens[num_opening:])
-
-    def _count_behind_opening(self, tokens: Sequence[int]) -> int:
-        state = self._state
-        assert state._triggers is not None
-        text = state._free
+        """Where the text is free, a copy of the state reads the draft."""
+        state = self._state.copied()
         for index, token in enumerate(tokens):
-            if token in state._tokens.eog_ids:
-                return index + (not state._awaits_end)
-            found, text = state._triggers.follow(text, token)
-            if found is not None:
-                return index + self._count_behind(found, tokens[index + 1 :])
+            try:
+                if state.is_over or not state.allows(token):
+                    return index
+                if token in state._tokens.eog_ids:
+                    return index + 1
+                state.read(token)
+            except InvalidParameterError:  # too complex
+                return index
         return len(tokens)
-
-    def _count_behind(self, found: bytes, tokens: Sequence[int]) -> int:
-        state = self._state
-        assert state._triggers is not None
-        if not state._triggers.is_legal(found, state._make):
-            return 0
-        matcher = state._make()
-        matcher.consume_tokens(state._tokens.encode(found))
-        return 1 + max(0, matcher.validate_tokens(list(tokens)))
 
 
 def explain(matcher: LLMatcher) -> str:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -48,7 +48,6 @@ class Comparison:
     mode: TranslationMode
     to_draft: NDArray[np.int32]  # (target size,)
     to_target: NDArray[np.int32]  # (draft size,)
-    special_differences: tuple[str, ...] = ()
 
     @property
     def num_shared(self) -> int:
@@ -62,12 +61,10 @@ class Comparison:
 
     def describe(self) -> str:
         """One line for the log."""
-        line = (
+        return (
             f"{self.mode.value} vocabularies: {self.num_shared} of {len(self.to_target)} draft "
-            "tokens "
-            f"({self.draft_share:.1%}) are also among the target's {len(self.to_draft)}"
+            f"tokens ({self.draft_share:.1%}) are also among the target's {len(self.to_draft)}"
         )
-        return "; ".join([line, *self.special_differences])
 
 
 def compare(target: Vocab, draft: Vocab) -> Comparison:
@@ -77,12 +74,11 @@ def compare(target: Vocab, draft: Vocab) -> Comparison:
 
 def compare_tables(target: VocabTable, draft: VocabTable) -> Comparison:
     """Compare two vocabulary tables."""
-    differences = tuple(_special_differences(target, draft))
     if _is_identical(target, draft):
         common = min(target.size, draft.size)
         to_draft, to_target = np.full(target.size, -1, np.int32), np.full(draft.size, -1, np.int32)
         to_draft[:common] = to_target[:common] = np.arange(common)
-        return Comparison(TranslationMode.IDENTICAL, to_draft, to_target, differences)
+        return Comparison(TranslationMode.IDENTICAL, to_draft, to_target)
     to_draft, to_target = _map(target, draft), _map(draft, target)
     # all of a small vocabulary may map into a much larger one, but not the reverse: both shares
     # count
@@ -91,7 +87,6 @@ def compare_tables(target: VocabTable, draft: VocabTable) -> Comparison:
         TranslationMode.SHARED if is_shared else TranslationMode.TEXT,
         to_draft,
         to_target,
-        differences,
     )
 
 
@@ -147,20 +142,3 @@ def _with_same_role(
     if token == source.bos_id and token != source.eos_id:
         return other.bos_id if other.bos_id != other.eos_id else None
     return other.eos_id if token in source.eog_ids and other.eos_id in other.controls else None
-
-
-def _special_differences(target: VocabTable, draft: VocabTable) -> Iterable[str]:
-    for role in ("bos_id", "eos_id"):
-        theirs, ours = target.spelling(getattr(target, role)), draft.spelling(getattr(draft, role))
-        if theirs != ours:
-            yield f"{role[:3]} {_quote(theirs)} / {_quote(ours)}"
-    if target.add_bos != draft.add_bos:
-        yield f"the {'target' if target.add_bos else 'draft'} alone starts with bos"
-    ends = [frozenset(map(table.spelling, table.eog_ids)) for table in (target, draft)]
-    for name, only in (("target", ends[0] - ends[1]), ("draft", ends[1] - ends[0])):
-        if only:
-            yield f"ends only the {name}: {', '.join(map(_quote, sorted(only)))}"
-
-
-def _quote(text: bytes) -> str:
-    return repr(text.decode("utf-8", "replace")) if text else "none"

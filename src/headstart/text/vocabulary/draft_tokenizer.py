@@ -51,8 +51,6 @@ class DraftBuilder(ABC):
         self.request = request
         self.limit = limit  # most draft-model tokens
         self.tokens: list[int] = []
-        # the target token whose low confidence ended the draft, if it did
-        self.stopped_at: int | None = None
 
     @abstractmethod
     def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
@@ -153,7 +151,6 @@ class DirectBuilder(DraftBuilder):
             choice = self._choose(logits)
             token, confidence = self._preferred(choice)
         if confidence < min_confidence:
-            self.stopped_at = token
             return None
         if legality is not None:
             legality.read(token)
