@@ -18,7 +18,6 @@ _M1, _M2 = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _NP_GOLDEN, _NP_M1, _NP_M2 = np.uint64(_GOLDEN), np.uint64(_M1), np.uint64(_M2)
 _S11, _S27, _S30, _S31 = np.uint64(11), np.uint64(27), np.uint64(30), np.uint64(31)
 _UNIT = 2.0**-53
-_FEW = 8  # up to this many numbers plain Python is faster than numpy
 
 
 def _mix(x: int) -> int:
@@ -38,7 +37,8 @@ def gumbel(seed: int, position: int, ids: NDArray[np.int32]) -> NDArray[np.float
     argmax(log p + g) is an exact sample of p (Gumbel-max).
     """
     key = _key(seed, position)
-    u = _uniform_few(key, ids.tolist()) if len(ids) <= _FEW else _uniform_many(key, ids)
+    # for few numbers plain Python is faster than numpy
+    u = _uniform_few(key, ids.tolist()) if len(ids) <= 8 else _uniform_many(key, ids)
     noise: NDArray[np.float64] = -np.log(-np.log(u))
     return noise
 

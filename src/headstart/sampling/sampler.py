@@ -25,9 +25,6 @@ from headstart.types import Engine, Filters, Legality, TokenChoice
 from headstart.types.errors import EngineError, InvalidParameterError
 from headstart.types.sampling_params import SamplingParams
 
-_XTC_SALT = 1
-_FEW_LEGAL = 1024  # up to this many legal tokens are all sorted
-_SPARE = 128  # candidates beyond four times as many as needed
 _NOT_NUMBERS = (
     "the model's logits are not numbers; its weights are damaged or the computation overflowed"
 )
@@ -161,7 +158,7 @@ class Sampler:
             return ids, scores
         use_xtc = (
             self.params.has_xtc
-            and uniform(self.params.seed, position + self.num_dropped, _XTC_SALT)
+            and uniform(self.params.seed, position + self.num_dropped, salt=1)
             < self.params.xtc_probability
         )
         return self._filters.apply(ids, scores, use_xtc)
@@ -203,13 +200,13 @@ class Sampler:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """As `_candidates`, from the legal tokens only."""
         num_legal = int(np.count_nonzero(legal))
-        if num_legal <= _FEW_LEGAL:
+        if num_legal <= 1024:  # sort all of them
             ids = legal.nonzero()[0]
             return self._sorted(ids, self._biased(logits, ids))
         count = self._num_candidates
         if count and self._window is None and not len(self._bias_ids):
             # where many tokens are legal, the best few are among the best overall
-            best, scores = top_k(logits, 4 * count + _SPARE)
+            best, scores = top_k(logits, 4 * count + 128)
             kept = legal[best].nonzero()[0][:count]
             if len(kept) == count:
                 return best[kept].astype(np.int32), scores[kept]

@@ -116,7 +116,6 @@ _EXAONE = _turns(
     prompt="[|assistant|]",
     trims="user *",
 )
-_PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
 _USER = "\u041f\u043e\u043b\u044c\u0437\u043e\u0432\u0430\u0442\u0435\u043b\u044c"
 _ASSISTANT = "\u0410\u0441\u0441\u0438\u0441\u0442\u0435\u043d\u0442"
 _HOLDER_2 = "<\uff5chy_place\u2581holder\u2581no\u25812\uff5c>"
@@ -194,7 +193,7 @@ BUILT_IN_TEMPLATES: dict[str, str] = {
         "assistant: <\uff5cAssistant\uff5c>{content}<\uff5cend\u2581of\u2581sentence\uff5c>",
         prompt="<\uff5cAssistant\uff5c>",
     ),
-    "deepseek-ocr": _PLAIN,
+    "deepseek-ocr": "{% for message in messages %}{{ message.content }}{% endfor %}",
     "command-r": _turns(
         "system: <|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>{content}<|END_OF_TURN_TOKEN|>",
         "user: <|START_OF_TURN_TOKEN|><|USER_TOKEN|>{content}<|END_OF_TURN_TOKEN|>",

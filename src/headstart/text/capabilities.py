@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any, SupportsIndex
 
 _MARKER = "probe-5d1c"
-_EFFORT = frozenset({"reasoning_effort", "reasoning_strength"})
 Render = Callable[[Mapping[str, Any]], str | None]
 """Text for these variables; None where the template refuses them."""
 
@@ -98,7 +97,9 @@ def find_capabilities(render: Render, variables: frozenset[str]) -> Capabilities
         supports_typed_content=takes_parts,
         supports_system_role=_reads_system(render),
         supports_preserve_reasoning=_keeps_thoughts(render),
-        supports_reasoning_effort=bool(variables & _EFFORT),
+        supports_reasoning_effort=not variables.isdisjoint(
+            ("reasoning_effort", "reasoning_strength")
+        ),
         **_tool_support(render),
     )
 

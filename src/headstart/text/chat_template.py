@@ -30,7 +30,6 @@ from headstart.types.errors import ConfigError, InvalidParameterError, ModelErro
 
 CHATML = BUILT_IN_TEMPLATES["chatml"]
 PROBE_SECONDS = 10.0  # for all probes of a template
-_OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 
 
 def template_by_hand(config: ServerConfig) -> str | None:
@@ -190,7 +189,9 @@ class ChatTemplate:
         """All template variables except the conversation."""
         now = self._now()
         given = {
-            name: copy.deepcopy(value) for name, value in arguments.items() if name not in _OURS
+            name: copy.deepcopy(value)
+            for name, value in arguments.items()
+            if name not in ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
         }
         variables: dict[str, Any] = {
             "enable_thinking": self.thinking is not None,

@@ -26,7 +26,7 @@ from headstart.sampling.grammar.state import GrammarState
 from headstart.scheduler.grammar_drafts import GRAMMAR, splice
 from headstart.speculators import Speculator
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.text.vocabulary.draft_tokenizer import DirectBuilder, Preference
+from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, Preference
 from headstart.types import Draft, DraftMode, DraftRequest
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.request import SpeculativeParams
@@ -196,7 +196,7 @@ def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(
 def test_a_draft_model_of_greedy_requests_picks_the_best_legal_token() -> None:
     legality = StateLegality.behind(state(b'{"name": "'), [*b"An"])
     request = DraftRequest(0, [1], 9, legality=legality)
-    builder = DirectBuilder(request, 9, Preference("argmax"))
+    builder = DraftBuilder(request, 9, Preference("argmax"))
     logits = np.zeros(TOKENS.size, np.float32)
     logits[[ord("x"), ord("t"), ord("n")]] = 3.0, 2.0, 1.0
     assert builder.extend(logits, 0.0) == ord("t")

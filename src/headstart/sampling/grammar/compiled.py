@@ -23,7 +23,6 @@ LIMITS = LLParserLimits(
     max_grammar_size=30_000,  # symbols
     verbose_errors=False,
 )
-MAX_FORCED_BYTES = 4096  # at the beginning of a text, at 3 microseconds each
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,8 @@ class Compiled:
         self.tokens = tokens
         self._matcher = self._compile(forces=trial is None or trial.forces)
         if trial is None:
-            trial = Trial(forces=len(self._matcher.compute_ff_bytes()) <= MAX_FORCED_BYTES)
+            # of forced text, which takes 3 microseconds a byte
+            trial = Trial(forces=len(self._matcher.compute_ff_bytes()) <= 4096)
             if not trial.forces:
                 self._matcher = self._compile(forces=False)
         self.trial = trial

@@ -27,8 +27,6 @@ from headstart.text.vocabulary.table import VocabTable
 from headstart.types.constraint import Constraint
 from headstart.types.errors import CapacityError, InvalidParameterError
 
-COMPILE_SECONDS = 10.0  # of processor time
-COMPILE_BYTES = 256 << 20
 LOW_PRIORITY = 10  # added to the niceness: the model's threads come first
 
 
@@ -36,7 +34,7 @@ class Sandbox:
     """The engine's end of the process. Not thread-safe."""
 
     def __init__(
-        self, table: VocabTable, seconds: float = COMPILE_SECONDS, num_bytes: int = COMPILE_BYTES
+        self, table: VocabTable, seconds: float = 10.0, num_bytes: int = 256 << 20
     ) -> None:
         """Start the process, which takes 0.5 to 2 seconds for a large vocabulary.
 

@@ -11,8 +11,6 @@ from headstart.text.vocabulary.encoder import Encoder
 from headstart.text.vocabulary.table import VocabTable, read_table
 from headstart.types import Vocab
 
-_SPECIAL = b"\xff"  # llguidance's prefix of special tokens, which text never matches
-
 
 class GrammarTokens:
     """The tokens of one vocabulary, and how text becomes tokens. Thread-safe.
@@ -27,7 +25,8 @@ class GrammarTokens:
         self.eog_ids = table.eog_ids
         self._encode = encode
         pieces = [
-            _SPECIAL + table.controls[token] if token in table.controls else piece
+            # llguidance's prefix of special tokens, which text never matches
+            b"\xff" + table.controls[token] if token in table.controls else piece
             for token, piece in enumerate(table.pieces)
         ]
         wrapped = TokenizerWrapper(_Tokenizer(pieces, encode, table))

@@ -42,7 +42,6 @@ _ENDS_THOUGHTS = (
     ("dsml_token",),
     ("<role>ASSISTANT</role>", "<arg_key>"),
 )
-_ID = re.compile("call0000[12]")
 
 
 def find_format(template: ChatTemplate) -> AnswerFormat:
@@ -205,7 +204,7 @@ def _json_body(text: str) -> JsonCall:
             keys["name"] = key
         elif key != "function" and _KEYS[0] in json.dumps(value):
             keys["arguments"] = key
-        elif (isinstance(value, str) and _ID.search(value)) or key.endswith("id"):
+        elif (isinstance(value, str) and any(one in value for one in _IDS)) or key.endswith("id"):
             keys["id"] = key
     if not keys["name"] or not keys["arguments"]:
         raise _NotFoundError("the template shows calls as JSON without a name or arguments")

@@ -21,7 +21,6 @@ from headstart.text.toolcalls.reader import Reading, TextReader
 from headstart.text.toolcalls.value_rules import SchemaRules
 
 _PIECE = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|\S")
-_NAME_CHARS = frozenset("._-:/")
 
 
 def pieces(marker: str) -> tuple[str, ...]:
@@ -246,7 +245,7 @@ class NamedCall:
             if not (yield from reader.until((self.name_start.strip(),), found.append)):
                 return False
             call_id = "".join(found).strip()
-        written = yield from reader.run(lambda char: char.isalnum() or char in _NAME_CHARS)
+        written = yield from reader.run(lambda char: char.isalnum() or char in "._-:/")
         name = written if written in reader.tools else _bare_name(written)
         if name not in reader.tools:
             return False

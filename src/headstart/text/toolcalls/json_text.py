@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from string import hexdigits
 from typing import Any
 
 from headstart.text.toolcalls.reader import Reading, TextReader
@@ -11,8 +12,6 @@ from headstart.text.toolcalls.reader import Reading, TextReader
 _SHORT_ESCAPES = {
     '"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"
 }  # fmt: skip
-_HEX_DIGITS = frozenset("0123456789abcdefABCDEF")
-_SCALAR = frozenset("0123456789+-.eEtrufalsn")
 
 
 def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
@@ -25,7 +24,7 @@ def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[boo
         return (yield from _string(reader, emit))
     if opening and opening in "{[":
         return (yield from _container(reader, emit))
-    text = yield from reader.run(lambda char: char in _SCALAR)
+    text = yield from reader.run(lambda char: char in "0123456789+-.eEtrufalsn")
     emit(text)
     return value_or_text(text) is not text
 
@@ -72,7 +71,7 @@ def _code(text: str) -> int | None:
     """The code point in `uXXXX`."""
     digits = text[1:]
     is_whole = text.startswith("u") and len(digits) == 4
-    return int(digits, 16) if is_whole and all(d in _HEX_DIGITS for d in digits) else None
+    return int(digits, 16) if is_whole and all(d in hexdigits for d in digits) else None
 
 
 def read_members(reader: TextReader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 from headstart.types.errors import InvalidParameterError
 
 MAX_DEPTH = 32
-SCALARS = ("number", "integer", "boolean", "null")
 
 
 def quoted(text: str) -> str:
@@ -30,7 +29,8 @@ def as_json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
         root: the whole schema, whose definitions and "x-guidance" apply.
     """
     whole = dict(schema) if isinstance(schema, Mapping) else {}
-    shared = {key: root[key] for key in _SHARED if root and key in root}
+    keys = ("$defs", "definitions", "x-guidance")
+    shared = {key: root[key] for key in keys if root and key in root}
     layout = {"item_separator": ", ", "key_separator": ": ", "whitespace_flexible": False}
     whole = {**shared, **whole}
     whole["x-guidance"] = {**whole.get("x-guidance", {}), **layout}
@@ -164,7 +164,7 @@ class ValueRules(ABC):
             refuse_undemanded(schema)
 
     def _typed(self, name: Any, schema: Mapping[str, Any], end: str, depth: int) -> str:
-        if name in SCALARS:
+        if name in ("number", "integer", "boolean", "null"):
             bounds = {key: schema[key] for key in _BOUNDS if key in schema}
             return self.scalar({"type": name, **bounds}, end)
         if name == "array" and depth < MAX_DEPTH:
@@ -197,7 +197,6 @@ class ValueRules(ABC):
         return len(self.lines) - 1
 
 
-_SHARED = ("$defs", "definitions", "x-guidance")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
 _DEMANDED = frozenset((
     "type", "properties", "required", "items", "enum", "const", "anyOf", "oneOf", "$ref",

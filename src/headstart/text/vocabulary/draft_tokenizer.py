@@ -7,7 +7,6 @@ logits into draft-model tokens one by one, and finally into target tokens with a
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 
@@ -17,11 +16,6 @@ from numpy.typing import NDArray
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import DraftRequest, TokenChoice
-
-_DECAY = 0.98  # per comparison
-# Up to this magnitude, logits need no shift before exp: the sum fits a float32, and what underflows
-# is negligible.
-_MODERATE = 60.0
 
 
 class Preference:
@@ -41,106 +35,26 @@ class Preference:
     def compare(self, choice: TokenChoice, token: int) -> None:
         """Record that the target emitted `token` where `choice` was possible."""
         if self._is_open and choice.coupled != choice.argmax:
-            self._lead = self._lead * _DECAY + (token == choice.coupled) - (token == choice.argmax)
+            self._lead = self._lead * 0.98 + (token == choice.coupled) - (token == choice.argmax)
 
 
-class DraftBuilder(ABC):
-    """A growing draft in the draft model's tokens."""
+class DraftBuilder:
+    """A growing draft; here of a draft model with the target's own tokens.
 
-    def __init__(self, request: DraftRequest, limit: int) -> None:
-        self.request = request
-        self.limit = limit  # most draft-model tokens
-        self.tokens: list[int] = []
-
-    @abstractmethod
-    def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
-        """Pick the next draft-model token from its logits; None ends the draft."""
-
-    @abstractmethod
-    def finish(self) -> tuple[list[int], list[float]]:
-        """The draft as target tokens, with a probability for each."""
-
-    @abstractmethod
-    def learn(self, emitted: Sequence[int]) -> None:
-        """The target emitted these tokens where the draft began."""
-
-    def num_right(self, emitted: Sequence[int]) -> int:
-        """Upper bound of the draft's tokens that agree with these."""
-        return len(emitted)
-
-
-class DraftTokenizer(ABC):
-    """One sequence in the draft model's tokens."""
-
-    num_stable = 0  # leading history tokens that the last `to_draft_tokens` did not change
-
-    @property
-    def can_draft(self) -> bool:
-        """Whether there is a history to continue."""
-        return True
-
-    @abstractmethod
-    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
-        """The history in draft-model tokens; its first `known` target tokens are unchanged."""
-
-    @abstractmethod
-    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
-        """The last history in target tokens; `read`: the draft-model tokens in its cache."""
-
-    @abstractmethod
-    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
-        """Start a draft of at most `limit` draft-model tokens."""
-
-    def num_draft_tokens(self, num_target_tokens: int) -> int:
-        """Estimate of the draft-model tokens for this many target tokens."""
-        return num_target_tokens
-
-    @abstractmethod
-    def num_settled(self, history: Sequence[int], num_open: int) -> int:
-        """Leading tokens of the last history that do not depend on its last target tokens."""
-
-
-def make_draft_tokenizer(
-    translator: VocabularyTranslator | None, sampling: str
-) -> Callable[[], DraftTokenizer]:
-    """A factory of tokenizers that share one preference."""
-    preference = Preference(sampling)
-    if translator is None:
-        return lambda: DirectTokenizer(preference)
-    return lambda: TranslatingTokenizer(translator, preference)
-
-
-class DirectTokenizer(DraftTokenizer):
-    """Both models have the same tokens."""
-
-    def __init__(self, preference: Preference) -> None:
-        self._preference = preference
-
-    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
-        self.num_stable = known
-        return tokens
-
-    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
-        return read
-
-    def num_settled(self, history: Sequence[int], num_open: int) -> int:
-        return len(history) - num_open
-
-    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
-        return DirectBuilder(request, limit, self._preference)
-
-
-class DirectBuilder(DraftBuilder):
-    """Records both choices of every row, so that every draft compares them."""
+    Records both choices of every row, so that every draft compares them.
+    """
 
     def __init__(self, request: DraftRequest, limit: int, preference: Preference) -> None:
-        super().__init__(request, limit)
+        self.request = request
+        self.limit = limit  # most draft-model tokens
+        self.tokens: list[int] = []  # of the draft model
         self._preference = preference
         self._couples = preference.couples
         self._confidence: list[float] = []
         self._choices: list[TokenChoice] = []
 
     def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
+        """Pick the next draft-model token from its logits; None ends the draft."""
         choice = self._choose(logits)
         token, confidence = self._preferred(choice)
         legality = self.request.legality
@@ -168,25 +82,62 @@ class DirectBuilder(DraftBuilder):
         return choice.argmax, choice.argmax_probability
 
     def finish(self) -> tuple[list[int], list[float]]:
+        """The draft as target tokens, with a probability for each."""
         return self.tokens, self._confidence
 
     def num_right(self, emitted: Sequence[int]) -> int:
+        """Upper bound of the draft's tokens that agree with these."""
         return common_prefix_length(self.tokens, emitted)
 
     def learn(self, emitted: Sequence[int]) -> None:
-        """Compare both choices of every row with a correct history."""
+        """The target emitted these tokens: compare the choices of rows with a correct history."""
         for token, drafted, choice in zip(emitted, self.tokens, self._choices, strict=False):
             self._preference.compare(choice, token)
             if token != drafted:
                 break
 
 
+class DraftTokenizer:
+    """One sequence in the draft model's tokens; here they are the target's own."""
+
+    num_stable = 0  # leading history tokens that the last `to_draft_tokens` did not change
+
+    def __init__(self, preference: Preference) -> None:
+        self.preference = preference
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether there is a history to continue."""
+        return True
+
+    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
+        """The history in draft-model tokens; its first `known` target tokens are unchanged."""
+        self.num_stable = known
+        return tokens
+
+    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
+        """The last history in target tokens; `read`: the draft-model tokens in its cache."""
+        return read
+
+    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
+        """Start a draft of at most `limit` draft-model tokens."""
+        return DraftBuilder(request, limit, self.preference)
+
+    def num_draft_tokens(self, num_target_tokens: int) -> int:
+        """Estimate of the draft-model tokens for this many target tokens."""
+        return num_target_tokens
+
+    def num_settled(self, history: Sequence[int], num_open: int) -> int:
+        """Leading tokens of the last history that do not depend on its last target tokens."""
+        return len(history) - num_open
+
+
 class TranslatingTokenizer(DraftTokenizer):
     """The draft model has another vocabulary."""
 
     def __init__(self, translator: VocabularyTranslator, preference: Preference) -> None:
+        super().__init__(preference)
         self.translator = translator
-        self.preference = preference
         self.sequence = translator.open()
 
     @property
@@ -236,27 +187,19 @@ class TranslatingBuilder(DraftBuilder):
     """
 
     def __init__(self, request: DraftRequest, limit: int, tokenizer: TranslatingTokenizer) -> None:
-        super().__init__(request, limit)
-        self._translator, self._sequence, self._preference = (
-            tokenizer.translator,
-            tokenizer.sequence,
-            tokenizer.preference,
-        )
+        super().__init__(request, limit, tokenizer.preference)
+        self._translator, self._sequence = tokenizer.translator, tokenizer.sequence
         # bytes of the history that the draft must repeat
         self._pending = self._sequence.pending
         self._num_healed = len(self._pending)
-        self._couples = self._preference.couples
-        self._probabilities: list[float] = []
-        self._choices: list[
-            tuple[int, TokenChoice]
-        ] = []  # with the number of target tokens before each
+        self._num_before: list[int] = []  # target tokens before each choice
 
     def extend(self, logits: NDArray[np.float32], min_confidence: float) -> int | None:
         token, probability = self._pick(logits)
         if token is None or probability < min_confidence:
             return None
         self.tokens.append(token)
-        self._probabilities.append(probability)
+        self._confidence.append(probability)
         self._pending = self._pending[len(self._translator.draft.pieces[token]) :]
         if token in self._translator.draft.eog_ids:
             self.limit = len(self.tokens)
@@ -265,7 +208,7 @@ class TranslatingBuilder(DraftBuilder):
     def _pick(self, logits: NDArray[np.float32]) -> tuple[int | None, float]:
         if self._pending:
             return self._healing(self._pending, logits)
-        choice = self._choose(logits)
+        choice = self._shared_choice(logits)
         if choice is None or not self._couples:
             return best_of(logits)
         return int(self._translator.to_draft[choice.coupled]), choice.coupled_probability
@@ -278,7 +221,7 @@ class TranslatingBuilder(DraftBuilder):
         index, probability = best_of(logits[allowed])
         return int(allowed[index]), probability
 
-    def _choose(self, logits: NDArray[np.float32]) -> TokenChoice | None:
+    def _shared_choice(self, logits: NDArray[np.float32]) -> TokenChoice | None:
         """The request's choice from this row, among the shared tokens."""
         translator, choose = self._translator, self.request.choose
         if (
@@ -294,7 +237,8 @@ class TranslatingBuilder(DraftBuilder):
             # inside a character: the next token may merge with those before
             return None
         choice = choose(translator.map_logits(logits), len(self.request.tokens) + len(before))
-        self._choices.append((len(before), choice))
+        self._choices.append(choice)
+        self._num_before.append(len(before))
         return choice
 
     def finish(self) -> tuple[list[int], list[float]]:
@@ -302,14 +246,27 @@ class TranslatingBuilder(DraftBuilder):
         tokens = self._sequence.translate(self.tokens)[: self.request.max_tokens]
         drafted = [len(self._translator.draft.pieces[t]) for t in self.tokens]
         spelled = [len(self._translator.target.pieces[t]) for t in tokens]
-        return tokens, spread(self._probabilities, drafted, spelled, self._num_healed)
+        return tokens, spread(self._confidence, drafted, spelled, self._num_healed)
+
+    def num_right(self, emitted: Sequence[int]) -> int:
+        return len(emitted)
 
     def learn(self, emitted: Sequence[int]) -> None:
         """Compare both choices of every row with a correct history."""
         num_right = common_prefix_length(self.finish()[0], emitted) if self._choices else 0
-        for num_before, choice in self._choices:
+        for num_before, choice in zip(self._num_before, self._choices, strict=True):
             if num_before <= num_right and num_before < len(emitted):
                 self._preference.compare(choice, emitted[num_before])
+
+
+def make_draft_tokenizer(
+    translator: VocabularyTranslator | None, sampling: str
+) -> Callable[[], DraftTokenizer]:
+    """A factory of tokenizers that share one preference."""
+    preference = Preference(sampling)
+    if translator is None:
+        return lambda: DraftTokenizer(preference)
+    return lambda: TranslatingTokenizer(translator, preference)
 
 
 def _choose(request: DraftRequest, logits: NDArray[np.float32], position: int) -> TokenChoice:
@@ -331,7 +288,8 @@ def _legal_logits(logits: NDArray[np.float32], legal: NDArray[np.bool_]) -> NDAr
 def best_of(logits: NDArray[np.float32]) -> tuple[int, float]:
     """The likeliest entry and its probability."""
     best = int(logits.argmax())
-    if not abs(logits[best]) <= _MODERATE:
+    # up to this magnitude exp needs no shift: the sum fits a float32, what underflows is negligible
+    if not abs(logits[best]) <= 60.0:
         logits = logits - logits[best]
     weights = np.exp(logits)
     total = np.einsum("i->", weights)  # three times as fast as the more accurate `sum`

@@ -19,7 +19,6 @@ from headstart.types import Vocab
 # absorbs the space that a tokenizer puts before the first word; merges with nothing
 _ANCHOR = b"\x02"
 _INVALID = re.compile("([\udc80-\udcff]+)")  # what `surrogateescape` makes of invalid bytes
-_MAX_CACHED_BYTES = 64
 _MAX_SPELLED_BYTES = 32  # longest token tried when spelling
 
 
@@ -40,7 +39,7 @@ class Encoder:
 
         Bytes without any token are left out.
         """
-        return self._encode_cached(text) if len(text) <= _MAX_CACHED_BYTES else self._encode(text)
+        return self._encode_cached(text) if len(text) <= 64 else self._encode(text)
 
     def _encode(self, text: bytes) -> list[int]:
         try:

@@ -13,7 +13,6 @@ from headstart.text.toolcalls.json_text import read_value
 from headstart.text.toolcalls.reader import Reading, TextReader
 
 _MARK = ">>>"
-_CALLS = MarkedCalls("functionary", NamedCall(JsonArguments(), name_end="\n"), separator=_MARK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,4 +48,6 @@ class FunctionaryFormat(AnswerFormat):
             reader.content(_MARK)
 
 
-FORMAT = FunctionaryFormat(calls=_CALLS)
+FORMAT = FunctionaryFormat(
+    calls=MarkedCalls("functionary", NamedCall(JsonArguments(), name_end="\n"), separator=_MARK)
+)

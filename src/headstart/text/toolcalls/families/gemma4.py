@@ -117,7 +117,10 @@ def _go_on(reader: TextReader, open_brackets: list[str]) -> Reading[bool]:
     return False
 
 
-_CALLS = MarkedCalls("gemma4", GemmaCall(), call_start="<|tool_call>call:", call_end="<tool_call|>")
 FORMAT = AnswerFormat(
-    calls=_CALLS, seen_markers=(_QUOTE, "<|channel>", "<channel|>"), dropped=("<|tool_response>",)
+    calls=MarkedCalls(
+        "gemma4", GemmaCall(), call_start="<|tool_call>call:", call_end="<tool_call|>"
+    ),
+    seen_markers=(_QUOTE, "<|channel>", "<channel|>"),
+    dropped=("<|tool_response>",),
 )

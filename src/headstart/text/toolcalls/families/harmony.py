@@ -18,13 +18,6 @@ from headstart.text.toolcalls.reader import Reading, TextReader
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
 _HEADS = ("<|start|>assistant", "<|channel|>", " to=")
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
-_CALLS = MarkedCalls(
-    "harmony",
-    NamedCall(JsonArguments(), name_end=" <|constrain|>json<|message|>"),
-    call_start="<|channel|>commentary to=functions.",
-    call_end="<|call|>",
-    is_parallel=False,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +83,13 @@ class HarmonyFormat(AnswerFormat):
 
 
 FORMAT = HarmonyFormat(
-    calls=_CALLS,
+    calls=MarkedCalls(
+        "harmony",
+        NamedCall(JsonArguments(), name_end=" <|constrain|>json<|message|>"),
+        call_start="<|channel|>commentary to=functions.",
+        call_end="<|call|>",
+        is_parallel=False,
+    ),
     after_thoughts="<|start|>assistant",
     seen_markers=("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
 )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
 
-_SEP = "<|sep|>"
 _ARGUMENTS = TaggedArguments(
     key_start='<|open|>argument key="',
     key_end='" type="',
@@ -16,18 +15,17 @@ _ARGUMENTS = TaggedArguments(
     attribute_end='"<|sep|>',
     text_attribute="string",
 )
-_CALLS = MarkedCalls(
-    "kimi-k3",
-    NamedCall(_ARGUMENTS, name_end='" index="', number_end='"<|sep|>'),
-    section_start="<|open|>tools<|sep|>",
-    section_end="<|close|>tools<|sep|>",
-    call_start='<|open|>call tool="',
-    call_end="<|close|>call<|sep|>",
-)
 FORMAT = AnswerFormat(
-    calls=_CALLS,
+    calls=MarkedCalls(
+        "kimi-k3",
+        NamedCall(_ARGUMENTS, name_end='" index="', number_end='"<|sep|>'),
+        section_start="<|open|>tools<|sep|>",
+        section_end="<|close|>tools<|sep|>",
+        call_start='<|open|>call tool="',
+        call_end="<|close|>call<|sep|>",
+    ),
     content_start="<|open|>response<|sep|>",
     content_end="<|close|>response<|sep|>",
     dropped=("<|close|>message<|sep|>", "<|end_of_msg|>"),
-    seen_markers=("<|open|>", "<|close|>", _SEP),
+    seen_markers=("<|open|>", "<|close|>", "<|sep|>"),
 )

@@ -129,11 +129,13 @@ def _value(source: str) -> object:
     return list(read) if isinstance(read, set | tuple) else read
 
 
-_CALLS = MarkedCalls(
-    "lfm2",
-    PythonCall(),
-    section_start="<|tool_call_start|>[",
-    section_end="]<|tool_call_end|>",
-    separator=", ",
+FORMAT = AnswerFormat(
+    calls=MarkedCalls(
+        "lfm2",
+        PythonCall(),
+        section_start="<|tool_call_start|>[",
+        section_end="]<|tool_call_end|>",
+        separator=", ",
+    ),
+    calls_end_thoughts=True,
 )
-FORMAT = AnswerFormat(calls=_CALLS, calls_end_thoughts=True)

@@ -17,7 +17,6 @@ from headstart.text.toolcalls.reader import Reading, TextReader
 from headstart.text.toolcalls.value_rules import Limits, Member, SchemaRules, ValueRules, quoted
 
 _NS = "]<]minimax[>["
-_MAX_DEPTH = 32
 _TAG = re.compile(re.escape(_NS) + r"<(/?)([\w.-]+)>")
 
 
@@ -85,7 +84,7 @@ class _ElementValues(ValueRules):
 
 def _value(text: str, *, is_text: bool = False, depth: int = 0) -> object:
     """The value of an element: nested elements are an object or list, other text is a scalar."""
-    children = _children(text) if depth < _MAX_DEPTH else None
+    children = _children(text) if depth < 32 else None
     if not children:
         return text if is_text else value_or_text(text)
     values = [(key, _value(inner, depth=depth + 1)) for key, inner in children]
@@ -107,12 +106,15 @@ def _children(text: str) -> list[tuple[str, str]] | None:
     return found if not text[at:].strip() else None
 
 
-_CALLS = MarkedCalls(
-    "minimax-m3",
-    MinimaxCall(),
-    section_start=_NS + "<tool_call>\n",
-    section_end=_NS + "</tool_call>",
-    call_start=_NS + '<invoke name="',
-    call_end=_NS + "</invoke>\n",
+FORMAT = AnswerFormat(
+    calls=MarkedCalls(
+        "minimax-m3",
+        MinimaxCall(),
+        section_start=_NS + "<tool_call>\n",
+        section_end=_NS + "</tool_call>",
+        call_start=_NS + '<invoke name="',
+        call_end=_NS + "</invoke>\n",
+    ),
+    seen_markers=(_NS,),
+    dropped=("</mm:think>",),
 )
-FORMAT = AnswerFormat(calls=_CALLS, seen_markers=(_NS,), dropped=("</mm:think>",))
