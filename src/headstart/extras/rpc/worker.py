@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LONGEST_START = 60.0  # seconds until a worker listens
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcWorkerOptions:
@@ -110,7 +108,7 @@ def _notice_lost_engines() -> None:
     """Let connections to silent engines break: a worker serves one engine at a time."""
     from headstart.extras.rpc.backend import notice_silence
 
-    end = time.monotonic() + LONGEST_START
+    end = time.monotonic() + 60.0  # the worker listens by then
     while not notice_silence(_listens) and time.monotonic() < end:
         time.sleep(0.2)
 
