@@ -29,7 +29,7 @@ from headstart.testing import CONTRACT
 
 every = pytest.mark.parametrize("name", sorted(SPECULATORS))
 every_pair = pytest.mark.parametrize(
-    ("name", "other"), list(itertools.permutations(sorted(SPECULATORS), 2))
+    ("name", "other"), list(itertools.combinations(sorted(SPECULATORS), 2))
 )
 
 
@@ -60,7 +60,7 @@ def test_it_is_registered_under_its_name(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_output_is_identical_with_and_without_it(name: str, temperature: float) -> None:
     requests = make_requests(8, temperature)
     for spec, controller in (
@@ -76,9 +76,10 @@ def test_output_is_identical_with_and_without_it(name: str, temperature: float) 
 @every_pair
 def test_output_is_identical_in_a_chain_with_any_other(name: str, other: str) -> None:
     requests = [replace(r, max_tokens=16) for r in make_requests(6)]
-    for spec, controller in ((fixed(4), None), (AUTO, RandomController())):
+    orders = ((name, other, fixed(4), None), (other, name, AUTO, RandomController()))
+    for first, second, spec, controller in orders:
         engine = Model(2)
-        chain = [make(name, small=True), make(other, small=True)]
+        chain = [make(first, small=True), make(second, small=True)]
         scheduler = make_scheduler(engine, chain, spec, controller)
         check(engine, requests, run(scheduler, requests))
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 
 import httpx2
 import numpy as np
 import pytest
-from tests.real.support import engine_of
-from tests.server.serving import serving
+from tests.real.support import engine_of, without_draft
+from tests.server.serving import serving_models
 from tests.server.test_infill import FIELDS, LLAMA_VIM
 
 from headstart.app import demo
-from headstart.app.assemble import Models, build_scheduler, load_served_model
-from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.context import LlamaEngine
 from headstart.sampling.sampler import Sampler
 from headstart.types.errors import NotSupportedError
 from headstart.types.sampling_params import SamplingParams
-from headstart.worker.client import WorkerClient
-from headstart.worker.transport import ThreadTransport
 
 CODE = {
     "input_prefix": "class Stack:\n    def __init__(self):\n        self.items = []\n\n",
@@ -32,14 +28,11 @@ CODE = {
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx2.Client]:
     config = Config(
-        model=ModelConfig(),
         engine=EngineConfig(context=1024, threads=1),
         scheduler=SchedulerConfig(parallel=2),
         speculation=SpeculationConfig(spec_state="none"),
     )
-    models = Models(demo.path(demo.TARGET), None, is_demo=True)
-    worker = WorkerClient(lambda: ThreadTransport(partial(build_scheduler, config, models)))
-    with serving(worker, model=load_served_model(config, models)) as client:
+    with serving_models(config, without_draft(demo.path(demo.TARGET))) as client:
         yield client
 
 

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
-from tests.server.serving import serving
+from tests.real.support import without_draft
+from tests.server.serving import serving_models
 
 from headstart.app import demo
-from headstart.app.assemble import Models, build_scheduler, load_served_model
 from headstart.config import (
     Config,
     EngineConfig,
@@ -21,8 +21,6 @@ from headstart.config import (
     ServerConfig,
     SpeculationConfig,
 )
-from headstart.worker.client import WorkerClient
-from headstart.worker.transport import ThreadTransport
 
 PROMPT = "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n"
 BODY = {"prompt": PROMPT * 3, "n_predict": 8, "temperature": 0}
@@ -36,10 +34,7 @@ def server(folder: Path, *, api_key: str | None = None, **engine) -> Iterator[ht
         speculation=SpeculationConfig(spec_state="none", spec_type="none"),
         server=ServerConfig(api_key=api_key),
     )
-    models = Models(demo.path(demo.TARGET), None, is_demo=True)
-    worker = WorkerClient(lambda: ThreadTransport(partial(build_scheduler, config, models)))
-    served = load_served_model(config, models)
-    with serving(worker, model=served, config=config.server) as client:
+    with serving_models(config, without_draft(demo.path(demo.TARGET))) as client:
         yield client
 
 
@@ -48,20 +43,27 @@ def ask(client: httpx2.Client, key: str = "") -> dict:
     return client.post("/completion", json=BODY, headers=headers).json()
 
 
-@pytest.fixture
-def kept(tmp_path: Path) -> Path:
-    folder = tmp_path / "kept"
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written") / "kept"
     with server(folder) as client:
-        first = ask(client)
-    assert first["timings"]["cache_n"] == 0
+        assert ask(client)["timings"]["cache_n"] == 0
     return folder
+
+
+@pytest.fixture
+def kept(written: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(written, tmp_path / "kept"))
 
 
 def test_a_prompt_is_not_read_again_after_the_model_was_unloaded(kept: Path) -> None:
     with server(kept) as client:
         again = ask(client)
     assert (again["timings"]["prompt_n"], again["tokens_cached"] > 0) == (1, True)
-    assert stat.S_IMODE(kept.stat().st_mode) == 0o700
+
+
+def test_only_their_owner_can_read_what_was_kept(written: Path) -> None:
+    assert stat.S_IMODE(written.stat().st_mode) == 0o700
 
 
 def test_a_state_of_other_settings_is_not_used(kept: Path) -> None:

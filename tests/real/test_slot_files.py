@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
-from tests.server.serving import serving
+from tests.real.support import without_draft
+from tests.server.serving import serving_models
 
 from headstart.app import demo
-from headstart.app.assemble import Models, build_scheduler, load_served_model
 from headstart.config import (
     Config,
     EngineConfig,
@@ -19,8 +18,6 @@ from headstart.config import (
     ServerConfig,
     SpeculationConfig,
 )
-from headstart.worker.client import WorkerClient
-from headstart.worker.transport import ThreadTransport
 
 PROMPT = (
     "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n" * 3
@@ -41,10 +38,7 @@ def client(folder: Path) -> Iterator[httpx2.Client]:
         speculation=SpeculationConfig(spec_state="none"),
         server=ServerConfig(slot_save_path=str(folder)),
     )
-    models = Models(demo.path(demo.TARGET), None, is_demo=True)
-    worker = WorkerClient(lambda: ThreadTransport(partial(build_scheduler, config, models)))
-    served = load_served_model(config, models)
-    with serving(worker, model=served, config=config.server) as client:
+    with serving_models(config, without_draft(demo.path(demo.TARGET))) as client:
         yield client
 
 

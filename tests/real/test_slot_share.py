@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.server.server_process import until
 from tests.server.serving import serving_models
 
 from headstart.app.assemble import build_scheduler, find_models
@@ -22,6 +23,7 @@ def test_without_a_unified_cache_a_request_has_its_slots_share():
     with serving_models(config(parallel=2, kv_unified=False)) as client:
         props = client.get("/props").json()
         assert props["default_generation_settings"]["n_ctx"] == 256
+        until(lambda: client.get("/slots").json() != [], "the engine's first report")
         assert [slot["n_ctx"] for slot in client.get("/slots").json()] == [256, 256]
         too_long = client.post("/completion", json={"prompt": "a b " * 200, "n_predict": 4})
         assert too_long.status_code == 400

@@ -10,7 +10,7 @@ import httpx2
 import uvicorn
 from tests.server.fake_worker import FakeWorker
 
-from headstart.app.assemble import build_scheduler, find_models, load_served_model
+from headstart.app.assemble import Models, build_scheduler, find_models, load_served_model
 from headstart.config import Config, ServerConfig
 from headstart.server.app import create_app
 from headstart.server.extras import Extras
@@ -60,9 +60,9 @@ def serving(
 
 
 @contextmanager
-def serving_models(config: Config) -> Iterator[httpx2.Client]:
-    """The same with real models, the engine in a thread."""
-    models = find_models(config)
+def serving_models(config: Config, models: Models | None = None) -> Iterator[httpx2.Client]:
+    """The same with real models (by default those of the configuration), the engine in a thread."""
+    models = models or find_models(config)
     worker = WorkerClient(lambda: ThreadTransport(lambda: build_scheduler(config, models)))
     with serving(worker, config.server, load_served_model(config, models)) as client:
         yield client

@@ -162,13 +162,13 @@ def _draft_info(loaded: Mapping[str, Any]) -> ModelInfo | None:
 
 
 def fit_memory(config: Config, free: Mapping[str, int] | None = None) -> Fitted:
-    """What the configured models would take of each device, without loading their weights.
+    """Memory that the configured models would take of each device; loads no weights.
 
     Args:
         free: bytes to count as free instead of what is, by device.
 
     Raises:
-        ConfigError, ModelError: they cannot be had or do not fit.
+        ConfigError, ModelError: they cannot be found or do not fit.
     """
     from headstart.app.loading import fit_models
     from headstart.app.model_files import choose_speculators
@@ -191,7 +191,7 @@ def _summary(info: WorkerInfo, models: Models) -> str:
 
 
 def load_served_model(config: Config, models: Models) -> ServedModel:
-    """What the HTTP side needs of the target: vocabulary and template, no weights.
+    """The target as the HTTP side needs it: vocabulary and template, no weights.
 
     Raises:
         ConfigError, ModelError: the file or the template cannot be used.
@@ -245,7 +245,7 @@ def serve(
 
     Args:
         settings: shown in /props: where each value of the configuration came from.
-        parent: the router that is told, if there is one.
+        parent: the router that started this server, if one did.
 
     Raises:
         ConfigError, ModelError: the server cannot start.

@@ -19,7 +19,7 @@ from headstart.types.errors import ConfigError, ModelError
 logger = logging.getLogger(__name__)
 
 
-def cache_directory(environment: Mapping[str, str]) -> Path:
+def hub_cache(environment: Mapping[str, str]) -> Path:
     """Where downloads live; the same order of variables as llama.cpp."""
     for name, below in (
         ("LLAMA_CACHE", ""),
@@ -50,18 +50,17 @@ class Hub:
         """The hub that flags and environment name."""
         return cls(
             endpoint=(environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
-            cache=cache_directory(environment),
+            cache=hub_cache(environment),
             token=config.hf_token or environment.get("HF_TOKEN") or None,
             offline=config.offline
             or environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes"),
         )
 
     def open(self, repo: str) -> Repository:
-        """What a repository holds: at the hub, or in the cache where the hub must not or cannot be
-        asked.
+        """The files of a repository: at the hub, or in the cache if the hub cannot be asked.
 
         Raises:
-            ModelError: neither says.
+            ModelError: neither knows it.
         """
         if self.offline:
             return self._cached(repo)
@@ -106,10 +105,10 @@ class Hub:
             return None
 
     def sizes(self, repo: str) -> dict[str, int | None]:
-        """What a repository holds, and how many bytes each file has, where the hub says so.
+        """File -> bytes, where the hub knows them, of everything in a repository.
 
         Raises:
-            ModelError: the hub says nothing.
+            ModelError: the hub does not answer, or has no such repository.
         """
         from huggingface_hub import HfApi
 
@@ -140,7 +139,7 @@ class Hub:
         where the hub cannot be reached.
 
         Raises:
-            ModelError: it cannot be had.
+            ModelError: it cannot be downloaded.
         """
         from huggingface_hub import hf_hub_download
 
@@ -218,7 +217,7 @@ class Repository:
         """Where the first of them is, after downloading those that are not cached.
 
         Raises:
-            ModelError: they cannot be had.
+            ModelError: they cannot be downloaded.
         """
         if self.snapshot:
             if self.problem:

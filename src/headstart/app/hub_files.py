@@ -10,11 +10,9 @@ from collections.abc import Sequence
 
 from headstart.types.errors import ConfigError, ModelError
 
-DEFAULT_QUANTS = ("Q4_K_M", "Q8_0")  # tried in this order when no quant is named
-# what stands beside a model and drafts for it begins with one of these names and a hyphen; in the
-# order in which llama-server takes them
+# kinds of files that draft for a model beside them, whose names begin with the kind and a hyphen;
+# in llama-server's order of preference
 DRAFTERS = ("mtp", "dspark", "dflash", "eagle3")
-NOT_MODELS = ("mmproj", "imatrix", *(f"{kind}-" for kind in DRAFTERS))
 
 _REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?", re.ASCII)
 _QUANT = re.compile(r"[-.]([A-Za-z0-9_]+)$")
@@ -40,7 +38,7 @@ def choose_file(paths: Sequence[str], quant: str) -> str | None:
     model the first part is chosen.
     """
     models = [path for path in paths if is_model(path) and _part_index(path) == 1]
-    for wanted in [quant] if quant else DEFAULT_QUANTS:
+    for wanted in [quant] if quant else ["Q4_K_M", "Q8_0"]:
         pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
         for path in models:
             if pattern.search(path):
@@ -119,8 +117,8 @@ def select_files(repo: str, paths: Sequence[str], quant: str, file: str | None) 
 
 def is_model(path: str) -> bool:
     """Whether this is a GGUF that is no companion of another."""
-    name = _name(path)
-    return name.endswith(".gguf") and not any(word in name for word in NOT_MODELS)
+    name, companions = _name(path), ("mmproj", "imatrix", *(f"{kind}-" for kind in DRAFTERS))
+    return name.endswith(".gguf") and not any(word in name for word in companions)
 
 
 def quant_of_model(path: str) -> str | None:

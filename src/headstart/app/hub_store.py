@@ -1,4 +1,4 @@
-"""What a router does with the hub's cache: look whether a model can be had, download it, remove it.
+"""Models in the hub's cache for a router: checks, downloads and removes them.
 
 A download is a process of its own, `python -m headstart.app.hub_store user/repo:quant`. It
 writes its progress as lines of JSON and can be killed at any time: complete files are kept for the
@@ -26,8 +26,6 @@ from headstart.app.hub_files import (
 )
 from headstart.config import ModelConfig
 from headstart.types.errors import ConfigError, ModelError
-
-POLL_SECONDS = 0.25
 
 
 class HubStore:
@@ -96,7 +94,7 @@ def main(name: str, *drafters: str) -> int:
         _tell(repo, 0, total)
 
         def watch() -> None:
-            while not is_over.wait(POLL_SECONDS):
+            while not is_over.wait(0.25):
                 _tell(repo, _stored(hub.folder(repo)) - before, total)
 
         watching = threading.Thread(target=watch, daemon=True)
@@ -118,7 +116,7 @@ def _tell(repo: str, done: int, total: int) -> None:
 
 
 def _stored(folder: Path) -> int:
-    """Bytes of a repository that are here, those of unfinished files included."""
+    """Bytes of a repository on this disk, unfinished files included."""
     sizes = 0
     for path in (folder / "blobs").glob("*"):
         try:

@@ -62,7 +62,7 @@ class Heads:
         """Of their context. Each head has sequences, and so cells, of its own."""
         parallel = config.scheduler.parallel
         own = config.draft_engine.applied_to(base, parallel)
-        num_cells = own.context + parallel * (1 + _max_draft(config))  # drafts take some besides
+        num_cells = own.context + parallel * (1 + _max_draft(config))  # room for drafts
         return replace(own, context=num_cells * self.count, mtp=True)
 
     def limits(self, config: Config) -> Limits:
@@ -77,9 +77,8 @@ class Heads:
 def find_heads(target: Path, draft: Path | None) -> Heads | None:
     """The heads to draft with, if there are some.
 
-    They are in the file that was named for drafting, in the target's own, or in one beside it whose
-    name begins with mtp-, as the hub stores them: of several that fit, the one that is named most
-    like the target.
+    They are in the draft model's file, in the target's own, or in one beside it named mtp-*, as the
+    hub stores them: of several that fit, the one whose name is most like the target's.
 
     Raises:
         ModelError: a file is missing or no GGUF.
@@ -107,7 +106,7 @@ def find_heads(target: Path, draft: Path | None) -> Heads | None:
 
 
 def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = None) -> Fitted:
-    """Settings with which target and what drafts for it fit into memory.
+    """Settings with which the target and its drafters fit into memory.
 
     Args:
         free: bytes to count as free instead of what is, by device.
@@ -200,7 +199,7 @@ def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:
 
 
 def load_drafters(config: Config, models: Models, target: Target) -> dict[str, Any]:
-    """What drafts beside the target, by the names under which speculators ask for it.
+    """The drafters of a target, by the names under which speculators ask for them.
 
     Raises:
         ModelError: something does not belong to the target.
@@ -253,7 +252,7 @@ def _draft_limits(config: Config, path: Path, base: EngineConfig) -> tuple[Engin
     if not drafters.reads_states(path):
         return own, Limits(parallel, parallel, 0)
     rows = max(MERGED_ROWS + 2, drafters.block_size(path))
-    cells = own.context + parallel * (rows + _max_draft(config))  # drafts take some besides
+    cells = own.context + parallel * (rows + _max_draft(config))  # room for drafts
     return replace(own, context=cells), Limits(parallel, parallel * rows, 0, reads_states=True)
 
 

@@ -1,4 +1,4 @@
-"""What control learned before: which file holds it, for which models, and why it is not used.
+"""Files with what control learned and what slots hold: where they are and whether they fit.
 
 The file is a cache. Without one, the first texts after a start are slower, never different.
 """
@@ -68,7 +68,7 @@ def load_control(config: Config, models: Models) -> SavedControl:
     return SavedControl(controller, path, reason or "")
 
 
-# all that cached keys and values depend on, besides the model
+# what cached keys and values depend on, in addition to the model
 _OF_STATES = (
     "cache_type_k", "cache_type_v", "swa_full", "lora", "lora_scaled", "control_vector",
     "control_vector_scaled", "override_kv", "rope_scaling", "rope_scale", "rope_freq_base",
@@ -78,7 +78,7 @@ _OF_STATES = (
 
 
 def slots_place(config: Config, target: Path) -> tuple[Path, str] | None:
-    """Folder in which slots are kept, and what their states depend on; None to keep none."""
+    """Folder for the slots' caches, and what they depend on; None: they are not kept."""
     named = config.scheduler.keep_slots
     if named in (None, "", "none"):
         return None

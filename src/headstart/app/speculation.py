@@ -8,19 +8,24 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from headstart.config import SPECULATOR_ALIASES, Config, SpeculationConfig, option_of
+from headstart.config import (
+    SPECULATOR_ALIASES,
+    Config,
+    SpeculationConfig,
+    flag_of,
+    option_of,
+)
 from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError
 
-# What drafts if nobody is named. Recycling is left out: reading its top candidates costs more than
-# it earns.
+# Speculators without --spec-type. Recycling is left out: reading its top candidates costs more
+# than it earns.
 AUTO_TYPES: tuple[str, ...] = ("suffix",)
 FIXED_TYPES: tuple[str, ...] = ("ngram-simple",)
 WITH_DRAFT_MODEL = "draft-model"
 WITH_HEADS = "mtp"
 NONE = "none"
-_STATE_BEGINS = b'{"version":'  # of the file that control writes
 
 
 def needs_draft_model(names: Sequence[str]) -> bool:
@@ -97,13 +102,13 @@ def type_names(spec_type: str) -> tuple[str, ...]:
 
 
 def capped_options(config: SpeculationConfig) -> list[str]:
-    """What was set by hand and allows longer drafts than are verified, in words."""
+    """Warnings about options that allow longer drafts than are verified."""
     longest = config.longest_draft(config.mode)
     if config.mode is DraftMode.OFF:
         return []
     return [
-        f"{_flag(name, option)} is {value} but no draft is longer than {longest} tokens; raise "
-        f"--draft-max to {value}"
+        f"{flag_of(f'spec_{name}_{option}')} is {value} but no draft is longer than {longest} "
+        f"tokens; raise --draft-max to {value}"
         for name, options in config.options.items()
         for option, value in options.items()
         if option in _limits_of_drafts(name) and value > longest
@@ -140,7 +145,7 @@ def _named_types(spec_type: str, *, has_draft_model: bool, may_be_unused: bool) 
 
 
 def _check_draft_type(names: Sequence[str], draft_type: str) -> None:
-    """What a file is good for is decided by what is in it, not by the flag."""
+    """Check that the speculators fit the draft model's file."""
     wrong = [name for name in names if needs_draft_model([name]) and name != draft_type]
     if wrong:
         raise ConfigError(
@@ -150,15 +155,13 @@ def _check_draft_type(names: Sequence[str], draft_type: str) -> None:
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Whoever names a corpus or a lookup file wants it to be read; values are checked before a
-    model is loaded.
-    """
+    """Check the options of speculators before a model is loaded; each must be used."""
     for name in options.keys() - set(names):
         for option in options[name]:
             raise ConfigError(
-                f"{_flag(name, option)} is given but {name} is not among the speculators "
-                f"({', '.join(names)}); add it "
-                f"with --spec-type {','.join([*names, name])} or leave out the flag"
+                f"{flag_of(f'spec_{name}_{option}')} is given but {name} is not among the "
+                f"speculators ({', '.join(names)}); add it with --spec-type "
+                f"{','.join([*names, name])} or leave out the flag"
             )
     for name in names:
         _options_of(name, options)
@@ -170,10 +173,6 @@ def _limits_of_drafts(name: str) -> list[str]:
     return [one.name for one in fields(options) if option_of(one).limits_draft] if options else []
 
 
-def _flag(speculator: str, option: str) -> str:
-    return f"--spec-{speculator}-{option.replace('_', '-')}"
-
-
 def _check_state(spec_state: str | None) -> None:
     """The file is replaced when the server stops: it must be absent or one of ours."""
     if spec_state in (None, NONE):
@@ -182,7 +181,7 @@ def _check_state(spec_state: str | None) -> None:
     try:
         if path.exists() and not path.is_file():  # a device would be read without end, and replaced
             raise ConfigError(f"--spec-state {path} is not a regular file; name another, or none")
-        is_ours = not path.exists() or _beginning(path) in (_STATE_BEGINS, b"")
+        is_ours = not path.exists() or _begins_as_state(path)
     except OSError as error:
         raise ConfigError(
             f"--spec-state {path} cannot be read: {error.strerror}; name another file"
@@ -194,9 +193,9 @@ def _check_state(spec_state: str | None) -> None:
         )
 
 
-def _beginning(path: Path) -> bytes:
+def _begins_as_state(path: Path) -> bool:
     with path.open("rb") as file:
-        return file.read(len(_STATE_BEGINS))
+        return file.read(len(b'{"version":')) in (b'{"version":', b"")
 
 
 def make_speculator(

@@ -5,7 +5,6 @@ from headstart.config.embedding import POOLINGS, EmbeddingConfig
 from headstart.config.engine import (
     CACHE_TYPES,
     LEAST_CONTEXT,
-    PLAIN_CACHE_TYPES,
     DraftEngineConfig,
     EngineConfig,
     rpc_endpoints,
@@ -23,7 +22,6 @@ from headstart.config.logs import LogConfig
 from headstart.config.router import RouterConfig
 from headstart.config.sampling import SamplingConfig
 from headstart.config.settings import (
-    DEFAULT_DRAFT_MAX,
     SPECULATOR_ALIASES,
     Config,
     ModelConfig,
@@ -35,10 +33,8 @@ from headstart.config.tools import ToolsConfig
 
 __all__ = [
     "CACHE_TYPES",
-    "DEFAULT_DRAFT_MAX",
     "FALSE_WORDS",
     "LEAST_CONTEXT",
-    "PLAIN_CACHE_TYPES",
     "POOLINGS",
     "SPECULATOR_ALIASES",
     "TRUE_WORDS",

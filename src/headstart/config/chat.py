@@ -1,4 +1,4 @@
-"""What chat requests that do not say otherwise get."""
+"""Defaults of chat requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a server of vectors and scores does besides, or instead of, text."""
+"""Settings of embeddings and reranking."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request gets that does not say: llama-server's sampling flags.
+"""Sampling defaults of requests: llama-server's sampling flags.
 
 None means: what the model file recommends (`general.sampling.*`), else llama-server's default.
 """

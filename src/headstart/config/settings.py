@@ -22,8 +22,6 @@ from headstart.config.tools import ToolsConfig
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError
 
-# tokens a step
-DEFAULT_DRAFT_MAX = {DraftMode.FIXED: 16, DraftMode.AUTO: 32, DraftMode.OFF: 0}
 # llama-server's names of what is called otherwise here
 SPECULATOR_ALIASES = {
     "draft-simple": "draft-model",
@@ -208,7 +206,9 @@ class SpeculationConfig:
 
     def longest_draft(self, mode: DraftMode) -> int:
         """Most draft tokens a step in this mode."""
-        return DEFAULT_DRAFT_MAX[mode] if self.draft_max is None else self.draft_max
+        if self.draft_max is not None:
+            return self.draft_max
+        return {DraftMode.FIXED: 16, DraftMode.AUTO: 32, DraftMode.OFF: 0}[mode]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +327,7 @@ class ServerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """All of it, composed: each part is handed only to those who need it."""
+    """The whole configuration; each component gets only the part that it needs."""
 
     model: ModelConfig = ModelConfig()
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -9,7 +9,7 @@ from headstart.config.fields import option
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolsConfig:
-    """What the server does on its machine for whoever may use it."""
+    """Tools on the server's machine, for all clients that have access."""
 
     tools: str | None = option(
         None,

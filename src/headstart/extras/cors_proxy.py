@@ -23,13 +23,11 @@ from headstart.server.threads import ClientGoneError, unless_left
 routes = Routes()
 
 PREFIX = "x-llama-server-proxy-header-"  # of a header that is passed on without it
-SECONDS = 600.0  # of silence
 # of the connection that they came over, or what we say ourselves
 NOT_PASSED_ON = (
     "connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "server", "date",
     "proxy-authenticate", "set-cookie", "content-length",
 )  # fmt: skip
-CORS = "access-control-"
 
 
 class AnyBody(Body):
@@ -66,7 +64,7 @@ async def _pass_on(http: HttpRequest) -> Response:
         for name, value in http.headers.items()
         if name.startswith(PREFIX) and name != PREFIX
     }
-    client = httpx2.AsyncClient(timeout=SECONDS, trust_env=False)
+    client = httpx2.AsyncClient(timeout=600.0, trust_env=False)  # s of silence
     request = httpx2.Request(http.method, url, headers=headers, content=body)
     try:
         answer = await unless_left(http.receive, client.send(request, stream=True))
@@ -82,7 +80,7 @@ async def _pass_on(http: HttpRequest) -> Response:
     passed = {
         name: value
         for name, value in answer.headers.items()
-        if name not in NOT_PASSED_ON and not name.startswith(CORS)
+        if name not in NOT_PASSED_ON and not name.startswith("access-control-")
     }
     return StreamingResponse(_pieces(client, answer), answer.status_code, passed)
 

@@ -31,7 +31,6 @@ from headstart.types.errors import ConfigError
 
 MAX_INSTANCES = 128
 FORMAT = "@requestFormat"
-HEALTH = "/health"
 # what an instance may name; of two paths with the same words the first has them
 PATHS = (
     "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages",
@@ -76,7 +75,7 @@ class RenamedHealth:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == self._path:
-            scope = {**scope, "path": HEALTH}
+            scope = {**scope, "path": "/health"}
         await self._app(scope, receive, send)
 
 

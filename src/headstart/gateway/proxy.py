@@ -39,10 +39,6 @@ NOT_FORWARDED = HOP_BY_HOP | {
 # of an answer: our server writes its own
 NOT_RETURNED = HOP_BY_HOP | {b"date", b"server"}
 OWN_PREFIXES = (b"sec-fetch-", b"access-control-", b"cookie", b"set-cookie")
-CONNECT_SECONDS = 5.0
-# less than servers keep an idle connection, or a request could meet its end
-KEEP_ALIVE_SECONDS = 20.0
-MAX_IDLE = 256  # connections kept open, per backend
 MAX_READ = 2**24  # bytes of an answer that is read here, not passed on
 
 
@@ -163,7 +159,7 @@ class Proxy:
         """Keep a connection for the next request if it can be reused, else close it."""
         self._busy[backend.name].discard(connection)
         idle = self._idle[backend.name]
-        if connection.can_be_reused and len(idle) < MAX_IDLE:
+        if connection.can_be_reused and len(idle) < 256:
             connection.used_at = time.monotonic()
             idle.append(connection)
         else:
@@ -187,7 +183,8 @@ class Proxy:
         idle = self._idle[backend.name]
         while idle:
             connection = idle.pop()
-            is_fresh = time.monotonic() - connection.used_at < KEEP_ALIVE_SECONDS
+            # servers close idle connections later than that
+            is_fresh = time.monotonic() - connection.used_at < 20
             if connection.can_be_reused and is_fresh and connection.url == backend.url:
                 return connection
             connection.close()
@@ -199,7 +196,7 @@ class Proxy:
         make = partial(Connection, backend.name, backend.url, self._silence_seconds)
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
+            async with asyncio.timeout(5):
                 _, connection = await loop.create_connection(
                     make, parts.hostname or "", port, ssl=tls
                 )

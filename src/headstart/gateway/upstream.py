@@ -17,7 +17,6 @@ from headstart.types.errors import BackendError
 
 MAX_BUFFERED = 2**18  # bytes of a body that are kept unread before the backend has to wait
 MAX_HEAD = 2**16  # bytes of a head, or of anything else between two pieces of a body
-NO_BODY = (204, 304)
 
 
 class Connection(asyncio.Protocol):
@@ -150,7 +149,7 @@ class Connection(asyncio.Protocol):
         assert self._parser is not None
         self.status = self._parser.get_status_code()
         self._has_head = self.status >= 200
-        if self._has_head and (self._is_head_only or self.status in NO_BODY):
+        if self._has_head and (self._is_head_only or self.status in (204, 304)):
             self._is_complete = True
 
     def on_body(self, body: bytes) -> None:

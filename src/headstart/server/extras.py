@@ -22,7 +22,6 @@ from headstart.structures.entry_points import load
 
 log = logging.getLogger(__name__)
 
-GROUP = "headstart.routes"
 HERE_ONLY = ("127.0.0.1", "::1", "localhost")
 OFF = {  # what a path answers while its extra is off
     "/tools": "this server runs no tools; start it with --tools or --mcp-servers-config",
@@ -79,7 +78,13 @@ class Extras:
             "cors-proxy": tools.ui_mcp_proxy or tools.agent,
             "vertex": environment.get("AIP_MODE") == "PREDICTION",
         }
-        return cls([load(GROUP, name)(tools, environment) for name, on in wanted.items() if on])
+        return cls(
+            [
+                load("headstart.routes", name)(tools, environment)
+                for name, on in wanted.items()
+                if on
+            ]
+        )
 
     def applied(self, config: ServerConfig) -> ServerConfig:
         """The server's settings with what follows from the extras."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter, deque
 
 import orjson
+import pytest
 
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import Asked, read
-from headstart.gateway.balancer.learned import Learned, Timings, better_capacity, shared_prices
+from headstart.gateway.balancer.learned import Learned, Timings, shared_prices
 from headstart.gateway.balancer.policy import TOKEN_SLOWDOWN, Load
 from headstart.gateway.balancer.prefixes import block_hashes
-from headstart.gateway.balancer.replica import PREFIX_BYTES, Flight, Replica
+from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.structures.passages import PassageSet
 
 
@@ -131,6 +132,16 @@ def test_a_corpus_attracts_texts_that_it_knows():
     assert set(tenant) == {"r0", "r1", "r2"}, "a digest is for one namespace"
 
 
+@pytest.mark.parametrize("num_times", [1, 2])
+def test_only_texts_that_were_known_say_how_much_a_replica_keeps(num_times):
+    fleet, asked = make_fleet(1), chat("a question " * 100)
+    replica = fleet.replicas["r0"]
+    replica.prefixes.capacity_bytes = 1e6
+    for _ in range(num_times):
+        fleet.finish(fleet.start(replica, asked), b"", Timings(cache_n=0, prompt_n=300))
+    assert (replica.prefixes.capacity_bytes < 1e6) == (num_times > 1)
+
+
 def test_prices_follow_what_answers_say():
     learned = Learned()
     for _ in range(60):
@@ -171,14 +182,3 @@ def test_a_price_is_that_of_a_request_alone_however_many_ran_beside():
         slower = Timings(predicted_n=101, predicted_ms=5000 * (1 + 3 * TOKEN_SLOWDOWN))
         beside.add(slower, 400, num_before=2, num_after=4)
     assert abs(alone.prices().token - beside.prices().token) < 1e-6
-
-
-def test_a_replica_that_forgets_is_trusted_with_less_and_regains_it():
-    capacity = PREFIX_BYTES
-    for _ in range(10):
-        capacity = better_capacity(capacity, PREFIX_BYTES, num_expected=1000, num_cached=0)
-    assert capacity < PREFIX_BYTES / 10
-    assert better_capacity(capacity, PREFIX_BYTES, num_expected=5, num_cached=0) == capacity
-    for _ in range(100):
-        capacity = better_capacity(capacity, PREFIX_BYTES, num_expected=1000, num_cached=990)
-    assert capacity == PREFIX_BYTES

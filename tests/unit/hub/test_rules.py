@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headstart.app.hub import Hub, cache_directory
+from headstart.app.hub import Hub, hub_cache
 from headstart.app.hub_files import choose_drafter, choose_file, parse_reference
 from headstart.config import ModelConfig
 
@@ -94,9 +94,9 @@ def test_the_cache_folder_follows_llama_cpps_order() -> None:
     }
     environment = {name: value for name, (value, _) in below.items()}
     for name, (_, expected) in below.items():
-        assert cache_directory(environment) == Path(expected)
+        assert hub_cache(environment) == Path(expected)
         environment[name] = ""  # set but empty counts as absent
-    assert cache_directory(environment) == Path.home() / ".cache/huggingface/hub"
+    assert hub_cache(environment) == Path.home() / ".cache/huggingface/hub"
 
 
 def test_a_token_never_shows_in_repr() -> None:

@@ -129,7 +129,8 @@ def pool_of(
 async def use(pool: Pool, name: str) -> PooledModel:
     """One request, over at once."""
     model = pool.models[name]
-    (await pool.acquire(model)).end()
+    await pool.acquire(model)
+    pool.release(model)
     return model
 
 

@@ -22,7 +22,7 @@ async def settle() -> None:
 async def test_a_model_is_loaded_when_it_is_asked_for(children) -> None:
     pool = pool_of(children, "a", "b")
     model = pool.models["a"]
-    backend = (await pool.acquire(model)).backend
+    backend = await pool.acquire(model)
     assert (backend.url, backend.headers["authorization"]) == (children.url, "Bearer inner")
     assert (loaded(pool), model.num_requests) == ({"a"}, 1)
 
@@ -45,10 +45,9 @@ async def test_the_model_used_longest_ago_is_unloaded_for_another(children) -> N
 async def test_a_model_that_answered_last_is_not_the_one_used_longest_ago(children) -> None:
     """Issue 28, point 17: the end of a request is use as well as its beginning."""
     pool = pool_of(children, "a", "b", "c", max_models=2)
-    lease = await pool.acquire(pool.models["a"])
+    await pool.acquire(pool.models["a"])
     await use(pool, "b")
-    lease.end()
-    lease.end()
+    pool.release(pool.models["a"])
     await use(pool, "c")
     assert loaded(pool) == {"a", "c"}
 
@@ -57,18 +56,19 @@ async def test_a_request_that_only_reads_state_is_no_use_of_a_model(children) ->
     pool = pool_of(children, "a", "b", "c", max_models=2)
     for name in ("a", "b"):
         await use(pool, name)
-    (await pool.acquire(pool.models["a"], wakes=False)).end()
+    await pool.acquire(pool.models["a"], wakes=False)
+    pool.release(pool.models["a"], is_use=False)
     await use(pool, "c")
     assert loaded(pool) == {"b", "c"}
 
 
 async def test_a_busy_model_is_never_unloaded_for_another(children) -> None:
     pool = pool_of(children, "a", "b", max_models=1)
-    lease = await pool.acquire(pool.models["a"])
+    await pool.acquire(pool.models["a"])
     waiting = asyncio.create_task(use(pool, "b"))
     await settle()
     assert loaded(pool) == {"a"}
-    lease.end()
+    pool.release(pool.models["a"])
     await waiting
     assert loaded(pool) == {"b"}
 
@@ -76,7 +76,7 @@ async def test_a_busy_model_is_never_unloaded_for_another(children) -> None:
 async def test_a_model_that_never_comes_to_rest_gives_way_at_last(children, monkeypatch) -> None:
     pool = pool_of(children, "a", "b", max_models=1)
     a = pool.models["a"]
-    lease = await pool.acquire(a)
+    await pool.acquire(a)
     other = asyncio.create_task(use(pool, "b"))
     await settle()
     await use(pool, "a")  # nobody has waited for long
@@ -85,7 +85,7 @@ async def test_a_model_that_never_comes_to_rest_gives_way_at_last(children, monk
     late = asyncio.create_task(use(pool, "a"))
     await settle()
     assert (loaded(pool), late.done()) == ({"a"}, False), "who is answered stays, who comes waits"
-    lease.end()
+    pool.release(pool.models["a"])
     await other
     await late
     assert children.log == ["a started", "a ended", "b started", "b ended", "a started"]
@@ -108,16 +108,16 @@ async def test_who_gives_up_waiting_gives_the_model_back(children, monkeypatch) 
 async def test_many_that_wait_for_one_model_cost_one_other(children) -> None:
     pool = pool_of(children, "a", "b", "c", max_models=2)
     await use(pool, "b")
-    lease = await pool.acquire(pool.models["a"])
+    await pool.acquire(pool.models["a"])
     await asyncio.gather(*(use(pool, "c") for _ in range(3)))
-    lease.end()
+    pool.release(pool.models["a"])
     await settle()
     assert loaded(pool) == {"a", "c"}
 
 
 async def test_who_waits_is_served_in_the_order_of_arrival(children) -> None:
     pool = pool_of(children, "a", "b", "c", max_models=1)
-    lease = await pool.acquire(pool.models["a"])
+    await pool.acquire(pool.models["a"])
     order: list[str] = []
 
     async def ask(name: str) -> None:
@@ -126,19 +126,19 @@ async def test_who_waits_is_served_in_the_order_of_arrival(children) -> None:
 
     tasks = [asyncio.create_task(ask("b")), asyncio.create_task(ask("c"))]
     await settle()
-    lease.end()
+    pool.release(pool.models["a"])
     await asyncio.gather(*tasks)
     assert order == ["b", "c"]
 
 
 async def test_who_leaves_the_queue_costs_no_model(children) -> None:
     pool = pool_of(children, "a", "b", max_models=1)
-    lease = await pool.acquire(pool.models["a"])
+    await pool.acquire(pool.models["a"])
     waiting = asyncio.create_task(use(pool, "b"))
     await settle()
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    lease.end()
+    pool.release(pool.models["a"])
     await settle()
     assert (loaded(pool), children.log) == ({"a"}, ["a started"])
 

@@ -1,4 +1,4 @@
-"""`headstart corpus add`: fill a corpus file, so that answers may be guessed from these texts."""
+"""`headstart corpus add`: fill a corpus file that drafts are copied from."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ from headstart.app.cli.resolve import Resolved
 from headstart.config import option
 from headstart.types.errors import ConfigError
 
-ABOUT = (
-    "Add text files, and those in folders, to the corpus of the suffix speculator "
-    "(headstart serve --spec-corpus FILE). All users may be served guesses from these texts. "
-    "Skipped are files that are not UTF-8 text, files of more than 1 MiB, hidden files and "
-    "folders, and folders "
-    "named __pycache__, node_modules, target or venv. A server that runs holds its corpus: add "
-    "before it starts."
-)
 USAGE = "add PATH... --spec-corpus FILE [flags]"
-_SHOWN = 5  # names of files that could not be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,22 +52,32 @@ def run(resolved: Resolved, words: list[str]) -> int:
         report = add_files(corpus, tokenize, map(Path, words[1:]))
         print(
             f"added {report.num_added} files with {report.num_tokens} tokens to {path}, which now "
-            "holds "
-            f"{corpus.num_texts} texts with {len(corpus)} tokens; skipped: {report.num_known} "
-            "known, "
-            f"{report.num_empty} empty, {report.num_binary} not UTF-8 text, {report.num_huge} of "
-            "more than "
-            f"{MAX_FILE_BYTES >> 20} MiB, {report.num_unreadable} unreadable"
+            f"holds {corpus.num_texts} texts with {len(corpus)} tokens; skipped: "
+            f"{report.num_known} known, {report.num_empty} empty, {report.num_binary} not UTF-8 "
+            f"text, {report.num_huge} of more than {MAX_FILE_BYTES >> 20} MiB, "
+            f"{report.num_unreadable} unreadable"
         )
-        for file in report.unread[:_SHOWN]:
+        shown = report.unread[:5]
+        for file in shown:
             print(f"not read: {file}")
-        if len(report.unread) > _SHOWN:
-            print(f"and {len(report.unread) - _SHOWN} more")
+        if len(report.unread) > len(shown):
+            print(f"and {len(report.unread) - len(shown)} more")
     finally:
         corpus.close()
     return 0
 
 
 COMMAND = Command(
-    name="corpus", about=ABOUT, options=CorpusOptions, parts=("model",), usage=USAGE, run=run
+    name="corpus",
+    about=(
+        "Add text files, and those in folders, to the corpus of the suffix speculator (headstart "
+        "serve --spec-corpus FILE). Drafts for all users may be copied from these texts. Skipped "
+        "are files that are not UTF-8 text, files of more than 1 MiB, hidden files and folders, "
+        "and folders named __pycache__, node_modules, target or venv. A running server holds its "
+        "corpus: add files before it starts."
+    ),
+    options=CorpusOptions,
+    parts=("model",),
+    usage=USAGE,
+    run=run,
 )

@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from headstart.engine.devices import Device
     from headstart.engine.fit import Fitted
 
-ABOUT = (
-    "List the devices that --device and --draft-device accept, with their memory. With --model, or "
-    "--hf-repo, also what that model would take of each, as it would be served with these flags."
-)
 # what decides how much memory a model needs
 ENGINE_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation")
 
@@ -124,7 +120,11 @@ def _gib(num_bytes: int) -> str:
 
 COMMAND = Command(
     name="devices",
-    about=ABOUT,
+    about=(
+        "List the devices that --device and --draft-device accept, with their memory. With "
+        "--model or --hf-repo, also the memory that this model would take of each, served with "
+        "these flags."
+    ),
     options=DevicesOptions,
     parts=ENGINE_PARTS,
     run=run,

@@ -1,4 +1,4 @@
-"""`headstart generate`: a prompt in, text out, coloured by who guessed each token."""
+"""`headstart generate`: a prompt in, text out, coloured by who drafted each token."""
 
 from __future__ import annotations
 
@@ -24,13 +24,6 @@ if TYPE_CHECKING:
     from headstart.server.model import ServedModel
     from headstart.types.request import Event, FinishEvent, Request, VerifiedDraft
 
-ABOUT = (
-    "Continue a prompt. Tokens that a speculator guessed and the model accepted are coloured, "
-    "each speculator's in its own style; the model's own are plain. The prompt comes from "
-    "--prompt, --file or standard input. The answer has at most 256 tokens, unless --predict says "
-    "otherwise."
-)
-PARTS = ("model", "engine", "draft_engine", "speculation", "sampling")
 # by speculator, in the colours of the page; other styles tell them apart without colour
 STYLES = (
     "underline blue",
@@ -263,4 +256,15 @@ def _console(color: bool | None) -> Console:
     return Console(highlight=False, force_terminal=color, no_color=no_color)
 
 
-COMMAND = Command(name="generate", about=ABOUT, options=GenerateOptions, parts=PARTS, run=run)
+COMMAND = Command(
+    name="generate",
+    about=(
+        "Continue a prompt. Tokens that a speculator drafted and the model accepted are coloured, "
+        "each speculator's in its own style; the model's own are plain. The prompt comes from "
+        "--prompt, --file or standard input. The answer has at most 256 tokens, unless --predict "
+        "says otherwise."
+    ),
+    options=GenerateOptions,
+    parts=("model", "engine", "draft_engine", "speculation", "sampling"),
+    run=run,
+)

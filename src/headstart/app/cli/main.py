@@ -1,4 +1,4 @@
-"""The `headstart` command: find the command, run it, turn our errors into one line.
+"""The `headstart` command: finds a subcommand, runs it, prints our errors as one line.
 
 Exit codes: 0 done, 1 failed while running, 2 what was asked cannot work, 130 interrupted.
 """
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "serve": "start the server",
-    "generate": "continue a prompt and show which tokens were guessed",
+    "generate": "continue a prompt and show which tokens were drafted",
     "devices": "list what libllama can compute on",
     "router": "pass requests to several servers",
-    "cluster": "start replicas on Ray Serve, as many as there is work for",
+    "cluster": "start replicas on Ray Serve, as many as the load needs",
     "rpc-worker": "compute part of a model for a server on another machine",
     "rpc-build": "build what --rpc needs where libllama came without it",
-    "corpus": "add texts that answers may be guessed from",
+    "corpus": "add texts that drafts may be copied from",
 }
 
 EXTRAS = ("cluster", "rpc-worker", "rpc-build")  # of the entry-point group `headstart.commands`

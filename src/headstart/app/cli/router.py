@@ -9,12 +9,6 @@ from headstart.app.cli.resolve import Resolved
 from headstart.config import LogConfig
 from headstart.gateway.balancer.options import SERVER_SETTINGS, RouterOptions
 
-ABOUT = (
-    "Pass requests to several servers, each to the one where it is expected to be answered first: "
-    "its queue, the part of the prompt that it has not read before, and what its corpora know of "
-    "the text decide. Backends are headstart serve or llama-server, with one model."
-)
-
 
 def run(resolved: Resolved, words: list[str]) -> int:
     """Route until stopped; return the exit code."""
@@ -35,7 +29,12 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 COMMAND = Command(
     name="router",
-    about=ABOUT,
+    about=(
+        "Pass requests to several servers, each to the one where it is expected to be answered "
+        "first: this depends on its queue, the part of the prompt that it has cached, and what "
+        "its corpora know of the text. Backends are headstart serve or llama-server, with one "
+        "model."
+    ),
     options=RouterOptions,
     parts=("server", "log"),
     shared=(*SERVER_SETTINGS, *(field.name for field in fields(LogConfig))),

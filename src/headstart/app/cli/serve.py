@@ -12,12 +12,6 @@ from headstart.app.model_files import drafters_wanted
 from headstart.app.parent import Parent
 from headstart.types.errors import HeadstartError
 
-ABOUT = (
-    "Serve a GGUF model over HTTP, as llama-server and OpenAI do, guessing ahead where it pays. "
-    "Without --model it serves the small embedded demo model, or with --models-dir, "
-    "--models-preset or --models-max several models, each in processes of its own."
-)
-
 
 def run(resolved: Resolved, words: list[str]) -> int:
     """Serve until stopped; return the exit code."""
@@ -44,4 +38,13 @@ def _route(resolved: Resolved) -> int:
     return serve(config, lambda: read_models(resolved), store, resolved.in_force())
 
 
-COMMAND = Command(name="serve", about=ABOUT, parts=None, run=run)
+COMMAND = Command(
+    name="serve",
+    about=(
+        "Serve a GGUF model over HTTP, with the APIs of llama-server and OpenAI, and draft where "
+        "it pays. Without --model it serves the small embedded demo model, or with --models-dir, "
+        "--models-preset or --models-max several models, each in processes of its own."
+    ),
+    parts=None,
+    run=run,
+)

@@ -19,10 +19,6 @@ from headstart.app.parent import VARIABLE
 from headstart.gateway.router.child import TENANT_HEADER
 from headstart.types.errors import ModelError
 
-IDLE_LOOKS = 3  # in a row that must show no request, before a server counts as idle
-LOOK_SECONDS = 0.3  # reports of a server are up to 0.25 s old
-STOP_SECONDS = 20.0  # after SIGTERM
-
 
 class ServerChild:
     """`headstart serve` on one address of this machine, with a key."""
@@ -101,19 +97,22 @@ class ServerChild:
         return False
 
     def drain(self, seconds: float) -> None:
-        """Wait until nothing runs there any more, no longer than this."""
+        """Wait until nothing runs there any more, no longer than this.
+
+        Three looks in a row must show no request: reports of a server are up to 0.25 s old.
+        """
         deadline, num_idle = time.monotonic() + seconds, 0
-        while num_idle < IDLE_LOOKS and time.monotonic() < deadline and self.is_running:
+        while num_idle < 3 and time.monotonic() < deadline and self.is_running:
             with contextlib.suppress(httpx2.HTTPError):
                 num_idle = num_idle + 1 if self.counts() == (0, 0) else 0
-            time.sleep(LOOK_SECONDS)
+            time.sleep(0.3)
 
     def stop(self) -> None:
         """End it and what it started."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self._process.pid, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(STOP_SECONDS)
+            self._process.wait(20.0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

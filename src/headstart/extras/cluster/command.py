@@ -10,12 +10,6 @@ from headstart.app.cli.settings import all_settings
 from headstart.extras.cluster.options import SERVER_SETTINGS, ClusterOptions
 from headstart.types.errors import ConfigError
 
-ABOUT = (
-    "Start replicas of a server on a Ray cluster, as many as there is work for, and pass requests "
-    "to them. What stands behind -- are flags of headstart serve, for every replica; files that "
-    "they name must be on every machine. docs/cluster.md says how to join machines, and what must "
-    "not be exposed."
-)
 OF_REPLICAS = "--"
 
 
@@ -41,7 +35,12 @@ def _announce(url: str) -> None:
 
 COMMAND = Command(
     name="cluster",
-    about=ABOUT,
+    about=(
+        "Start replicas of a server on a Ray cluster, as many as the load needs, and pass "
+        "requests to them. Flags after -- are those of headstart serve, for every replica; files "
+        "that they name must be on every machine. docs/cluster.md says how to join machines, and "
+        "what must not be exposed."
+    ),
     options=ClusterOptions,
     parts=("server",),
     shared=SERVER_SETTINGS,

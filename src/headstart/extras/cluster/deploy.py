@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 APPLICATION, REPLICAS, GATEWAY = "headstart", "Replica", "Gateway"
 METRICS_SECONDS = 1.0  # between two counts of a replica's requests
 MANY = 100_000  # requests at once, which we limit ourselves
-SECONDS_BEFORE_KILL = 60.0  # for a replica to end, after its answers
 
 
 def secure(environment: MutableMapping[str, str]) -> None:
@@ -62,7 +61,7 @@ def application(
         ),
         ray_actor_options={"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus},
         max_ongoing_requests=MANY,
-        graceful_shutdown_timeout_s=options.drain_seconds + SECONDS_BEFORE_KILL,
+        graceful_shutdown_timeout_s=options.drain_seconds + 60.0,  # to end
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2.0,
     )(ReplicaActor)

@@ -19,9 +19,6 @@ from headstart.gateway.router.child import TENANT_HEADER
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5  # between two questions to Ray which replicas there are
-ANSWER_SECONDS = 10.0
-
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
@@ -63,11 +60,11 @@ class GatewayActor:
             if problem and problem != known:
                 log.warning("no replica can be asked: %s", problem)
             known = problem
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(0.5)
 
     async def _look(self) -> None:
         response = self._handle.broadcast("describe")
-        found = await response.results_async(timeout_s=ANSWER_SECONDS)
+        found = await response.results_async(timeout_s=10.0)
         running = {one["name"]: one["url"] for one in found}
         for name in self._fleet.replicas.keys() - running.keys():
             del self._fleet.replicas[name]

@@ -23,7 +23,6 @@ from headstart.types.errors import ModelError
 log = logging.getLogger(__name__)
 
 STORE_NAME, STORE_NAMESPACE = "headstart-control-states", "headstart"
-SAVE_SECONDS = 30.0  # between two looks whether control learned something
 ILL_SECONDS = 120.0  # that a server may be ill before Ray starts another replica
 
 
@@ -116,7 +115,7 @@ class ReplicaActor:
 
     async def _save_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(SAVE_SECONDS)
+            await asyncio.sleep(30.0)
             with contextlib.suppress(ray.exceptions.RayError):
                 await self._save()
 

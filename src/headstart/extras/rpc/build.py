@@ -14,12 +14,6 @@ from headstart.app.cli.resolve import Resolved
 from headstart.config import option
 from headstart.types.errors import ConfigError
 
-ABOUT = (
-    "Build llama.cpp's RPC backend as a plug-in for the installed libllama, where that was built "
-    "without it: some seconds with a C++ compiler. Without --source, pip fetches the source of the "
-    "installed llama-cpp-python."
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcBuildOptions:
@@ -61,4 +55,13 @@ def _fetch(folder: Path) -> Path:
     return next(path for path in folder.iterdir() if path.is_dir())
 
 
-COMMAND = Command(name="rpc-build", about=ABOUT, options=RpcBuildOptions, run=run)
+COMMAND = Command(
+    name="rpc-build",
+    about=(
+        "Build llama.cpp's RPC backend as a plug-in for the installed libllama, where that was "
+        "built without it: some seconds with a C++ compiler. Without --source, pip fetches the "
+        "source of the installed llama-cpp-python."
+    ),
+    options=RpcBuildOptions,
+    run=run,
+)

@@ -19,14 +19,13 @@ from headstart.config import rpc_endpoints
 from headstart.types.errors import RpcWorkerError
 
 VERSION = (7, 0, 0)  # of the libggml that the pinned llama-cpp-python brings
-HANDSHAKE_SECONDS = 5.0
 
 _HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11
 _CAPABILITIES = 24  # bytes; all zero: plain TCP
 _SAME_VERSION = "install the same llama-cpp-python on both machines"
 
 
-def shake_hands(endpoint: str, seconds: float = HANDSHAKE_SECONDS) -> str:
+def shake_hands(endpoint: str, seconds: float = 5.0) -> str:
     """Ask a worker for its version and its devices; returns a line about it for the log.
 
     Args:

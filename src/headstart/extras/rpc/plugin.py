@@ -20,7 +20,6 @@ from headstart.types.errors import ConfigError
 
 _FILES = ("ggml-rpc.cpp", "transport.cpp")
 _DEFINES = ("GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGML_SHARED")
-_LONGEST_BUILD = 600  # seconds
 
 
 def plugin_folder() -> Path:
@@ -57,7 +56,7 @@ def build(source: Path, folder: Path) -> Path:
         *(str(base), "-pthread", "-o", str(unfinished)),
     ]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LONGEST_BUILD)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         if done.returncode:
             last = "\n".join(done.stderr.strip().splitlines()[-10:])
             raise ConfigError(f"the RPC plug-in does not compile with {compiler}:\n{last}")

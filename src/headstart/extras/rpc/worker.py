@@ -21,15 +21,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LONGEST_START = 60.0  # seconds until a worker listens
-
-ABOUT = (
-    "Compute part of a model for a server that was started with --rpc HOST:PORT, one server at a "
-    "time. The protocol is llama.cpp's: it has neither passwords nor encryption, and who reaches "
-    "the port can read and write this process's memory. Use it in a private network only "
-    "(docs/rpc.md)."
-)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcWorkerOptions:
@@ -117,7 +108,7 @@ def _notice_lost_engines() -> None:
     """Let connections to silent engines break: a worker serves one engine at a time."""
     from headstart.extras.rpc.backend import notice_silence
 
-    end = time.monotonic() + LONGEST_START
+    end = time.monotonic() + 60.0  # the worker listens by then
     while not notice_silence(_listens) and time.monotonic() < end:
         time.sleep(0.2)
 
@@ -127,4 +118,14 @@ def _listens(sock: socket.socket) -> bool:
     return option is not None and bool(sock.getsockopt(socket.SOL_SOCKET, option))
 
 
-COMMAND = Command(name="rpc-worker", about=ABOUT, options=RpcWorkerOptions, run=run)
+COMMAND = Command(
+    name="rpc-worker",
+    about=(
+        "Compute part of a model for a server that was started with --rpc HOST:PORT, one server "
+        "at a time. The protocol is llama.cpp's: it has neither passwords nor encryption, and "
+        "anyone who reaches the port can read and write this process's memory. Use it in a "
+        "private network only (docs/rpc.md)."
+    ),
+    options=RpcWorkerOptions,
+    run=run,
+)

@@ -9,9 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-PIECE_BYTES = 65536
-END_SECONDS = 1.0  # for a killed program to be gone
-
 
 @dataclass(frozen=True, slots=True)
 class Finished:
@@ -86,7 +83,7 @@ async def end_process(process: asyncio.subprocess.Process) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), END_SECONDS)
+        await asyncio.wait_for(process.wait(), 1.0)  # not killed if it hangs in the system
 
 
 class _Output:
@@ -115,7 +112,7 @@ async def _talk(process: asyncio.subprocess.Process, given: bytes, output: _Outp
     writing = asyncio.ensure_future(_write(process, given))
     try:
         # what is beyond the limit is read too, else the program waits for ever
-        while piece := await process.stdout.read(PIECE_BYTES):
+        while piece := await process.stdout.read(65536):
             output.add(piece)
         await process.wait()
     finally:

@@ -8,8 +8,6 @@ from typing import Any
 from headstart.extras.tools.tool import ToolError, ToolInvocation, parameters, tool
 
 MAX_TEXT_BYTES = 16 * 1024  # of one answer: what a model can still use
-MAX_BASE64_BYTES = 32 * 2**20
-CUT = "[output truncated]"
 
 
 @tool(
@@ -31,7 +29,7 @@ async def read_file(call: ToolInvocation) -> dict[str, Any]:
     size = await call.machine.size(path)
     if size is None:
         raise ToolError(f"cannot read {path}: there is no such file")
-    limit = MAX_BASE64_BYTES if call.wants_base64 else MAX_TEXT_BYTES
+    limit = 32 * 2**20 if call.wants_base64 else MAX_TEXT_BYTES
     if size > limit and (call.wants_base64 or last == -1):
         remedy = "" if call.wants_base64 else "; use start_line and end_line to read a part"
         raise ToolError(f"{path} has {size} bytes, more than {limit}{remedy}")
@@ -80,7 +78,7 @@ def _within(lines: list[str]) -> str:
     for line in lines:
         num_bytes += len(line.encode()) + 1
         if num_bytes > MAX_TEXT_BYTES:
-            result.append(CUT)
+            result.append("[output truncated]")
             break
         result.append(line + "\n")
     return "".join(result)

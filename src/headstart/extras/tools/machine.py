@@ -17,10 +17,7 @@ from typing import Literal
 from headstart.extras.tools.command import CommandLimits, Finished, run_command
 from headstart.types.errors import HeadstartError
 
-LIST_LIMITS = CommandLimits(seconds=15, output_bytes=8 * 2**20)  # of one listing
-READ_LIMITS = CommandLimits(seconds=15, output_bytes=64 * 2**20)
-SHORT_LIMITS = CommandLimits(seconds=15, output_bytes=4096)
-GRACE_SECONDS = 5.0  # for the time limit on another machine to come before the one here
+LISTING_BYTES = 8 * 2**20
 ENGINES = ("docker", "podman")
 # without questions to a user: keys only, and a host that is known
 SSH = (
@@ -92,7 +89,7 @@ class Machine:
 
     async def read(self, path: str) -> bytes | None:
         """What a file holds, None where it cannot be read."""
-        told = await self._script('[ -f "$1" ] && cat -- "$1"', path, READ_LIMITS)
+        told = await self._script('[ -f "$1" ] && cat -- "$1"', path, output_bytes=64 * 2**20)
         return told.output if told.is_success else None
 
     async def write(self, path: str, content: bytes) -> bool:
@@ -103,7 +100,7 @@ class Machine:
     async def entries(self, base: str, max_depth: int, kind: EntryKind) -> Listing:
         """Files and folders below one; without those that git ignores if only files are asked."""
         if kind == "file":
-            told = await self._script(GIT_LIST, base, LIST_LIMITS)
+            told = await self._script(GIT_LIST, base, output_bytes=LISTING_BYTES)
             if told.is_success:
                 names, _, deleted = told.output.partition(b"//\0")
                 gone = {*_paths(deleted)}
@@ -115,7 +112,7 @@ class Machine:
         for is_folder in (True, False):
             if kind != ("file" if is_folder else "dir"):
                 script = _find_script(max_depth, is_folder=is_folder)
-                told = await self._script(script, base, LIST_LIMITS)
+                told = await self._script(script, base, output_bytes=LISTING_BYTES)
                 found_paths += [
                     FoundPath(path.removeprefix("./"), is_folder) for path in _paths(told.output)
                 ]
@@ -134,13 +131,15 @@ class Machine:
         if self.folder:
             move = 'cd "$1" || exit 127; shift; exec "$@"'
             inner = ["sh", "-c", move, "_", self.folder, *inner]
-        outer = replace(limits, seconds=limits.seconds + GRACE_SECONDS)
+        # later than the limit there
+        outer = replace(limits, seconds=limits.seconds + 5.0)
         return await run_command(self._wrap(inner), outer, on_output=on_output)
 
     async def _script(
-        self, script: str, path: str, limits: CommandLimits = SHORT_LIMITS, given: bytes = b""
+        self, script: str, path: str, *, output_bytes: int = 4096, given: bytes = b""
     ) -> Finished:
         arguments = self._wrap(("sh", "-c", script, "_", self.resolve(path)))
+        limits = CommandLimits(seconds=15, output_bytes=output_bytes)
         return await run_command(arguments, limits, given=given, merges_errors=False)
 
 

@@ -27,8 +27,6 @@ logging.getLogger("mcp.client.stdio").setLevel(logging.CRITICAL)
 
 T = TypeVar("T")
 DISCOVERY_SECONDS = 10.0  # for a server to list its tools at the start
-RETRY_SECONDS = 5.0  # after a start that failed
-MAX_PAGES = 100  # of a list of tools
 
 
 class McpServer:
@@ -95,7 +93,7 @@ class McpServer:
         session = await self._open()
         tools: list[ListedTool] = []
         position = PaginatedRequestParams()
-        for _ in range(MAX_PAGES):
+        for _ in range(100):  # no server has so many pages
             page = await self._answer(session.list_tools(params=position))
             tools += page.tools
             if not page.next_cursor:
@@ -108,7 +106,7 @@ class McpServer:
             if self._session is not None and not self._has_ended():
                 return self._session
             await self.close()
-            if self._clock() - self._failed_at < RETRY_SECONDS:
+            if self._clock() - self._failed_at < 5.0:  # s; it is not tried again at once
                 raise ToolError(self._failure)
             started: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
             self._ending.clear()

@@ -17,10 +17,6 @@ from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-START_SECONDS = 60.0  # an image may have to be fetched
-STOP_SECONDS = 2.0
-LOOK_SECONDS = 0.1
-
 
 class Runtime:
     """A name that `machine_of` understands, found anew for each call.
@@ -64,7 +60,7 @@ class Runtime:
         assert process.stdin is not None
         process.stdin.close()
         with suppress(TimeoutError):
-            await asyncio.wait_for(process.wait(), STOP_SECONDS)
+            await asyncio.wait_for(process.wait(), 2.0)
         await end_process(process)
 
     async def _start(self) -> str:
@@ -81,11 +77,11 @@ class Runtime:
                 )
             except OSError as error:
                 raise ToolError(f"cannot run {self._engine}: {error}") from error
-            for _ in range(round(START_SECONDS / LOOK_SECONDS)):
+            for _ in range(600):  # a minute: an image may have to be fetched
                 if file.exists() and (found := file.read_text().strip()):
                     return found
                 if self._process.returncode is not None:
                     break
-                await asyncio.sleep(LOOK_SECONDS)
+                await asyncio.sleep(0.1)
             await end_process(self._process)
             raise ToolError(f"{self._engine} did not start a container of {self._image}")

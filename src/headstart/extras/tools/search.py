@@ -24,7 +24,6 @@ from headstart.extras.tools.tool import (
 MAX_RESULTS = 100
 # a pattern can take for ever, which only a process of its own can be freed from
 GREP_LIMITS = CommandLimits(seconds=20, output_bytes=4 * 2**20)
-KINDS = ("file", "dir", "all")
 IGNORED = (
     "Automatically skips files ignored by .gitignore (when the directory is inside a git repo) "
     "and common junk directories (.git, node_modules, build, dist, etc.) otherwise. "
@@ -60,7 +59,7 @@ IGNORED = (
 async def file_glob_search(call: ToolInvocation) -> dict[str, Any]:
     """Find files by a pattern of their paths."""
     kind, limit = call.text("type", "file"), call.number("limit", MAX_RESULTS)
-    if kind not in KINDS:
+    if kind not in ("file", "dir", "all"):
         raise ToolError(f'invalid type: {kind!r:.60} (must be "file", "dir" or "all")')
     if limit < 1:
         raise ToolError(f"invalid limit: {limit} (must be 1 or more)")

@@ -46,7 +46,7 @@ def create_app(
     """
     proxy = Proxy(config.timeout)
     health = Health(fleet, proxy, poll_seconds)
-    forward = Routing(fleet, proxy, limits or RoutingLimits(), health.answered)
+    forward = Routing(fleet, proxy, limits or RoutingLimits(), health)
     has_keys = bool(config.api_key or config.api_key_file)
     orders = Orders(fleet, has_keys=has_keys, trusts_local=watch is None)
 

@@ -18,8 +18,6 @@ from headstart.gateway.balancer.prefixes import block_hashes
 from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.structures.passages import hashes
 
-MAX_CONVERSATIONS = 100_000  # whose replica is remembered
-SHARED_TAIL = 8192  # bytes at the end of a text that are looked for in corpora
 Ranking = Callable[[Sequence[Candidate], str, str], list[Candidate]]
 
 
@@ -59,8 +57,8 @@ class Fleet:
         num_answer = fmean(one.answer_tokens.value for one in all_learned)
         if asked.max_tokens is not None:
             num_answer = min(num_answer, asked.max_tokens)
-        # computed only if there is a corpus to compare with
-        passages = cache(partial(hashes, asked.text[-SHARED_TAIL:]))
+        # of the end of the text; computed only if there is a corpus to compare with
+        passages = cache(partial(hashes, asked.text[-8192:]))
         digests = [one.digests.get(namespace) for one in replicas]
         return [
             Candidate(
@@ -116,5 +114,5 @@ class Fleet:
 def _remember(names: OrderedDict[str, str], key: str, name: str) -> None:
     names[key] = name
     names.move_to_end(key)
-    if len(names) > MAX_CONVERSATIONS:
+    if len(names) > 100_000:
         names.popitem(last=False)

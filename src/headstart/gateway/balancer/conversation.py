@@ -22,7 +22,6 @@ from headstart.server.body import read_object
 TURN, PART = b"\x1e", b"\x1f"
 MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
 MAX_ANSWER_BYTES = 2**18
-MAX_SPACE = 64  # bytes before the first bracket of a body
 # most templates write them before the messages, so a change in them is one at the beginning
 HEAD_FIELDS = ("model", "tools", "system", "instructions", "chat_template_kwargs")
 LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
@@ -45,7 +44,7 @@ def read(body: bytes, namespace: str = "") -> Asked:
     Raises:
         RequestError: it begins as a JSON object, and is damaged or beyond the limits of structure.
     """
-    if not body[:MAX_SPACE].lstrip().startswith(b"{"):
+    if not body[:64].lstrip().startswith(b"{"):
         return Asked()
     found = read_object(body)
     said = b"".join(_said(found))

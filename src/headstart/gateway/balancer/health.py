@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -24,7 +25,6 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 1.0
 ANSWER_SECONDS = 5.0  # for an answer to a poll
 PATIENCE = 3  # polls in a row without an answer, before a replica counts as unhealthy
-DIGEST_SECONDS = 30.0  # between two looks at the corpora of a tenant at a replica
 _GAUGE = re.compile(rb"^llamacpp:requests_(processing|deferred) (\d+)", re.MULTILINE)
 
 
@@ -96,9 +96,9 @@ class Health:
             answer.close()
 
     def answered(self, replica: Replica, namespace: str, headers: Mapping[str, str]) -> None:
-        """Ask, now and then, what the corpora of a tenant that was served hold, with its key."""
+        """Ask, every 30 s at most, what the corpora of a tenant that was served hold."""
         now, name = time.monotonic(), (replica.name, namespace)
-        if now - self._asked_at.get(name, -DIGEST_SECONDS) < DIGEST_SECONDS:
+        if now - self._asked_at.get(name, -math.inf) < 30:
             return
         self._asked_at[name] = now
         if len(self._asked_at) > 10_000:

@@ -14,10 +14,6 @@ from headstart.gateway.balancer.policy import PROMPT_SLOWDOWN, TOKEN_SLOWDOWN, P
 
 DECAY = 0.9  # of what older answers weigh, per answer
 MIN_READ = 16  # prompt tokens; reading fewer tells more about the step than about a token
-LEARNED_SHARE = 0.3  # of what is not known yet of a replica, by each of its answers
-FORGOTTEN_SHARE = 0.02  # of what is known of it, by each answer of another replica
-LEAST_CAPACITY = 2**16  # bytes of text that any replica is trusted with
-SHRINK, GROW = 0.7, 1.05
 
 
 class Mean:
@@ -73,7 +69,7 @@ class Learned:
     ) -> None:
         """Take an answer in; so many further requests ran when it began, and when it ended."""
         num_beside = (num_before + num_after) / 2
-        self.trust += LEARNED_SHARE * (1 - self.trust)
+        self.trust += 0.3 * (1 - self.trust)
         self.tokens_per_byte.add(timings.cache_n + timings.prompt_n, num_prompt_bytes)
         self.answer_tokens.add(timings.predicted_n)
         self.request.add((timings.prompt_ms + timings.predicted_ms) / 1000)
@@ -86,7 +82,7 @@ class Learned:
 
     def fade(self) -> None:
         """Another replica answered: what is known of this one is older now."""
-        self.trust -= FORGOTTEN_SHARE * self.trust
+        self.trust *= 0.98
 
     def prices(self) -> Prices:
         """As its own answers show them."""
@@ -114,16 +110,3 @@ def shared_prices(all_learned: Sequence[Learned]) -> list[Prices]:
 
     names = [one.name for one in fields(Prices)]
     return [Prices(**{name: blend(name, *one) for name in names}) for one in own]
-
-
-def better_capacity(capacity: int, limit: int, num_expected: float, num_cached: float) -> int:
-    """How much text to believe that a replica keeps, after it was asked for some of it.
-
-    Args:
-        num_expected, num_cached: tokens of a prompt that it was believed to have, and had.
-    """
-    if num_expected < MIN_READ:
-        return capacity
-    if num_cached < num_expected / 2:
-        return max(LEAST_CAPACITY, int(capacity * SHRINK))
-    return min(limit, int(capacity * GROW))

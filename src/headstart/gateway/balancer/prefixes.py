@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 BLOCK_BYTES = 128  # some 32 tokens
+MAX_BYTES = 2**25  # of text that a replica is at first, and at most, believed to keep
 
 
 def block_hashes(text: bytes, known: Sequence[int] = ()) -> list[int]:
@@ -29,7 +30,7 @@ def block_hashes(text: bytes, known: Sequence[int] = ()) -> list[int]:
 class Prefixes:
     """Beginnings of texts; the least recently used are forgotten first."""
 
-    def __init__(self, capacity_bytes: int) -> None:
+    def __init__(self, capacity_bytes: float = MAX_BYTES) -> None:
         self.capacity_bytes = capacity_bytes
         # oldest first; a block is never newer than the one before it in its text
         self._blocks: OrderedDict[int, None] = OrderedDict()
@@ -48,13 +49,24 @@ class Prefixes:
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
-        self.shrink()
+        self._shrink()
 
-    def shrink(self) -> None:
-        """Forget the oldest texts until the rest fits the capacity."""
-        while self.num_bytes > self.capacity_bytes:
-            self._blocks.popitem(last=False)
+    def judge(self, num_expected: float, num_cached: float) -> None:
+        """Trust a replica with more text or less, after it was asked for some of it.
+
+        Args:
+            num_expected, num_cached: tokens that it was believed to have cached, and had.
+        """
+        if num_cached < num_expected / 2:
+            self.capacity_bytes = max(2**16, 0.7 * self.capacity_bytes)
+        else:
+            self.capacity_bytes = min(MAX_BYTES, 1.05 * self.capacity_bytes)
+        self._shrink()
 
     def clear(self) -> None:
         """Forget everything: the replica was restarted."""
         self._blocks.clear()
+
+    def _shrink(self) -> None:
+        while self.num_bytes > self.capacity_bytes:
+            self._blocks.popitem(last=False)

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.gateway.balancer.conversation import Asked
-from headstart.gateway.balancer.learned import Learned, Timings, better_capacity
+from headstart.gateway.balancer.learned import MIN_READ, Learned, Timings
 from headstart.gateway.balancer.policy import Load
 from headstart.gateway.balancer.prefixes import Prefixes
 from headstart.structures.passages import Digest
-
-PREFIX_BYTES = 2**25  # of text that a replica is at first, and at most, believed to keep
-MAX_DIGESTS = 64  # tenants whose corpora are known, per replica
 
 
 @dataclass(slots=True, eq=False)
@@ -43,7 +40,7 @@ class Replica:
     started_at: str | None = None  # as it says; None before its first report
     flights: set[Flight] = field(default_factory=set)
     learned: Learned = field(default_factory=Learned)
-    prefixes: Prefixes = field(default_factory=lambda: Prefixes(PREFIX_BYTES))
+    prefixes: Prefixes = field(default_factory=Prefixes)
     digests: dict[str, Digest] = field(default_factory=dict)  # by namespace
     num_sent: int = 0
     num_failed: int = 0
@@ -82,10 +79,8 @@ class Replica:
         if timings is None or not flight.asked.text:
             return
         expected = flight.num_known_bytes * self.learned.tokens_per_byte.value
-        self.prefixes.capacity_bytes = better_capacity(
-            self.prefixes.capacity_bytes, PREFIX_BYTES, expected, timings.cache_n
-        )
-        self.prefixes.shrink()
+        if expected >= MIN_READ:
+            self.prefixes.judge(expected, timings.cache_n)
         num_bytes = len(flight.asked.text)
         self.learned.add(timings, num_bytes, flight.num_beside, len(self.flights))
 
@@ -111,7 +106,7 @@ class Replica:
         """Keep what its corpora hold for one tenant; the oldest digest goes first."""
         self.digests.pop(namespace, None)
         self.digests[namespace] = digest
-        while len(self.digests) > MAX_DIGESTS:
+        while len(self.digests) > 64:
             del self.digests[next(iter(self.digests))]
 
     def describe(self) -> dict[str, Any]:

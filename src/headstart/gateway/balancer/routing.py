@@ -10,7 +10,7 @@ import hashlib
 import logging
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import AnswerText, Asked, read
+from headstart.gateway.balancer.health import Health
 from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.gateway.proxy import Backend, ProxiedAnswer, ProxiedRequest, Proxy, relay
 from headstart.server.body import parse_off_loop
@@ -30,12 +31,6 @@ from headstart.types.errors import BackendError, CapacityError
 log = logging.getLogger(__name__)
 
 STORED = re.compile(r"(?:/v1)?/responses/([^/]+)")  # GET, DELETE and what follows them
-KEY_HEADERS = (b"authorization", b"x-api-key")
-BUSY = 503  # of a replica that is healthy: its queue is full, or its engine restarts
-MAX_RETRY_AFTER = 60  # seconds; a queue cannot be foreseen for longer
-MAX_PARSED = 256  # bodies that wait to be parsed
-
-Answered = Callable[[Replica, str, Mapping[str, str]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,18 +45,11 @@ class RoutingLimits:
 
 
 class Routing:
-    """ASGI app: passes each request to a replica of a fleet.
+    """ASGI app: passes each request to a replica of a fleet."""
 
-    Args:
-        answered: called with the replica that served a tenant, and the headers with its key.
-    """
-
-    def __init__(
-        self, fleet: Fleet, proxy: Proxy, limits: RoutingLimits, answered: Answered
-    ) -> None:
-        self._fleet, self._proxy, self._limits = fleet, proxy, limits
-        self._answered = answered
-        self.threads = Threads("bodies", 1, MAX_PARSED)
+    def __init__(self, fleet: Fleet, proxy: Proxy, limits: RoutingLimits, health: Health) -> None:
+        self._fleet, self._proxy, self._limits, self._health = fleet, proxy, limits, health
+        self.threads = Threads("bodies", 1, max_waiting=256)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -101,7 +89,7 @@ class Routing:
                 self._fleet.own(text.stored_id, flight.replica)
             if is_learned:
                 headers = self._headers(flight.replica, key, namespace)
-                self._answered(flight.replica, namespace, headers)
+                self._health.answered(flight.replica, namespace, headers)
 
     async def _open(
         self, request: ProxiedRequest, asked: Asked, namespace: str, receive: Receive
@@ -138,7 +126,8 @@ class Routing:
                 replica.fail(flight)
                 raise
             is_elsewhere = answer.status in (400, 404) and replica in elsewhere
-            if answer.status != BUSY and not is_elsewhere:
+            # a healthy replica answers 503 if its queue is full or its engine restarts
+            if answer.status != 503 and not is_elsewhere:
                 flight.has_begun = True
                 return flight, answer
             replica.fail(flight)
@@ -156,7 +145,7 @@ class Routing:
         return {**replica.headers, name: namespace} if name else replica.headers
 
     def _overload(self) -> ApiError:
-        seconds = min(MAX_RETRY_AFTER, max(1, math.ceil(self._fleet.wait_seconds())))
+        seconds = min(60, max(1, math.ceil(self._fleet.wait_seconds())))
         return ApiError(
             429,
             f"all backends are busy and {self._limits.max_waiting} requests or more wait at each; "
@@ -169,7 +158,7 @@ def _key_headers(request: ProxiedRequest) -> dict[str, str]:
     return {
         name.decode(): value.decode("latin-1")
         for name, value in request.headers
-        if name in KEY_HEADERS
+        if name in (b"authorization", b"x-api-key")
     }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -141,14 +141,13 @@ class Forward:
         send: Send,
     ) -> None:
         is_task = request.method == "POST"
-        lease = await unless_left(receive, self._pool.acquire(model, wakes=is_task))
-        try:
+        backend = await unless_left(receive, self._pool.acquire(model, wakes=is_task))
+        with ExitStack() as lease:
+            lease.callback(self._pool.release, model, is_use=is_task)
             tenant = {TENANT_HEADER.lower(): scope.get("headstart.namespace", "")}
-            backend = replace(lease.backend, headers={**lease.backend.headers, **tenant})
+            backend = replace(backend, headers={**backend.headers, **tenant})
             opening = self.proxy.open(backend, request, wants_first_piece=is_task)
             answer = await unless_left(receive, opening)
             if answer.is_event_stream and not is_task:
-                lease.end()  # such a stream goes on as long as the model does, and does not keep it
+                lease.close()  # such a stream lasts as long as the model; it must not keep it
             await relay(answer, receive, send)
-        finally:
-            lease.end()

@@ -31,9 +31,6 @@ from headstart.server.routing import json_response
 from headstart.server.threads import Threads
 from headstart.types.errors import ModelError
 
-MAX_PARSED = 256  # bodies that wait to be parsed
-PING_SECONDS = 30.0  # of silence in the stream of events
-
 ReadPresets = Callable[[], Sequence[ModelPreset]]
 """Reads which models there are; raises ConfigError."""
 
@@ -58,7 +55,7 @@ class OwnRoutes:
         self._read_presets, self._settings = read_presets, settings
         self._started_at = time.time()
         self._downloads = Downloads(store, pool.events, self.reload)
-        self._threads = Threads("bodies", 1, MAX_PARSED)
+        self._threads = Threads("bodies", 1, max_waiting=256)
 
     def all(self) -> list[Route]:
         """Every route with its path."""
@@ -223,7 +220,7 @@ class OwnRoutes:
             yield sse.PING  # tells the client that the stream has begun
             while True:
                 try:
-                    event = await asyncio.wait_for(queue.get(), PING_SECONDS)
+                    event = await asyncio.wait_for(queue.get(), 30)
                 except TimeoutError:
                     yield sse.PING
                     continue

@@ -25,7 +25,6 @@ from headstart.gateway.router.pooled_model import (
     LOADED,
     LOADING,
     SLEEPING,
-    STARTED_STATES,
     UNLOADED,
     PooledModel,
 )
@@ -52,21 +51,6 @@ class _Waiting:
     done: asyncio.Future[None]
     since: float
     num_waiters: int = 0
-
-
-class Lease:
-    """Keeps a model loaded for one request."""
-
-    def __init__(self, pool: Pool, model: PooledModel, backend: Backend, *, is_use: bool) -> None:
-        self.backend = backend
-        self._pool, self._model, self._is_use = pool, model, is_use
-        self._has_ended = False
-
-    def end(self) -> None:
-        """Let the model go; a second call does nothing."""
-        if not self._has_ended:
-            self._has_ended = True
-            self._pool.release(self._model, is_use=self._is_use)
 
 
 class Pool:
@@ -105,8 +89,8 @@ class Pool:
         """Requests that wait for a model."""
         return sum(one.num_waiters for one in self._queue.values())
 
-    async def acquire(self, model: PooledModel, *, wakes: bool = True) -> Lease:
-        """Wait until a model is loaded, and keep it loaded until the lease ends.
+    async def acquire(self, model: PooledModel, *, wakes: bool = True) -> Backend:
+        """Wait until a model is loaded, and keep it loaded until `release`.
 
         Args:
             wakes: whether a sleeping model is woken; requests that only read its state need no
@@ -124,10 +108,10 @@ class Pool:
         else:
             await self._wait(model)
         assert model.backend is not None
-        return Lease(self, model, model.backend, is_use=wakes)
+        return model.backend
 
-    def release(self, model: PooledModel, *, is_use: bool) -> None:
-        """Count a request as ended; called by its lease."""
+    def release(self, model: PooledModel, *, is_use: bool = True) -> None:
+        """Count a request as ended; `is_use` as `wakes` of `acquire`."""
         model.num_requests -= 1
         if is_use:
             model.last_used = self._clock()
@@ -140,7 +124,8 @@ class Pool:
 
         async def wait() -> None:
             with suppress(HeadstartError):  # reported as an event and by the model's state
-                (await self.acquire(model)).end()
+                await self.acquire(model)
+                self.release(model)
 
         self._spawn(wait())
 
@@ -266,7 +251,7 @@ class Pool:
 
     def _is_idle(self, model: PooledModel) -> bool:
         """Whether it is started, and no request uses it or waits for it."""
-        is_started = model.status in STARTED_STATES and not model.is_stopping
+        is_started = model.status in (LOADED, SLEEPING) and not model.is_stopping
         return is_started and not model.num_requests and model.name not in self._queue
 
     def _is_due(self, model: PooledModel) -> bool:

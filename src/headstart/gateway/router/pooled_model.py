@@ -11,7 +11,6 @@ from headstart.gateway.router.child import Child
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Bytes, Estimate, ModelPreset
 
 UNLOADED, LOADING, LOADED, SLEEPING = "unloaded", "loading", "loaded", "sleeping"
-STARTED_STATES = {LOADED, SLEEPING}  # in which a child answers
 
 
 @dataclass(slots=True, eq=False)
