@@ -35,7 +35,7 @@ async def read_file(call: ToolInvocation) -> dict[str, Any]:
         raise ToolError(f"{path} has {size} bytes, more than {limit}{remedy}")
     content = await call.machine.read(path)
     if content is None:
-        raise ToolError(f"cannot read {path}")
+        raise ToolError(f"cannot read {path}, or it has more than 64 MiB")
     if call.wants_base64:
         text = base64.b64encode(content).decode()
         return {"base64": text, "size_bytes": len(content)}

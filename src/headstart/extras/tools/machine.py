@@ -88,9 +88,9 @@ class Machine:
         return int(told.output) if told.is_success and told.output.strip().isdigit() else None
 
     async def read(self, path: str) -> bytes | None:
-        """What a file holds, None where it cannot be read."""
+        """The content of a file; None if it cannot be read or has more than 64 MiB."""
         told = await self._script('[ -f "$1" ] && cat -- "$1"', path, output_bytes=64 * 2**20)
-        return told.output if told.is_success else None
+        return told.output if told.is_success and not told.is_cut else None
 
     async def write(self, path: str, content: bytes) -> bool:
         """Write a file and the folders above it; whether that worked."""
