@@ -1,4 +1,4 @@
-"""Runs one program with a time limit and a limit of what is kept of its output."""
+"""Runs one program with limits of time and output."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Finished:
 
     @property
     def text(self) -> str:
-        """The output as text; what was cut off is said."""
+        """The output as text, with a note if it was cut."""
         text = self.output.decode("utf-8", "replace")
         return text + "\n[output truncated]" if self.is_cut else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLimits:
-    """What a program may take."""
+    """Limits of one program."""
 
     seconds: float
     output_bytes: int
