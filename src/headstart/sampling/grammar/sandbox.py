@@ -7,6 +7,7 @@ then compiles only what is known to stay within the limits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -50,7 +51,8 @@ class Sandbox:
         )
         self.close = weakref.finalize(self, _end, self._process)
         assert self._process.stdin is not None
-        pickle.dump(table, self._process.stdin)
+        with contextlib.suppress(OSError):  # `compile` sees that the process has ended
+            pickle.dump(table, self._process.stdin)
 
     @property
     def is_alive(self) -> bool:
