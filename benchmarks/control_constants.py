@@ -39,7 +39,7 @@ MODULES = (
     "token_odds",
 )
 # what has no half: sizes of tables, and numbers that are there for the computer
-FIXED = {"EACH", "LAST", "MAX_UNIT", "ALL", "GAP", "MAX_TOKENS", "MAX_NAMESPACES"}
+FIXED = {"EACH", "LAST", "MAX_UNIT", "ALL", "GAP", "MAX_TOKENS", "MAX_TOTAL"}
 TEXT_CASES = (
     ("mixed", "cpu", 1),
     ("edit", "gpu", 4),

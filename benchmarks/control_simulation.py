@@ -11,7 +11,8 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 "warm" has seen another text of the kind on this machine.
 
     python -m benchmarks.control_simulation [--tokens 3000] [--growth 0]
-        [--model | --long-prompts [--answer 400] [--local 1] | --tiled | --experts | --snapshots]
+        [--model | --long-prompts [--answer 400] [--local 1] | --tiled | --experts | --snapshots |
+         --hybrids]
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dataclasses import dataclass
 from itertools import product
 
 from benchmarks.lib.simulated_models import ModelSimulation
-from benchmarks.lib.simulated_rollback import auto_with
+from benchmarks.lib.simulated_rollback import auto_with, even_speeds
 from benchmarks.lib.simulated_slots import REQUEST_TOKENS, Simulation
 from benchmarks.lib.simulated_texts import (
     CURVES,
@@ -37,6 +38,7 @@ from headstart.control import Controller
 FIXED_LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 NUM_BAD = 20  # requests
 SNAPSHOTS = (1, 2, 3, 4, 6, 8, 16)
+EVEN_SNAPSHOTS = 8
 COPY_SHARE = 0.03  # of a plain step: what a copy of a sequence's state takes
 
 
@@ -181,6 +183,15 @@ def snapshots(tokens: int, seed: int) -> Iterator[Line]:
         yield Line(name, "", speeds, tuple(policy for policy in speeds if policy != "off"))
 
 
+def hybrids(tokens: int, seed: int) -> Iterator[Line]:
+    """Targets with snapshots that compute as many rows for every user."""
+    for curve, workload, num_slots in product(CURVES, WORKLOADS, (1, 4, 8)):
+        run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed)
+        speeds = even_speeds(run, EVEN_SNAPSHOTS, FIXED_LENGTHS[:6])
+        speeds = {policy: 1000 * speed for policy, speed in speeds.items()}
+        yield Line(f"{curve} {workload} {num_slots}", "", speeds, ("auto",))
+
+
 def main() -> None:
     """Print the table that the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -213,6 +224,9 @@ def main() -> None:
     parser.add_argument(
         "--snapshots", action="store_true", help="targets whose memory takes nothing back"
     )
+    parser.add_argument(
+        "--hybrids", action="store_true", help="targets that compute as many rows for every user"
+    )
     args = parser.parse_args()
     lines: list[Line] = []
     rows = table(args.tokens, args.seed, args.growth, has_model=args.model)
@@ -224,6 +238,8 @@ def main() -> None:
         rows = experts(args.tokens, args.seed)
     if args.snapshots:
         rows = snapshots(args.tokens, args.seed)
+    if args.hybrids:
+        rows = hybrids(args.tokens, args.seed)
     for line in rows:
         if not lines:
             print(

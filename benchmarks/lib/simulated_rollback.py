@@ -2,7 +2,8 @@
 
 With n snapshots a draft has n tokens at most and is taken back for nothing. With none, the state is
 copied before each draft; after a rejection it is put back, and the next step reads again what was
-accepted, without a draft.
+accepted, without a draft. With snapshots and several users, every user has as many rows as the one
+with the longest draft: a snapshot is good until libllama computes other sequences.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 
 from benchmarks.lib.simulated_slots import LONGEST, AutoText, Choice, Score, Simulation, Slot
 
-from headstart.control import Controller, SlotDraft, Step
+from headstart.control import BatchPlan, Controller, SlotDraft, Step
 
 
 class AutoRollback(AutoText):
@@ -65,3 +66,50 @@ def auto_with(simulation: Simulation, snapshots: int, copy_ms: float) -> Score:
     """Auto with so many snapshots, or with copies."""
     policy = AutoRollback(simulation, Controller(), snapshots, copy_ms)
     return simulation.run(policy.lengths, policy.after, policy.ends)
+
+
+class AutoEven(AutoText):
+    """Text speculators under control, on a target that computes as many rows for every user.
+
+    snapshots: tokens that a draft has at most.
+    """
+
+    def __init__(self, simulation: Simulation, controller: Controller, snapshots: int) -> None:
+        super().__init__(simulation, controller)
+        self.snapshots = snapshots
+
+    def price(self, num_slots: int) -> Step:
+        return Step(num_slots, num_slots, self.context, is_even=True)
+
+    def plan(self, drafts: Sequence[SlotDraft], step: Step) -> BatchPlan:
+        drafts = [SlotDraft(draft.survival[: self.snapshots]) for draft in drafts]
+        return super().plan(drafts, step)
+
+    def lengths(self, slots: Sequence[Slot]) -> Choice:
+        choice = super().lengths(slots)
+        return choice._replace(num_padding=num_spare(choice.lengths))
+
+
+def num_spare(lengths: Sequence[int]) -> int:
+    """Rows that are computed although no draft has them."""
+    return len(lengths) * max(lengths) - sum(lengths)
+
+
+def even_speeds(simulation: Simulation, snapshots: int, fixed: Sequence[int]) -> dict[str, float]:
+    """Off, auto and fixed lengths where every user has as many rows as the longest draft."""
+    controller = Controller()
+    simulation.warm_up(controller)
+    policy = AutoEven(simulation, controller, snapshots)
+
+    def fixed_length(length: int) -> Score:
+        def choose(slots: Sequence[Slot]) -> Choice:
+            lengths = [length * slot.text[slot.at].has_draft for slot in slots]
+            return Choice(lengths, num_padding=num_spare(lengths))
+
+        return simulation.run(choose)
+
+    return {
+        "off": simulation.off().speed,
+        "fixed": max(fixed_length(length).speed for length in fixed),
+        "auto": simulation.run(policy.lengths, policy.after, policy.ends).speed,
+    }

@@ -19,7 +19,7 @@ from benchmarks.lib.simulated_texts import (
     make_text,
 )
 
-from headstart.control import Controller, Outcome, SlotDraft, Step
+from headstart.control import BatchPlan, Controller, Outcome, SlotDraft, Step
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 from headstart.scheduler.warm_up import ROUNDS, ROWS
 
@@ -299,8 +299,8 @@ class AutoText:
             drafts.append(SlotDraft(self.controller.survival("text", scores, slot.seq_id)))
             slot.pending.append((slot.at, scores, slot.run(), "text"))
         self.context = self.simulation.context(slots)
-        step = Step(len(slots), len(slots), self.context, can_pad=self.simulation.can_pad)
-        plan = self.controller.plan(drafts, step)
+        step = self.price(len(slots))
+        plan = self.plan(drafts, step)
         milliseconds = self.ask_ms * len(asked)
         if milliseconds:
             saved = plan.saved_ms or [0.0] * len(slots)
@@ -309,6 +309,12 @@ class AutoText:
             seen *= 8.0 if self._noise.random() < 0.02 else 1.0
             self.controller.observe_asking(earned, seen, step)
         return Choice(plan.lengths, milliseconds, plan.num_padding_rows)
+
+    def price(self, num_slots: int) -> Step:
+        return Step(num_slots, num_slots, self.context, can_pad=self.simulation.can_pad)
+
+    def plan(self, drafts: Sequence[SlotDraft], step: Step) -> BatchPlan:
+        return self.controller.plan(drafts, step)
 
     def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
         self.controller.observe_step(num_rows, self.context, milliseconds)

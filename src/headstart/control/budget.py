@@ -34,11 +34,11 @@ pay, as many are verified as savings of EXPLORE_SHARE of the time allow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from dataclasses import dataclass, replace
+from itertools import accumulate, zip_longest
 from typing import Any, ClassVar
 
-from headstart.control.codec import Checks, count, number, saved
+from headstart.control.codec import Checks, count, number
 from headstart.control.cost import CostTable
 from headstart.control.graph_reuse import GraphReuse
 from headstart.control.values import BatchPlan, SlotDraft, Step
@@ -46,22 +46,29 @@ from headstart.control.values import BatchPlan, SlotDraft, Step
 MARGIN = 0.05  # a draft must gain this share more than it costs, against wrong estimates
 SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
 EXPLORE_SHARE = 0.005  # of the time may go into trying row counts that no text has had
-HOPE = 0.3  # of their expected price: as little may they cost
+HOPE = 0.15  # of their expected price: as little may they cost
 UNFILLED_SHARE = 0.01  # of the time may go into looking again at widths that are filled up
 
 
 @dataclass(slots=True)
-class MovingSpeedup:
-    """Tokens and time of steps, relative to plain ones."""
+class SpeedupAverage:
+    """Tokens and time of steps with one number of slots, relative to plain ones."""
 
     SAVED: ClassVar[Checks] = {
         "tokens": number(0.01, 1000.0),
         "time": number(0.01, 1000.0),
         "steps": count,
     }
+
     tokens: float = 1.0
     time: float = 1.0
     steps: int = 0  # averaged so far
+    is_on: bool = False  # the last step had drafts
+
+    @property
+    def speedup(self) -> float:
+        """What is reached; never below 1."""
+        return max(1.0, self.tokens / self.time)
 
     def follow(self, tokens: float, time: float) -> None:
         """One more step."""
@@ -69,30 +76,6 @@ class MovingSpeedup:
         rate = max(SPEEDUP_RATE, 1.0 / (self.steps + 4))  # the first steps count as 1/5, 1/6, ...
         self.tokens += rate * (tokens - self.tokens)
         self.time += rate * (time - self.time)
-
-    def __float__(self) -> float:
-        return max(1.0, self.tokens / self.time)
-
-
-@dataclass(slots=True)
-class SpeedupAverage:
-    """What was reached with one number of slots; are drafts on?"""
-
-    SAVED: ClassVar[Checks] = {"reached": saved(MovingSpeedup), "model_share": number(0.0, 1.0)}
-    reached: MovingSpeedup = field(default_factory=MovingSpeedup)
-    # the same of the steps for which no model drafted, and the share of the other steps
-    without_model: MovingSpeedup = field(default_factory=MovingSpeedup)
-    model_share: float = 0.0
-    is_on: bool = False
-
-    def speedup(self, *, is_unread: bool = False) -> float:
-        """What is reached, or what of it there is where the models that reached it would first
-        have to read: the more of it was theirs, the less.
-        """
-        reached = float(self.reached)
-        if not is_unread:
-            return reached
-        return reached - self.model_share * max(0.0, reached - float(self.without_model))
 
 
 class Budget:
@@ -105,19 +88,15 @@ class Budget:
         self._filled: dict[int, int] = {}  # steps since one of so many rows was left as it is
         self.graphs = GraphReuse()
 
-    def rate(self, num_slots: int, plain_ms: float, *, is_unread: bool = False) -> float:
+    def rate(self, num_slots: int, plain_ms: float) -> float:
         """Tokens per millisecond that a draft has to beat, margin included; `plain_ms` of a step
         without drafts.
-
-        is_unread: of a model that would have to read all of these texts first. Without it they do
-        not go on at the speed that other texts reached with it.
         """
-        speedup = self._average(num_slots).speedup(is_unread=is_unread)
-        return speedup * (1.0 + MARGIN) * num_slots / plain_ms
+        return self.speedup(num_slots) * (1.0 + MARGIN) * num_slots / plain_ms
 
     def speedup(self, num_slots: int) -> float:
-        """What is reached where no model has read the text."""
-        return self._average(num_slots).speedup(is_unread=True)
+        """What is reached with so many slots."""
+        return self._average(num_slots).speedup
 
     def slot_ms(self, step: Step) -> float:
         """Milliseconds of a step without drafts, per slot."""
@@ -125,13 +104,12 @@ class Budget:
         return curve[step.num_slots] / step.num_slots
 
     def row_price(self, step: Step, num_rows: int) -> float:
-        """Tokens that one of `num_rows` draft rows must earn to pay for itself, on average."""
-        num_rows, num_slots, base = max(1, num_rows), step.num_slots, step.num_base_rows
-        curve = self._cost.curve(num_slots, step.context, can_fill=step.can_pad)
+        """Tokens that one of a draft's `num_rows` rows must earn to pay for itself, on average."""
+        num_slots, base = step.num_slots, step.num_verify_base
+        computed = num_slots * num_rows if step.is_even else num_rows
+        curve = self._cost.curve(base + computed, step.context, can_fill=step.can_pad)
         rate = self.rate(num_slots, curve[num_slots])
-        if len(curve) <= base + num_rows:
-            curve = self._cost.curve(base + num_rows, step.context, can_fill=step.can_pad)
-        return rate * (curve[base + num_rows] - curve[base]) / num_rows
+        return rate * (curve[base + computed] - curve[base]) / num_rows
 
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
         """Index of the draft worth most to a slot, the first of equals; None if no draft has a
@@ -163,20 +141,24 @@ class Budget:
         given, left = _fixed_lengths(slots, step.max_draft_rows)
         num_fixed = sum(given)
         is_bare = not num_fixed and self._looks_again(step)
-        offers = [s for slot in slots if not slot.is_fixed for s in slot.survival if s > 0.0]
-        offers.sort(reverse=True)
-        del offers[0 if is_bare else left :]
-        base = step.num_base_rows + num_fixed
-        curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
-        num_rows = self._best_total(offers, curve, base, step) if offers else 0
+        if not is_bare and step.is_even:
+            self._share_evenly(slots, given, step)
+        elif not is_bare:
+            self._share_rows(slots, given, left, step)
+        base, extra = step.num_verify_base, step.num_computed(given)
+        curve = self._cost.curve(base + extra, step.context, can_fill=step.can_pad)
+        extra_ms = curve[base + extra] - curve[base]
+        is_drafting = sum(given) > num_fixed
+        saved_ms = self._saved(slots, given, extra_ms, curve[step.num_slots]) if is_drafting else ()
         is_plain = step.num_base_rows == step.num_slots  # no prompt is read beside
-        if num_rows:
-            _share(slots, given, offers, num_rows)
-        saved_ms = self._saved(slots, given, curve, step) if num_rows else ()
         # Steps that read prompts say nothing about the speedup, nor do drafts whose length was set
         # by hand.
         if is_plain and not num_fixed:
-            self._account(slots, given, curve, sunk_ms)
+            gained = sum(sum(slot.survival[:n]) for slot, n in zip(slots, given, strict=True) if n)
+            self._average(step.num_slots).follow(
+                1.0 + gained / step.num_slots,
+                1.0 + (extra_ms + sunk_ms) / curve[step.num_slots],
+            )
         rows = step.num_base_rows + sum(given)
         padding = 0 if is_bare else self._padding(rows, step)
         self.graphs.plan(rows + padding if is_plain else 0, step.num_slots)
@@ -185,17 +167,17 @@ class Budget:
     def describe(self) -> dict[str, Any]:
         """Speedup and state per number of slots, JSON-ready."""
         return {
-            str(n): {"speedup": float(average.reached), "is_on": average.is_on}
+            str(n): {"speedup": average.speedup, "is_on": average.is_on}
             for n, average in sorted(self.averages.items())
         }
 
     def _saved(
-        self, slots: Sequence[SlotDraft], given: Sequence[int], curve: Sequence[float], step: Step
+        self, slots: Sequence[SlotDraft], given: Sequence[int], extra_ms: float, plain_ms: float
     ) -> list[float]:
         """Milliseconds that each slot's tokens save if they are accepted as expected."""
-        num_slots, num_rows, base = step.num_slots, sum(given), step.num_base_rows
-        token_ms = curve[num_slots] / (num_slots * float(self._average(num_slots).reached))
-        row_ms = (curve[base + num_rows] - curve[base]) / max(1, num_rows)
+        num_slots = len(slots)
+        token_ms = plain_ms / (num_slots * self.speedup(num_slots))
+        row_ms = extra_ms / sum(given)
         return [
             token_ms * sum(slot.survival[:n]) - row_ms * n if n else 0.0
             for slot, n in zip(slots, given, strict=True)
@@ -228,9 +210,19 @@ class Budget:
             width = min(self.graphs.width(num_rows, width, curve, step.num_slots), most)
         return max(0, width - num_rows)
 
-    def _best_total(
-        self, offers: Sequence[float], curve: Sequence[float], base: int, step: Step
-    ) -> int:
+    def _share_rows(
+        self, slots: Sequence[SlotDraft], given: list[int], left: int, step: Step
+    ) -> None:
+        """Give rows to the tokens with the highest survival while that pays."""
+        offers = [s for slot in slots if not slot.is_fixed for s in slot.survival if s > 0.0]
+        offers.sort(reverse=True)
+        del offers[left:]
+        if offers and (num_rows := self._best_total(offers, step.num_base_rows + sum(given), step)):
+            _share(slots, given, offers, num_rows)
+
+    def _best_total(self, offers: Sequence[float], base: int, step: Step) -> int:
+        """How many of the offers are verified; `base` rows are there without them."""
+        curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
         plain = curve[step.num_slots]
         rate = self.rate(step.num_slots, plain)
         after_last = self.graphs.curve(curve, step.num_slots) if step.can_pad else curve
@@ -247,45 +239,39 @@ class Budget:
                 return num_rows
         return best
 
-    def _account(
-        self,
-        slots: Sequence[SlotDraft],
-        given: Sequence[int],
-        curve: Sequence[float],
-        sunk_ms: float,
-    ) -> None:
-        """Follow the speedup."""
-        num_slots, num_rows, gained = len(slots), 0, 0.0
-        for slot, n in zip(slots, given, strict=True):
-            if n:
-                num_rows += n
-                gained += sum(slot.survival[:n])
-        average, plain = self._average(num_slots), curve[num_slots]
-        tokens = 1.0 + gained / num_slots
-        time = (curve[num_slots + num_rows] + sunk_ms) / plain
-        average.reached.follow(tokens, time)
-        average.model_share += SPEEDUP_RATE * (float(sunk_ms > 0.0) - average.model_share)
-        if not sunk_ms:
-            average.without_model.follow(tokens, time)
+    def _share_evenly(self, slots: Sequence[SlotDraft], given: list[int], step: Step) -> None:
+        """Give all slots the length that pays best where the longest draft is computed for each.
 
-    def _like_nearest(self, num_slots: int) -> SpeedupAverage:
-        """What the nearest number of slots reached, to begin with; soon replaced by what is found
-        here.
+        A length set by hand is the least: up to there, drafts of other slots cost nothing.
         """
-        if not self.averages:
-            return SpeedupAverage()
-        nearest = self.averages[min(self.averages, key=lambda n: abs(n - num_slots))]
-        return SpeedupAverage(
-            reached=replace(nearest.reached, steps=0),
-            without_model=replace(nearest.without_model, steps=0),
-            model_share=nearest.model_share,
-            is_on=nearest.is_on,
-        )
+        num_slots, least = step.num_slots, max(given, default=0)
+        auto = [slot.survival for slot in slots if not slot.is_fixed]
+        longest = max(map(len, auto), default=0)
+        longest = min(longest, (step.max_rows - num_slots) // num_slots)
+        longest = min(longest, (step.max_draft_rows - sum(given)) // num_slots)
+        curve = self._cost.curve(num_slots * (1 + max(least, longest)), step.context)
+        rate = self.rate(num_slots, curve[num_slots])
+        gains = accumulate(map(sum, zip_longest(*auto, fillvalue=0.0)), initial=0.0)
+        values = [
+            gain - rate * curve[num_slots * (1 + max(least, length))]
+            for length, gain in zip(range(longest + 1), gains, strict=False)
+        ]
+        best = values.index(max(values)) if values else 0
+        self._average(num_slots).is_on = best > 0
+        for i, slot in enumerate(slots):
+            if not slot.is_fixed:
+                length = sum(s > 0.0 for s in slot.survival[:best])
+                given[i] = length if length >= slot.min_tokens else 0
 
     def _average(self, num_slots: int) -> SpeedupAverage:
+        """What was reached; with a new number of slots as with the nearest one, but soon replaced
+        by what is found here.
+        """
         average = self.averages.get(num_slots)
         if average is None:
-            average = self.averages[num_slots] = self._like_nearest(num_slots)
+            nearest = min(self.averages, key=lambda n: abs(n - num_slots), default=num_slots)
+            average = replace(self.averages.get(nearest, SpeedupAverage()), steps=0)
+            self.averages[num_slots] = average
         return average
 
 

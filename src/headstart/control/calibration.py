@@ -179,6 +179,7 @@ class Calibration:
         public one.
         """
         self._namespaces[seq_id] = namespace
+        self._tokens.trim()
 
     def end(self, seq_id: int) -> None:
         """The request is over: forget its shift."""

@@ -47,7 +47,6 @@ class _RequestUse:
     """Of one request, since the model was first used for it."""
 
     start: int  # tokens of the answer before that
-    drafts: int = 0
     tokens: float = 0.0  # expected of the steps with its drafts
 
 
@@ -67,11 +66,6 @@ class CatchUpEstimate:
         """
         return 1.0 / max(1.0, self.share * num_left)
 
-    def has_drafted(self, slot: ModelSlot) -> bool:
-        """Whether it drafted for this request because that pays: then it has read the prompt."""
-        use = self._used.get(slot.seq_id)
-        return use is not None and use.drafts > 0
-
     def granted(self, slot: ModelSlot) -> None:
         """It may draft for this slot because that pays."""
         if slot.seq_id not in self._used:
@@ -82,7 +76,6 @@ class CatchUpEstimate:
         do not count.
         """
         if (use := self._used.get(seq_id)) is not None:
-            use.drafts += 1
             use.tokens += 1.0 + num_accepted
 
     def end(self, seq_id: int, num_answered: int) -> None:

@@ -160,17 +160,18 @@ class Controller:
         self, speculator: str, slots: Sequence[ModelSlot], step: Step
     ) -> list[Allowance]:
         """How far a draft model may draft for each slot."""
-        if handicap := self._rollback.tokens(step):
-            slots = [replace(slot, rival=slot.rival + handicap) for slot in slots]
-        return self._model_planner.plan(speculator, slots, step)
+        return self.plan_models({speculator: slots}, step)[speculator]
 
     def plan_models(
         self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
     ) -> dict[str, list[Allowance]]:
         """How far each of several models may draft; at most one of them drafts for a slot."""
-        return self._model_planner.plan_together(
-            asked, lambda name, slots: self.plan_model(name, slots, step)
-        )
+        if handicap := self._rollback.tokens(step):
+            asked = {
+                name: [replace(slot, rival=slot.rival + handicap) for slot in slots]
+                for name, slots in asked.items()
+            }
+        return self._model_planner.plan_together(asked, step)
 
     def prompt_rows(self, least: int, most: int, step: Step, milliseconds: float) -> int:
         """Prompt rows that a step may have beside its base rows: as many as the time allows.

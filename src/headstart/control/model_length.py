@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
+from operator import add
 from typing import NamedTuple
 
 from headstart.control.draft_cost import DraftCost
@@ -39,6 +40,7 @@ class Price(NamedTuple):
     rate: float
     curve: Sequence[float]  # of the target, by rows
     base: int  # rows without drafts
+    num_even: int  # slots for which as many rows are computed as for the longest draft; 0: ragged
     plain: float  # milliseconds of a plain step
     # what each token of a step has to earn for what is read first, by slot
     reading: Sequence[float]
@@ -71,14 +73,15 @@ def better(
             gained, rows, idle = gains[i], expected.rows, [1.0 - reach for reach in expected.reach]
         else:
             gained = [a + b for a, b in zip(gained, gains[i], strict=True)]
-            rows = [a + b for a, b in zip(rows, expected.rows, strict=True)]
+            join = max if price.num_even else add
+            rows = [join(a, b) for a, b in zip(rows, expected.rows, strict=True)]
             idle = [a * (1.0 - b) for a, b in zip(idle, expected.reach, strict=True)]
         draft_ms, round_ms = 0.0, cost.round(n, plain)
         for length, width, tokens, row, nobody in zip(
             LENGTHS, WIDTHS, gained, rows, idle, strict=False
         ):
             draft_ms += width * (1.0 - nobody) * round_ms
-            reached = base + row
+            reached = base + (price.num_even or 1) * row
             whole = int(reached)
             ms = (
                 curve[whole] + (reached - whole) * (curve[whole + 1] - curve[whole])

@@ -20,7 +20,6 @@ from headstart.control.catch_up import AnswerLength
 from headstart.control.cost import CostTable
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import LENGTHS, THRESHOLDS
-from headstart.control.model_choice import Plan, plan_together
 from headstart.control.model_length import NO_DECISION, Decision, Price, better
 from headstart.control.model_state import ModelState
 from headstart.control.probes import PROBE_TOKENS, ProbeSlot
@@ -97,16 +96,36 @@ class ModelDraftPlanner:
         return allowances
 
     def plan_together(
-        self, asked: Mapping[str, Sequence[ModelSlot]], plan: Plan
+        self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
     ) -> dict[str, list[Allowance]]:
-        """How far each of several models may draft; `plan` plans one of them."""
-        return plan_together(
-            asked,
-            plan,
-            lambda name: self._drafter(name).gain,
-            self._skip,
-            lambda name, tokens: self._drafter(name).probes.charge(tokens),
-        )
+        """How far each of several models may draft; at most one of them drafts for a slot.
+
+        They are planned in the order of `asked`. What a model is expected to gain in a slot, its
+        own time deducted, is what a later one has to exceed there; then the slot is the later
+        one's. Where lengths are set by hand, the first is preferred.
+        """
+        holders: dict[int, tuple[str, int]] = {}  # by seq_id: who drafts, and where it is planned
+        gains: dict[int, float] = {}
+        planned: dict[str, list[Allowance]] = {}
+        for name, slots in asked.items():
+            if gains:
+                slots = [replace(s, rival=s.rival + gains.get(s.seq_id, 0.0)) for s in slots]
+            allowances = planned[name] = self.plan(name, slots, step)
+            gain = self._drafter(name).gain
+            for index, (slot, allowance) in enumerate(zip(slots, allowances, strict=True)):
+                if not allowance.max_tokens:
+                    continue
+                if (holder := holders.get(slot.seq_id)) is not None:
+                    if slot.fixed_confidence is not None:
+                        allowances[index] = NO_ALLOWANCE
+                        continue
+                    planned[holder[0]][holder[1]] = NO_ALLOWANCE
+                    self._skip(holder[0], slot.seq_id)
+                    if not gain:  # only a probe, which takes these tokens from another
+                        self._drafter(name).probes.charge(gains[slot.seq_id])
+                holders[slot.seq_id] = (name, index)
+                gains[slot.seq_id] = gains.get(slot.seq_id, 0.0) + gain
+        return planned
 
     def wants(self, speculator: str) -> bool:
         """Whether to plan for this model in this step: if not, it drafts nothing."""
@@ -210,11 +229,13 @@ class ModelDraftPlanner:
             return NO_DECISION
         drafter, skips = self._drafter(speculator), [can_skip and slot.can_skip for slot in slots]
         states = [self._state(speculator, can_skip=skip) for skip in skips]
-        most_rows = step.num_base_rows + min(step.max_draft_rows, len(slots) * longest)
+        num_even = step.num_slots if step.is_even else 0
+        most_rows = step.num_verify_base + min(
+            step.max_draft_rows, (num_even or len(slots)) * longest
+        )
         curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
         plain = curve[step.num_slots]
-        is_unread = not any(self._has_drafted(speculator, slot) for slot in slots)
-        rate = self._budget.rate(step.num_slots, plain, is_unread=is_unread)
+        rate = self._budget.rate(step.num_slots, plain)
         token_price = rate * drafter.cost.token(plain)
         reading = [
             self._reading(state, slot, token_price * (slot.num_recent if skip else slot.catch_up))
@@ -223,7 +244,8 @@ class ModelDraftPlanner:
         # each pays its own lead, though those of several slots are decoded together
         lead_price = rate * drafter.cost.round(len(slots), plain)
         slots = [_with_lead_paid(slot, lead_price) if slot.lead else slot for slot in slots]
-        price = Price(drafter.cost, rate, curve, step.num_base_rows, plain, reading)
+        base = step.num_verify_base
+        price = Price(drafter.cost, rate, curve, base, num_even, plain, reading)
         num_lengths, best = bisect_right(LENGTHS, longest), NO_DECISION
         acceptance = [
             self._calibration.mean(name)
@@ -304,11 +326,6 @@ class ModelDraftPlanner:
     def _state(self, speculator: str, *, can_skip: bool) -> ModelState:
         """What a model's drafts are like, with the middle of the text left out or not."""
         return self._drafter(with_gap(speculator) if can_skip else speculator)
-
-    def _has_drafted(self, speculator: str, slot: ModelSlot) -> bool:
-        if self._drafter(speculator).catch_up.has_drafted(slot):
-            return True
-        return slot.can_skip and self._state(speculator, can_skip=True).catch_up.has_drafted(slot)
 
     def _num_labels(self, speculator: str) -> float:
         names = speculator, with_gap(speculator)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 FADE = 0.97  # of a token's counts, per label
-MAX_TOKENS, MAX_NAMESPACES = 4096, 16
+MAX_TOKENS, MAX_TOTAL = 4096, 131_072  # of a speculator in a namespace; of all
 
 
 class TokenOdds:
@@ -76,9 +76,7 @@ class TokenPair:
 
 
 class TokenTables:
-    """The pairs of all speculators and namespaces; the namespace used longest ago is forgotten
-    first.
-    """
+    """The pairs of all speculators and namespaces."""
 
     def __init__(self) -> None:
         self._pairs: OrderedDict[str, dict[str, TokenPair]] = OrderedDict()
@@ -87,9 +85,23 @@ class TokenTables:
         """The pair to read and to teach."""
         pairs = self._pairs.setdefault(namespace, {})
         self._pairs.move_to_end(namespace)
-        if len(self._pairs) > MAX_NAMESPACES:
-            self._pairs.popitem(last=False)
         pair = pairs.get(speculator)
         if pair is None:
             pair = pairs[speculator] = TokenPair()
         return pair
+
+    def trim(self) -> None:
+        """Forget the namespaces used longest ago, until few enough tokens are left; call it now and
+        then. O(namespaces).
+        """
+        sizes = {
+            namespace: 1
+            + sum(len(p.before.factors) + len(p.drafted.factors) for p in pairs.values())
+            for namespace, pairs in self._pairs.items()
+        }
+        total = sum(sizes.values())
+        for namespace in list(sizes)[:-1]:
+            if total <= MAX_TOTAL:
+                break
+            total -= sizes[namespace]
+            del self._pairs[namespace]

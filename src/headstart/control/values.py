@@ -28,11 +28,23 @@ class Step:
     max_rows: int = 2048  # most rows in one decode
     max_outputs: int = 2048  # most rows with logits in one decode
     can_pad: bool = False  # rows that nobody needs may be added
+    # the target computes as many rows for every slot as for the one with the longest draft, and
+    # prompt rows in a decode of their own
+    is_even: bool = False
 
     @property
     def max_draft_rows(self) -> int:
         """Draft rows that fit."""
         return max(0, min(self.max_rows - self.num_base_rows, self.max_outputs - self.num_slots))
+
+    @property
+    def num_verify_base(self) -> int:
+        """Rows without drafts of the decode that has the drafts."""
+        return self.num_slots if self.is_even else self.num_base_rows
+
+    def num_computed(self, lengths: Sequence[int]) -> int:
+        """Rows that drafts of these lengths add to that decode."""
+        return self.num_slots * max(lengths, default=0) if self.is_even else sum(lengths)
 
 
 @dataclass(slots=True, unsafe_hash=True)

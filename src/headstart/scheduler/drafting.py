@@ -151,7 +151,7 @@ class Drafting:
         unread = sum([sequence.num_pending for sequence in plan.prompts])
         context = sum([len(sequence.text.tokens) for sequence in plan.sequences]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
-        plan.price = Step(num, num_rows, context, *batch_limits, can_pad)
+        plan.price = Step(num, num_rows, context, *batch_limits, can_pad, plan.is_even)
         return plan.price
 
     def _may_draft(self, plan: StepPlan, index: int, sequence: Sequence) -> bool:

@@ -79,7 +79,7 @@ class Learning:
         self._learn_calls(plan)
         if record.num_rows:
             controller.observe_step(
-                record.num_rows, record.context, record.target_ms, is_exact=record.is_exact
+                record.num_computed, record.context, record.target_ms, is_exact=record.is_exact
             )
         for offer in plan.offers:
             drafts = self._followed.setdefault(plan.sequences[offer.index].number, {})

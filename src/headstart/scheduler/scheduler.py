@@ -188,7 +188,8 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """What the next step does: who takes part, with which drafts; its batch is filled."""
-        plan = StepPlan(self._batch, self.clock())
+        is_even = self.engine.cache_kind is CacheKind.ROLLBACK
+        plan = StepPlan(self._batch, self.clock(), is_even=is_even)
         self._take_compiled()
         self._admit()
         answers, plan.prompts = self.turns.choose(self.running)

@@ -55,6 +55,7 @@ class StepPlan:
     num_rows: list[int] = field(default_factory=list)
     num_outputs: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)  # tokens in the cache before the decode
+    is_even: bool = False  # every answer gets as many rows as the longest, as `Step.is_even`
     decoded: list[tuple[int, Sequence]] = field(default_factory=list)  # those that have rows
 
     # of answers: most draft tokens; the draft under consideration, its first `lengths` tokens are
@@ -170,6 +171,13 @@ class StepRecord:
     def num_slots(self) -> int:
         """Sequences that had rows."""
         return len(self.plan.decoded)
+
+    @property
+    def num_computed(self) -> int:
+        """Rows that the decode took time for."""
+        answers = self.plan.num_rows[: self.plan.num_generating]
+        spare = len(answers) * max(answers, default=0) - sum(answers)
+        return self.num_rows + spare * self.plan.is_even
 
     @property
     def num_verify_rows(self) -> int:

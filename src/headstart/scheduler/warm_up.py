@@ -124,7 +124,8 @@ class DecodeTimes:
                     timer.fill()
             self._turn += 1
             if timer.fits(rows):
-                decodes.append((rows, timer.make_room(rows), timer.decode(rows)))
+                context = timer.make_room(rows)
+                decodes.append((timer.num_computed(rows), context, timer.decode(rows)))
                 # every second one: the other has its references before it
                 is_second = len(decodes) % 2 == 0
                 references.append(timer.decode(REFERENCE_ROWS) if is_second else references[-1])
@@ -188,6 +189,11 @@ class Timer:
         shares = self._deal(rows)
         attended = sum(n * length for n, length in zip(shares, self._lengths, strict=True))
         return attended // rows
+
+    def num_computed(self, rows: int) -> int:
+        """Rows that the target computes: a hybrid as many for every sequence that has some."""
+        shares = [share for share in self._deal(rows) if share]
+        return len(shares) * max(shares) if self._spare else rows
 
     def clear(self) -> None:
         """Empty the cache."""

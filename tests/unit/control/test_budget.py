@@ -138,13 +138,12 @@ def test_an_expensive_unknown_is_tried_within_the_savings_and_then_known() -> No
 
 
 def test_another_number_of_slots_begins_with_what_the_nearest_one_reached() -> None:
-    known = SpeedupAverage(model_share=0.25, is_on=True)
-    known.reached.follow(3.0, 1.0)
+    known = SpeedupAverage(is_on=True)
+    known.follow(3.0, 1.0)
     budget = Budget(measured(CPU), {2: known})
     assert budget.rate(3, 49.0) > budget.rate(2, 49.0)
     new = budget.averages[3]
-    assert (new.is_on, new.model_share, new.reached.steps) == (True, 0.25, 0)
-    assert new.reached.tokens == known.reached.tokens
+    assert (new.is_on, new.steps, new.tokens) == (True, 0, known.tokens)
     assert budget.speedup(3) == budget.speedup(2)
 
 
@@ -157,3 +156,43 @@ def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_row
     dear = Budget(measured({1: 10.0, 2: 14.5, 8: 41.5, 16: 77.5}))
     assert cheap.best([short, long], step) == 1
     assert dear.best([short, long], step) == 0
+
+
+def plan_evenly(budget: Budget, slots: Sequence[SlotDraft], max_rows: int = 2048) -> list[int]:
+    n = len(slots)
+    return list(budget.plan(slots, Step(n, n, 100, max_rows, is_even=True)).lengths)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.lists(st.floats(0.01, 1.0), max_size=8), min_size=1, max_size=4),
+    st.integers(0, 20),
+)
+def test_where_every_slot_computes_as_many_rows_the_best_common_length_is_taken(
+    conditional: list[list[float]], room: int
+) -> None:
+    drafts, cost = [list(accumulate(rates, mul)) for rates in conditional], CostTable()
+    for _ in range(4):
+        for rows in range(1, 33):
+            cost.observe(rows, 100, 10.0 + 2.0 * rows + 15.0 * (rows > 6))
+    n = len(drafts)
+    curve = cost.curve(n + 40, 100)
+    lengths = plan_evenly(Budget(cost), [SlotDraft(draft) for draft in drafts], n + room)
+    longest = max(lengths)
+    assert lengths == [min(longest, len(draft)) for draft in drafts]
+    assert n * longest <= room
+
+    def value(length: int) -> float:
+        tokens = sum(sum(draft[:length]) for draft in drafts)
+        rate = (1.0 + MARGIN) * n / curve[n]
+        return tokens - rate * (curve[n * (1 + length)] - curve[n])
+
+    most = min(max(map(len, drafts)), room // n)
+    assert value(longest) >= max(map(value, range(most + 1))) - 1e-9
+
+
+def test_up_to_a_length_set_by_hand_the_rows_of_other_slots_cost_nothing() -> None:
+    budget = Budget(measured(CPU))
+    by_hand = SlotDraft(falling(0.01, 3), is_fixed=True)
+    assert plan_evenly(budget, [by_hand, SlotDraft(falling(0.3))]) == [3, 3]
+    assert plan_evenly(budget, [SlotDraft(()), SlotDraft(falling(0.3))]) == [0, 0]

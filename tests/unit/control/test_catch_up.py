@@ -71,13 +71,3 @@ def test_a_prompt_that_was_read_for_nothing_lowers_the_share() -> None:
             catch_up.granted(ModelSlot(seq_id, 16, catch_up=left))
         catch_up.end(seq_id, 100)
     assert catch_up.share < 0.1 * SHARE
-
-
-def test_a_model_counts_as_reading_until_it_drafts() -> None:
-    catch_up, slot = CatchUpEstimate(), ModelSlot(1, 16, catch_up=1000)
-    catch_up.granted(slot)
-    assert not catch_up.has_drafted(slot)
-    catch_up.drafted(1, 1.0)
-    assert catch_up.has_drafted(slot)
-    catch_up.end(1, 100)
-    assert not catch_up.has_drafted(slot)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from benchmarks.lib.simulated_models import ModelSimulation
+from benchmarks.lib.simulated_rollback import even_speeds
 from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import expert_curve
 
@@ -138,6 +139,17 @@ def test_a_draft_model_under_control_keeps_up_with_lengths_and_limits_set_by_han
         best = max(run.fixed_model(k, p).speed for k in (1, 2, 4, 8) for p in (0.0, 0.3, 0.7))
         shares.append(run.auto(controller).speed / best)
     assert sum(shares) / len(shares) >= 0.93
+
+
+@pytest.mark.parametrize(
+    ("workload", "num_slots"), [("nothing", 4), ("mixed", 4), ("edit", 4), ("per-slot", 8)]
+)
+def test_a_target_that_computes_as_many_rows_for_every_slot_is_never_slower_than_off(
+    workload: str, num_slots: int
+) -> None:
+    run = Simulation(workload, "cpu", num_slots, tokens=400)
+    speeds = even_speeds(run, snapshots=8, fixed=(1, 2, 4))
+    assert speeds["auto"] >= 0.97 * max(speeds["off"], speeds["fixed"])
 
 
 def test_lengths_by_known_chances_lie_between_off_and_hindsight() -> None:

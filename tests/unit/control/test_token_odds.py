@@ -9,7 +9,7 @@ import pytest
 from headstart.control.calibration import Calibration
 from headstart.control.codec import encode
 from headstart.control.controller import Controller
-from headstart.control.token_odds import MAX_NAMESPACES, MAX_TOKENS, TokenOdds, TokenTables
+from headstart.control.token_odds import MAX_TOKENS, MAX_TOTAL, TokenOdds, TokenTables
 from headstart.control.values import Outcome
 
 BRACKET, NAME, BEFORE = 1, 2, 3
@@ -109,14 +109,26 @@ def test_memory_is_bounded_and_tokens_seen_often_stay() -> None:
     assert odds.factors[BRACKET] == factor
 
 
-def test_the_namespace_used_longest_ago_is_forgotten_first() -> None:
+def test_the_namespaces_used_longest_ago_are_forgotten_first() -> None:
     tables = TokenTables()
-    first = tables.of("0", "text")
-    for i in range(1, MAX_NAMESPACES):
-        tables.of(str(i), "text")
-    assert tables.of("0", "text") is first
-    second = tables.of("1", "text")
-    for i in range(MAX_NAMESPACES - 1):
-        tables.of(f"new {i}", "text")
-    assert tables.of("1", "text") is second
-    assert tables.of("0", "text") is not first
+    for i in range(40):
+        odds = tables.of(str(i), "text").drafted
+        for token in range(MAX_TOKENS):
+            odds.learn(token, 0.5, 1.0)
+        tables.trim()
+    kept = [i for i in range(40) if tables.of(str(i), "text").drafted.factors]
+    assert kept == list(range(40 - len(kept), 40))
+    assert (len(kept) + 1) * (MAX_TOKENS + 1) > MAX_TOTAL >= len(kept) * MAX_TOKENS
+
+
+def test_many_tenants_in_turn_keep_what_their_tokens_taught() -> None:
+    calibration = Calibration()
+    for _ in range(3):
+        for tenant in range(100):
+            calibration.begin(0, f"tenant {tenant}")
+            for token in range(BRACKET, BRACKET + 200):
+                calibration.record(Outcome(0, "text", [4.0], 0, 1, tokens=[BEFORE, token]))
+            calibration.end(0)
+    calibration.begin(0, "tenant 0")
+    known = calibration.survival("text", [4.0], 0, [BEFORE, BRACKET])
+    assert known[0] < 0.9 * calibration.survival("text", [4.0], 0)[0]

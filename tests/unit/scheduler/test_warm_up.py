@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable
 
 import pytest
@@ -23,7 +24,7 @@ from headstart.scheduler.warm_up import (
     time_change,
 )
 from headstart.testing import FakeEngine
-from headstart.types import Batch, ContextFullError
+from headstart.types import Batch, CacheKind, ContextFullError
 from headstart.types.request import Request
 
 
@@ -257,3 +258,11 @@ def test_draft_models_are_timed_once_and_only_before_the_first_request(
     warm_up.go_on()
     warm_up.go_on()
     assert model.num_timed == (num_interrupted == 0)
+
+
+@pytest.mark.parametrize("kind", [CacheKind.CUT, CacheKind.ROLLBACK])
+def test_a_sample_has_the_rows_that_the_target_computes(kind: CacheKind) -> None:
+    engine = Model(4)
+    engine.cache_kind = kind
+    rows = [a_timer(engine, time.perf_counter, 4).num_computed(n) for n in (1, 4, 5, 7, 9)]
+    assert rows == ([1, 4, 8, 8, 12] if kind is CacheKind.ROLLBACK else [1, 4, 5, 7, 9])
