@@ -115,7 +115,7 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
 
 
 def _limit(seconds: float, num_bytes: int) -> None:
-    """Limit the time and the address space of this process, and let the model's threads go first."""
+    """Limit this process's time and address space; the model's threads come first."""
     os.nice(LOW_PRIORITY)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # on a busy machine
