@@ -71,7 +71,7 @@ def test_a_state_of_other_settings_is_not_used(kept: Path) -> None:
         assert ask(client)["timings"]["cache_n"] == 0
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"identity": 1}', "[]"])
+@pytest.mark.parametrize("damage", ["[" * 100_000, "", "{", '{"identity": 1}', "[]"])
 def test_a_damaged_list_is_passed_over(kept: Path, damage: str) -> None:
     (kept / "slots.json").write_text(damage)
     with server(kept) as client:

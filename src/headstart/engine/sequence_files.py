@@ -6,8 +6,9 @@ here, because libllama's own function aborts the process on a file that ends ear
 memory it only says that it cannot use it. Source: llama.cpp src/llama-context.cpp,
 state_seq_save_file and state_seq_load_file.
 
-Where cells were moved, how many tokens are exact follows the state (`_MOVED`), which libllama does
-not look at.
+Behind the state, where libllama does not look, stand the number of exact tokens, which is less
+where cells were moved, and a checksum (`_TRAILER`): a damaged state would change the text without
+notice.
 
 What llama-server puts in the place of the tokens is -1, a version, their number, the tokens, the
 number of images and these (tools/server/server-common.cpp, server_tokens::serialize). It also reads
@@ -16,6 +17,7 @@ plain tokens, which are what is written here.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,8 +33,8 @@ from headstart.types.errors import EngineError, InvalidParameterError
 _HEADER = struct.Struct("<III")
 _IN_MEMORY = struct.Struct("<Ii")
 _STATE_MAGIC = 0xAF143CD8
-_MOVED = struct.Struct("<8sI")
-_MOVED_MAGIC = b"HS MOVED"
+_TRAILER = struct.Struct("<8sI16s")  # magic, exact tokens, checksum of all that stands before it
+_TRAILER_MAGIC = b"HS SLOT1"
 _PACKED, _PACKED_VERSION, _NUM_AROUND = -1, 1, 4  # of llama-server; numbers around the tokens
 
 
@@ -44,8 +46,7 @@ def write(path: Path, tokens: Sequence[int], state: bytes | bytearray, num_exact
     """
     head = _HEADER.pack(api.LLAMA_STATE_SEQ_MAGIC, api.LLAMA_STATE_SEQ_VERSION, len(tokens))
     data = head + np.array(tokens, "<i4").tobytes() + bytes(state[_IN_MEMORY.size :])
-    if num_exact < len(tokens):
-        data += _MOVED.pack(_MOVED_MAGIC, num_exact)
+    data += _TRAILER.pack(_TRAILER_MAGIC, num_exact, _checksum(data, num_exact))
     try:
         replace_file(path, data)
     except OSError as error:
@@ -83,10 +84,21 @@ def read(path: Path, context_size: int, vocab_size: int) -> tuple[SavedSequence,
             "damaged, or of another model"
         )
     num_exact, num_bytes = len(tokens), len(data)
-    if data[-_MOVED.size :][: len(_MOVED_MAGIC)] == _MOVED_MAGIC:
-        num_exact, data = _MOVED.unpack(data[-_MOVED.size :])[1], data[: -_MOVED.size]
+    if data[-_TRAILER.size :][: len(_TRAILER_MAGIC)] == _TRAILER_MAGIC:
+        _, num_exact, checksum = _TRAILER.unpack(data[-_TRAILER.size :])
+        data = data[: -_TRAILER.size]
+        if _checksum(data, num_exact) != checksum:
+            raise InvalidParameterError(
+                f"{path.name} is damaged: its checksum is wrong; save the slot again"
+            )
     state = b"".join((_IN_MEMORY.pack(_STATE_MAGIC, 0), data[end:]))  # the id is not looked at
     return SavedSequence(tokens.tolist(), num_exact, num_bytes), state
+
+
+def _checksum(data: bytes | memoryview, num_exact: int) -> bytes:
+    digest = hashlib.blake2b(data, digest_size=16)
+    digest.update(num_exact.to_bytes(4, "little"))
+    return digest.digest()
 
 
 def _unpacked(name: str, numbers: NDArray[np.int32]) -> NDArray[np.int32]:

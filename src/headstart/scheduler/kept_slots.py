@@ -85,7 +85,7 @@ class KeptSlots:
             ]
         except FileNotFoundError:
             return []
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("what the slots held is not used: %s: %s", self.folder / INDEX, error)
             return []
         return entries if is_ours else []
