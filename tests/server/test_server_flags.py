@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 from pathlib import Path
@@ -12,13 +11,11 @@ import pytest
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
-from headstart.app.cli.settings import all_settings
 from headstart.config import SamplingConfig, ServerConfig
 from headstart.server.listen import serve
 from headstart.server.model import ServedModel
 from headstart.server.sampling import request_defaults
 from headstart.types.errors import ConfigError
-from headstart.types.sampling_params import NUMBERS, SamplingParams
 
 
 def test_paths_begin_with_the_prefix():
@@ -76,8 +73,8 @@ def test_flags_beat_the_models_recommendation_beats_the_defaults():
     }  # fmt: skip
     defaults = request_defaults(
         SamplingConfig(
-            temp=0.1, seed=5, predict=7, reverse_prompt=r"User:\n", logit_bias="5+1.5,6-inf",
-            dry_sequence_breaker=r"\t",
+            numbers={"temperature": 0.1}, seed=5, predict=7, reverse_prompt=r"User:\n",
+            logit_bias="5+1.5,6-inf", dry_sequence_breaker=r"\t",
         ),
         metadata,
     )  # fmt: skip
@@ -92,7 +89,7 @@ def test_flags_beat_the_models_recommendation_beats_the_defaults():
 @pytest.mark.parametrize(
     ("config", "says"),
     [
-        ({"repeat_penalty": -1.0}, "a sampling flag is out of range: repeat_penalty"),
+        ({"numbers": {"repeat_penalty": -1.0}}, "a sampling flag is out of range: repeat_penalty"),
         ({"logit_bias": "five+1"}, "must be as 15043"),
         ({"samplers": "top_k", "sampler_seq": "k"}, "two ways to say one thing"),
         ({"predict": -9}, "--predict is -9"),
@@ -106,7 +103,10 @@ def test_a_sampling_flag_out_of_range_is_refused(config, says):
 def test_a_request_gets_the_servers_defaults_where_it_says_nothing():
     model = served_model()
     defaults = request_defaults(
-        SamplingConfig(temp=0.1, top_k=-5, seed=5, predict=7, reverse_prompt="END"), {}
+        SamplingConfig(
+            numbers={"temperature": 0.1, "top_k": -5}, seed=5, predict=7, reverse_prompt="END"
+        ),
+        {},
     )
     worker = FakeWorker()
     served = ServedModel(
@@ -121,14 +121,3 @@ def test_a_request_gets_the_servers_defaults_where_it_says_nothing():
     assert (plain.sampling.seed, plain.max_tokens, plain.stop) == (5, 7, (b"END",))
     assert (own.sampling.temperature, own.stop) == (2, (b"x",))
     assert (props["temperature"], props["top_k"]) == (0.1, 0)
-
-
-def test_the_help_of_a_sampling_flag_ends_with_the_value_that_requests_have_without_it():
-    fields = {one.metadata["flag"]: one.name for one in NUMBERS}
-    said, real = {}, {}
-    for one in all_settings():
-        if one.part == "sampling" and (value := re.search(r"\((-?[\d.]+)\)$", one.option.help)):
-            said[one.flag] = float(value[1])
-            real[one.flag] = getattr(SamplingParams(), fields.get(one.name, one.name))
-    assert len(said) > 15
-    assert said == real

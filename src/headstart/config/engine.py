@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from headstart.config.fields import FALSE_WORDS, TRUE_WORDS, check_ranges, option
 from headstart.types.errors import ConfigError
@@ -258,38 +259,25 @@ class DraftEngineConfig:
     )
 
     def applied_to(self, base: EngineConfig, parallel: int) -> EngineConfig:
-        """The target's settings with these on top; no more context than the target has.
-
-        What is said of the target's tensors, keys and adapters does not hold for another model.
-        """
-        cells = base.context * (parallel if base.deterministic else 1)
-        return replace(
-            base,
-            threads=self.draft_threads or base.threads,
-            threads_batch=self.draft_threads_batch or base.threads_batch,
-            gpu_layers=base.gpu_layers if self.draft_gpu_layers is None else self.draft_gpu_layers,
-            device=self.draft_device or base.device,
+        """The target's settings with these on top; no more context than the target has."""
+        given = {one.name.removeprefix("draft_"): getattr(self, one.name) for one in fields(self)}
+        own = {name: value for name, value in given.items() if value is not None}
+        settings: dict[str, Any] = {
+            "context": base.context * (parallel if base.deterministic else 1),
+            "batch": 512,
             # A draft model's steps would take a round trip each. Where it was named a remote
             # device, that one is known by then.
-            rpc=None,
-            tensor_split=None if self.draft_device else base.tensor_split,
-            cache_type_k=self.draft_cache_type_k or base.cache_type_k,
-            cache_type_v=self.draft_cache_type_v or base.cache_type_v,
-            context=self.draft_context or cells,
-            batch=512,
-            deterministic=False,
-            swa_full=True,  # it takes back the tokens of many decodes
-            ctx_checkpoints=8,  # of recurrent layers: states to go back to after a rejection
-            mtp=False,
-            cpu_moe=self.draft_cpu_moe,
-            n_cpu_moe=self.draft_n_cpu_moe,
-            override_tensor=self.draft_override_tensor,
-            override_kv=None,
-            lora=None,
-            lora_scaled=None,
-            control_vector=None,
-            control_vector_scaled=None,
-        )
+            "rpc": None,
+            "tensor_split": None if self.draft_device else base.tensor_split,
+            "deterministic": False,
+            "swa_full": True,  # it takes back the tokens of many decodes
+            "ctx_checkpoints": 8,  # of recurrent layers: states to go back to after a rejection
+            "mtp": False,
+        }
+        adapters = ("lora", "lora_scaled", "control_vector", "control_vector_scaled")
+        for name in ("override_tensor", "override_kv", *adapters):  # of the target's tensors
+            settings[name] = None
+        return replace(base, **(settings | own))
 
     def __post_init__(self) -> None:
         check_ranges(self)

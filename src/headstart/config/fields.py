@@ -27,7 +27,7 @@ class Option:
     choices: tuple[str, ...] | None = None
     least: float | None = None
     most: float | None = None
-    # texts that stand for a value, in lower case: "all" for -1
+    # texts that stand for a value (None: the default), in lower case: "all" for -1
     words: Mapping[str, Any] = field(default_factory=dict)
     bare: str | None = None  # the value of the flag alone
     separator: str | None = None  # joins the values of a flag that may be given again

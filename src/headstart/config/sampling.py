@@ -5,7 +5,8 @@ None means: what the model file recommends (`general.sampling.*`), else llama-se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from headstart.config.fields import option
 from headstart.types.errors import ConfigError
@@ -19,42 +20,8 @@ class SamplingConfig:
 
     predict: int = option(-1, "maximum tokens of an answer; -1 for no limit")
     seed: int = option(-1, "seed of the random numbers; -1 picks a new one for each request")
-    temp: float | None = option(None, "temperature; 0 always takes the likeliest token (0.8)")
-    top_k: int | None = option(None, "sample from the k likeliest tokens; 0 from all (40)")
-    top_p: float | None = option(
-        None, "sample from the likeliest tokens that together have this probability (0.95)"
-    )
-    min_p: float | None = option(
-        None, "drop tokens less likely than this share of the likeliest (0.05)"
-    )
-    typical_p: float | None = option(None, "locally typical sampling; 1 is off (1)")
-    top_n_sigma: float | None = option(
-        None, "drop logits this many standard deviations below the best; -1 is off (-1)"
-    )
-    xtc_probability: float | None = option(None, "how often XTC drops the best tokens (0)")
-    xtc_threshold: float | None = option(
-        None, "minimum probability of the tokens that XTC drops (0.1)"
-    )
-    dynatemp_range: float | None = option(None, "how much the temperature varies (0)")
-    dynatemp_exp: float | None = option(None, "exponent of the varying temperature (1)")
-    repeat_last_n: int | None = option(
-        None, "tokens that penalties look back; 0 is off, -1 the whole context (64)"
-    )
-    repeat_penalty: float | None = option(None, "penalty for repeated tokens; 1 is off (1)")
-    presence_penalty: float | None = option(None, "subtracted from tokens seen before (0)")
-    frequency_penalty: float | None = option(
-        None, "subtracted from tokens for each time they were seen (0)"
-    )
-    dry_multiplier: float | None = option(
-        None, "strength of the DRY repetition penalty; 0 is off (0)"
-    )
-    dry_base: float | None = option(None, "base of DRY's penalty (1.75)")
-    dry_allowed_length: int | None = option(
-        None, "repetitions up to this length are not penalized (2)"
-    )
-    dry_penalty_last_n: int | None = option(
-        None, "tokens that DRY looks back; 0 is off, -1 the whole context (-1)"
-    )
+    # by field of `SamplingParams`, which declares their flags
+    numbers: Mapping[str, float] = field(default_factory=dict)
     dry_sequence_breaker: str | None = option(
         None,
         'text that ends a repetition for DRY, instead of \\n, :, " and *; repeatable; none: no '

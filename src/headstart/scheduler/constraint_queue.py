@@ -7,7 +7,12 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING
 
 from headstart.scheduler.sequence import Sequence
-from headstart.types.errors import CapacityError, HeadstartError, NotSupportedError
+from headstart.types.errors import (
+    CapacityError,
+    HeadstartError,
+    InvalidParameterError,
+    NotSupportedError,
+)
 
 if TYPE_CHECKING:
     from headstart.sampling.grammar.compiled import Compiled
@@ -111,7 +116,7 @@ class ConstraintQueue:
         if error is None:
             sequence.compiled = compiling.result()
             return None
-        if isinstance(error, CapacityError):  # it may be compiled another time
+        if not isinstance(error, InvalidParameterError):  # it may be compiled another time
             self._compiler.forget(sequence.request.constraint)
         if isinstance(error, HeadstartError):
             return error

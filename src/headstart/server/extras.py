@@ -78,13 +78,8 @@ class Extras:
             "cors-proxy": tools.ui_mcp_proxy or tools.agent,
             "vertex": environment.get("AIP_MODE") == "PREDICTION",
         }
-        return cls(
-            [
-                load("headstart.routes", name)(tools, environment)
-                for name, on in wanted.items()
-                if on
-            ]
-        )
+        names = [name for name, is_on in wanted.items() if is_on]
+        return cls([load("headstart.routes", name)(tools, environment) for name in names])
 
     def applied(self, config: ServerConfig) -> ServerConfig:
         """The server's settings with what follows from the extras."""

@@ -43,10 +43,7 @@ def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> Req
     """
     values: dict[str, Any] = {"ignore_eos": config.ignore_eos}
     values |= _recommended(metadata)
-    for one in NUMBERS:
-        given = getattr(config, one.metadata["flag"] or one.name, None)
-        if given is not None and one.name != "seed":
-            values[one.name] = given
+    values |= config.numbers
     if config.samplers is not None:
         values["samplers"] = _sampler_names(config.samplers.split(";"))
     if config.sampler_seq is not None:

@@ -40,24 +40,17 @@ MAX_SEED = 2**32 - 1
 MAX_INFILL_TOP_K = 256
 
 
-def number(
-    default: float,
-    low: float,
-    high: float,
-    *,
-    flag: str = "",
-    key: str = "",
-    clamp: str = "",
-) -> Any:
+def number(default: float, low: float, high: float, help: str = "", **facts: str) -> Any:
     """A parameter that is a number from `low` to `high`.
 
     Args:
-        flag: name of the server's setting, if it is another one.
+        help: of the server's flag for the default; without it there is no flag.
+        flag: name of that setting, if it is another one.
         key: of `general.sampling.*` in model files that recommend a value.
         clamp: "below" or "both": as at llama-server, a request's value outside of the range on this
             side becomes the limit.
     """
-    metadata = {"range": (low, high), "flag": flag, "key": key, "clamp": clamp}
+    metadata = {"range": (low, high), "help": help, "flag": "", "key": "", "clamp": "", **facts}
     return field(default=default, metadata=metadata)
 
 
@@ -65,29 +58,61 @@ def number(
 class SamplingParams:
     """Sampling of one request; immutable, so the text is a function of it and the prompt."""
 
-    # 0 is greedy
-    temperature: float = number(0.8, 0.0, 100.0, flag="temp", key="temp", clamp="below")
-    # temperature varies by +- this with the entropy of the candidates
-    dynatemp_range: float = number(0.0, 0.0, 100.0)
-    dynatemp_exponent: float = number(1.0, 0.0, 100.0, flag="dynatemp_exp")
-    top_k: int = number(40, 0, 2**31 - 1, key="top_k", clamp="both")  # 0 keeps all
-    top_p: float = number(0.95, 0.0, 1.0, key="top_p", clamp="both")  # 1 keeps all
-    min_p: float = number(0.05, 0.0, 1.0, key="min_p", clamp="both")  # 0 keeps all
-    typical_p: float = number(1.0, 0.0, 1.0)  # 1 keeps all
-    top_n_sigma: float = number(-1.0, -1.0, 1e6)  # <= 0 is off
-    xtc_probability: float = number(0.0, 0.0, 1.0, key="xtc_probability", clamp="both")
-    # > 0.5 is off
-    xtc_threshold: float = number(0.1, 0.0, 1.0, key="xtc_threshold", clamp="both")
+    temperature: float = number(
+        0.8, 0.0, 100.0, "temperature; 0 always takes the likeliest token", flag="temp",
+        key="temp", clamp="below",
+    )  # fmt: skip
+    dynatemp_range: float = number(
+        0.0, 0.0, 100.0, "how much the temperature varies with the entropy of the candidates"
+    )
+    dynatemp_exponent: float = number(
+        1.0, 0.0, 100.0, "exponent of the varying temperature", flag="dynatemp_exp"
+    )
+    top_k: int = number(
+        40, 0, 2**31 - 1, "sample from the k likeliest tokens; 0 from all", key="top_k",
+        clamp="both",
+    )  # fmt: skip
+    top_p: float = number(
+        0.95, 0.0, 1.0, "sample from the likeliest tokens that together have this probability",
+        key="top_p", clamp="both",
+    )  # fmt: skip
+    min_p: float = number(
+        0.05, 0.0, 1.0, "drop tokens less likely than this share of the likeliest", key="min_p",
+        clamp="both",
+    )  # fmt: skip
+    typical_p: float = number(1.0, 0.0, 1.0, "locally typical sampling; 1 is off")
+    top_n_sigma: float = number(
+        -1.0, -1.0, 1e6, "drop logits this many standard deviations below the best; -1 is off"
+    )
+    xtc_probability: float = number(
+        0.0, 0.0, 1.0, "how often XTC drops the best tokens", key="xtc_probability", clamp="both"
+    )
+    xtc_threshold: float = number(
+        0.1, 0.0, 1.0, "minimum probability of the tokens that XTC drops", key="xtc_threshold",
+        clamp="both",
+    )  # fmt: skip
     min_keep: int = number(0, 0, 2**31 - 1)
-    # tokens that penalties look back; 0 is off, -1 the whole context
-    repeat_last_n: int = number(64, -1, 2**31 - 1, key="penalty_last_n")
-    repeat_penalty: float = number(1.0, 1e-3, 100.0, key="penalty_repeat")
-    presence_penalty: float = number(0.0, -100.0, 100.0)
-    frequency_penalty: float = number(0.0, -100.0, 100.0)
-    dry_multiplier: float = number(0.0, 0.0, 100.0)  # 0 is off
-    dry_base: float = number(1.75, 0.0, 100.0)
-    dry_allowed_length: int = number(2, 0, 2**31 - 1)
-    dry_penalty_last_n: int = number(-1, -1, 2**31 - 1)
+    repeat_last_n: int = number(
+        64, -1, 2**31 - 1, "tokens that penalties look back; 0 is off, -1 the whole context",
+        key="penalty_last_n",
+    )  # fmt: skip
+    repeat_penalty: float = number(
+        1.0, 1e-3, 100.0, "penalty for repeated tokens; 1 is off", key="penalty_repeat"
+    )
+    presence_penalty: float = number(0.0, -100.0, 100.0, "subtracted from tokens seen before")
+    frequency_penalty: float = number(
+        0.0, -100.0, 100.0, "subtracted from tokens for each time they were seen"
+    )
+    dry_multiplier: float = number(
+        0.0, 0.0, 100.0, "strength of the DRY repetition penalty; 0 is off"
+    )
+    dry_base: float = number(1.75, 0.0, 100.0, "base of DRY's penalty")
+    dry_allowed_length: int = number(
+        2, 0, 2**31 - 1, "repetitions up to this length are not penalized"
+    )
+    dry_penalty_last_n: int = number(
+        -1, -1, 2**31 - 1, "tokens that DRY looks back; 0 is off, -1 the whole context"
+    )
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     ignore_eos: bool = False

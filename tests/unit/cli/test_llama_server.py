@@ -124,7 +124,6 @@ def test_ours_beats_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("argv", "part", "name", "value"),
     [
-        (["--temp", "0.5"], "sampling", "temp", 0.5),
         (["-n", "5"], "sampling", "predict", 5),
         (["--n_predict", "5"], "sampling", "predict", 5),
         (["-s", "42"], "sampling", "seed", 42),
@@ -134,7 +133,6 @@ def test_ours_beats_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
         (["-lm", "none"], "engine", "mmap", False),
         (["--fim-qwen-7b-spec"], "server", "port", 8012),
         (["--fim-qwen-7b-spec", "--port", "1"], "server", "port", 1),
-        (["--gpt-oss-20b-default"], "sampling", "min_p", 0.01),
         (["--no-prefill-assistant"], "chat", "prefill_assistant", False),
         (["--jinja", "-cb", "--no-warmup", "-np", "2"], "scheduler", "parallel", 2),
     ],
@@ -143,6 +141,21 @@ def test_a_flag_means_what_it_means_there(
     argv: list[str], part: str, name: str, value: object
 ) -> None:
     assert getattr(getattr(read(*argv).config(), part), name) == value
+
+
+@pytest.mark.parametrize(
+    ("argv", "name", "value"),
+    [
+        (["--temp", "0.5"], "temperature", 0.5),
+        (["--dynatemp-exp", "2"], "dynatemp_exponent", 2.0),
+        (["--gpt-oss-20b-default"], "min_p", 0.01),
+    ],
+)
+def test_a_flag_of_a_sampling_parameter_gives_its_default(
+    argv: list[str], name: str, value: float
+) -> None:
+    assert read().config().sampling.numbers == {}
+    assert read(*argv).config().sampling.numbers[name] == value
 
 
 @pytest.mark.parametrize(
@@ -182,7 +195,8 @@ def test_a_preset_of_one_model_gives_the_flags_of_a_model_that_is_named(tmp_path
     config = resolved.config()
     assert (config.engine.context, config.engine.mmap, config.server.port) == (1024, False, 99)
     assert (config.model.model, config.model.alias) == ("x.gguf", "org/some:Q4")
-    assert (config.sampling.temp, resolved.origins["port"]) == (0.1, "preset")
+    assert config.sampling.numbers == {"temperature": 0.1}
+    assert resolved.origins["port"] == "preset"
 
 
 @pytest.mark.parametrize(

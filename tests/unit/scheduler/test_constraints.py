@@ -35,7 +35,7 @@ from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
 from headstart.types import CacheKind
 from headstart.types.constraint import Constraint, ConstraintKind
-from headstart.types.errors import CapacityError, NotSupportedError
+from headstart.types.errors import CapacityError, HeadstartError, NotSupportedError
 from headstart.types.request import TokenEvent
 
 every_kind = pytest.mark.parametrize("kind", list(CONSTRAINTS))
@@ -246,6 +246,14 @@ def test_waiting_for_other_constraints_is_no_fault_of_the_constraint() -> None:
     compiler.finish("slow")
     assert ready(queue) == {"slow": None}
     assert compiler.begun == ["slow"]
+
+
+def test_only_a_refusal_is_kept() -> None:
+    queue, compiler = queued(Clock(), {"a": ["x"]})
+    ((constraint, future),) = compiler._cached.items()
+    future.set_exception(OSError("no more processes"))
+    assert isinstance(ready(queue)["x"], HeadstartError)
+    assert compiler.cached(constraint) is None
 
 
 def test_requests_whose_constraints_compile_count_as_waiting() -> None:

@@ -117,6 +117,17 @@ def test_a_large_file_is_read_in_parts_and_whole_in_base64(tmp_path):
     assert whole["size_bytes"] == 25000
 
 
+def test_a_file_that_is_too_large_to_read_is_not_cut_by_an_edit(tmp_path):
+    file = tmp_path / "a"
+    with file.open("wb") as large:
+        large.write(b"once")
+        large.truncate(2**26 + 1)
+    edits = [{"old_text": "once", "new_text": "twice"}]
+    failed = run_tool("edit_file", path=str(file), edits=edits)
+    assert "more than 64 MiB" in failed["error"]
+    assert file.stat().st_size == 2**26 + 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [

@@ -44,7 +44,10 @@ class Resolved:
         options: dict[str, dict[str, Value]] = {}
         for setting in self.settings:
             value = self.values[setting.name]
-            if setting.part in chosen:
+            if setting.group:
+                if value is not None:
+                    chosen[setting.part].setdefault(setting.group, {})[setting.field] = value
+            elif setting.part in chosen:
                 chosen[setting.part][setting.field] = value
             elif setting.part and self.origins[setting.name] != "default":
                 speculator = setting.part.removeprefix(SPECULATOR_PART)

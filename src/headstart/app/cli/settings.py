@@ -15,6 +15,7 @@ from dataclasses import MISSING, dataclass, fields
 from headstart.app.cli import llama_server
 from headstart.config import FALSE_WORDS, TRUE_WORDS, Config, Option, flag_of, option_of
 from headstart.types.errors import ConfigError
+from headstart.types.sampling_params import NUMBERS
 
 Value = str | int | float | bool | None
 Kind = type[str] | type[int] | type[float] | type[bool]
@@ -29,6 +30,7 @@ class Setting:
 
     part: str  # the field of `Config` it belongs to, "" for a command's own
     field: str  # of its dataclass
+    group: str = ""  # field of the part that holds it, by `field`
     name: str  # the field's with a prefix, for options of speculators
     kind: Kind
     default: Value
@@ -135,8 +137,30 @@ def all_settings(parts: Sequence[str] | None = None) -> list[Setting]:
     """The settings of these parts of `Config`, all by default; options of speculators come last."""
     hints = typing.get_type_hints(Config)
     names = [field.name for field in fields(Config)] if parts is None else parts
-    settings = [setting for name in names for setting in settings_of(hints[name], name)]
+    settings: list[Setting] = []
+    for name in names:
+        settings += settings_of(hints[name], name)
+        if name == "sampling":
+            settings += _sampling_settings()
     return [*settings, *_speculator_settings()] if "speculation" in names else settings
+
+
+def _sampling_settings() -> Iterator[Setting]:
+    """The flags of sampling parameters that are numbers."""
+    for parameter in NUMBERS:
+        facts = parameter.metadata
+        if facts["help"]:
+            name = facts["flag"] or parameter.name
+            yield Setting(
+                part="sampling",
+                group="numbers",
+                field=parameter.name,
+                name=name,
+                kind=int if parameter.type == "int" else float,
+                default=None,
+                option=Option(help=f"{facts['help']} ({parameter.default:g})"),
+                theirs=llama_server.flags_named(flag_of(name)),
+            )
 
 
 def _speculator_settings() -> Iterator[Setting]:

@@ -22,7 +22,7 @@ MANY = 100_000  # requests at once, which we limit ourselves
 
 
 def secure(environment: MutableMapping[str, str]) -> None:
-    """Have Ray ask for a token and tell nobody about us; must come before ray is imported."""
+    """Make Ray require a token and send no usage statistics; call it before importing ray."""
     environment.setdefault("RAY_AUTH_MODE", "token")
     environment.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if environment["RAY_AUTH_MODE"] != "token":
@@ -61,7 +61,7 @@ def application(
         ),
         ray_actor_options={"num_cpus": options.replica_cpus, "num_gpus": options.replica_gpus},
         max_ongoing_requests=MANY,
-        graceful_shutdown_timeout_s=options.drain_seconds + 60.0,  # to end
+        graceful_shutdown_timeout_s=options.drain_seconds + 60.0,  # and the time to stop
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2.0,
     )(ReplicaActor)

@@ -127,7 +127,7 @@ class ReplicaActor:
 
 
 def _store() -> Any:
-    """The actor that keeps control states, made by whoever asks first."""
+    """The actor that keeps control states, created at the first request."""
     options = {"num_cpus": 0, "max_restarts": -1, "lifetime": "detached", "get_if_exists": True}
     actor = ray.remote(ControlStates)
     return actor.options(name=STORE_NAME, namespace=STORE_NAMESPACE, **options).remote()

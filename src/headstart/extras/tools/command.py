@@ -1,4 +1,4 @@
-"""Runs one program with a time limit and a limit of what is kept of its output."""
+"""Runs one program with limits of time and output."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class Finished:
 
     @property
     def text(self) -> str:
-        """The output as text; what was cut off is said."""
+        """The output as text, with a note if it was cut."""
         text = self.output.decode("utf-8", "replace")
         return text + "\n[output truncated]" if self.is_cut else text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandLimits:
-    """What a program may take."""
+    """Limits of one program."""
 
     seconds: float
     output_bytes: int
@@ -47,13 +47,14 @@ async def run_command(
     merges_errors: bool = True,
     on_output: Callable[[bytes], None] | None = None,
 ) -> Finished:
-    """Run a program until it ends or its time is over; then, or when cancelled, it is killed with
-    all that it started.
+    """Run a program until it ends or its time is over; kill what is left of it and its children.
+
+    They are killed if the call is cancelled as well.
 
     Args:
-        given: what it reads.
-        merges_errors: what it writes to stderr is output as well; else it is dropped.
-        on_output: told each piece as it comes, up to the limit.
+        given: its standard input.
+        merges_errors: stderr is part of the output; else it is dropped.
+        on_output: called with each piece of the output, up to the limit.
     """
     errors = asyncio.subprocess.STDOUT if merges_errors else asyncio.subprocess.DEVNULL
     try:
@@ -79,11 +80,11 @@ async def run_command(
 
 
 async def end_process(process: asyncio.subprocess.Process) -> None:
-    """Kill what is left of a program and of what it started, and do not wait long for it."""
+    """Kill a program with its children, and wait a second at most until they are gone."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), 1.0)  # not killed if it hangs in the system
+        await asyncio.wait_for(process.wait(), 1.0)
 
 
 class _Output:
@@ -96,22 +97,18 @@ class _Output:
         self._on_output = on_output
 
     def add(self, piece: bytes) -> None:
-        piece, rest = self._split(piece)
-        self.is_cut = self.is_cut or bool(rest)
-        self.kept += piece
-        if piece and self._on_output is not None:
-            self._on_output(piece)
-
-    def _split(self, piece: bytes) -> tuple[bytes, bytes]:
-        room = self._limit - len(self.kept)
-        return piece[:room], piece[room:]
+        kept = piece[: self._limit - len(self.kept)]
+        self.is_cut = self.is_cut or len(kept) < len(piece)
+        self.kept += kept
+        if kept and self._on_output is not None:
+            self._on_output(kept)
 
 
 async def _talk(process: asyncio.subprocess.Process, given: bytes, output: _Output) -> None:
     assert process.stdout is not None
     writing = asyncio.ensure_future(_write(process, given))
     try:
-        # what is beyond the limit is read too, else the program waits for ever
+        # output beyond the limit is read as well, or the program would block on its pipe
         while piece := await process.stdout.read(65536):
             output.add(piece)
         await process.wait()

@@ -73,7 +73,7 @@ async def edit_file(call: ToolInvocation) -> dict[str, Any]:
     edits = _read_edits(call.arguments.get("edits"))
     content = await call.machine.read(path)
     if content is None:
-        raise ToolError(f"cannot read {path}")
+        raise ToolError(f"cannot read {path}, or it has more than 64 MiB")
     text = content.decode("utf-8", "surrogateescape")
     try:
         edited = replace_texts(text, edits)

@@ -23,7 +23,7 @@ MAX_TEXT_BYTES = 16 * 1024  # of one answer: what a model can still use
     ),
 )
 async def read_file(call: ToolInvocation) -> dict[str, Any]:
-    """Lines of a text file, or a whole file in Base64 where the client asks for that."""
+    """Read lines of a text file, or a whole file in Base64 if the client asks for it."""
     path = call.text("path")
     first, last = call.number("start_line", 1), call.number("end_line", -1)
     size = await call.machine.size(path)
@@ -35,7 +35,7 @@ async def read_file(call: ToolInvocation) -> dict[str, Any]:
         raise ToolError(f"{path} has {size} bytes, more than {limit}{remedy}")
     content = await call.machine.read(path)
     if content is None:
-        raise ToolError(f"cannot read {path}")
+        raise ToolError(f"cannot read {path}, or it has more than 64 MiB")
     if call.wants_base64:
         text = base64.b64encode(content).decode()
         return {"base64": text, "size_bytes": len(content)}
@@ -67,7 +67,7 @@ async def write_file(call: ToolInvocation) -> dict[str, Any]:
 
 
 def _lines(text: str) -> list[str]:
-    """Without their ends; only a line feed ends one."""
+    """Split a text at line feeds only."""
     lines = text.split("\n")
     return lines[:-1] if not lines[-1] else lines
 

@@ -1,4 +1,4 @@
-"""Patterns of paths as llama-server reads them: ** any text, * and ? within a name, [abc] a class.
+"""Path patterns as llama-server reads them: ** any text, * and ? within a name, [abc] a class.
 
 Matched in time that grows with pattern times path, whatever the pattern: it comes from a model.
 """
@@ -35,7 +35,7 @@ def _fits(parts: tuple[tuple[Accepts, bool], ...], text: str) -> bool:
 
 
 def _skip(parts: tuple[tuple[Accepts, bool], ...], places: set[int]) -> set[int]:
-    """Stars may stand for nothing."""
+    """Add the places after stars, which may match nothing."""
     result = set(places)
     for place in places:
         while place < len(parts) and parts[place][1]:

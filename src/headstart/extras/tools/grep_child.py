@@ -46,7 +46,7 @@ def _hits(task: dict[str, Any], pattern: re.Pattern[str]) -> Iterator[tuple[str,
 
 
 def _read(path: str) -> str:
-    """What a file holds; nothing where it cannot be read."""
+    """The content of a file; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace", newline="") as file:
             return file.read()

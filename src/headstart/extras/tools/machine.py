@@ -36,12 +36,12 @@ GIT_LIST = (
 )
 
 EntryKind = Literal["file", "dir", "all"]
-Told = Callable[[bytes], None]
+OnOutput = Callable[[bytes], None]
 Wrap = Callable[[Sequence[str]], Sequence[str]]
 
 
 class RuntimeNameError(HeadstartError):
-    """What names a tool's runtime is none, or not one that may be used."""
+    """A runtime name that is unknown or not allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class FoundPath:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What was found, and whether that is all."""
+    """Entries of a folder; `is_cut` if there are more."""
 
     entries: Sequence[FoundPath]
     is_cut: bool = False
@@ -84,13 +84,13 @@ class Machine:
 
     async def size(self, path: str) -> int | None:
         """Bytes of a file, None where it cannot be read."""
-        told = await self._script('[ -f "$1" ] && wc -c < "$1"', path)
-        return int(told.output) if told.is_success and told.output.strip().isdigit() else None
+        done = await self._script('[ -f "$1" ] && wc -c < "$1"', path)
+        return int(done.output) if done.is_success and done.output.strip().isdigit() else None
 
     async def read(self, path: str) -> bytes | None:
-        """What a file holds, None where it cannot be read."""
-        told = await self._script('[ -f "$1" ] && cat -- "$1"', path, output_bytes=64 * 2**20)
-        return told.output if told.is_success else None
+        """The content of a file; None if it cannot be read or has more than 64 MiB."""
+        done = await self._script('[ -f "$1" ] && cat -- "$1"', path, output_bytes=64 * 2**20)
+        return done.output if done.is_success and not done.is_cut else None
 
     async def write(self, path: str, content: bytes) -> bool:
         """Write a file and the folders above it; whether that worked."""
@@ -100,33 +100,33 @@ class Machine:
     async def entries(self, base: str, max_depth: int, kind: EntryKind) -> Listing:
         """Files and folders below one; without those that git ignores if only files are asked."""
         if kind == "file":
-            told = await self._script(GIT_LIST, base, output_bytes=LISTING_BYTES)
-            if told.is_success:
-                names, _, deleted = told.output.partition(b"//\0")
+            done = await self._script(GIT_LIST, base, output_bytes=LISTING_BYTES)
+            if done.is_success:
+                names, _, deleted = done.output.partition(b"//\0")
                 gone = {*_paths(deleted)}
                 found = [path for path in _paths(names) if path not in gone]
                 shallow = [path for path in found if not 0 < max_depth <= path.count("/")]
-                return Listing([FoundPath(path, False) for path in shallow], told.is_cut)
+                return Listing([FoundPath(path, False) for path in shallow], done.is_cut)
         found_paths: list[FoundPath] = []
         is_cut = False
         for is_folder in (True, False):
             if kind != ("file" if is_folder else "dir"):
                 script = _find_script(max_depth, is_folder=is_folder)
-                told = await self._script(script, base, output_bytes=LISTING_BYTES)
+                done = await self._script(script, base, output_bytes=LISTING_BYTES)
                 found_paths += [
-                    FoundPath(path.removeprefix("./"), is_folder) for path in _paths(told.output)
+                    FoundPath(path.removeprefix("./"), is_folder) for path in _paths(done.output)
                 ]
                 # `find` fails if a folder cannot be read
-                is_cut = is_cut or told.is_cut or not told.is_success
+                is_cut = is_cut or done.is_cut or not done.is_success
         return Listing(found_paths, is_cut)
 
     async def run(
-        self, arguments: Sequence[str], limits: CommandLimits, on_output: Told | None = None
+        self, arguments: Sequence[str], limits: CommandLimits, on_output: OnOutput | None = None
     ) -> Finished:
         """Run a program in the folder of the call."""
         if not self.is_remote:
             return await run_command(arguments, limits, folder=self.folder, on_output=on_output)
-        # with its time limit there: what is killed here is only the way to it
+        # The limit is set there as well: killing `docker exec` or `ssh` ends nothing there.
         inner = ["timeout", f"{limits.seconds:.0f}s", *arguments]
         if self.folder:
             move = 'cd "$1" || exit 127; shift; exec "$@"'
@@ -144,7 +144,7 @@ class Machine:
 
 
 def machine_of(runtime: str, folder: str) -> Machine:
-    """Where a call works; an empty name is this machine.
+    """The machine of a runtime name; an empty name is this one.
 
     Raises:
         RuntimeNameError: there is no such runtime, or it may not be named so.
@@ -163,7 +163,7 @@ def machine_of(runtime: str, folder: str) -> Machine:
         return Machine(folder, lambda inner: (engine, "exec", "-i", name, *inner))
     if engine in ENGINES:
         raise RuntimeNameError(f"a call can only use a container that runs, not {runtime!r:.80}")
-    # never this machine instead: the client asked for another
+    # no fallback to this machine: the client asked for another
     raise RuntimeNameError(f"unknown tool runtime: {runtime!r:.80}")
 
 

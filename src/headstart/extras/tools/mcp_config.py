@@ -1,4 +1,4 @@
-"""Which MCP servers there are, in the format that Cursor and Claude Desktop read."""
+"""Reads the list of MCP servers, in the format of Cursor and Claude Desktop."""
 
 from __future__ import annotations
 

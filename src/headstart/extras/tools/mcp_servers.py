@@ -30,7 +30,7 @@ DISCOVERY_SECONDS = 10.0  # for a server to list its tools at the start
 
 
 class McpServer:
-    """One server. A call starts its program again if that has ended."""
+    """One server. A call restarts its program if it has ended."""
 
     def __init__(
         self, config: McpServerConfig, clock: Callable[[], float] = time.monotonic
@@ -93,7 +93,7 @@ class McpServer:
         session = await self._open()
         tools: list[ListedTool] = []
         position = PaginatedRequestParams()
-        for _ in range(100):  # no server has so many pages
+        for _ in range(100):  # pages
             page = await self._answer(session.list_tools(params=position))
             tools += page.tools
             if not page.next_cursor:
@@ -106,7 +106,7 @@ class McpServer:
             if self._session is not None and not self._has_ended():
                 return self._session
             await self.close()
-            if self._clock() - self._failed_at < 5.0:  # s; it is not tried again at once
+            if self._clock() - self._failed_at < 5.0:  # seconds
                 raise ToolError(self._failure)
             started: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
             self._ending.clear()
@@ -183,7 +183,7 @@ class _LastWords(asyncio.Protocol):
 
 
 def _settle(started: asyncio.Future[ClientSession], outcome: ClientSession | ToolError) -> None:
-    if started.done():  # nobody waits for it any more
+    if started.done():  # the caller was cancelled
         return
     if isinstance(outcome, ToolError):
         started.set_exception(outcome)

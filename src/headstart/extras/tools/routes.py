@@ -48,7 +48,7 @@ class HostedTools(Extra):
         self.risks = tuple(name for name, is_on in named if is_on)
 
     def applied(self, config: ServerConfig) -> ServerConfig:
-        """Only pages of this machine may use a server that runs tools, unless others are named."""
+        """Allow only pages of this machine, unless --cors-origins names others."""
         origins = "localhost" if config.cors_origins is None else config.cors_origins
         return replace(config, cors_origins=origins)
 
@@ -58,11 +58,11 @@ class HostedTools(Extra):
         app.state.toolbox = self._toolbox
 
     async def start(self) -> None:
-        """Ask the MCP servers what they offer; does not wait for it."""
+        """Ask the MCP servers for their tools, without waiting for the answers."""
         self._toolbox.start()
 
     async def close(self) -> None:
-        """End what runs, and all programs."""
+        """End running calls and all programs."""
         await self._toolbox.close()
 
 
@@ -109,7 +109,7 @@ async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
 async def _stream(
     toolbox: Toolbox, tool: Tool, arguments: Mapping[str, Any], place: CallPlace
 ) -> AsyncIterator[bytes]:
-    """What the tool says as it comes, and how it ended."""
+    """Stream the output of a tool, then how it ended."""
     pieces: asyncio.Queue[str | None] = asyncio.Queue()
     call = asyncio.ensure_future(toolbox.call(tool, arguments, place, pieces.put_nowait))
     call.add_done_callback(lambda _: pieces.put_nowait(None))

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Runtime:
-    """A name that `machine_of` understands, found anew for each call.
+    """Gives each call a runtime name for `machine_of`.
 
     A container of ours runs as long as the input of its shell is open, and is removed then.
     """
@@ -39,7 +39,7 @@ class Runtime:
                 raise ConfigError(f"--tools-runtime {setting}: {error}") from error
 
     async def name(self) -> str:
-        """What the next call works in; a container is started if none runs.
+        """The runtime of the next call; starts a container if none runs.
 
         Raises:
             ToolError: the container cannot be started.

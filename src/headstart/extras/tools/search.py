@@ -121,23 +121,23 @@ async def grep_search(call: ToolInvocation) -> dict[str, Any]:
         "max_results": MAX_RESULTS,
         "files": await _files(call),
     }
-    told = await run_command(
+    done = await run_command(
         (sys.executable, "-I", str(Path(grep_child.__file__))),
         GREP_LIMITS,
         given=json.dumps(task).encode(),
     )
-    if told.has_timed_out:
+    if done.has_timed_out:
         raise ToolError(
             f"the search took more than {GREP_LIMITS.seconds:.0f} seconds; narrow path, "
             "pattern or include"
         )
-    if not told.is_success:
-        raise ToolError(told.text.strip()[-500:])
-    return {"plain_text_response": told.text}
+    if not done.is_success:
+        raise ToolError(done.text.strip()[-500:])
+    return {"plain_text_response": done.text}
 
 
 async def _files(call: ToolInvocation) -> list[tuple[str, str, str | None]]:
-    """Name that is shown, path, and the content of what the child cannot read itself."""
+    """Shown name and path of each file, and its content if it is on another machine."""
     machine, path = call.machine, call.text("path")
     if await machine.kind(path) == "file":
         named = [(path, machine.resolve(path))]
@@ -157,7 +157,7 @@ async def _files(call: ToolInvocation) -> list[tuple[str, str, str | None]]:
 
 
 async def _folder(call: ToolInvocation) -> str:
-    """Where to search."""
+    """The folder to search in."""
     path = call.text("path")
     if await call.machine.kind(path) != "dir":
         raise ToolError(f"{path} does not exist or is not a directory")
@@ -165,7 +165,7 @@ async def _folder(call: ToolInvocation) -> str:
 
 
 async def _filtered(call: ToolInvocation, entries: Sequence[FoundPath]) -> list[FoundPath]:
-    """Those whose paths are wanted."""
+    """The entries that the include and exclude patterns select."""
     include, exclude = call.text("include", "**"), call.text("exclude", "")
 
     def choose() -> list[FoundPath]:

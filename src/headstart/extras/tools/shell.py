@@ -38,13 +38,13 @@ async def exec_shell_command(call: ToolInvocation) -> dict[str, Any]:
         ),
     )
     command = call.text("command")
-    told = call.on_output
+    on_text = call.on_output
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    on_output = None if told is None else lambda piece: told(decoder.decode(piece))
+    on_output = None if on_text is None else lambda piece: on_text(decoder.decode(piece))
     finished = await call.machine.run(("sh", "-c", command), limits, on_output)
-    if told is not None:
+    if on_text is not None:
         cut = "\n[output truncated]" if finished.is_cut else ""
-        told(decoder.decode(b"", final=True) + cut + _end(finished))
+        on_text(decoder.decode(b"", final=True) + cut + _end(finished))
     return {"plain_text_response": finished.text + _end(finished)}
 
 
@@ -54,13 +54,13 @@ async def exec_shell_command(call: ToolInvocation) -> dict[str, Any]:
     parameters={"type": "object", "properties": {}},
 )
 async def get_info(call: ToolInvocation) -> dict[str, Any]:
-    """Which machine it is, and the folder of the call."""
+    """Describe the operating system and the folder of the call."""
     machine = call.machine
     folder = machine.folder
     if not folder:
-        folder = _told(await machine.run(("pwd",), INFO_LIMITS))
+        folder = _output_or_unknown(await machine.run(("pwd",), INFO_LIMITS))
         folder = folder if machine.is_remote else os.getcwd()
-    system = _told(await machine.run(("uname", "-a"), INFO_LIMITS))
+    system = _output_or_unknown(await machine.run(("uname", "-a"), INFO_LIMITS))
     return {"os": system, "cwd": readable(folder)}
 
 
@@ -69,5 +69,5 @@ def _end(finished: Finished) -> str:
     return f"\n[exit code: {code}]" + " [exit due to timed out]" * finished.has_timed_out
 
 
-def _told(finished: Finished) -> str:
+def _output_or_unknown(finished: Finished) -> str:
     return finished.text.strip() if finished.is_success else "unknown"

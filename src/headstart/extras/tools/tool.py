@@ -1,4 +1,4 @@
-"""What a tool is, and what a call of one carries."""
+"""Tools and their calls."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Run = Callable[["ToolInvocation"], Awaitable[dict[str, Any]]]
 
 
 class ToolError(Exception):
-    """A call failed in a way that the model should read."""
+    """Failure of a call whose message is for the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolInvocation:
-    """One call: its arguments, where it works, and who is told what comes."""
+    """One call: its arguments, its machine, and where its output goes."""
 
     arguments: Mapping[str, Any]
     machine: Machine
@@ -26,7 +26,7 @@ class ToolInvocation:
     on_output: Callable[[str], None] | None = None
 
     def text(self, name: str, default: str | None = None) -> str:
-        """An argument that is text; required without a default.
+        """A text argument; required without a default.
 
         Raises:
             ToolError: it is missing or of another type.
@@ -34,7 +34,7 @@ class ToolInvocation:
         return self._get(name, str, default)
 
     def number(self, name: str, default: int | None = None) -> int:
-        """An argument that is a whole number.
+        """An integer argument.
 
         Raises:
             ToolError: as of `text`.
@@ -42,7 +42,7 @@ class ToolInvocation:
         return self._get(name, int, default)
 
     def flag(self, name: str) -> bool:
-        """An argument that is true or false, false by default.
+        """A boolean argument, false by default.
 
         Raises:
             ToolError: it is of another type.
@@ -63,7 +63,7 @@ class ToolInvocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """Something that a client may have done here, and what clients and models are told of it."""
+    """A function that clients may call, and its entry in GET /tools."""
 
     name: str
     title: str

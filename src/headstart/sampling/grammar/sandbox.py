@@ -7,6 +7,7 @@ then compiles only what is known to stay within the limits.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -27,7 +28,7 @@ from headstart.text.vocabulary.table import VocabTable
 from headstart.types.constraint import Constraint
 from headstart.types.errors import CapacityError, InvalidParameterError
 
-LOW_PRIORITY = 10  # added to the niceness: the model's threads come first
+LOW_PRIORITY = 10  # added to the niceness
 
 
 class Sandbox:
@@ -50,7 +51,8 @@ class Sandbox:
         )
         self.close = weakref.finalize(self, _end, self._process)
         assert self._process.stdin is not None
-        pickle.dump(table, self._process.stdin)
+        with contextlib.suppress(OSError):  # `compile` sees that the process has ended
+            pickle.dump(table, self._process.stdin)
 
     @property
     def is_alive(self) -> bool:
@@ -88,7 +90,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> None:
     """Read a vocabulary, then constraints; write a line of JSON for each."""
-    os.nice(LOW_PRIORITY)
     table: VocabTable = pickle.load(source)
     tokens = GrammarTokens(table, partial(spell, table))
     while source.peek(1):  # type: ignore[attr-defined]
@@ -114,7 +115,8 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
 
 
 def _limit(seconds: float, num_bytes: int) -> None:
-    """Limit the time and the address space of this process."""
+    """Limit this process's time and address space; the model's threads come first."""
+    os.nice(LOW_PRIORITY)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # on a busy machine
     if sys.platform == "linux":

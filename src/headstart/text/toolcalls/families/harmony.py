@@ -15,8 +15,8 @@ from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
 from headstart.text.toolcalls.formats import JsonArguments, MarkedCalls, NamedCall
 from headstart.text.toolcalls.reader import Reading, TextReader
 
-_ENDS = ("<|end|>", "<|call|>", "<|return|>", "<|start|>")
-_HEADS = ("<|start|>assistant", "<|channel|>", " to=")
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_HEADS = ("<|start|>assistant", "<|channel|>")
 _RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
@@ -26,44 +26,28 @@ class HarmonyFormat(AnswerFormat):
 
     def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
         """Read message after message."""
-        if options.start == "thoughts":
-            yield from self._read_body(reader, "analysis", options)
-        elif options.start == "content":
-            yield from self._read_body(reader, "final", options)
-        while reader.at < len(reader.text) or not reader.is_over:
+        if options.start != "answer":
+            header = "analysis" if options.start == "thoughts" else "final"
+            yield from self._read_body(reader, header, options)
+        while (yield from reader.peek(1)):
             if not (yield from self._is_header(reader)):
-                yield from reader.until((*_ENDS, "<|channel|>"), reader.content)
-                yield from self._go_back_to_header(reader)
-                if not (yield from reader.peek(1)):
-                    return
+                found = yield from reader.until((*_ENDS, *_HEADS), reader.content)
+                reader.at -= len(found) if found in _HEADS else 0
                 continue
             place = reader.mark()
-            header: list[str] = []
-            found = yield from reader.until(("<|message|>",), header.append)
+            header_text: list[str] = []
+            found = yield from reader.until(("<|message|>",), header_text.append)
             reader.release(place if found is None else None)
             if found is None:  # a header without a message is text
                 yield from reader.until((), reader.content)
                 return
-            yield from self._read_body(reader, "".join(header), options)
+            yield from self._read_body(reader, "".join(header_text), options)
 
     def _is_header(self, reader: TextReader) -> Reading[bool]:
-        for head in _HEADS:
+        for head in (*_HEADS, " to="):
             if (yield from reader.sees(head)):
                 return True
         return False
-
-    def _go_back_to_header(self, reader: TextReader) -> Reading[None]:
-        """Go back to a marker that begins a header."""
-        for head in ("<|start|>", "<|channel|>"):
-            at = reader.at - len(head)
-            if at >= 0 and reader.text.startswith(head, at):
-                yield from reader.peek(0)
-                whole = _HEADS[0] if head == "<|start|>" else head
-                reader.at = at
-                if not (yield from reader.sees(whole)):
-                    reader.content(head)
-                    reader.at = at + len(head)
-                return
 
     def _read_body(self, reader: TextReader, header: str, options: ReadOptions) -> Reading[None]:
         match = _RECIPIENT.search(header)
@@ -74,12 +58,8 @@ class HarmonyFormat(AnswerFormat):
             sink = reader.thoughts
         else:
             sink = reader.content
-        found = yield from reader.until(_ENDS, sink)
-        if found == "<|start|>":
-            reader.at -= len(found)
-            if not (yield from reader.sees(_HEADS[0])):
-                reader.content(found)
-                reader.at += len(found)
+        found = yield from reader.until((*_ENDS, _HEADS[0]), sink)
+        reader.at -= len(found) if found == _HEADS[0] else 0
 
 
 FORMAT = HarmonyFormat(
