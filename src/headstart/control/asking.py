@@ -45,7 +45,7 @@ class Asking:
     @property
     def waits(self) -> bool:
         """Whether it is not to be asked for some request."""
-        return any([request.left > 0 for request in self._requests.values()])
+        return any(request.left > 0 for request in self._requests.values())
 
     def sleeps(self, seq_ids: Sequence[int]) -> bool:
         """Whether it is to be asked for none of these."""
