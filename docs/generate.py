@@ -77,7 +77,9 @@ def llama_server_page() -> str:
         variable = f"`{flag.environment}`" if flag.environment else ""
         setting = next((settings[name] for name in flag.names if name in settings), None)
         if setting is not None:
-            works.append((names, variable, f"`{setting.flag}`"))
+            works.append(
+                (names, variable, "" if setting.flag in flag.names else f"`{setting.flag}`")
+            )
             continue
         for verdict in flag.verdicts:
             values = f"{' or '.join(f'`{v}`' for v in verdict.values)}: " if verdict.values else ""
@@ -89,12 +91,23 @@ def llama_server_page() -> str:
                 rows.append((names, variable, values + verdict.text))
     heading = ("flag", "variable")
     lines = [TABLES, "", "## Flags that work", ""]
-    lines += _table((*heading, "here (docs/flags.md)"), works)
+    lines += _table((*heading, "here, if another ([flags.md](flags.md))"), works)
     lines += ["", "## Flags that are accepted and change nothing", ""]
-    lines += _table((*heading, "because"), accepted)
+    lines += _table((*heading, "because"), _merged(accepted))
     lines += ["", "## Flags that are refused", ""]
-    lines += _table((*heading, "why, and what to do"), refused)
+    lines += _table((*heading, "why, and what to do"), _merged(refused))
     return by_hand + _page(lines)
+
+
+def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
+    """One row for all flags with the same text."""
+    by_text: dict[str, list[tuple[str, str]]] = {}
+    for names, variable, text in rows:
+        by_text.setdefault(text, []).append((names, variable))
+    return [
+        ("; ".join(n for n, _ in flags), ", ".join(v for _, v in flags if v), text)
+        for text, flags in by_text.items()
+    ]
 
 
 def _flag_table(settings: Iterable[Setting]) -> list[str]:

@@ -1,4 +1,6 @@
-"""How many tokens to guess, for whom, by whom. Pure arithmetic; start reading at `controller`."""
+"""How many tokens to draft, for which slots, by which speculator. Pure arithmetic; start reading
+at `controller`.
+"""
 
 from headstart.control.controller import Controller
 from headstart.control.values import (

@@ -1,11 +1,11 @@
-"""Whether a speculator is asked at all: its guesses have to earn the time of asking.
+"""Whether a speculator is asked at all: its drafts have to earn the time of asking.
 
 Asking takes time even where the answer is no: it searches, and its answer is calibrated and
-planned. With a step of 50 ms nobody notices, with one of 0.5 ms it is every fifth token. So, for
-each request, the milliseconds that drafts are expected to save are averaged over the times that the
-speculator was asked. While they are less than what asking takes, it is asked again only after a
+planned. With a step of 50 ms that does not show, with one of 0.5 ms it costs every fifth token. So,
+for each request, the milliseconds that drafts are expected to save are averaged over the times that
+the speculator was asked. While they are less than what asking takes, it is asked again only after a
 wait, which doubles up to where asking takes ASK_SHARE of the time. Where that is less than a step,
-it is asked in every step. One that takes as long as many steps waits for so many at once.
+it is asked in every step. One that takes as long as ten steps waits for ten at once.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Asking:
         return request.left
 
     def took(self, milliseconds: float) -> None:
-        """Asking for one slot took so long."""
+        """Learn what asking for one slot takes."""
         self.num_costs += 1
         if self.num_costs > 1:
             milliseconds = min(milliseconds, 2.0 * self.cost)  # one slow call silences no one

@@ -1,4 +1,4 @@
-"""The planner, the third of control's three instruments: who drafts how many tokens.
+"""The planner, the third of control's three instruments: which speculator drafts how many tokens.
 
 In: survival in tokens, costs in milliseconds. Out: draft tokens to verify for each slot. In the
 order of a step:
@@ -95,7 +95,7 @@ class Budget:
         return self.speedup(num_slots) * (1.0 + MARGIN) * num_slots / plain_ms
 
     def speedup(self, num_slots: int) -> float:
-        """What is reached with so many slots."""
+        """What is reached with `num_slots` slots."""
         return self._average(num_slots).speedup
 
     def slot_ms(self, step: Step) -> float:

@@ -72,7 +72,7 @@ class CatchUpEstimate:
             self._used[slot.seq_id] = _RequestUse(slot.num_answered)
 
     def drafted(self, seq_id: int, num_accepted: float) -> None:
-        """It did, for so many tokens more, and was not still reading. Probes before the first grant
+        """It did, `num_accepted` tokens, and was not still reading. Probes before the first grant
         do not count.
         """
         if (use := self._used.get(seq_id)) is not None:

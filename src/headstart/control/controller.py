@@ -1,4 +1,4 @@
-"""How many tokens to guess, for whom, by whom: everything the scheduler asks of control.
+"""How many tokens to draft, for which slots, by which speculator: what the scheduler calls.
 
 Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. Three
 instruments, in milliseconds and tokens:
@@ -22,7 +22,7 @@ One step:
     controller.record(outcome)                                when a draft's fate is known
 
 `record` is told of every draft once, also of one that was not verified: when the text disagrees
-with it, or has reached its end. So guesses that cost nothing keep control up to date while
+with it, or has reached its end. So drafts that cost nothing keep control up to date while
 speculation is off.
 """
 
@@ -106,8 +106,8 @@ class Controller:
         return all(name in self._asking and self._asking[name].waits for name in texts)
 
     def sleeps(self, texts: Sequence[str], models: Sequence[str], seq_ids: Sequence[int]) -> bool:
-        """Whether nobody is to be asked for any of these slots in this step, which then counts as
-        one of the wait.
+        """Whether no speculator is to be asked for any of these slots; then this step counts as
+        one of their wait.
         """
         if not all(
             (asking := self._asking.get(name)) is not None and asking.sleeps(seq_ids)
@@ -128,7 +128,7 @@ class Controller:
         step: Step,
         own_ms: Mapping[str, float] | None = None,
     ) -> None:
-        """Text speculators were asked, which took so long, planning included.
+        """Learn what asking text speculators takes, planning included, and what it earned.
 
         Args:
             earned: (speculator, seq_id, milliseconds that its draft is expected to save).
@@ -153,7 +153,7 @@ class Controller:
         return self._model_planner.wants(speculator)
 
     def observe_model_planning(self, speculator: str, milliseconds: float, step: Step) -> None:
-        """Planning for a draft model took so long."""
+        """Learn what planning for a draft model takes."""
         self._model_planner.planned(speculator, milliseconds, step)
 
     def plan_model(
@@ -224,7 +224,7 @@ class Controller:
         return self._budget.graphs.change_ms > 0.0
 
     def knows_costs(self, num_rows: int) -> bool:
-        """Whether decodes of up to so many rows were measured."""
+        """Whether decodes of up to `num_rows` rows were measured."""
         return self._cost.is_known(num_rows)
 
     def is_probe(self, speculator: str) -> bool:
@@ -250,7 +250,7 @@ class Controller:
         self._model_planner.begin()
 
     def end(self, seq_id: int, num_answered: int) -> None:
-        """The request is over, or waits again, after so many tokens."""
+        """The request is over, or waits again, after `num_answered` tokens."""
         self._calibration.end(seq_id)
         for asking in self._asking.values():
             asking.end(seq_id)

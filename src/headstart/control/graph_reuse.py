@@ -2,7 +2,7 @@
 
 libllama keeps the graph of a decode for the next one, if that has as many rows, outputs and
 sequences. Over RPC it is then not sent again: about 12 KB a layer, and as long as that takes. So a
-step may be made as wide as the last one, with rows that nobody needs. Each such step pays a rent,
+step may be made as wide as the last one, with rows without a purpose. Each such step pays a rent,
 what the wider step takes more; when the rent since the last change has reached the price of a
 change, the width changes. So holding it costs at most as much again as the best choice in
 hindsight (ski rental: Karlin et al. 1988, https://doi.org/10.1007/BF01762111).
@@ -22,7 +22,7 @@ class GraphReuse:
         self._rent = 0.0  # milliseconds since the last change
 
     def held(self, num_slots: int) -> int:
-        """Rows of the last decode, if a step of so many slots can be like it; else 0."""
+        """Rows of the last decode if a step of `num_slots` slots can be like it, else 0."""
         rows, slots = self._last
         return rows if self.change_ms and slots == num_slots else 0
 
@@ -54,7 +54,7 @@ class GraphReuse:
         self._planned = (rows, num_slots)
 
     def decoded(self, rows: int) -> bool:
-        """A decode had so many rows; returns whether its graph was another than the last one's."""
+        """Note a decode; returns whether its graph differed from the last one's."""
         shape = self._planned if self._planned[0] == rows else (0, 0)
         is_changed = shape != self._last or not shape[0]
         if is_changed:

@@ -77,10 +77,10 @@ def better(
             rows = [join(a, b) for a, b in zip(rows, expected.rows, strict=True)]
             idle = [a * (1.0 - b) for a, b in zip(idle, expected.reach, strict=True)]
         draft_ms, round_ms = 0.0, cost.round(n, plain)
-        for length, width, tokens, row, nobody in zip(
+        for length, width, tokens, row, is_idle in zip(
             LENGTHS, WIDTHS, gained, rows, idle, strict=False
         ):
-            draft_ms += width * (1.0 - nobody) * round_ms
+            draft_ms += width * (1.0 - is_idle) * round_ms
             reached = base + (price.num_even or 1) * row
             whole = int(reached)
             ms = (

@@ -142,7 +142,7 @@ class ModelDraftPlanner:
         return drafter.probes.reading is None and drafter.asking.sleeps([ALL])
 
     def planned(self, speculator: str, milliseconds: float, step: Step) -> None:
-        """Planning took so long."""
+        """Learn what planning takes."""
         drafter = self._drafter(speculator)
         drafter.asking.took(milliseconds)
         drafter.asking.earned(ALL, drafter.expected_ms, self._plain(step))
@@ -264,7 +264,7 @@ class ModelDraftPlanner:
         drafter: ModelState, slots: Sequence[ModelSlot], asking: Sequence[int], plain: float
     ) -> list[int]:
         """Those of `asking` that need no long reading, and of the others the one that needs least,
-        so that a model does not read everybody's prompt for a belief.
+        so that a model does not read every prompt before its worth is known.
         """
         short = 0.25 * plain / drafter.cost.token(plain)  # a quarter of a plain step
         first = min(asking, key=lambda i: slots[i].catch_up)

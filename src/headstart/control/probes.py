@@ -17,7 +17,7 @@ so whole prompts are read too, out of savings of their own. That takes several c
 prompt is worth nothing: reading that has begun goes on with every step until the model drafts.
 
 Savings for a whole prompt take thousands of steps. So the first one of a new model is read on
-credit: somebody chose it, and if it is good, all requests gain. There is credit again when a prompt
+credit: the user chose it, and if it is good, all requests gain. There is credit again when a prompt
 that was read for a probe has been earned back in its request: the model is better than believed.
 """
 
@@ -134,7 +134,7 @@ class Probes:
         return index
 
     def called(self, seq_ids: Sequence[int], steps: float, *, is_probe: bool) -> None:
-        """The model ran; `seq_ids` got a draft, and it took as long as so many plain steps."""
+        """The model ran for `steps` plain steps; `seq_ids` got a draft."""
         if is_probe:
             self.savings = max(-DEBT, self.savings - steps)
             self.is_charged = False
@@ -151,12 +151,12 @@ class Probes:
         self.steps, self.wait, self.reading = 0, PROBE_FIRST, None
 
     def spent(self, seq_id: int, steps: float) -> None:
-        """Drafting for this sequence and verifying that took as long as so many plain steps."""
+        """Drafting for this sequence and verifying that took `steps` plain steps."""
         if self.probed == seq_id:
             self.owed += steps
 
     def matched(self, seq_id: int, num_tokens: int) -> None:
-        """So many more of its tokens were right."""
+        """`num_tokens` more of its tokens were accepted."""
         if self.probed != seq_id:
             return
         self.owed -= num_tokens * self.saved_by_token

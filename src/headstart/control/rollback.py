@@ -23,7 +23,7 @@ class RollbackPrice:
         self.copy_ms: float | None = None  # of one sequence's state; None: nothing is copied
 
     def observe(self, milliseconds: float) -> None:
-        """The state of a sequence was copied, which took so long."""
+        """Learn what copying the state of a sequence takes."""
         if self.copy_ms is None:
             self.copy_ms = milliseconds
         self.copy_ms += 0.2 * (milliseconds - self.copy_ms)

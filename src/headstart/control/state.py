@@ -121,7 +121,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """Replace the file in one move, so that a kill or a full disk leaves the old one or the new
     one.
 
-    For which models it is, stays: whoever learned need not know.
+    The models that it is for stay in it: the caller need not know them.
 
     Raises:
         OSError: it cannot be written; nothing is left beside the old one.

@@ -27,7 +27,7 @@ class Step:
     context: int  # tokens in the cache that a row attends to, mean over the slots
     max_rows: int = 2048  # most rows in one decode
     max_outputs: int = 2048  # most rows with logits in one decode
-    can_pad: bool = False  # rows that nobody needs may be added
+    can_pad: bool = False  # rows without a purpose may be added
     # the target computes as many rows for every slot as for the one with the longest draft, and
     # prompt rows in a decode of their own
     is_even: bool = False
@@ -67,7 +67,7 @@ class BatchPlan:
     """What one decode of the target has besides the base rows."""
 
     lengths: Sequence[int]  # draft tokens to verify, one entry per generating slot
-    num_padding_rows: int = 0  # that nobody needs: so wide a step was measured to take less time
+    num_padding_rows: int = 0  # without a purpose: a step of this width takes less time
     saved_ms: Sequence[float] = ()  # that each slot's draft is expected to save; empty: no drafts
 
 

@@ -18,10 +18,10 @@ from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.values import NO_SLOT_DRAFT, SlotDraft, Step, with_gap
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
-from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.host_cache import Data
 from headstart.scheduler.model_drafting import ModelDrafting
-from headstart.scheduler.offers import ILLEGAL, candidate, legal_parts
+from headstart.scheduler.offers import ILLEGAL, candidate, is_fixed, legal_parts, may_ask
 from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan
@@ -193,42 +193,27 @@ class Drafting:
         """Ask each text speculator once for all answers; take for each the draft worth most."""
         found: dict[int, list[Draft]] = {index: [] for index in indices}
         for speculator in self._texts:
-            asked = [index for index in indices if self._wants(plan, index, speculator, found)]
+            name, wants = speculator.name, self.controller.wants_text
+            asked = [
+                index
+                for index in indices
+                if may_ask(plan, index, speculator, [draft.speculator for draft in found[index]])
+                # users get what they set by hand
+                and (is_fixed(plan, index) or wants(name, plan.sequences[index].number))
+            ]
             if not asked:
                 continue
             requests = [_request(plan, index) for index in asked]
             drafts = speculator.propose(requests)
             milliseconds = 1000.0 * speculator.last_seconds
-            plan.calls.append(DraftCall(speculator.name, asked, drafts, milliseconds))
+            plan.calls.append(DraftCall(name, asked, drafts, milliseconds))
             for index, draft in zip(asked, drafts, strict=True):
                 if draft.tokens:
                     found[index].append(draft)
                 else:
-                    plan.miss(index, speculator.name, draft.reason or "no match")
+                    plan.miss(index, name, draft.reason or "no match")
         for index in indices:
             self._choose_text(plan, index, found[index])
-
-    def _wants(
-        self,
-        plan: StepPlan,
-        index: int,
-        speculator: GuardedSpeculator,
-        found: dict[int, list[Draft]],
-    ) -> bool:
-        """Whether to ask this speculator; with fixed lengths the first in order that has a draft
-        wins, and users get what they set by hand.
-        """
-        sequence, name = plan.sequences[index], speculator.name
-        types = sequence.policy.types
-        if name not in types:
-            return False
-        if not speculator.can_draft(sequence.seq_id):
-            plan.reasons[index, name] = FAILED
-            return False
-        if sequence.policy.mode is DraftMode.FIXED:
-            at = types.index(name)
-            return all(types.index(draft.speculator) > at for draft in found[index])
-        return self.controller.wants_text(name, sequence.number)
 
     def _choose_text(self, plan: StepPlan, index: int, drafts: list[Draft]) -> None:
         """Fixed lengths take the first draft; auto takes the one that is worth most."""
@@ -236,7 +221,6 @@ class Drafting:
         sampler, legality = sequence.text.sampler, sequence.text.legality
         if not drafts and sampler.is_free:
             return
-        is_fixed = sequence.policy.mode is DraftMode.FIXED
         if not sampler.is_free and (closing := sampler.closing()[: plan.limits[index]]):
             forced = Draft(list(closing), [1.0] * len(closing), GRAMMAR)
             plan.take(index, *candidate(plan, index, (forced,), self.controller))
@@ -256,7 +240,7 @@ class Drafting:
         if not candidates:
             return
         best: int | None = 0
-        if not is_fixed:
+        if not is_fixed(plan, index):
             assert plan.price is not None
             best = self.controller.best([survival for *_, survival in candidates], plan.price)
         if best is not None:

@@ -10,9 +10,9 @@ from headstart.control.values import Allowance, ModelDraftCall, ModelSlot
 from headstart.sampling.grammar.draft_legality import StateLegality
 from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
-from headstart.scheduler.offers import ILLEGAL, candidate, legal_parts
+from headstart.scheduler.offers import ILLEGAL, candidate, is_fixed, legal_parts, may_ask
 from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan
-from headstart.types import Draft, DraftMode, DraftRequest
+from headstart.types import Draft, DraftRequest
 
 # tokens; only to tell whether a model should continue or replace a text draft
 _TYPICAL_MODEL_DRAFT = 2.0
@@ -47,9 +47,9 @@ class ModelDrafting:
         """
         asked: dict[str, list[int]] = {}
         for model in self._models:
-            candidates = [index for index in indices if self._wants(plan, index, model)]
+            candidates = [i for i in indices if may_ask(plan, i, model, plan.sources[i])]
             if candidates and (
-                any(_is_fixed(plan, index) for index in candidates)
+                any(is_fixed(plan, index) for index in candidates)
                 or self._controller.wants_model(model.name)
             ):
                 asked[model.name] = candidates
@@ -71,20 +71,6 @@ class ModelDrafting:
             for model in models
         )
 
-    def _wants(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> bool:
-        """Whether to ask it; with fixed lengths only before the one that has a draft."""
-        sequence, name = plan.sequences[index], model.name
-        types = sequence.policy.types
-        if name not in types:
-            return False
-        if not model.can_draft(sequence.seq_id):
-            plan.reasons[index, name] = FAILED
-            return False
-        if not _is_fixed(plan, index):
-            return True
-        at = types.index(name)
-        return all(source == GRAMMAR or types.index(source) > at for source in plan.sources[index])
-
     def _lead(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> int | None:
         """Rounds in which it reads the text's draft, if it should continue that."""
         survival, sources = plan.survivals[index], plan.sources[index]
@@ -92,7 +78,7 @@ class ModelDrafting:
             return None
         if not self._names.isdisjoint(sources):
             return None
-        if _is_fixed(plan, index):  # then only what must come is continued
+        if is_fixed(plan, index):  # then only what must come is continued
             if set(sources) != {GRAMMAR}:
                 return None
         elif survival[-1] * _TYPICAL_MODEL_DRAFT <= _TYPICAL_MODEL_DRAFT - sum(survival):
@@ -114,7 +100,7 @@ class ModelDrafting:
             lead=lead or 0,
             num_answered=sequence.num_emitted,
             num_left=sequence.num_left,
-            fixed_confidence=sequence.policy.p_min if _is_fixed(plan, index) else None,
+            fixed_confidence=sequence.policy.p_min if is_fixed(plan, index) else None,
         )
 
     def _ask_one(
@@ -177,12 +163,8 @@ class ModelDrafting:
                 plan.sources[index] + sources,
                 plan.survivals[index] + survival,
             )
-        elif _is_fixed(plan, index) or sum(survival) > sum(plan.survivals[index]):
+        elif is_fixed(plan, index) or sum(survival) > sum(plan.survivals[index]):
             plan.take(index, tokens, sources, survival)
-
-
-def _is_fixed(plan: StepPlan, index: int) -> bool:
-    return plan.sequences[index].policy.mode is DraftMode.FIXED
 
 
 def _num_catch_up(plan: StepPlan, model: GuardedSpeculator, one: _Granted) -> int:

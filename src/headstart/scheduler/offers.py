@@ -2,15 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from headstart.control.controller import Controller
 from headstart.control.values import with_gap
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name, splice
+from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.step import Offer, StepPlan
 from headstart.types import Draft, DraftMode
 
 ILLEGAL = "illegal under the constraint"
+
+
+def may_ask(
+    plan: StepPlan, index: int, speculator: GuardedSpeculator, found: Collection[str]
+) -> bool:
+    """Whether this speculator may draft for an answer.
+
+    found: who made the draft that there is, or drafts. With lengths set by hand, the first in the
+    order of `--spec-type` that has a draft wins.
+    """
+    sequence, name = plan.sequences[index], speculator.name
+    types = sequence.policy.types
+    if name not in types:
+        return False
+    if not speculator.can_draft(sequence.seq_id):
+        plan.reasons[index, name] = FAILED
+        return False
+    if not found or not is_fixed(plan, index):
+        return True
+    at = types.index(name)
+    return all(other == GRAMMAR or types.index(other) > at for other in found)
+
+
+def is_fixed(plan: StepPlan, index: int) -> bool:
+    """Whether the user set the length of the drafts by hand."""
+    return plan.sequences[index].policy.mode is DraftMode.FIXED
 
 
 def legal_parts(
@@ -39,12 +67,12 @@ def candidate(
     """Tokens, their speculators and their survival, of a draft or of what continues one."""
     sequence = plan.sequences[index]
     tokens, sources, survival = list[int](), list[str](), list[float]()
-    is_fixed = sequence.policy.mode is DraftMode.FIXED
+    is_by_hand = is_fixed(plan, index)
     reached = plan.survivals[index][-1] if before else 1.0
     previous = before[-1] if before else sequence.text.tokens[-1]
     for part in parts:
         num = len(part.tokens)
-        if is_fixed:
+        if is_by_hand:
             survival += [1.0] * num
         elif part.speculator == GRAMMAR:
             survival += [reached] * num

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from headstart.app.cli import llama_server
 from headstart.app.cli.llama_server import OFF, ON
@@ -14,44 +13,31 @@ from headstart.types.errors import ConfigError
 SWITCHES = ("--help", "-h", "--usage", "--print-config")
 
 
-@dataclass(slots=True)
 class Arguments:
-    """What was given: texts and switches by setting, words that belong to no flag, own switches."""
-
-    given: dict[str, str | bool] = field(default_factory=dict)
-    words: list[str] = field(default_factory=list)
-    switches: set[str] = field(default_factory=set)
-    file: str | None = None
-
-
-def read_arguments(command: str, settings: Sequence[Setting], argv: Sequence[str]) -> Arguments:
-    """Read the command line; the last of several values wins, as at llama-server.
+    """A command line, read; the last of several values wins, as at llama-server.
 
     Raises:
         ConfigError: an unknown or refused flag, or one without its value.
     """
-    return _Reader(command, settings, argv).read()
 
-
-class _Reader:
     def __init__(self, command: str, settings: Sequence[Setting], argv: Sequence[str]) -> None:
+        self.given: dict[str, str | bool] = {}  # texts and switches by setting
+        self.words: list[str] = []  # that belong to no flag; all that follow --, and that itself
+        self.switches: set[str] = set()
+        self.file: str | None = None
         self._command, self._argv, self._next = command, argv, 0
         self._by_name = {name: one for one in settings for name in one.spellings}
         self._names = {one.name for one in settings}
-        self._result = Arguments()
-
-    def read(self) -> Arguments:
-        while self._next < len(self._argv):
-            argument = self._argv[self._next]
+        while self._next < len(argv):
+            argument = argv[self._next]
             self._next += 1
             if argument == "--":
-                self._result.words += self._argv[self._next - 1 :]
+                self.words += argv[self._next - 1 :]
                 break
             if not argument.startswith("-") or re.fullmatch(r"-[0-9.]*", argument):
-                self._result.words.append(argument)
+                self.words.append(argument)
             else:
                 self._read_flag(*self._split(argument))
-        return self._result
 
     def _split(self, argument: str) -> tuple[str, str | None]:
         """Name and value of `--name=value`, `-c4096` or a name alone, as we spell it."""
@@ -67,13 +53,12 @@ class _Reader:
         return name in own or name in self._by_name or name in llama_server.by_name()
 
     def _read_flag(self, name: str, value: str | None) -> None:
-        result = self._result
         if name in SWITCHES:
-            result.switches.add(name)
+            self.switches.add(name)
         elif name == "--config":
-            result.file = self._value(name, value)
+            self.file = self._value(name, value)
         elif setting := self._by_name.get(name):
-            result.given[setting.name] = self._read_setting(setting, name, value)
+            self.given[setting.name] = self._read_setting(setting, name, value)
         elif flag := llama_server.by_name().get(name):
             self._read_other(flag, name, value)
         else:
@@ -92,7 +77,7 @@ class _Reader:
         text = self._value(name, value)
         if option.is_pair:
             text = f"{text} => {self._value(name, None)}".replace("\n", "\\n")
-        before = self._result.given.get(setting.name)
+        before = self.given.get(setting.name)
         if option.separator is None or before is None:
             return text
         return f"{before}{option.separator}{text}"
@@ -109,7 +94,7 @@ class _Reader:
         stands_for = flag.apply(values[0], shown)
         if foreign := stands_for.keys() - self._names:
             raise self._foreign(f"{name} ({min(foreign)})")
-        self._result.given.update(stands_for)
+        self.given.update(stands_for)
 
     def _foreign(self, name: str) -> ConfigError:
         return ConfigError(f"{name} is a flag of headstart serve, not of headstart {self._command}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from headstart.app.cli.arguments import read_arguments
+from headstart.app.cli.arguments import Arguments
 from headstart.app.cli.environment import check_environment, from_environment
 from headstart.app.cli.resolve import Given, Resolved, from_file, resolve
 from headstart.app.cli.settings import Setting, all_settings, part_title, settings_of
@@ -71,7 +71,7 @@ def read_flags(
         HelpRequested: `--help` was given.
         ConfigError: an unknown flag, an impossible value, or a word where `usage` has none.
     """
-    arguments = read_arguments(command, settings, argv)
+    arguments = Arguments(command, settings, argv)
     if arguments.switches & {"-h", "--help", "--usage"}:
         raise HelpRequested(help_page(f"{command} {usage or '[flags]'}", about, settings))
     if arguments.words and not usage:

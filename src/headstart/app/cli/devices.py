@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from headstart.app.cli.resolve import Resolved
 from headstart.config import option
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.table import Table
 
     from headstart.engine.devices import Device
     from headstart.engine.fit import Fitted
@@ -47,9 +47,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
     if options.json:
         print(json.dumps(_facts(devices, fitted)))
         return 0
-    console = _print_devices(devices)
-    if fitted is not None:
-        _print_needs(console, fitted)
+    _print(devices, fitted)
     return 0
 
 
@@ -75,39 +73,38 @@ def _facts(devices: Sequence[Device], fitted: Fitted | None) -> dict[str, Any]:
     return facts
 
 
-def _print_devices(devices: Sequence[Device]) -> Console:
-    from rich.box import SIMPLE
+def _print(devices: Sequence[Device], fitted: Fitted | None) -> None:
     from rich.console import Console
-    from rich.table import Table
 
-    table = Table(box=SIMPLE)
-    for heading in ("name", "type", "description"):
-        table.add_column(heading)
-    for heading in ("free", "total"):
-        table.add_column(heading, justify="right")
-    for device in devices:
-        row = (device.name, device.kind, device.description)
-        table.add_row(*row, _gib(device.free_bytes), _gib(device.total_bytes))
     console = Console()
-    console.print(table)
-    return console
-
-
-def _print_needs(console: Console, fitted: Fitted) -> None:
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(box=SIMPLE)
-    table.add_column("needed of")
-    for heading in ("weights", "cache", "computing", "sum"):
-        table.add_column(heading, justify="right")
-    for name, use in fitted.uses.items():
-        sizes = (use.weights, use.cache, use.compute, use.total)
-        table.add_row(name, *(_mib(size) for size in sizes))
-    console.print(table)
+    rows = [
+        (one.name, one.kind, one.description, _gib(one.free_bytes), _gib(one.total_bytes))
+        for one in devices
+    ]
+    console.print(_table(("name", "type", "description", "free", "total"), 3, rows))
+    if fitted is None:
+        return
+    uses = [
+        (name, *map(_mib, (use.weights, use.cache, use.compute, use.total)))
+        for name, use in fitted.uses.items()
+    ]
+    console.print(_table(("needed of", "weights", "cache", "computing", "sum"), 1, uses))
     console.print(f"{fitted.config.context} tokens of context")
     for remark in fitted.remarks:
         console.print(remark)
+
+
+def _table(headings: Sequence[str], num_left: int, rows: Iterable[tuple[str, ...]]) -> Table:
+    """A table whose first columns are aligned to the left, the others to the right."""
+    from rich.box import SIMPLE
+    from rich.table import Table
+
+    table = Table(box=SIMPLE)
+    for column, heading in enumerate(headings):
+        table.add_column(heading, justify="left" if column < num_left else "right")
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _mib(num_bytes: int) -> str:

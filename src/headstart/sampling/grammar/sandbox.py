@@ -28,7 +28,7 @@ from headstart.text.vocabulary.table import VocabTable
 from headstart.types.constraint import Constraint
 from headstart.types.errors import CapacityError, InvalidParameterError
 
-LOW_PRIORITY = 10  # added to the niceness: the model's threads come first
+LOW_PRIORITY = 10  # added to the niceness
 
 
 class Sandbox:
@@ -90,7 +90,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> None:
     """Read a vocabulary, then constraints; write a line of JSON for each."""
-    os.nice(LOW_PRIORITY)
     table: VocabTable = pickle.load(source)
     tokens = GrammarTokens(table, partial(spell, table))
     while source.peek(1):  # type: ignore[attr-defined]
@@ -116,7 +115,8 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
 
 
 def _limit(seconds: float, num_bytes: int) -> None:
-    """Limit the time and the address space of this process."""
+    """Limit this process's time and address space; the model's threads come first."""
+    os.nice(LOW_PRIORITY)
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # on a busy machine
     if sys.platform == "linux":
