@@ -74,7 +74,7 @@ class Cluster:
         app = deploy.application(options, self._server, ARGUMENTS, "the replicas' key")
         self._serve.run(app, name=deploy.APPLICATION, route_prefix="/")
         wait_for(lambda: len(self.replicas()) >= options.min_replicas, "the replicas run")
-        wait_for(self._reaches_all, "the gateway knows all replicas")
+        wait_for(self.reaches_all, "the gateway knows all replicas")
 
     def replicas(self) -> list[dict[str, Any]]:
         handle = self._serve.get_deployment_handle(deploy.REPLICAS, deploy.APPLICATION)
@@ -84,10 +84,13 @@ class Cluster:
             return []
         return found
 
-    def _reaches_all(self) -> bool:
-        """Ask four things at the same time; whether every replica has answered something."""
+    def reaches_all(self) -> bool:
+        """Send four requests at the same time; whether every replica has answered one by now."""
+        bodies = [
+            SHORT | {"prompt": f"{i}", "max_tokens": 60, "ignore_eos": True} for i in range(4)
+        ]
         with ThreadPoolExecutor(4) as pool:
-            list(pool.map(lambda _: self.post(SHORT), range(4)))
+            list(pool.map(self.post, bodies))
         return bool(self.answered()) and min(self.answered().values()) > 0
 
     def client(self) -> httpx2.Client:
@@ -260,6 +263,7 @@ def test_a_killed_replica_ends_its_own_streams_only_and_is_replaced(cluster: Clu
 
 
 def test_scaling_down_loses_no_token_and_what_was_learned_stays(cluster: Cluster) -> None:
+    wait_for(cluster.reaches_all, "the gateway knows the replica that was started last")
     streams = Streams(cluster, 4)
     assert min(cluster.busy().values()) >= 1
     cluster.apply(replace(OPTIONS, min_replicas=1, max_replicas=2))

@@ -7,7 +7,7 @@ gets a warning.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 
 from headstart.app.cli.llama_server import flags
@@ -56,47 +56,51 @@ def from_environment(
 
 
 def check_environment(environment: Mapping[str, str], settings: Sequence[Setting]) -> str | None:
-    """Return a line about variables with llama-server's prefix that it does not have either. Empty
-    variables count as absent.
+    """Return a warning about variables with llama-server's prefix that it does not have either.
+
+    Empty variables count as absent.
 
     Raises:
         ConfigError: a name of ours that does not exist.
     """
     names = sorted(name for name, value in environment.items() if value)
-    _refuse_unknown(
-        [name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)], settings
-    )
+    _refuse_unknown([name for name in names if name.startswith(PREFIX)], settings)
     if not settings:
         return None
     known = {name for flag in flags() for name in (flag.environment, flag.negative_environment)}
     unread = [name for name in names if name.startswith(LLAMA_SERVERS) and name not in known]
     if not unread:
         return None
-    # compared without the prefix, which would make any two of them alike
-    ends = [name.removeprefix(LLAMA_SERVERS) for name in known if name.startswith(LLAMA_SERVERS)]
-    word = unread[0].removeprefix(LLAMA_SERVERS)
-    hint = closest(word, ends, LLAMA_SERVERS) if len(unread) == 1 else ""
+    hint = _closest(unread[0], known, LLAMA_SERVERS) if len(unread) == 1 else ""
     return f"not read: {', '.join(unread)}; llama-server has no such variable{hint}"
 
 
+def _closest(name: str, known: Iterable[str], prefix: str) -> str:
+    """As `closest`, without the common prefix, which would make any two names alike."""
+    ends = [one.removeprefix(prefix) for one in known if one.startswith(prefix)]
+    return closest(name.removeprefix(prefix), ends, prefix)
+
+
 def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
-    """Raise for the first name, without our prefix, that no command reads."""
-    known = {_stem(setting) for setting in settings} | set(NO_SETTINGS)
+    """Raise for the first name with our prefix that no command reads."""
+    known = {setting.environment_name for setting in settings}
+    known |= {PREFIX + name for name in NO_SETTINGS}
     if known.issuperset(names):
         return
     every = [*settings, *_all_commands()]
-    known |= {_stem(setting) for setting in every}
-    spellings = {_as_name(alias): _stem(setting) for setting in every for alias in setting.aliases}
+    known |= {setting.environment_name for setting in every}
+    spellings = {
+        PREFIX + alias.lstrip("-").replace("-", "_").upper(): setting.environment_name
+        for setting in every
+        for alias in setting.aliases
+    }
     for name in names:
-        if name in known or OF_KUBERNETES.fullmatch(name):
+        if name in known or OF_KUBERNETES.fullmatch(name.removeprefix(PREFIX)):
             continue
-        hint = (
-            f"; did you mean {PREFIX}{spellings[name]}?"
-            if name in spellings
-            else closest(name, known, PREFIX)
-        )
+        right = spellings.get(name)
+        hint = f"; did you mean {right}?" if right else _closest(name, known, PREFIX)
         raise ConfigError(
-            f"{PREFIX}{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
+            f"{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
         )
 
 
@@ -108,11 +112,3 @@ def _all_commands() -> list[Setting]:
     commands = [find_command(name) for name in COMMANDS if name not in EXTRAS]
     commands += [entry.load().COMMAND for entry in entry_points(group="headstart.commands")]
     return [setting for command in commands for setting in command.settings()]
-
-
-def _stem(setting: Setting) -> str:
-    return setting.environment_name.removeprefix(PREFIX)
-
-
-def _as_name(flag: str) -> str:
-    return flag.lstrip("-").replace("-", "_").upper()
