@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import time
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -115,6 +116,44 @@ def test_a_large_file_is_read_in_parts_and_whole_in_base64(tmp_path):
     assert lines == {"plain_text_response": "4999→line\n5000→line\n"}
     whole = run_tool("read_file", CallPlace(wants_base64=True), path=str(file))
     assert whole["size_bytes"] == 25000
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_lines_of_an_enormous_file_are_read_without_the_rest(tmp_path, engine, is_remote):
+    """Issue 28, point 11: reading line 1 took three times the size of the file."""
+    file = tmp_path / "a"
+    with file.open("wb") as large:
+        large.write(b"one\ntwo\n" + b"x" * 20_000 + b"\n")
+        large.truncate(2**30)  # a hole, which takes no space
+
+    def read(**arguments: Any) -> str:
+        runtime = engine if is_remote else ""
+        return run_tool("read_file", None, runtime, path=str(file), **arguments)[
+            "plain_text_response"
+        ]
+
+    tracemalloc.start()
+    assert read(start_line=1, end_line=1) == "one\n"
+    assert read(start_line=2, end_line=10**30) == "two\n[output truncated]"
+    assert read(start_line=3, end_line=3) == "[output truncated]"
+    assert read(start_line=3, end_line=2) == ""
+    assert tracemalloc.get_traced_memory()[1] < 2**20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("size", range(16 * 1024 - 2, 16 * 1024 + 3))
+@pytest.mark.parametrize("end", ["", "\n", "\nz", "\n\n"])
+def test_the_limit_of_an_answer_counts_whole_lines(tmp_path, size, end):
+    file, line = tmp_path / "a", "x" * (size - 2)
+    file.write_text(f"a\n{line}{end}")
+    kept, num_bytes = "", 0
+    for text in f"a\n{line}{end}".removesuffix("\n").split("\n"):
+        num_bytes += len(text) + 1
+        kept += f"{text}\n" if num_bytes <= 16 * 1024 else "[output truncated]"
+        if num_bytes > 16 * 1024:
+            break
+    answer = run_tool("read_file", path=str(file), start_line=1, end_line=9)
+    assert answer == {"plain_text_response": kept}
 
 
 def test_a_file_that_is_too_large_to_read_is_not_cut_by_an_edit(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
+from headstart.extras.tools.machine import MAX_LINES
 from headstart.extras.tools.tool import ToolError, ToolInvocation, parameters, tool
 
 MAX_TEXT_BYTES = 16 * 1024  # of one answer: what a model can still use
@@ -33,16 +34,22 @@ async def read_file(call: ToolInvocation) -> dict[str, Any]:
     if size > limit and (call.wants_base64 or last == -1):
         remedy = "" if call.wants_base64 else "; use start_line and end_line to read a part"
         raise ToolError(f"{path} has {size} bytes, more than {limit}{remedy}")
-    content = await call.machine.read(path)
+    first = max(first, 1)
+    count = MAX_LINES if last == -1 else max(last - first + 1, 0)
+    content = await (
+        call.machine.read(path)
+        if call.wants_base64
+        # two bytes more than are shown, so that `_within` sees what is cut
+        else call.machine.lines(path, first, count, MAX_TEXT_BYTES + 2)
+    )
     if content is None:
-        raise ToolError(f"cannot read {path}, or it has more than 64 MiB")
+        raise ToolError(f"cannot read {path}")
     if call.wants_base64:
         text = base64.b64encode(content).decode()
         return {"base64": text, "size_bytes": len(content)}
-    lines = _lines(content.decode("utf-8", "replace"))
-    chosen = lines[max(first, 1) - 1 : None if last == -1 else max(last, 0)]
+    chosen = _lines(content.decode("utf-8", "replace"))
     if call.flag("append_loc"):
-        chosen = [f"{number}→{line}" for number, line in enumerate(chosen, max(first, 1))]
+        chosen = [f"{number}→{line}" for number, line in enumerate(chosen, first)]
     return {"plain_text_response": _within(chosen)}
 
 

@@ -1,7 +1,7 @@
 """Where tools work: this machine, or one that is reached through a program (docker, podman, ssh).
 
-Files are handled by programs that every POSIX machine has: sh, cat, wc, mkdir, dirname, find, and
-timeout on other machines. Names of machines and paths come from clients, so that neither must be
+Files are handled by programs that every POSIX machine has: sh, cat, head, tail, wc, mkdir, dirname,
+find, and timeout on other machines. Names of machines and paths come from clients, so that neither must be
 read as an option.
 """
 
@@ -17,6 +17,7 @@ from typing import Literal
 from headstart.extras.tools.command import CommandLimits, Finished, run_command
 from headstart.types.errors import RequestError
 
+MAX_LINES = 2**31 - 1  # that every head and tail can count
 LISTING_BYTES = 8 * 2**20
 ENGINES = ("docker", "podman")
 # without questions to a user: keys only, and a host that is known
@@ -91,6 +92,19 @@ class Machine:
         """The content of a file; None if it cannot be read or has more than 64 MiB."""
         done = await self._script('[ -f "$1" ] && cat -- "$1"', path, output_bytes=64 * 2**20)
         return done.output if done.is_success and not done.is_cut else None
+
+    async def lines(self, path: str, first: int, count: int, max_bytes: int) -> bytes | None:
+        """`count` lines from number `first` (1-based), cut after `max_bytes`; None if unreadable.
+
+        Reads no further, so that a large file costs no memory.
+        """
+        script = (
+            '[ -f "$1" ] && exec < "$1" || exit 1; '
+            f"tail -n +{min(first, MAX_LINES)} | head -n {min(count, MAX_LINES)} | "
+            f"head -c {max_bytes}"
+        )
+        done = await self._script(script, path, output_bytes=max_bytes)
+        return done.output if done.is_success else None
 
     async def write(self, path: str, content: bytes) -> bool:
         """Write a file and the folders above it; whether that worked."""
