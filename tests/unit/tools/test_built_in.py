@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import signal
 import subprocess
+import sys
 import time
 import tracemalloc
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -84,6 +88,61 @@ def test_files_are_written_read_edited_and_found(tmp_path, engine, is_remote):
     command = use("exec_shell_command", command="cat a/b.txt; exit 3")
     assert command == {"plain_text_response": "one\n2\nthree\n\n[exit code: 3]"}
     assert "Linux" in use("get_info")["os"]
+
+
+def running(program: str) -> list[int]:
+    """Processes whose command line names the program."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if program.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a child subreaper")
+@pytest.mark.parametrize(
+    ("leave", "timeout"),
+    [
+        ("setsid {0}; true", 1),
+        ("setsid -f {0}; sleep 60", 1),
+        ("setsid -f {0} > /dev/null 2>&1", 60),
+        ("(setsid -f setsid -f {0} &) ; sleep 60", 1),
+        ("setsid -f {0}; kill -9 $$", 1),
+    ],
+)
+def test_no_process_of_a_command_survives_it(tmp_path, leave, timeout):
+    """Issue 28, point 11."""
+    program = tmp_path / "survivor"
+    program.write_text("#!/bin/sh\nsleep 50")
+    program.chmod(0o755)
+    try:
+        begin = time.monotonic()
+        run_tool("exec_shell_command", command=leave.format(program), timeout=timeout)
+        assert time.monotonic() - begin < 10
+        assert running(str(program)) == []
+    finally:
+        for process in running(str(program)):
+            os.kill(process, signal.SIGKILL)
+
+
+def test_output_of_what_a_command_leaves_behind_is_waited_for():
+    answer = run_tool("exec_shell_command", command="(sleep 0.5; echo late) & echo begun; exit 4")
+    assert answer == {"plain_text_response": "begun\nlate\n\n[exit code: 4]"}
+    answer = run_tool("exec_shell_command", command="exec > /dev/null 2>&1; sleep 0.5; exit 5")
+    assert answer == {"plain_text_response": "\n[exit code: 5]"}
+    answer = run_tool("exec_shell_command", command="kill -15 $$")
+    assert answer == {"plain_text_response": "\n[exit code: -15]"}
+
+
+def test_a_command_does_not_see_the_servers_keys(monkeypatch):
+    for name in ("HEADSTART_API_KEY", "HF_TOKEN", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "secret")
+    monkeypatch.setenv("LC_ALL", "C.UTF-8")
+    shown = run_tool("exec_shell_command", command="env")["plain_text_response"]
+    assert "secret" not in shown
+    assert "LC_ALL=C.UTF-8" in shown
+    assert f"PATH={os.environ['PATH']}" in shown
 
 
 def test_a_command_that_takes_too_long_is_killed_with_what_it_started(tmp_path):

@@ -62,6 +62,12 @@ def test_an_answer_is_text_and_a_failure_is_told_to_the_model():
     assert where == {"plain_text_response": "here"}  # its own environment
 
 
+def test_a_server_sees_no_variables_of_ours_but_those_it_needs(monkeypatch):
+    monkeypatch.setenv("WHERE", "a secret of ours")
+    answered = run(toolbox(a=ENTRY | {"env": {}}), lambda box: call(box, "a_where"))
+    assert answered == {"plain_text_response": ""}
+
+
 def test_a_server_that_ended_is_started_again():
     async def use(box: Toolbox) -> list[Any]:
         return [await call(box, "a_end"), await call(box, "a_echo", text="again")]

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+from headstart.extras.tools import supervisor
+from headstart.extras.tools.environment import shared_environment
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +50,7 @@ async def run_command(
     folder: str | None = None,
     given: bytes = b"",
     merges_errors: bool = True,
+    is_supervised: bool = False,
     on_output: Callable[[bytes], None] | None = None,
 ) -> Finished:
     """Run a program until it ends or its time is over; kill what is left of it and its children.
@@ -54,8 +60,12 @@ async def run_command(
     Args:
         given: its standard input.
         merges_errors: stderr is part of the output; else it is dropped.
+        is_supervised: what leaves the program's process group is killed too (on Linux).
         on_output: called with each piece of the output, up to the limit.
     """
+    is_supervised = is_supervised and sys.platform == "linux"
+    if is_supervised:
+        arguments = (sys.executable, "-IS", str(Path(supervisor.__file__)), *arguments)
     errors = asyncio.subprocess.STDOUT if merges_errors else asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(
@@ -64,6 +74,7 @@ async def run_command(
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,
             cwd=folder or None,
+            env=shared_environment(),
             start_new_session=True,
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
@@ -71,10 +82,16 @@ async def run_command(
     output = _Output(limits.output_bytes, on_output)
     has_timed_out = False
     try:
-        await asyncio.wait_for(_talk(process, given, output), limits.seconds)
+        async with asyncio.timeout(limits.seconds):
+            await _talk(process, given, output)
+            if is_supervised:
+                _tell(process, signal.SIGUSR1)
+            await process.wait()
     except TimeoutError:
         has_timed_out = True
     finally:
+        if is_supervised:
+            await _end_supervisor(process)
         await end_process(process)
     return Finished(bytes(output.kept), process.returncode, has_timed_out, output.is_cut)
 
@@ -85,6 +102,18 @@ async def end_process(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), 1.0)
+
+
+async def _end_supervisor(process: asyncio.subprocess.Process) -> None:
+    """Let it kill all that the program started, and wait for that a few seconds at most."""
+    _tell(process, signal.SIGTERM)
+    with suppress(TimeoutError):
+        await asyncio.wait_for(process.wait(), 6.0)
+
+
+def _tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has ended
+        process.send_signal(number)
 
 
 class _Output:
@@ -111,7 +140,6 @@ async def _talk(process: asyncio.subprocess.Process, given: bytes, output: _Outp
         # output beyond the limit is read as well, or the program would block on its pipe
         while piece := await process.stdout.read(65536):
             output.add(piece)
-        await process.wait()
     finally:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)

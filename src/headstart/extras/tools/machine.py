@@ -1,8 +1,8 @@
 """Where tools work: this machine, or one that is reached through a program (docker, podman, ssh).
 
 Files are handled by programs that every POSIX machine has: sh, cat, head, tail, wc, mkdir, dirname,
-find, and timeout on other machines. Names of machines and paths come from clients, so that neither must be
-read as an option.
+find, and timeout on other machines. Names of machines and paths come from clients, so that neither
+must be read as an option.
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ class Machine:
     ) -> Finished:
         """Run a program in the folder of the call."""
         if not self.is_remote:
-            return await run_command(arguments, limits, folder=self.folder, on_output=on_output)
+            return await run_command(
+                arguments, limits, folder=self.folder, is_supervised=True, on_output=on_output
+            )
         # The limit is set there as well: killing `docker exec` or `ssh` ends nothing there.
         inner = ["timeout", f"{limits.seconds:.0f}s", *arguments]
         if self.folder:

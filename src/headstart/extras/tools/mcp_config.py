@@ -26,7 +26,7 @@ class McpServerConfig(BaseModel):
     name: str
     command: str
     args: list[str] = []
-    env: dict[str, str] = {}  # added to this process's environment
+    env: dict[str, str] = {}  # beside `shared_environment`
     cwd: str | None = None
     timeout_ms: float = Field(30_000, gt=0)  # of one call
 

@@ -15,6 +15,7 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation, Pagina
 from mcp.types import Tool as ListedTool
 
 from headstart import __version__
+from headstart.extras.tools.environment import shared_environment
 from headstart.extras.tools.mcp_config import McpServerConfig
 from headstart.extras.tools.tool import Tool, ToolError, ToolInvocation
 
@@ -137,7 +138,10 @@ class McpServer:
     async def _start(self, stack: AsyncExitStack) -> ClientSession:
         config = self._config
         parameters = StdioServerParameters(
-            command=config.command, args=config.args, env=os.environ | config.env, cwd=config.cwd
+            command=config.command,
+            args=config.args,
+            env=shared_environment() | config.env,
+            cwd=config.cwd,
         )
         reading, writing = os.pipe()
         with open(writing, "w") as errors:

@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from headstart.extras.tools.command import end_process
+from headstart.extras.tools.environment import shared_environment
 from headstart.extras.tools.machine import ENGINES, RuntimeNameError, machine_of
 from headstart.extras.tools.tool import ToolError
 from headstart.types.errors import ConfigError
@@ -73,6 +74,7 @@ class Runtime:
                     *arguments,
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.DEVNULL,
+                    env=shared_environment(),
                     start_new_session=True,
                 )
             except OSError as error:
