@@ -28,6 +28,7 @@ from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.readers import Counts, Events, Metrics
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.step import End, RecordReader, StepPlan, StepRecord
+from headstart.scheduler.tenant_turns import TenantTurns
 from headstart.scheduler.turns import Turns
 from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
@@ -100,6 +101,7 @@ class Scheduler:
         self._batch = Batch(engine.max_batch_tokens)
         self._left: list[End] = []  # since the last record
         self._numbers = count()
+        self._tenants = TenantTurns()
         self._sets_aside = config.cache_idle_slots and engine.attention_tile > 1
 
     @property
@@ -295,20 +297,18 @@ class Scheduler:
                 self.leave(sequence, failure(error))
 
     def _admit(self) -> None:
-        """Give waiting requests free cells, with the longest known prefix."""
-        num_running, index = len(self.running), 0
-        while index < len(self.waiting):
-            sequence = self.waiting[index]
+        """Give waiting requests free cells, with the longest known prefix; the tenants in turn."""
+        num_running = len(self.running)
+        waiting = self._tenants.order(self.waiting) if num_running < len(self.cells) else ()
+        for sequence in waiting:
             if self.cache.waits(sequence):
-                index += 1
                 continue
             placement = self.cache.find(sequence)
             if placement is None:
                 if sequence.is_resumed and len(self.running) < len(self.cells):
-                    index += 1  # it needs more room than those behind it
-                    continue
+                    continue  # it needs more room than those behind it
                 break
-            del self.waiting[index]
+            self.waiting.remove(sequence)
             if sequence.admitted is None:
                 # not at submission: hundreds of waiting requests would hold memory for nothing
                 try:
@@ -316,6 +316,7 @@ class Scheduler:
                 except HeadstartError as error:
                     self.leave(sequence, failure(error))
                     continue
+            self._tenants.serve(sequence)
             self.cache.place(sequence, placement)
             self._start(sequence)
         self.cache.share(self.running)
