@@ -85,11 +85,18 @@ class Learning:
             drafts = self._followed.setdefault(plan.sequences[offer.index].number, {})
             if offer.draft.speculator not in drafts:  # an earlier one is still undecided
                 drafts[offer.draft.speculator] = _Followed(offer)
-        for index, sequence in plan.decoded:
-            if index < plan.num_generating and not sequence.policy.reason:
-                drafts = self._followed.setdefault(sequence.number, {})
-                if drafts and (emitted := record.emitted[index]):
-                    self._follow(sequence.number, drafts, emitted)
+        for index, sequence in enumerate(plan.sequences):
+            if sequence.policy.reason:
+                continue
+            # control knows of all answers, also of those that could not be decoded; one that read
+            # a part of its text again emits as well
+            drafts = (
+                self._followed.setdefault(sequence.number, {})
+                if index < plan.num_generating
+                else self._followed.get(sequence.number)
+            )
+            if drafts and (emitted := record.emitted[index]):
+                self._follow(sequence.number, drafts, emitted)
         for end in record.left:
             number = end.sequence.number
             if self._followed.pop(number, None) is not None:

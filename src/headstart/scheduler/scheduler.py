@@ -165,7 +165,7 @@ class Scheduler:
                 self.fail(plan, error)
         logits = _NO_LOGITS
         plan.is_asynchronous = self.engine.is_asynchronous
-        if plan.is_asynchronous:
+        if plan.is_asynchronous or self.record is not None:  # it may have been asynchronous
             self.read()  # the last step, while the device computes this one
         plan.launched = self.clock()
         if plan.batch.num_rows:
