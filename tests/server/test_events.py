@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import httpx2
@@ -12,6 +13,7 @@ from tests.server.fake_worker import REPORT, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
+from headstart.server import events
 from headstart.server.events import SPEED_SECONDS, _Speed, num_tokens
 from headstart.structures.rss import resident_bytes
 from headstart.types.report import SlotReport, WorkerReport
@@ -46,6 +48,50 @@ def test_a_report_that_stays_the_same_is_not_sent_ten_times_a_second(client):
     began = time.monotonic()
     states(client, 3)
     assert time.monotonic() - began > 1.5
+
+
+def test_a_state_is_made_once_for_all_listeners(monkeypatch):
+    made = []
+    monkeypatch.setattr(events, "_state", lambda *args: made.append(1) or {"n": len(made)})
+    with serving() as client, ThreadPoolExecutor(20) as threads:
+        results = list(threads.map(lambda _: states(client, 3), range(20)))
+    # listeners that come later see later states; all see the same ones
+    assert len(made) <= 8
+    for seen in results:
+        numbers = [state["n"] for state in seen]
+        assert numbers == list(range(numbers[0], numbers[0] + 3))
+
+
+def test_states_are_made_only_while_somebody_listens(monkeypatch):
+    made = []
+    monkeypatch.setattr(events, "_state", lambda *args: made.append(1) or {})
+    with serving() as client:
+        states(client, 1)
+        time.sleep(2.5)  # a connection that closed is noticed at the next state
+        number = len(made)
+        time.sleep(1.2)
+        assert len(made) == number
+        states(client, 1)
+        assert len(made) > number
+
+
+def test_listeners_are_limited_and_make_room_when_they_leave(monkeypatch):
+    monkeypatch.setattr(events, "MAX_LISTENERS", 2)
+    with serving() as client:
+        with client.stream("GET", "/events"), client.stream("GET", "/events") as second:
+            refused = client.get("/events")
+            assert refused.status_code == 503
+            assert "2 clients listen to /events" in refused.json()["error"]["message"]
+            assert refused.headers["retry-after"]
+            assert client.get("/health").status_code == 200
+            assert next(second.iter_lines()).startswith("data: ")
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            with client.stream("GET", "/events") as response:
+                if response.status_code == 200:
+                    return
+            time.sleep(0.1)
+        pytest.fail("listeners that left still count")
 
 
 def test_the_state_needs_the_key():

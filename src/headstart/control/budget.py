@@ -290,7 +290,8 @@ def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], in
 def _values(offers: Sequence[float], curve: Sequence[float], base: int, rate: float) -> list[float]:
     """Expected tokens above the price of the best 0, 1, ... of the offers."""
     totals = zip(accumulate(offers), curve[base + 1 :], strict=False)
-    return [0.0, *(tokens - rate * (ms - curve[base]) for tokens, ms in totals)]
+    plain = curve[base]
+    return [0.0, *[tokens - rate * (ms - plain) for tokens, ms in totals]]
 
 
 def _num_above(threshold: float, survival: Sequence[float]) -> int:

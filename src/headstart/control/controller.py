@@ -139,9 +139,9 @@ class Controller:
         """
         own_ms, slot_ms = own_ms or {}, self._budget.slot_ms(step)
         if own_ms:
-            milliseconds -= sum(own_ms.get(name, 0.0) for name, _, _ in earned)
+            milliseconds -= sum([own_ms.get(name, 0.0) for name, _, _ in earned])
         each = max(0.0, milliseconds) / len(earned)
-        for speculator in dict.fromkeys(name for name, _, _ in earned):
+        for speculator in dict.fromkeys([name for name, _, _ in earned]):
             if speculator not in self._asking:
                 self._asking[speculator] = Asking()
             self._asking[speculator].took(each + own_ms.get(speculator, 0.0))

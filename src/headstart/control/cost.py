@@ -89,6 +89,7 @@ class CostTable:
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = 0
         self._num_known: int | None = None  # rows that are known; None: to be counted again
+        self._widest: int | None = None  # likewise
         self._weights: NDArray[np.float64] | None = None  # milliseconds at no context
         # by whether steps may be filled, and grains of context
         self._curves: dict[tuple[bool, int], list[float]] = {}
@@ -130,7 +131,7 @@ class CostTable:
             self._follow(knot, innovation, lever / total)
         self._count[knot] = seen + 1
         if seen + 1 == GROWN:
-            self._num_known = None
+            self._num_known = self._widest = None
         self._age += 1
         may_move_far = seen < GROWN or abs(self._trend) > LEVEL_RATE
         if may_move_far or self._age >= 16:  # building it takes as long as some steps of control
@@ -231,8 +232,10 @@ class CostTable:
     @property
     def widest(self) -> int:
         """Rows of the widest step that texts had often enough to know its cost; 0: none."""
-        known = (k for k, n in enumerate(self._count) if n >= GROWN and k not in self._unseen)
-        return max((KNOTS[k] for k in known), default=0)
+        if self._widest is None:
+            known = [k for k, n in enumerate(self._count) if n >= GROWN and k not in self._unseen]
+            self._widest = KNOTS[known[-1]] if known else 0
+        return self._widest
 
     def describe(self) -> dict[str, Any]:
         """Measured milliseconds by rows at no context, and of a row's attention to 1000 tokens;

@@ -10,8 +10,10 @@ from typing import Any
 
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from headstart.server import sse
+from headstart.server.errors import ApiError
 from headstart.server.model import Service, service_of
 from headstart.server.routing import Routes
 from headstart.server.status import slot_state, speculation_state
@@ -19,6 +21,9 @@ from headstart.structures.rss import resident_bytes
 from headstart.types.report import WorkerReport
 
 SPEED_SECONDS = 1.0  # over which tokens per second are averaged
+# 5 kB each, five times a second
+MAX_LISTENERS = 100
+RETRY_SECONDS = 5
 
 routes = Routes()
 
@@ -26,19 +31,89 @@ routes = Routes()
 @routes.get("/events", answer="server-sent events, one state each")
 async def events(http: HttpRequest) -> Response:
     """Stream the state of slots, queue, speculation and memory as it changes."""
-    states = _states(service_of(http))
-    return StreamingResponse(states, media_type="text/event-stream", headers=sse.HEADERS)
+    return _Listening(_feed_of(service_of(http)))
 
 
-async def _states(service: Service) -> AsyncIterator[bytes]:
-    speed, last, sent_at = _Speed(), None, 0.0
-    while not service.is_stopping:
-        report, now = await service.worker.report(), time.monotonic()
-        # an unchanged state is repeated every second, as its speed falls to 0
-        if report != last or now - sent_at >= 1.0:
-            last, sent_at = report, now
-            yield sse.event(_state(service, report, speed.update(now, num_tokens(report))))
-        await asyncio.sleep(0.2)
+def _feed_of(service: Service) -> EventFeed:
+    if service.events is None:
+        service.events = EventFeed(service)
+    return service.events
+
+
+class EventFeed:
+    """The server's state as an event, rendered once for all listeners and only if there are any."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._num_listeners = 0
+        self._latest = b""
+        self._changed = asyncio.Event()  # of the next state, or of the end
+        self._rendering: asyncio.Task[None] | None = None
+
+    def join(self) -> None:
+        """Count a listener; each must `leave`.
+
+        Raises:
+            ApiError: there are too many.
+        """
+        if self._num_listeners >= MAX_LISTENERS:
+            raise ApiError(
+                503,
+                f"{MAX_LISTENERS} clients listen to /events, and no more can; try again when one "
+                "has left, or poll /slots or /metrics",
+                retry_after=RETRY_SECONDS,
+            )
+        self._num_listeners += 1
+        if self._rendering is None:
+            self._rendering = asyncio.create_task(self._render())
+
+    def leave(self) -> None:
+        """A listener has gone."""
+        self._num_listeners -= 1
+
+    async def listen(self) -> AsyncIterator[bytes]:
+        """The latest state, then each new one; a slow listener skips some."""
+        while self._rendering is not None:
+            changed = self._changed
+            if self._latest:
+                yield self._latest
+            await changed.wait()
+
+    async def _render(self) -> None:
+        """Make states until nobody listens or the server stops."""
+        service, speed, last, sent_at = self._service, _Speed(), None, 0.0
+        try:
+            while self._num_listeners and not service.is_stopping:
+                report, now = await service.worker.report(), time.monotonic()
+                # an unchanged state is repeated every second, as its speed falls to 0
+                if report != last or now - sent_at >= 1.0:
+                    last, sent_at = report, now
+                    state = _state(service, report, speed.update(now, num_tokens(report)))
+                    self._latest = sse.event(state)
+                    self._wake_listeners()
+                await asyncio.sleep(0.2)
+        finally:
+            self._latest, self._rendering = b"", None
+            self._wake_listeners()
+
+    def _wake_listeners(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class _Listening(StreamingResponse):
+    """Counts as a listener until it ends."""
+
+    def __init__(self, feed: EventFeed) -> None:
+        feed.join()
+        self._feed = feed
+        super().__init__(feed.listen(), media_type="text/event-stream", headers=sse.HEADERS)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._feed.leave()
 
 
 class _Speed:

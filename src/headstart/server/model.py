@@ -26,6 +26,7 @@ from headstart.types.worker import Worker
 
 if TYPE_CHECKING:
     from headstart.server.corpus import ReadTexts
+    from headstart.server.events import EventFeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ class Service:
     responses: ResponseStore = field(default_factory=ResponseStore)
     corpora: OrderedDict[str, ReadTexts] = field(default_factory=OrderedDict)
     adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
+    events: EventFeed | None = None  # of those who listen to /events
     is_stopping: bool = False  # ends the streams of /events
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ itself, and what it drafts behind them is as right as what it drafts alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -57,11 +57,14 @@ class Continuing(Controller):
     ) -> list[float]:
         return [0.9] * len(confidence)
 
-    def plan_model(
-        self, speculator: str, slots: Sequence[ModelSlot], step: Step
-    ) -> list[Allowance]:
-        self.leads += [slot.lead for slot in slots]
-        return [Allowance(min(2, slot.max_tokens)) for slot in slots]
+    def plan_models(
+        self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
+    ) -> dict[str, list[Allowance]]:
+        self.leads += [slot.lead for slots in asked.values() for slot in slots]
+        return {
+            name: [Allowance(min(2, slot.max_tokens)) for slot in slots]
+            for name, slots in asked.items()
+        }
 
 
 class ShortOracle(Oracle):

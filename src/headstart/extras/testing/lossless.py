@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -38,11 +38,17 @@ class RandomController(Controller):
         lengths = [int(self._random.integers(0, len(s.survival) + 1)) for s in slots]
         return BatchPlan(lengths, int(self._random.integers(0, 4)) if step.can_pad else 0)
 
-    def plan_model(
-        self, speculator: str, slots: Sequence[ModelSlot], step: Step
-    ) -> list[Allowance]:
-        draw = self._random.integers
-        return [Allowance(int(draw(0, s.max_tokens + 1)), can_skip=bool(draw(0, 2))) for s in slots]
+    def plan_models(
+        self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
+    ) -> dict[str, list[Allowance]]:
+        draw, drafted = self._random.integers, set[int]()
+        planned: dict[str, list[Allowance]] = {name: [] for name in asked}
+        for name, slots in asked.items():
+            for slot in slots:  # one model at most drafts for each
+                length = 0 if slot.seq_id in drafted else int(draw(0, slot.max_tokens + 1))
+                drafted |= {slot.seq_id} if length else set()
+                planned[name].append(Allowance(length, can_skip=bool(draw(0, 2))))
+        return planned
 
 
 def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 32) -> tuple[int, int]:
