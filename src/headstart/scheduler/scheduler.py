@@ -203,7 +203,7 @@ class Scheduler:
             limits = (engine.max_batch_tokens, engine.max_outputs)
             self.drafting.draft(plan, limits, can_pad=can_pad)
             if engine.cache_kind is CacheKind.CHECKPOINT:
-                self.cache.keep_states(plan, self.drafting.controller.observe_copy, self.clock)
+                self.cache.keep_states(plan, self.drafting.observe_copy, self.clock)
         plan.drafted = self.clock()
         self._build(plan)
         return plan
