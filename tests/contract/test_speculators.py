@@ -60,7 +60,7 @@ def test_it_is_registered_under_its_name(name: str) -> None:
 
 
 @every
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 def test_output_is_identical_with_and_without_it(name: str, temperature: float) -> None:
     requests = make_requests(8, temperature)
     for spec, controller in (

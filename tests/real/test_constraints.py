@@ -55,7 +55,7 @@ def constrained(temperature: float, *, max_tokens: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 def test_a_constrained_text_is_identical_with_and_without_drafts(temperature: float) -> None:
     compared = list(compare(constrained(temperature, max_tokens=32), SAMPLE))
     assert {c.setting: c.different for c in compared} == dict.fromkeys(SAMPLE, ())

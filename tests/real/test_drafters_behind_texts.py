@@ -44,7 +44,7 @@ def test_the_text_is_the_same_in_every_chain(kind: str, tmp_path: Path) -> None:
     name, models = RANDOM[kind].name, RANDOM[kind].models(tmp_path)
     plain = open_setting(Setting(), replace(models, draft=None))
     chains = [open_chain(name, models, slots=slots, deterministic=True) for slots in (1, 2, 4)]
-    for temperature in (0.0, 1.0):
+    for temperature in (0.0, 0.8, 1.5):
         requests = byte_requests(5, temperature)
         expected = generate(plain, requests)
         for scheduler in chains:

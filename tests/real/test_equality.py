@@ -37,7 +37,7 @@ def stats_of(result: Result) -> RequestStats:
     return result.finish.stats
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 def test_output_is_identical_with_and_without_drafts(temperature: float) -> None:
     requests = make_requests(8, temperature, max_tokens=24)
     compared = list(compare(requests, SAMPLE))

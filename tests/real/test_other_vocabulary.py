@@ -36,7 +36,7 @@ SETTINGS = (
 GEMMA = ("<eos>", "<start_of_turn>", "<end_of_turn>")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 def test_output_is_identical_with_and_without_drafts_from_another_vocabulary(
     temperature: float,
 ) -> None:

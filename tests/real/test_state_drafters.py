@@ -109,7 +109,7 @@ def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
         open_setting(replace(chain, types=pair.name, num_slots=1), models),
     )
     plain_rows, *recorded = (RecordedRows(s.engine) for s in (plain, *drafting))
-    for requests in (byte_requests(5, 0.0), byte_requests(13, 1.0)[8:]):
+    for requests in (byte_requests(5, 0.0), byte_requests(9, 0.8)[4:], byte_requests(13, 1.5)[8:]):
         expected = generate(plain, requests)
         for scheduler, rows in zip(drafting, recorded, strict=True):
             results = generate(scheduler, requests)

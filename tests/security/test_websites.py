@@ -104,6 +104,40 @@ def test_a_browser_must_send_json_as_json(client, mark):
         assert response.status_code == status, kind
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", "none"])
+def test_a_browser_opens_the_page_and_nothing_else(client, worker, site):
+    worker.requests.clear()
+    opened = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
+    json = {"Content-Type": "application/json"}
+    for path in ("/props", "/slots", "/tools", "/cors-proxy?url=http://page.example", "/nowhere"):
+        assert client.get(path, headers=opened).status_code == 403, path
+        assert client.post(path, content=b"{}", headers=opened | json).status_code == 403, path
+    assert client.post("/completion", json=BODY, headers=opened).status_code == 403
+    assert client.get("/", headers=opened).status_code == 200
+    assert worker.requests == []
+
+
+def test_no_answer_but_the_page_runs_in_a_browser(client):
+    wrong_body = {"content": b"<script>", "headers": {"Content-Type": "text/html"}}
+    for response in (
+        client.get("/health"),
+        client.get("/props"),
+        client.get("/metrics"),
+        client.get("/nowhere"),
+        client.get("/props", headers={"Origin": PAGE}),
+        client.options("/completion", headers={"Origin": PAGE}),
+        client.post("/completion", json=BODY),
+        client.post("/completion", json=BODY | {"stream": True}),
+        client.post("/completion", **wrong_body),
+        client.put("/props"),
+        client.get("/props", headers={"X": "x" * 70_000}),
+    ):
+        shown = f"{response.request.method} {response.url} {response.status_code}"
+        assert response.headers["x-content-type-options"] == "nosniff", shown
+        assert response.headers["content-security-policy"] == "sandbox; default-src 'none'", shown
+    assert "sandbox" not in client.get("/").headers["content-security-policy"]
+
+
 def test_flags_let_names_and_origins_in():
     config = ServerConfig(allowed_hosts="llm.example, other", cors_origins=f"{PAGE}/,localhost")
     with serving(config=config) as client:

@@ -15,6 +15,7 @@ from headstart.config import ServerConfig, ToolsConfig
 from headstart.server.extras import Extras
 
 KEY = {"Authorization": "Bearer k"}
+FROM_PAGE = {"X-Headstart-Page": "1"}
 READ = {"tool": "read_file", "params": {"path": "a"}}
 
 
@@ -45,6 +46,9 @@ def target() -> Iterator[Target]:
                 "Set-Cookie": "a=b",
                 "Access-Control-Allow-Origin": "http://target",
                 "Content-Type": "text/event-stream",
+                "Content-Security-Policy": "script-src *",
+                "Content-Disposition": "inline",
+                "Clear-Site-Data": "*",
             }.items():
                 self.send_header(name, value)
             self.end_headers()
@@ -152,9 +156,25 @@ def test_the_proxy_passes_on_only_what_was_marked_and_streams(client, target):
     assert response.headers["mcp-session-id"] == "1"
     assert "set-cookie" not in response.headers
     assert response.headers.get("access-control-allow-origin") is None
+    assert response.headers["content-security-policy"] == "sandbox; default-src 'none'"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["content-disposition"] == "attachment"
+    assert "clear-site-data" not in response.headers
     assert target.seen["authorization"] == "Bearer other"
     assert target.seen["accept"] == "text/event-stream"
     assert not {"cookie", "x-api-key", "user-agent"} & target.seen.keys()
+
+
+def test_the_proxy_answers_no_link_of_another_site(client, target):
+    """A browser that sends no Sec-Fetch-Site follows a link, an image or a form like this."""
+    target.may_go_on.set()
+    url = f"/cors-proxy?url=http://127.0.0.1:{target.server_port}/"
+    with serving(extras=Extras.of(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
+        for response in (open_to_all.get(url), open_to_all.post(url, content=b"a=b")):
+            assert response.status_code == 403
+            assert "x-headstart-page" in response.json()["error"]["message"]
+        assert not hasattr(target, "seen")
+        assert open_to_all.get(url, headers=FROM_PAGE).status_code == 404  # the target's answer
 
 
 @pytest.mark.parametrize(
@@ -169,7 +189,8 @@ def test_the_proxy_passes_on_only_what_was_marked_and_streams(client, target):
     ],
 )
 def test_what_cannot_be_asked_is_told(client, url, status):
-    assert client.get("/cors-proxy", params={"url": url}).status_code == status
+    answer = client.get("/cors-proxy", params={"url": url}, headers=FROM_PAGE)
+    assert answer.status_code == status
 
 
 def test_strangers_are_warned_of(caplog):

@@ -1,7 +1,9 @@
 """GET and POST /cors-proxy: passes a page's request on to any address (`--ui-mcp-proxy`).
 
 For pages that talk to MCP servers which answer no page of another origin. Only headers that the
-client marked are passed on, so that no key and no cookie leaves by accident.
+client marked are passed on, so that no key and no cookie leaves by accident. A request needs such a
+header, or that of our page: links, forms and images of other sites can send neither, and their
+scripts only after a preflight request.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from headstart.server.body import Body
-from headstart.server.errors import CLIENT_GONE, ApiError, shorten
+from headstart.server.errors import CLIENT_GONE, INERT, ApiError, shorten
 from headstart.server.extras import Extra
 from headstart.server.routing import Routes
 from headstart.server.threads import ClientGoneError, unless_left
@@ -23,10 +25,12 @@ from headstart.server.threads import ClientGoneError, unless_left
 routes = Routes()
 
 PREFIX = "x-llama-server-proxy-header-"  # of a header that is passed on without it
-# of the connection that they came over, or what we say ourselves
+OUR_PAGE = "x-headstart-page"  # sent by web/js/api.js
+# of the connection that they came over, what we say ourselves, or about our origin
 NOT_PASSED_ON = (
     "connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "server", "date",
-    "proxy-authenticate", "set-cookie", "content-length",
+    "proxy-authenticate", "set-cookie", "content-length", "content-security-policy",
+    "x-content-type-options", "content-disposition", "clear-site-data", "service-worker-allowed",
 )  # fmt: skip
 
 
@@ -54,6 +58,8 @@ async def proxy_post(http: HttpRequest) -> Response:
 
 
 async def _pass_on(http: HttpRequest) -> Response:
+    if not any(name == OUR_PAGE or name.startswith(PREFIX) for name in http.headers):
+        raise ApiError(403, f"send a header {PREFIX}NAME, or {OUR_PAGE}: 1, which no link can")
     url = _checked(http.query_params.get("url", ""))
     try:
         body = await http.body()
@@ -82,6 +88,7 @@ async def _pass_on(http: HttpRequest) -> Response:
         for name, value in answer.headers.items()
         if name not in NOT_PASSED_ON and not name.startswith("access-control-")
     }
+    passed |= {"content-disposition": "attachment"} | INERT
     return StreamingResponse(_pieces(client, answer), answer.status_code, passed)
 
 

@@ -18,7 +18,7 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headstart.config import ServerConfig
-from headstart.server.errors import ApiError, error_body
+from headstart.server.errors import INERT, ApiError, error_body
 from headstart.types.errors import ConfigError
 
 if sys.platform != "win32":
@@ -238,11 +238,14 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _write_error(self, status: int, message: str) -> None:
         body = orjson.dumps(error_body(ApiError(status, message)))
-        head = (
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+        headers = {
+            "content-type": "application/json",
+            "content-length": str(len(body)),
+            "connection": "close",
+        } | INERT
+        lines = [f"HTTP/1.1 {status} {HTTPStatus(status).phrase}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
 
 
 def _affordable(wanted: int) -> int:

@@ -52,6 +52,11 @@ ANSWERS = (
     (502, "server_error", "behind a router: the model's process ended; try again"),
     (503, "unavailable_error", "loading, restarting, or a full queue; retry after `Retry-After`"),
 )
+# Of every answer but the page's: a browser that opens one runs no script of it.
+INERT = {
+    "Content-Security-Policy": "sandbox; default-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+}
 CLIENT_GONE = 499  # as nginx logs it; the client has disconnected
 # the first `type` of each status
 TYPES = {status: type for status, type, _ in reversed(ANSWERS)}
@@ -129,7 +134,7 @@ def error_response(error: Exception) -> Response:
     """Return the HTTP response for an exception."""
     body = error_body(error)
     status = body["error"]["code"]
-    headers = {}
+    headers = dict(INERT)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     retry_after = error.retry_after if isinstance(error, ApiError) else None

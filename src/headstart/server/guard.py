@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import ServerConfig
-from headstart.server.errors import ApiError, error_response
+from headstart.server.errors import INERT, ApiError, error_response
 from headstart.server.websites import ANY, WebsitePolicy
 from headstart.types.errors import ConfigError
 
@@ -40,8 +40,7 @@ class Guard:
             return
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        if origin is not None and (reader := self._websites.reader(origin)):
-            send = _with_reader(send, reader)
+        send = _with_headers(send, self._websites.reader(origin) if origin is not None else None)
         try:
             is_preflight = self._admit(scope, headers)
         except ApiError as error:
@@ -155,14 +154,17 @@ def _offered_keys(headers: Headers) -> tuple[bytes, ...]:
     return text.encode("latin-1"), text.encode()
 
 
-def _with_reader(send: Send, reader: str) -> Send:
-    """Allow the page that sent the request to read the answer."""
+def _with_headers(send: Send, reader: str | None) -> Send:
+    """Let browsers show the answer only as what it is; `reader` is the page that may read it."""
 
-    async def send_with_reader(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
-            headers["Access-Control-Allow-Origin"] = reader
-            headers.add_vary_header("Origin")
+            for name, value in INERT.items():
+                headers.setdefault(name, value)
+            if reader:
+                headers["Access-Control-Allow-Origin"] = reader
+                headers.add_vary_header("Origin")
         await send(message)
 
-    return send_with_reader
+    return send_with_headers

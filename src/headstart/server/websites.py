@@ -2,10 +2,10 @@
 
 Without an API key a page's request must come from a page of this server or of an allowed origin,
 name a known host (against DNS rebinding), and be JSON (forms can send text/plain without a
-preflight request). An image, a script or a link of another site is refused too: browsers request it
-without an origin, and a GET may load a router's model. Programs that are not browsers send neither
-Origin nor Sec-Fetch-Site, so only the host is checked. With an API key any page may send requests,
-as at llama-server.
+preflight request). An image, a script or a link of another site is refused too, and so is opening
+anything but the page: browsers name no origin then, and a GET may load a router's model. Programs
+that are not browsers send neither Origin nor Sec-Fetch headers, so only the host is checked. With
+an API key any page may send requests, as at llama-server.
 """
 
 from __future__ import annotations
@@ -56,11 +56,16 @@ class WebsitePolicy:
                     "--cors-origins to let them, or with an API key",
                 )
             site = headers.get("sec-fetch-site", OWN_SITES[0])
-            if origin is None and site not in OWN_SITES and ANY not in self._origins:
+            opens_page = headers.get("sec-fetch-mode") == "navigate"
+            is_foreign = origin is None and site not in OWN_SITES
+            if (is_foreign or opens_page) and ANY not in self._origins:
+                what = (
+                    "a browser opens this as a page" if opens_page else "another site asks for this"
+                )
                 raise ApiError(
                     403,
-                    f"a page of another site asks for this (Sec-Fetch-Site: {shorten(site)}); open "
-                    "the address itself, or start the server with --cors-origins '*' or an API key",
+                    f"{what} (Sec-Fetch-Site: {shorten(site)}); ask with a program such as curl, "
+                    "or start the server with --cors-origins '*' or an API key",
                 )
         is_browser = origin is not None or "sec-fetch-site" in headers
         if method == "POST" and is_browser and not _is_json(headers.get("content-type", "")):

@@ -85,6 +85,7 @@ async function request(path, options) {
   for (;;) {
     const key = sessionStorage.getItem(KEY);
     const headers = new Headers(options.headers);
+    headers.set("X-Headstart-Page", "1"); // no link or form of another site can send it
     if (key) headers.set("Authorization", `Bearer ${key}`);
     const response = await fetch(path, { ...options, headers });
     if (response.ok) return response;
