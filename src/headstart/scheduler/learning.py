@@ -88,15 +88,12 @@ class Learning:
         for index, sequence in enumerate(plan.sequences):
             if sequence.policy.reason:
                 continue
-            # control knows of all answers, also of those that could not be decoded; one that read
-            # a part of its text again emits as well
-            drafts = (
-                self._followed.setdefault(sequence.number, {})
-                if index < plan.num_generating
-                else self._followed.get(sequence.number)
-            )
-            if drafts and (emitted := record.emitted[index]):
-                self._follow(sequence.number, drafts, emitted)
+            number = sequence.number
+            if index < plan.num_generating:  # control was told of it, even if it was not decoded
+                self._followed.setdefault(number, {})
+            # also the tokens behind a text that was read again
+            if (emitted := record.emitted[index]) and (own := self._followed.get(number)):
+                self._follow(number, own, emitted)
         for end in record.left:
             number = end.sequence.number
             if self._followed.pop(number, None) is not None:
