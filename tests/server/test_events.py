@@ -50,9 +50,20 @@ def test_a_report_that_stays_the_same_is_not_sent_ten_times_a_second(client):
     assert time.monotonic() - began > 1.5
 
 
+def count_states(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Make states of only their number; returns the numbers of those made so far."""
+    made: list[int] = []
+
+    def state(*args: object) -> dict[str, int]:
+        made.append(len(made))
+        return {"n": made[-1]}
+
+    monkeypatch.setattr(events, "_state", state)
+    return made
+
+
 def test_a_state_is_made_once_for_all_listeners(monkeypatch):
-    made = []
-    monkeypatch.setattr(events, "_state", lambda *args: made.append(1) or {"n": len(made)})
+    made = count_states(monkeypatch)
     with serving() as client, ThreadPoolExecutor(20) as threads:
         results = list(threads.map(lambda _: states(client, 3), range(20)))
     # listeners that come later see later states; all see the same ones
@@ -63,8 +74,7 @@ def test_a_state_is_made_once_for_all_listeners(monkeypatch):
 
 
 def test_states_are_made_only_while_somebody_listens(monkeypatch):
-    made = []
-    monkeypatch.setattr(events, "_state", lambda *args: made.append(1) or {})
+    made = count_states(monkeypatch)
     with serving() as client:
         states(client, 1)
         time.sleep(2.5)  # a connection that closed is noticed at the next state

@@ -283,7 +283,7 @@ def stored(number: int, size: int = 10) -> StoredResponse:
 
 
 def test_a_store_forgets_what_was_used_longest_ago() -> None:
-    store = ResponseStore(max_responses=2)
+    store = ResponseStore(max_responses=2, max_bytes=1000)
     store.put("", stored(1))
     store.put("", stored(2))
     assert store.get("", "resp_1")
@@ -292,7 +292,7 @@ def test_a_store_forgets_what_was_used_longest_ago() -> None:
 
 
 def test_a_store_is_bounded_in_bytes() -> None:
-    store = ResponseStore(max_bytes=1000)
+    store = ResponseStore(max_responses=100, max_bytes=1000)
     for number in range(20):
         store.put("", stored(number, 300))
         store.put("", stored(number, 300))  # once more, counted once
@@ -301,6 +301,43 @@ def test_a_store_is_bounded_in_bytes() -> None:
     assert len(store) == 0
     store.put("", stored(1, 300))
     assert len(store) == 1
+
+
+def test_a_tenant_pushes_out_only_its_own() -> None:
+    store = ResponseStore(max_responses=10, max_bytes=10_000)
+    store.put("quiet", stored(0))
+    for number in range(1000):
+        store.put("loud", stored(number))
+    assert store.get("quiet", "resp_0")
+    assert [bool(store.get("loud", f"resp_{i}")) for i in (989, 990)] == [False, True]
+
+
+@pytest.mark.parametrize("size", [10, 400])
+def test_many_tenants_share_the_space_fairly(size: int) -> None:
+    store = ResponseStore(max_responses=10, max_bytes=4000)
+    store.put("quiet", stored(0, size))
+    for number in range(200):
+        store.put(f"loud-{number % 20}", stored(number, size))
+    assert store.get("quiet", "resp_0")
+    assert 20 < len(store) <= 40
+
+
+def test_quotas_are_set_by_flags() -> None:
+    config = ServerConfig(api_key="a,b", tenant_responses=2)
+    with serving(config=config) as client:
+        ids = {}
+        for key, number in (("a", 1), ("b", 5)):
+            headers = {"X-Api-Key": key}
+            answers = [
+                client.post("/v1/responses", json={"input": "Hi"}, headers=headers).json()
+                for _ in range(number)
+            ]
+            ids[key] = [answer["id"] for answer in answers]
+        for key, kept in (("a", [200]), ("b", [404, 404, 404, 200, 200])):
+            found = [
+                client.get(f"/v1/responses/{one}", headers={"X-Api-Key": key}) for one in ids[key]
+            ]
+            assert [one.status_code for one in found] == kept
 
 
 def test_a_client_that_leaves_cancels_its_request() -> None:

@@ -47,6 +47,7 @@ ANSWERS = (
         "rate_limit_error",
         "`headstart router`: all backends are busy; retry after `Retry-After`",
     ),
+    (429, "rate_limit_error", "a quota of slot files; the message names it and what to do"),
     (500, "server_error", "libllama or the server failed; see its log"),
     (501, "not_supported_error", "this server or model cannot do it, such as `/slots` when off"),
     (502, "server_error", "behind a router: the model's process ended; try again"),

@@ -57,6 +57,7 @@ class Guard:
         Returns whether it is a preflight request.
         """
         scope["headstart.namespace"], scope["headstart.is_trusted"] = "", not self._keys
+        scope["headstart.has_tenants"] = len(self._keys) > 1
         if scope["path"] in ("/health", "/v1/health"):
             if self._keys:
                 scope["headstart.is_trusted"] = self._matching(headers) is not None
@@ -66,6 +67,8 @@ class Guard:
             return True
         if self._keys:
             scope["headstart.namespace"] = self._namespace(headers)
+            if self._tenant_header and headers.get(self._tenant_header):
+                scope["headstart.has_tenants"] = True
             scope["headstart.is_trusted"] = True
         if reason := self._why_not_ready():
             raise ApiError(503, reason)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import time
 from collections import OrderedDict
@@ -94,7 +95,8 @@ class Service:
     # separate, so that prompts do not wait for requests that only count or show tokens
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
-    responses: ResponseStore = field(default_factory=ResponseStore)
+    responses: ResponseStore = field(init=False)
+    saving: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a slot is saved
     corpora: OrderedDict[str, ReadTexts] = field(default_factory=OrderedDict)
     adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
     events: EventFeed | None = None  # of those who listen to /events
@@ -102,6 +104,8 @@ class Service:
 
     def __post_init__(self) -> None:
         self.started_at = self.clock()
+        num_bytes = self.config.tenant_responses_mb * 2**20
+        self.responses = ResponseStore(self.config.tenant_responses, num_bytes)
 
     def why_not_ready(self, *, with_details: bool = True) -> str | None:
         """Why requests cannot be answered now; None if they can.

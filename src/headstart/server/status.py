@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-import re
 import uuid
 import zlib
-from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -20,13 +19,12 @@ from headstart.server.native_answer import generation_settings
 from headstart.server.results import draft_counts
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
+from headstart.server.slot_files import check_name, make_room, slot_folder
 from headstart.server.tool_use import describe
 from headstart.types import ModelInfo
 from headstart.types.errors import RequestError
 from headstart.types.report import SlotReport, SpeculatorReport, WorkerReport
 from headstart.types.request import Request, SlotAction, SlotEvent
-
-_NAME = re.compile(r"[\w. +@-]{1,200}")
 
 routes = Routes()
 
@@ -123,35 +121,29 @@ async def slots(http: HttpRequest) -> list[dict[str, Any]]:
 async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     """Save, restore or erase what an idle slot keeps."""
     service = service_of(http)
-    folder = service.config.slot_save_path
-    if folder is None:
-        raise ApiError(501, "slot actions need a folder; start with --slot-save-path FOLDER")
+    folder = slot_folder(http)
     action = http.query_params.get("action", "")
     if action not in ("save", "restore", "erase"):
         raise RequestError(f"action is {action!r} but must be save, restore or erase")
     slot_id = http.path_params["id_slot"]
-    name = "" if action == "erase" else _file_name((await read_body(http, SlotBody)).filename)
+    name = "" if action == "erase" else check_name((await read_body(http, SlotBody)).filename)
     adapters = request_scales(None, service.adapter_scales, service.info)
     command = SlotAction(
         uuid.uuid4().hex,
         action,
         slot_id,
-        str(Path(folder) / name) if name else "",
+        str(folder / name) if name else "",
         http.scope["headstart.namespace"] + adapter_key(adapters, service.info),
         adapters,
     )
-    event = await single_event(service.worker, command)
+    if action == "save":
+        async with service.saving:  # so that saves at the same time do not exceed a quota
+            await asyncio.to_thread(make_room, folder, name, service.config)
+            event = await single_event(service.worker, command)
+    else:
+        event = await single_event(service.worker, command)
     assert isinstance(event, SlotEvent)
     return _slot_answer(command, name, event)
-
-
-def _file_name(name: str | None) -> str:
-    """Check that the name stays inside of the folder."""
-    if name is None or not _NAME.fullmatch(name) or name.startswith("."):
-        raise RequestError(
-            f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
-        )
-    return name
 
 
 def _slot_answer(command: SlotAction, name: str, event: SlotEvent) -> dict[str, Any]:
