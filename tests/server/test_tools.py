@@ -108,7 +108,7 @@ def test_a_call_works_where_the_client_says_and_never_where_the_model_does(clien
     encoded = client.post("/tools", json=READ, headers=here | {"x-resp-type": "base64"}).json()
     assert encoded == {"base64": "dGV4dA==", "size_bytes": 4}
     wrong = client.post("/tools", json=READ, headers={"x-tool-runtime": "moon:1"})
-    assert wrong.status_code == 500
+    assert wrong.status_code == 400
     assert "unknown tool runtime" in wrong.json()["error"]["message"]
 
 
@@ -185,6 +185,8 @@ def test_the_proxy_answers_no_link_of_another_site(client, target):
         ("http://", 400),
         ("http://user:secret@127.0.0.1/", 400),
         ("http://[", 400),
+        ("http://127.0.0.1:1/\r\nX: 1", 400),
+        ("http://" + "a" * 300 + ".\u00ad/", 400),
         ("http://127.0.0.1:1/", 502),
     ],
 )

@@ -337,3 +337,11 @@ def test_a_client_that_waits_for_100_continue_is_told_413_before_it_sends():
             b"100-continue\r\n\r\n"
         )
         assert connection.recv(65536).startswith(b"HTTP/1.1 413")
+
+
+@pytest.mark.parametrize("slot", ["4", "9" * 4400, "-1", "x", "\u0661"])
+def test_a_slot_that_is_not_there_is_400_and_named(tmp_path, slot):
+    with serving(config=ServerConfig(slot_save_path=str(tmp_path))) as client:
+        message = error_of(client.post(f"/slots/{slot}?action=erase"), 400)
+    assert "id_slot is" in message
+    assert "from 0 to 3" in message

@@ -70,8 +70,11 @@ async def _pass_on(http: HttpRequest) -> Response:
         for name, value in http.headers.items()
         if name.startswith(PREFIX) and name != PREFIX
     }
+    try:
+        request = httpx2.Request(http.method, url, headers=headers, content=body)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise ApiError(400, f"{shorten(url)} cannot be asked: {error}") from error
     client = httpx2.AsyncClient(timeout=600.0, trust_env=False)  # s of silence
-    request = httpx2.Request(http.method, url, headers=headers, content=body)
     try:
         answer = await unless_left(http.receive, client.send(request, stream=True))
     except httpx2.HTTPError as error:

@@ -167,7 +167,7 @@ class Scheduler:
                 self.fail(plan, error)
         logits = _NO_LOGITS
         plan.is_asynchronous = self.engine.is_asynchronous
-        if plan.is_asynchronous:
+        if plan.is_asynchronous or self.record is not None:  # it may have been asynchronous
             self.read()  # the last step, while the device computes this one
         plan.launched = self.clock()
         if plan.batch.num_rows:
@@ -205,7 +205,7 @@ class Scheduler:
             limits = (engine.max_batch_tokens, engine.max_outputs)
             self.drafting.draft(plan, limits, can_pad=can_pad)
             if engine.cache_kind is CacheKind.CHECKPOINT:
-                self.cache.keep_states(plan, self.drafting.controller.observe_copy, self.clock)
+                self.cache.keep_states(plan, self.drafting.observe_copy, self.clock)
         plan.drafted = self.clock()
         self._build(plan)
         return plan

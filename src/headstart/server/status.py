@@ -12,7 +12,7 @@ from starlette.requests import Request as HttpRequest
 
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import Body, read_body
-from headstart.server.errors import ApiError
+from headstart.server.errors import ApiError, wrong_value
 from headstart.server.event_stream import single_event
 from headstart.server.model import Service, service_of
 from headstart.server.native_answer import generation_settings
@@ -117,7 +117,7 @@ async def slots(http: HttpRequest) -> list[dict[str, Any]]:
     return [slot_state(slot, service) for slot in report.slots]
 
 
-@routes.post("/slots/{id_slot:int}", body=SlotBody, answer="what was saved, restored or erased")
+@routes.post("/slots/{id_slot}", body=SlotBody, answer="what was saved, restored or erased")
 async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     """Save, restore or erase what an idle slot keeps."""
     service = service_of(http)
@@ -125,7 +125,7 @@ async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     action = http.query_params.get("action", "")
     if action not in ("save", "restore", "erase"):
         raise RequestError(f"action is {action!r} but must be save, restore or erase")
-    slot_id = http.path_params["id_slot"]
+    slot_id = _slot_id(http.path_params["id_slot"], service.info.num_slots)
     name = "" if action == "erase" else check_name((await read_body(http, SlotBody)).filename)
     adapters = request_scales(None, service.adapter_scales, service.info)
     command = SlotAction(
@@ -144,6 +144,13 @@ async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
         event = await single_event(service.worker, command)
     assert isinstance(event, SlotEvent)
     return _slot_answer(command, name, event)
+
+
+def _slot_id(text: str, num_slots: int) -> int:
+    # the length first: int() refuses thousands of digits
+    if not (text.isascii() and text.isdigit() and len(text) < 10 and int(text) < num_slots):
+        raise wrong_value("id_slot", text, f"from 0 to {num_slots - 1}")
+    return int(text)
 
 
 def _slot_answer(command: SlotAction, name: str, event: SlotEvent) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from headstart.extras.tools.command import CommandLimits, Finished, run_command
-from headstart.types.errors import HeadstartError
+from headstart.types.errors import RequestError
 
 LISTING_BYTES = 8 * 2**20
 ENGINES = ("docker", "podman")
@@ -40,7 +40,7 @@ OnOutput = Callable[[bytes], None]
 Wrap = Callable[[Sequence[str]], Sequence[str]]
 
 
-class RuntimeNameError(HeadstartError):
+class RuntimeNameError(RequestError):
     """A runtime name that is unknown or not allowed."""
 
 
