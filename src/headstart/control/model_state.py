@@ -81,9 +81,9 @@ class ModelState:
         """The request is over."""
         self.catch_up.end(seq_id, num_answered)
         self.probes.end(seq_id)
-        if self.requests.pop(seq_id, None) is not None:
-            del self.idle[seq_id]
-            self._outdate(seq_id)
+        self.requests.pop(seq_id, None)
+        self.idle.pop(seq_id, None)
+        self._outdate(seq_id)  # also of one that it never drafted for
 
     def _outdate(self, seq_id: int, min_confidence: float = 0.0) -> None:
         for t, threshold in enumerate(THRESHOLDS):

@@ -68,7 +68,10 @@ class Committer:
         self._drafting.accept(told)
         yield from endings
         for sequence, tokens, _ in told:
-            ending = self._ending(sequence, tokens[-1], record.now)
+            try:
+                ending = self._ending(sequence, tokens[-1], record.now)
+            except EngineError as error:  # of a context shift
+                ending = failure(error)
             if ending is not None:
                 yield sequence, ending
 

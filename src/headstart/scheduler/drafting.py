@@ -117,6 +117,14 @@ class Drafting:
                 self.fail(error)
         return min(least, most)
 
+    def observe_copy(self, milliseconds: float) -> None:
+        """The state of a sequence was copied so that its draft can be taken back."""
+        if not self.failure:
+            try:
+                self.controller.observe_copy(milliseconds)
+            except Exception as error:
+                self.fail(error)
+
     def fail(self, error: Exception) -> None:
         """Control failed: draft nothing from now on. Called while the exception is handled."""
         log.exception("control failed: nothing is drafted from now on")
@@ -247,9 +255,9 @@ class Drafting:
             plan.take(index, *candidates[best])
 
     def _begin(self, sequence: Sequence) -> None:
-        self._begun.add(sequence.number)
         request = sequence.request
-        self.controller.begin(sequence.number, request.namespace)
+        self.controller.begin(sequence.number, request.namespace)  # may fail: then nobody is told
+        self._begun.add(sequence.number)
         for speculator in self.speculators.values():
             speculator.begin(sequence.seq_id, sequence.text.tokens, request.namespace)
 
@@ -308,7 +316,12 @@ class Drafting:
 
     def describe_control(self) -> dict[str, Any]:
         """What control believes, JSON-ready; `failure` says why it is off."""
-        return {"failure": self.failure, **({} if self.failure else self.controller.describe())}
+        if not self.failure:
+            try:
+                return {"failure": "", **self.controller.describe()}
+            except Exception as error:
+                self.fail(error)
+        return {"failure": self.failure}
 
     def close(self) -> None:
         """Write what is durable."""
@@ -324,6 +337,8 @@ class Drafting:
             self.controller.save(self._state)
         except OSError as error:
             log.warning("what control learned is not kept: %s", error)
+        except Exception as error:
+            self.fail(error)
 
 
 def _request(plan: StepPlan, index: int) -> DraftRequest:

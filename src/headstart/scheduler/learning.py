@@ -85,11 +85,15 @@ class Learning:
             drafts = self._followed.setdefault(plan.sequences[offer.index].number, {})
             if offer.draft.speculator not in drafts:  # an earlier one is still undecided
                 drafts[offer.draft.speculator] = _Followed(offer)
-        for index, sequence in plan.decoded:
-            if index < plan.num_generating and not sequence.policy.reason:
-                drafts = self._followed.setdefault(sequence.number, {})
-                if drafts and (emitted := record.emitted[index]):
-                    self._follow(sequence.number, drafts, emitted)
+        for index, sequence in enumerate(plan.sequences):
+            if sequence.policy.reason:
+                continue
+            number = sequence.number
+            if index < plan.num_generating:  # control was told of it, even if it was not decoded
+                self._followed.setdefault(number, {})
+            # also the tokens behind a text that was read again
+            if (emitted := record.emitted[index]) and (own := self._followed.get(number)):
+                self._follow(number, own, emitted)
         for end in record.left:
             number = end.sequence.number
             if self._followed.pop(number, None) is not None:

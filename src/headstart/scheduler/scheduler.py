@@ -28,6 +28,7 @@ from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.readers import Counts, Events, Metrics
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.step import End, RecordReader, StepPlan, StepRecord
+from headstart.scheduler.tenant_turns import TenantTurns
 from headstart.scheduler.turns import Turns
 from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
@@ -100,6 +101,7 @@ class Scheduler:
         self._batch = Batch(engine.max_batch_tokens)
         self._left: list[End] = []  # since the last record
         self._numbers = count()
+        self._tenants = TenantTurns()
         self._sets_aside = config.cache_idle_slots and engine.attention_tile > 1
 
     @property
@@ -165,7 +167,7 @@ class Scheduler:
                 self.fail(plan, error)
         logits = _NO_LOGITS
         plan.is_asynchronous = self.engine.is_asynchronous
-        if plan.is_asynchronous:
+        if plan.is_asynchronous or self.record is not None:  # it may have been asynchronous
             self.read()  # the last step, while the device computes this one
         plan.launched = self.clock()
         if plan.batch.num_rows:
@@ -203,7 +205,7 @@ class Scheduler:
             limits = (engine.max_batch_tokens, engine.max_outputs)
             self.drafting.draft(plan, limits, can_pad=can_pad)
             if engine.cache_kind is CacheKind.CHECKPOINT:
-                self.cache.keep_states(plan, self.drafting.controller.observe_copy, self.clock)
+                self.cache.keep_states(plan, self.drafting.observe_copy, self.clock)
         plan.drafted = self.clock()
         self._build(plan)
         return plan
@@ -295,20 +297,18 @@ class Scheduler:
                 self.leave(sequence, failure(error))
 
     def _admit(self) -> None:
-        """Give waiting requests free cells, with the longest known prefix."""
-        num_running, index = len(self.running), 0
-        while index < len(self.waiting):
-            sequence = self.waiting[index]
+        """Give waiting requests free cells, with the longest known prefix; the tenants in turn."""
+        num_running = len(self.running)
+        waiting = self._tenants.order(self.waiting) if num_running < len(self.cells) else ()
+        for sequence in waiting:
             if self.cache.waits(sequence):
-                index += 1
                 continue
             placement = self.cache.find(sequence)
             if placement is None:
                 if sequence.is_resumed and len(self.running) < len(self.cells):
-                    index += 1  # it needs more room than those behind it
-                    continue
+                    continue  # it needs more room than those behind it
                 break
-            del self.waiting[index]
+            self.waiting.remove(sequence)
             if sequence.admitted is None:
                 # not at submission: hundreds of waiting requests would hold memory for nothing
                 try:
@@ -316,6 +316,7 @@ class Scheduler:
                 except HeadstartError as error:
                     self.leave(sequence, failure(error))
                     continue
+            self._tenants.serve(sequence)
             self.cache.place(sequence, placement)
             self._start(sequence)
         self.cache.share(self.running)

@@ -163,7 +163,7 @@ def test_a_flag_of_a_sampling_parameter_gives_its_default(
     [
         (["--mirostat", "2"], "--mirostat 2 is not supported: Mirostat keeps a state"),
         (["-lv", "9"], "-lv 9 is not supported: use a number from 0 to 5"),
-        (["--control-vector-layer-range", "1", "2"], "control vectors are not supported"),
+        (["--control-vector-layer-range", "1", "2"], "control vectors apply to all layers"),
         (["--model-url", "u"], "name its repository with --hf-repo"),
     ],
 )

@@ -107,6 +107,24 @@ def test_texts_stay_where_the_context_is_too_small_for_all() -> None:
         assert 1 <= num_ends <= 1 + scheduler.counters.preemptions
 
 
+class Wavering(Device):
+    """Found to be asynchronous in one step and not in the next: that is judged by timing."""
+
+    def wait(self) -> Logits:
+        self.is_asynchronous = not self.is_asynchronous
+        return super().wait()
+
+
+def test_nothing_is_lost_where_a_device_is_found_to_be_none() -> None:
+    requests = make_requests(12)
+    engine = Wavering()
+    scheduler = drafting_scheduler(engine, fixed(4))
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+    for answer in answers.values():
+        assert answer.finish.stats.num_emitted == len(answer.tokens)
+
+
 class NotingController(Controller):
     """Writes down when it is told what a draft model took."""
 

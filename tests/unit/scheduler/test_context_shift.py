@@ -30,6 +30,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler.context_shift import find_chunks
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import CacheKind
+from headstart.types.errors import EngineError
 from headstart.types.request import Request
 
 CONTEXT = 48
@@ -217,3 +218,19 @@ def test_only_who_asks_for_moved_cells_gets_them() -> None:
     assert run(scheduler, [reuse([*new, 8])])["r"].finish.stats.num_cached == len(new)
     plain = replace(reuse([*new, 8], 0), request_id="plain")
     assert run(scheduler, [plain])["plain"].finish.stats.num_cached == 10
+
+
+def test_a_shift_that_fails_ends_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(self: Model, seq_id: int, start: int, end: int) -> bool:
+        raise EngineError("the state cannot be read")
+
+    monkeypatch.setattr(Model, "shift", failing)
+    engine = Model(context_size=CONTEXT)
+    long, short = make_requests(2, max_tokens=110)
+    long = replace(long, sampling=replace(long.sampling, ignore_eos=True))
+    short = replace(short, max_tokens=4)
+    scheduler = make_scheduler(engine, context_shift=True)
+    answers = run(scheduler, [long, short])
+    check(engine, [short], answers)
+    assert answers[long.request_id].error is not None
+    assert answers[long.request_id].tokens == shifted(engine, long)[: CONTEXT - len(long.prompt)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from tests.harness import (
@@ -23,9 +24,11 @@ from tests.harness import (
 )
 
 from headstart.control.controller import Controller
+from headstart.scheduler.drafting import Drafting
 from headstart.speculators import Speculator
-from headstart.types import Batch, Draft, DraftRequest
+from headstart.types import Batch, CacheKind, Draft, DraftRequest
 from headstart.types.errors import EngineError
+from headstart.worker.loop import make_report
 
 
 class Raising(Speculator):
@@ -155,3 +158,70 @@ def test_control_that_fails_ends_drafts_and_no_request(
         drafts = answers[request.request_id].finish.stats.drafts
         assert drafts.num_drafts == 0
         assert set(drafts.reasons) <= {"control failed"}
+
+
+@pytest.mark.parametrize("method", ["describe", "save"])
+def test_control_that_cannot_say_what_it_knows_ends_drafts_and_not_the_engine(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(self: Controller, *arguments: object) -> object:
+        raise ValueError("math domain error")
+
+    engine, requests = Model(2), make_requests(4)
+    scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO, Controller())
+    drafting = Drafting([], AUTO, scheduler.drafting.controller, state=tmp_path / "state")
+    monkeypatch.setattr(Controller, method, failing)
+    drafting.save()
+    drafting.close()
+    assert drafting.describe_control() == {"failure": "ValueError: math domain error"}
+    make_report(scheduler)
+    check(engine, requests, run(scheduler, requests))
+
+
+def test_control_that_fails_when_a_state_is_copied_ends_no_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(self: Controller, milliseconds: float) -> None:
+        raise ValueError("math domain error")
+
+    monkeypatch.setattr(Controller, "observe_copy", failing)
+    engine, requests = Model(2, cache_kind=CacheKind.CHECKPOINT), make_requests(4)
+    scheduler = make_scheduler(engine, [Oracle(engine, requests)])
+    check(engine, requests, run(scheduler, requests))
+    assert scheduler.drafting.failure == "ValueError: math domain error"
+
+
+class Listener(Speculator):
+    """Notes which sequences it is told of without having been told that they begin."""
+
+    name = "listener"
+
+    def __init__(self) -> None:
+        self.known, self.strangers = set[int](), list[int]()
+
+    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        self.known.add(seq_id)
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [Draft(reason="no match")] * len(requests)
+
+    def accept(self, seq_id: int, tokens: Sequence[int], num_accepted: int) -> None:
+        if seq_id not in self.known:
+            self.strangers.append(seq_id)
+
+    def end(self, seq_id: int) -> None:
+        if seq_id not in self.known:
+            self.strangers.append(seq_id)
+
+
+def test_speculators_are_not_told_of_a_sequence_that_control_failed_to_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(self: Controller, number: int, namespace: str) -> None:
+        raise ValueError("math domain error")
+
+    monkeypatch.setattr(Controller, "begin", failing)
+    engine, requests, listener = Model(2), make_requests(2), Listener()
+    scheduler = make_scheduler(engine, [listener], AUTO)
+    check(engine, requests, run(scheduler, requests))
+    assert not listener.strangers

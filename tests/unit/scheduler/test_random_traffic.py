@@ -1,8 +1,11 @@
-"""Requests come, leave and lose their cells at any step: texts, caches and counts stay right."""
+"""Requests come, leave, fail and lose their cells at any step: texts, caches, counts and what
+control learns stay right, and nothing is kept of those that have left.
+"""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
 
 import pytest
 from tests.harness import (
@@ -17,13 +20,85 @@ from tests.harness import (
     make_speculators,
 )
 
+from headstart.control.values import Outcome
 from headstart.sampling import SamplingParams
+from headstart.scheduler.learning import Learning
 from headstart.scheduler.scheduler import Scheduler
-from headstart.types import CacheKind
+from headstart.types import Batch, CacheKind, Logits
+from headstart.types.errors import EngineError
 from headstart.types.request import Request
 from headstart.worker.loop import make_report
 
 NUM_REQUESTS, CONTEXT = 16, 100
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What happens beside requests."""
+
+    is_asynchronous: bool = False
+    is_wavering: bool = False  # whether it is asynchronous changes now and then
+    shifts_context: bool = False
+    failures: float = 0.0  # of decodes
+    has_padding: bool = False
+    sends_graphs: bool = False
+
+
+TRAFFIC = {
+    "plain": Traffic(),
+    "device": Traffic(is_asynchronous=True, has_padding=True),
+    "wavering": Traffic(is_asynchronous=True, is_wavering=True, shifts_context=True),
+    "failing": Traffic(is_asynchronous=True, failures=0.02),
+    "shifting": Traffic(shifts_context=True, has_padding=True, sends_graphs=True, failures=0.01),
+}
+
+
+class Machine(Model):
+    """Fails now and then, and changes its mind on whether it is asynchronous."""
+
+    def __init__(self, traffic: Traffic, chance: random.Random, cache_kind: CacheKind) -> None:
+        cells = CONTEXT + 60
+        super().__init__(2, context_size=CONTEXT, num_cells=cells, cache_kind=cache_kind)
+        self.traffic, self.chance = traffic, chance
+        self.is_asynchronous, self.max_batch_tokens = traffic.is_asynchronous, 24
+        if not traffic.has_padding or cache_kind is not CacheKind.CUT:
+            self.padding_sequence = None
+        self.sends_graphs = traffic.sends_graphs
+
+    def launch(self, batch: Batch) -> None:
+        self._may_fail()
+        super().launch(batch)
+
+    def wait(self) -> Logits:
+        if self.traffic.is_wavering and self.chance.random() < 0.2:
+            self.is_asynchronous = not self.is_asynchronous
+        self._may_fail()
+        return super().wait()
+
+    def _may_fail(self) -> None:
+        if self.chance.random() < self.traffic.failures:
+            raise EngineError("broken")
+
+
+class Remembering(RandomController):
+    """Keeps what it was told, and which requests it knows."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.outcomes, self.known = list[Outcome](), set[int]()
+
+    def begin(self, seq_id: int, namespace: str) -> None:
+        self.known.add(seq_id)
+        super().begin(seq_id, namespace)
+
+    def record(self, outcome: Outcome) -> None:
+        assert outcome.seq_id in self.known
+        self.outcomes.append(outcome)
+        super().record(outcome)
+
+    def end(self, seq_id: int, num_answered: int) -> None:
+        self.known.remove(seq_id)
+        super().end(seq_id, num_answered)
 
 
 def requests_of(chance: random.Random) -> list[Request]:
@@ -55,23 +130,56 @@ def check_caches(scheduler: Scheduler, engine: Model) -> None:
         assert report.num_cached <= report.num_processed <= report.num_prompt
 
 
+def check_answer(engine: Model, request: Request, told: Answer, traffic: Traffic) -> None:
+    """It was told its end, its tokens are those of the rule, and each was counted once."""
+    assert told.reason
+    expected, num = answer(engine, request).tokens, len(told.tokens)
+    if not traffic.shifts_context or len(request.prompt) + num < CONTEXT:
+        is_cut = told.reason == "cancelled" or told.error is not None
+        assert told.tokens == expected[: num if is_cut else None]
+    stats = told.error.stats if told.error else told.finish.stats
+    if stats is not None:
+        assert stats.num_emitted == num
+        assert stats.drafts.num_drafts + stats.drafts.reasons.total() <= stats.num_steps
+        assert stats.drafts.num_accepted == sum(map(bool, told.sources))
+
+
+def is_true(outcome: Outcome, text: list[int], num_prompt: int) -> bool:
+    """Whether the text agrees with what control was told of a draft."""
+    line, num_matched = list(outcome.tokens), outcome.num_matched
+    is_over = outcome.num_labelled > num_matched
+    for start in range(num_prompt - 1, len(text)):
+        end = start + num_matched + 1
+        if text[start:end] == line[: num_matched + 1] and not (
+            is_over and text[end : end + 1] in ([], [line[num_matched + 1]])
+        ):
+            return True
+    return False
+
+
 @pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", TRAFFIC)
 @pytest.mark.parametrize("cache_kind", list(CacheKind))
-def test_random_traffic_leaves_texts_caches_and_counts_right(
-    cache_kind: CacheKind, seed: int
+def test_random_traffic_leaves_everything_right(
+    cache_kind: CacheKind, kind: str, seed: int
 ) -> None:
-    chance = random.Random(seed)
-    engine = Model(2, context_size=CONTEXT, num_cells=CONTEXT + 60, cache_kind=cache_kind)
-    engine.max_batch_tokens, engine.padding_sequence = 24, None
-    speculators = make_speculators(("suffix", "draft-model"), lambda: Model(2, skew=0.3))
+    chance, traffic = random.Random(seed), TRAFFIC[kind]
+    engine, controller = Machine(traffic, chance, cache_kind), Remembering(seed)
     scheduler = make_scheduler(
-        engine, speculators, AUTO, RandomController(seed), prefill_chunk=8, parallel=4
+        engine,
+        make_speculators(("suffix", "draft-model"), lambda: Model(2, skew=0.3)),
+        AUTO,
+        controller,
+        prefill_chunk=8,
+        parallel=4,
+        context_shift=traffic.shifts_context,
     )
     requests = [r for r in requests_of(chance) if len(r.prompt) < CONTEXT]
-    waiting, answers = list(requests), dict[str, Answer]()
+    waiting, answers, numbers = list(requests), dict[str, Answer](), dict[int, Request]()
     num_steps = 0
     while waiting or scheduler.has_work:
         while waiting and chance.random() < 0.3:
+            numbers[len(numbers)] = waiting[0]
             scheduler.submit(waiting.pop(0))
         active = [*scheduler.waiting, *scheduler.running]
         if active and chance.random() < 0.03:
@@ -82,9 +190,25 @@ def test_random_traffic_leaves_texts_caches_and_counts_right(
         num_steps += 1
         assert num_steps < 3000, "requests wait for each other"
     for request in requests:
-        told, expected = answers[request.request_id], answer(engine, request).tokens
-        is_cut = told.reason == "cancelled"
-        assert told.tokens == expected[: len(told.tokens) if is_cut else None]
-    stats = [told.finish.stats for told in answers.values()]
-    assert scheduler.counters.tokens_predicted == sum(s.num_emitted for s in stats)
-    assert scheduler.counters.preemptions > 0
+        check_answer(engine, request, answers[request.request_id], traffic)
+    ends = [told.end for told in answers.values() if told.end is not None]
+    assert scheduler.counters.tokens_predicted == sum(end.stats.num_emitted for end in ends)
+    assert scheduler.counters.preemptions > 0 or traffic.failures
+    for outcome in controller.outcomes:
+        request = numbers[outcome.seq_id]
+        text = [*request.prompt, *answers[request.request_id].tokens]
+        assert is_true(outcome, text, len(request.prompt))
+    check_nothing_is_kept(scheduler, controller)
+
+
+def check_nothing_is_kept(scheduler: Scheduler, controller: Remembering) -> None:
+    """All requests have left: whatever was kept under their numbers has gone."""
+    learning = next(reader for reader in scheduler.readers if isinstance(reader, Learning))
+    assert not scheduler.drafting.failure
+    assert not learning._followed
+    assert not scheduler.counts._requests
+    assert not scheduler.drafting._begun
+    assert not controller.known
+    for model in controller._model_planner.drafters.values():
+        assert not {**model.requests, **model.idle, **model.forecasts}
+    assert all(cells.user is None for cells in scheduler.cells)
