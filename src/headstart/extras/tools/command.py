@@ -41,6 +41,7 @@ class CommandLimits:
 
     seconds: float
     output_bytes: int
+    is_supervised: bool = False  # what leaves its process group is killed too, on Linux
 
 
 async def run_command(
@@ -50,7 +51,6 @@ async def run_command(
     folder: str | None = None,
     given: bytes = b"",
     merges_errors: bool = True,
-    is_supervised: bool = False,
     on_output: Callable[[bytes], None] | None = None,
 ) -> Finished:
     """Run a program until it ends or its time is over; kill what is left of it and its children.
@@ -60,10 +60,9 @@ async def run_command(
     Args:
         given: its standard input.
         merges_errors: stderr is part of the output; else it is dropped.
-        is_supervised: what leaves the program's process group is killed too (on Linux).
         on_output: called with each piece of the output, up to the limit.
     """
-    is_supervised = is_supervised and sys.platform == "linux"
+    is_supervised = limits.is_supervised and sys.platform == "linux"
     if is_supervised:
         arguments = (sys.executable, "-IS", str(Path(supervisor.__file__)), *arguments)
     errors = asyncio.subprocess.STDOUT if merges_errors else asyncio.subprocess.DEVNULL

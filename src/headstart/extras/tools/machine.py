@@ -139,9 +139,8 @@ class Machine:
     ) -> Finished:
         """Run a program in the folder of the call."""
         if not self.is_remote:
-            return await run_command(
-                arguments, limits, folder=self.folder, is_supervised=True, on_output=on_output
-            )
+            limits = replace(limits, is_supervised=True)
+            return await run_command(arguments, limits, folder=self.folder, on_output=on_output)
         # The limit is set there as well: killing `docker exec` or `ssh` ends nothing there.
         inner = ["timeout", f"{limits.seconds:.0f}s", *arguments]
         if self.folder:
