@@ -50,7 +50,7 @@ class ConstraintQueue:
             raise NotSupportedError(
                 "constraints are not supported here: no grammar engine is loaded"
             )
-        self._waiting.setdefault(sequence.request.namespace, []).append(sequence)
+        self._waiting.setdefault(sequence.tenant, []).append(sequence)
         self._compile_next()
 
     def remove(self, request_id: str) -> list[Sequence]:
@@ -73,10 +73,10 @@ class ConstraintQueue:
             sequence for queue in self._waiting.values() for sequence in queue if belongs(sequence)
         ]
         for sequence in taken:
-            queue = self._waiting[sequence.request.namespace]
+            queue = self._waiting[sequence.tenant]
             queue.remove(sequence)
             if not queue:
-                del self._waiting[sequence.request.namespace]
+                del self._waiting[sequence.tenant]
         return taken
 
     def _compile_next(self) -> None:

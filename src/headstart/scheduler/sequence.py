@@ -122,6 +122,11 @@ class Sequence:
             text.sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
 
     @property
+    def tenant(self) -> str:
+        """Whose request it is; the rest of a namespace names adapters."""
+        return self.request.namespace.partition(" ")[0]
+
+    @property
     def seq_id(self) -> int:
         """Of the cells that it uses."""
         assert self.cells is not None

@@ -26,7 +26,7 @@ class TenantTurns:
         ranks: Counter[str] = Counter()
         places: dict[Sequence, tuple[int, int]] = {}
         for sequence in waiting:
-            tenant = _tenant(sequence)
+            tenant = sequence.tenant
             places[sequence] = (0, 0)
             if not sequence.is_resumed:
                 ranks[tenant] += 1
@@ -36,13 +36,8 @@ class TenantTurns:
     def serve(self, sequence: Sequence) -> None:
         """Note that the tenant has had its turn."""
         self._num_turns += 1
-        tenant = _tenant(sequence)
+        tenant = sequence.tenant
         self._served.pop(tenant, None)
         self._served[tenant] = self._num_turns
         if len(self._served) > _MOST_TENANTS:
             del self._served[next(iter(self._served))]
-
-
-def _tenant(sequence: Sequence) -> str:
-    """Whose request it is; the rest of a namespace names adapters."""
-    return sequence.request.namespace.partition(" ")[0]
