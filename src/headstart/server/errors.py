@@ -33,7 +33,8 @@ ANSWERS = (
     (
         403,
         "permission_error",
-        "a host name or web page that `--allowed-hosts`, `--cors-origins` lack",
+        "a host name or web page that `--allowed-hosts`, `--cors-origins` lack; an address other "
+        "than the page's that is opened in a browser; `/cors-proxy` without its header",
     ),
     (403, "feature_disabled", "`/tools` and `/cors-proxy` without the flags that enable them"),
     (404, "not_found_error", "no such path or model"),
