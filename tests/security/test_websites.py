@@ -104,8 +104,14 @@ def test_a_browser_must_send_json_as_json(client, mark):
         assert response.status_code == status, kind
 
 
-@pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin", "none"])
-def test_a_browser_opens_the_page_and_nothing_else(client, worker, site):
+def test_a_browser_opens_an_address_that_the_user_types(client):
+    typed = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}
+    assert client.get("/metrics", headers=typed).status_code == 200
+    assert client.get("/slots", headers=typed).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site", "same-origin"])
+def test_a_link_or_a_script_opens_the_page_and_nothing_else(client, worker, site):
     worker.requests.clear()
     opened = {"Sec-Fetch-Site": site, "Sec-Fetch-Mode": "navigate"}
     json = {"Content-Type": "application/json"}

@@ -2,10 +2,10 @@
 
 Without an API key a page's request must come from a page of this server or of an allowed origin,
 name a known host (against DNS rebinding), and be JSON (forms can send text/plain without a
-preflight request). An image, a script or a link of another site is refused too, and so is opening
-anything but the page: browsers name no origin then, and a GET may load a router's model. Programs
-that are not browsers send neither Origin nor Sec-Fetch headers, so only the host is checked. With
-an API key any page may send requests, as at llama-server.
+preflight request). An image, a script or a link of another site is refused too, except a link to
+the page itself: browsers name no origin then, and a GET may load a router's model. Programs that
+are not browsers send neither Origin nor Sec-Fetch headers, so only the host is checked. With an
+API key any page may send requests, as at llama-server.
 """
 
 from __future__ import annotations
@@ -56,7 +56,8 @@ class WebsitePolicy:
                     "--cors-origins to let them, or with an API key",
                 )
             site = headers.get("sec-fetch-site", OWN_SITES[0])
-            opens_page = headers.get("sec-fetch-mode") == "navigate"
+            # from a link or a script; what the user types may be opened, such as /metrics
+            opens_page = headers.get("sec-fetch-mode") == "navigate" and site != OWN_SITES[0]
             is_foreign = origin is None and site not in OWN_SITES
             if (is_foreign or opens_page) and ANY not in self._origins:
                 what = (
