@@ -20,9 +20,9 @@ from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.engine.sequences import Held
+from headstart.engine.sequences import Held, Sequences
 from headstart.types import Batch, CacheKind, ContextFullError
-from headstart.types.errors import ConfigError
+from headstart.types.errors import ConfigError, EngineError
 
 # Not the deterministic mode, which recurrent models cannot have; F32 weights leave no near ties
 # here.
@@ -199,6 +199,30 @@ def test_a_copy_that_fills_its_context_can_be_saved_at_once(tmp_path: Path) -> N
     for one in (engine, fresh):
         one.truncate(0, len(text) - 1)
     np.testing.assert_array_equal(decode(engine, [7], 255), decode(fresh, [7], 255))
+
+
+@pytest.mark.parametrize("error", [EngineError("no bytes"), MemoryError()], ids=repr)
+def test_a_prefix_whose_state_cannot_be_had_is_read_again(
+    error: Exception, kind_and_path: tuple[CacheKind, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind, path = kind_and_path
+    engine, fresh = engine_of(path), engine_of(path)
+    decode(engine, [1, 2, 3], 0)
+
+    def fail(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Sequences, "_write", fail)
+        assert engine.copy_prefix(0, 1, 3) is (kind is CacheKind.CUT)
+        engine.checkpoint(0)
+        assert engine.keep_for_draft(0) is (kind is not CacheKind.CHECKPOINT)
+        if kind is CacheKind.CUT:  # cells of its own are a copy of those that it shares
+            assert not engine.shift(1, 0, 1)
+    text = [1, 2, 3, 7]
+    np.testing.assert_array_equal(
+        decode(engine, text, 0, seq_id=1), decode(fresh, text, 0, seq_id=1)
+    )
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -135,7 +135,7 @@ class Sequences:
         before. False (and it is empty) where there are not enough.
         """
         if seq_id in self._sharing:
-            state = self._get(seq_id, _WHOLE)
+            state = self._try_get(seq_id, _WHOLE)
             self.clear(seq_id)
             if not self._set(seq_id, state, _WHOLE):
                 self.clear(seq_id)
@@ -197,11 +197,7 @@ class Sequences:
             or self.checkpoints.has(seq_id, length)
         ):
             return
-        try:
-            data = self._get(seq_id, _PARTIAL)
-        except (EngineError, MemoryError) as error:  # then more is read again, nothing else
-            log.warning("no checkpoint after %d tokens: %s", length, error or "out of memory")
-        else:
+        if data := self._try_get(seq_id, _PARTIAL):
             self.checkpoints.add(seq_id, Checkpoint(length, data))
 
     def keep_for_draft(self, seq_id: int) -> bool:
@@ -212,12 +208,8 @@ class Sequences:
         if self.rules.kind is not CacheKind.CHECKPOINT or not length:
             return self.rules.kind is not CacheKind.CHECKPOINT
         last = self.checkpoints.take_brief(seq_id)
-        try:
-            data = self._get(seq_id, _PARTIAL, last.data if last else b"")
-        except (EngineError, MemoryError) as error:  # then there is no draft, nothing else
-            log.warning("no draft after %d tokens: %s", length, error or "out of memory")
-            return False
-        return self.checkpoints.add_brief(seq_id, Checkpoint(length, data))
+        data = self._try_get(seq_id, _PARTIAL, last.data if last else b"")
+        return bool(data) and self.checkpoints.add_brief(seq_id, Checkpoint(length, data))
 
     def save_sequence(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""
@@ -309,7 +301,7 @@ class Sequences:
         shared ones would fill the cache when both sequences have moved on.
         """
         if length == self._lengths.get(source, 0):
-            data: Data | None = self._get(source, _PARTIAL)
+            data: Data | None = self._try_get(source, _PARTIAL)
         else:
             checkpoint = self.checkpoints.best(source, length)
             is_here = checkpoint is not None and checkpoint.length == length
@@ -318,7 +310,7 @@ class Sequences:
             return False
         self._copy(source, target, length)
         if data is None:
-            data = self._get(target, _PARTIAL)
+            data = self._try_get(target, _PARTIAL)
         return self._set(target, data, _PARTIAL) and bool(
             api.llama_memory_seq_rm(self._memory, target, length, -1)
         )
@@ -333,6 +325,15 @@ class Sequences:
         self._rolled_back.discard(seq_id)
         self._set_length(seq_id, length)
         return True
+
+    def _try_get(self, seq_id: int, flags: int, used: Data = b"") -> bytearray:
+        """As `_get`; empty if it cannot be had, which costs a draft or reading again, no more."""
+        try:
+            return self._get(seq_id, flags, used)
+        except (EngineError, MemoryError) as error:
+            length = self._lengths.get(seq_id, 0)
+            log.warning("no state after %d tokens: %s", length, error or "out of memory")
+            return bytearray()
 
     def _get(self, seq_id: int, flags: int, used: Data = b"") -> bytearray:
         """The state of a sequence, written over `used` if that is as large: fresh memory takes

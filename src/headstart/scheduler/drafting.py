@@ -16,6 +16,7 @@ from typing import Any
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
+from headstart.control.cost_samples import Sample
 from headstart.control.values import NO_SLOT_DRAFT, SlotDraft, Step, with_gap
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
@@ -119,9 +120,13 @@ class Drafting:
 
     def observe_copy(self, milliseconds: float) -> None:
         """The state of a sequence was copied so that its draft can be taken back."""
+        self._tell(self.controller.observe_copy, milliseconds)
+
+    def _tell(self, observe: Callable[..., None], *what: Any) -> None:
+        """Tell control what was measured."""
         if not self.failure:
             try:
-                self.controller.observe_copy(milliseconds)
+                observe(*what)
             except Exception as error:
                 self.fail(error)
 
@@ -294,11 +299,15 @@ class Drafting:
         for name, saved in data.items():
             self.speculators[name].restore_sequence(seq_id, saved)
 
+    def learn_costs(self, samples: list[Sample], change_ms: float) -> None:
+        """Decodes were timed before the first request; see `Controller.learn_costs`."""
+        self._tell(self.controller.learn_costs, samples, change_ms)
+
     def time_models(self, clock: Callable[[], float]) -> None:
         """Measure what draft models cost, before the first request."""
         for speculator in self.speculators.values():
             if speculator.is_model and (prices := speculator.time_decodes(clock)) is not None:
-                self.controller.learn_draft_costs(speculator.name, *prices)
+                self._tell(self.controller.learn_draft_costs, speculator.name, *prices)
 
     def describe(self) -> dict[str, Any]:
         """For /props: what is on, and why not."""

@@ -72,7 +72,7 @@ class WarmUp:
             self.is_done = True
         timer.clear()
         if len(self._times.samples) > num_known:
-            self._drafting.controller.learn_costs(self._times.samples, self._change_ms or 0.0)
+            self._drafting.learn_costs(self._times.samples, self._change_ms or 0.0)
         if is_interrupted():
             self._gave_way = True
         elif self._times.is_done:

@@ -25,6 +25,7 @@ from tests.harness import (
 
 from headstart.control.controller import Controller
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import Speculator
 from headstart.types import Batch, CacheKind, Draft, DraftRequest
 from headstart.types.errors import EngineError
@@ -189,6 +190,21 @@ def test_control_that_fails_when_a_state_is_copied_ends_no_request(
     scheduler = make_scheduler(engine, [Oracle(engine, requests)])
     check(engine, requests, run(scheduler, requests))
     assert scheduler.drafting.failure == "ValueError: math domain error"
+
+
+def test_control_that_fails_on_what_the_warm_up_timed_ends_drafts_and_not_the_engine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def failing(self: Controller, *arguments: object) -> None:
+        raise ValueError("math domain error")
+
+    monkeypatch.setattr(Controller, "learn_costs", failing)
+    engine, requests = Model(2), make_requests(4)
+    scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO)
+    seconds = itertools.count(0.0, 0.001)
+    WarmUp(engine, scheduler.drafting, scheduler.cells, lambda: next(seconds), 1.0).go_on()
+    assert scheduler.drafting.failure == "ValueError: math domain error"
+    check(engine, requests, run(scheduler, requests))
 
 
 class Listener(Speculator):
