@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.lib.simulated_slots import (
-    CONTEXT,
     LONGEST,
     Choice,
+    Learner,
     Score,
     Simulation,
     Slot,
-    settle,
 )
 from benchmarks.lib.simulated_texts import make_model_text
 
@@ -106,12 +105,13 @@ def draft_scores(slot: Slot, allowance: Allowance) -> list[float]:
     return scores
 
 
-class AutoModel:
+class AutoModel(Learner):
     """What a scheduler does with control and a draft model."""
 
     def __init__(self, simulation: ModelSimulation, controller: Controller) -> None:
-        self.simulation, self.controller = simulation, controller
-        self.context, self.num_drafts = CONTEXT, 0
+        super().__init__(simulation, controller)
+        self.simulation: ModelSimulation = simulation
+        self.num_drafts = 0
         controller.trust_scores("model")
         controller.trust_scores(with_gap("model"))
         plain, model = simulation.cost(1), simulation.model
@@ -169,12 +169,3 @@ class AutoModel:
         ]
         plan = self.controller.plan(drafts, step, milliseconds)
         return Choice(plan.lengths, milliseconds, plan.num_padding_rows)
-
-    def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
-        self.controller.observe_step(num_rows, self.context, milliseconds)
-        for slot in slots:
-            slot.pending = settle(self.controller, slot)
-
-    def ends(self, seq_ids: Sequence[int]) -> None:
-        for seq_id in seq_ids:
-            self.controller.end(seq_id, self.simulation.answer)

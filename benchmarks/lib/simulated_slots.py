@@ -271,7 +271,24 @@ class Simulation:
         return self.run(policy.lengths, policy.after, policy.ends)
 
 
-class AutoText:
+class Learner:
+    """Tells control what the simulated steps took and what became of their drafts."""
+
+    def __init__(self, simulation: Simulation, controller: Controller) -> None:
+        self.simulation, self.controller = simulation, controller
+        self.context = CONTEXT
+
+    def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
+        self.controller.observe_step(num_rows, self.context, milliseconds)
+        for slot in slots:
+            slot.pending = settle(self.controller, slot)
+
+    def ends(self, seq_ids: Sequence[int]) -> None:
+        for seq_id in seq_ids:
+            self.controller.end(seq_id, self.simulation.answer)
+
+
+class AutoText(Learner):
     """What a scheduler does with control when drafts cost nothing, or the time of asking.
 
     ask_share: milliseconds of asking for one slot, in plain steps of one.
@@ -280,8 +297,8 @@ class AutoText:
     def __init__(
         self, simulation: Simulation, controller: Controller, ask_share: float = 0.0
     ) -> None:
-        self.simulation, self.controller = simulation, controller
-        self.context, self.ask_ms = CONTEXT, ask_share * simulation.cost(1)
+        super().__init__(simulation, controller)
+        self.ask_ms = ask_share * simulation.cost(1)
         self._noise = random.Random(simulation.seed)
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
@@ -315,15 +332,6 @@ class AutoText:
 
     def plan(self, drafts: Sequence[SlotDraft], step: Step) -> BatchPlan:
         return self.controller.plan(drafts, step)
-
-    def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
-        self.controller.observe_step(num_rows, self.context, milliseconds)
-        for slot in slots:
-            slot.pending = settle(self.controller, slot)
-
-    def ends(self, seq_ids: Sequence[int]) -> None:
-        for seq_id in seq_ids:
-            self.controller.end(seq_id, self.simulation.answer)
 
 
 def settle(controller: Controller, slot: Slot) -> list[tuple[int, list[float], int, str]]:

@@ -22,8 +22,8 @@ from headstart.server import (
     completions,
     corpus,
     embeddings,
-    errors,
     events,
+    guard,
     infill,
     metrics,
     native,
@@ -33,11 +33,9 @@ from headstart.server import (
     text,
 )
 from headstart.server.extras import Extras
-from headstart.server.guard import Guard
 from headstart.server.model import ServedModel, Service
 from headstart.server.openapi import describe
-from headstart.server.page import POLICY, Page, page_files
-from headstart.server.routing import Endpoint, prefixed
+from headstart.server.routing import Endpoint
 from headstart.server.sleeping import IdleTimer, waking
 from headstart.types.worker import Worker
 
@@ -90,18 +88,10 @@ def create_app(
     routes = [route for family in FAMILIES for route in family.routes.all()]
     routes.append(_openapi_route([*endpoints(), *extras.endpoints()]))
     app = Starlette(routes=routes, lifespan=lifespan)
-    app.router.redirect_slashes = False
     app.state.service = service
     if timer is not None:
         app.add_middleware(waking, timer=timer)
-    app.add_middleware(Guard, config=config, why_not_ready=service.why_not_ready)
-    # a page of --path has its own policy
-    policy = POLICY if config.path is None else None
-    app.add_middleware(Page, files=page_files(config), policy=policy)
-    extras.install(app)
-    if config.api_prefix:
-        app.add_middleware(prefixed, prefix=config.api_prefix.rstrip("/"))
-    errors.install(app)
+    guard.install(app, config, extras, service.why_not_ready)
     return app
 
 

@@ -10,14 +10,37 @@ import hmac
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import ServerConfig
+from headstart.server import errors
 from headstart.server.errors import INERT, ApiError, error_response
+from headstart.server.extras import Extras
+from headstart.server.page import POLICY, Page, page_files
+from headstart.server.routing import prefixed
 from headstart.server.websites import ANY, WebsitePolicy
 from headstart.types.errors import ConfigError
+
+
+def install(
+    app: Starlette, config: ServerConfig, extras: Extras, why_not_ready: Callable[[], str | None]
+) -> None:
+    """Put in front of an app's routes what every server of ours has there.
+
+    Raises:
+        ConfigError: the API key file, `--path` or something in `extras` cannot be used.
+    """
+    app.router.redirect_slashes = False
+    app.add_middleware(Guard, config=config, why_not_ready=why_not_ready)
+    policy = POLICY if config.path is None else None  # a page of --path has its own
+    app.add_middleware(Page, files=page_files(config), policy=policy)
+    extras.install(app)
+    if config.api_prefix:
+        app.add_middleware(prefixed, prefix=config.api_prefix.rstrip("/"))
+    errors.install(app)
 
 
 class Guard:

@@ -22,12 +22,10 @@ from headstart.gateway.router.listing import OwnRoutes, ReadPresets
 from headstart.gateway.router.metrics import render
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import PooledModel
-from headstart.server import errors
+from headstart.server import guard
 from headstart.server.errors import ApiError, shorten
 from headstart.server.extras import Extras
-from headstart.server.guard import Guard
-from headstart.server.page import POLICY, Page, page_files
-from headstart.server.routing import json_response, prefixed
+from headstart.server.routing import json_response
 from headstart.server.threads import ClientGoneError, unless_left
 
 
@@ -65,14 +63,7 @@ def create_app(
 
     app = Starlette(routes=own.all(), lifespan=lifespan)
     app.router.default = forward
-    app.router.redirect_slashes = False
-    app.add_middleware(Guard, config=server, why_not_ready=lambda: None)
-    policy = POLICY if server.path is None else None
-    app.add_middleware(Page, files=page_files(server), policy=policy)
-    extras.install(app)
-    if server.api_prefix:
-        app.add_middleware(prefixed, prefix=server.api_prefix.rstrip("/"))
-    errors.install(app)
+    guard.install(app, server, extras, lambda: None)
     return app
 
 
