@@ -12,7 +12,8 @@ logits, whose time is taken off. `mtp` drafts three tokens a step with heads tha
 Numbers are milliseconds per step, median and 95th percentile: first all of Python's time, then what
 is on the critical path, from the logits of one step to the batch of the next. The rest is done
 while a device computes; the processor's own backend does not compute by itself, so there all of it
-is on the critical path.
+is on the critical path. Calls are those of Python functions, the stub's left out: unlike the times
+they are the same on a busy machine.
 libllama's sampler chain is called for real and counted. The stub pretends that a step takes 50 ms
 and a further row 1 ms, so that `auto` drafts.
 """
@@ -23,11 +24,13 @@ import argparse
 import ctypes
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -170,6 +173,7 @@ class StepCost:
     high: float  # 95th percentile
     critical: float  # median of the part that a device waits for
     tokens: float
+    calls: float  # of Python functions
 
 
 def stub_scheduler(
@@ -205,26 +209,45 @@ def step_cost(
     scheduler.deliver = scheduler.take_events
     while any(one.user is None or one.user.num_pending > 1 for one in scheduler.cells):
         scheduler.step()
+    for _ in range(60):
+        scheduler.step()
+    calls = _count_calls(scheduler, 60)
     costs, critical, tokens = [], [], 0
-    for count in range(num_steps + 50):
+    for _ in range(num_steps):
         inside, aside, started = engine.seconds, engine.aside, time.perf_counter()
         stats = scheduler.step()
-        if count >= 50:
-            costs.append(1000.0 * (time.perf_counter() - started - engine.seconds + inside))
-            critical.append(costs[-1] - 1000.0 * (engine.aside - aside))
-            tokens += stats.num_emitted
+        costs.append(1000.0 * (time.perf_counter() - started - engine.seconds + inside))
+        critical.append(costs[-1] - 1000.0 * (engine.aside - aside))
+        tokens += stats.num_emitted
     return StepCost(
         statistics.median(costs),
         float(np.quantile(costs, 0.95)),
         statistics.median(critical),
         tokens / num_steps / num_slots,
+        calls,
     )
+
+
+def _count_calls(scheduler: Scheduler, num_steps: int) -> float:
+    """Python functions that a step calls, generators that go on included."""
+    num_calls = 0
+
+    def count(frame: FrameType, event: str, _: object) -> None:
+        nonlocal num_calls
+        num_calls += event == "call" and "/benchmarks/" not in frame.f_code.co_filename
+
+    sys.setprofile(count)
+    for _ in range(num_steps):
+        scheduler.step()
+    sys.setprofile(None)
+    return num_calls / num_steps
 
 
 def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
     """The table of step times, with the limits."""
-    columns = ("vocabulary", "slots", "sampling", "speculation", "ms a step", "95 %")
-    print(table_head(*columns, "critical path", "tokens a step and slot", "limit"))
+    case_columns = ("vocabulary", "slots", "sampling", "speculation", "ms a step", "95 %")
+    columns = ("critical path", "calls a step", "tokens a step and slot", "limit")
+    print(table_head(*case_columns, *columns))
     for vocab_size in vocabularies:
         for num_slots in (1, 4, 8):
             for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
@@ -236,7 +259,8 @@ def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
                     )
                     case = (vocab_size, num_slots, name, arm.name)
                     times = [f"{ms:.3f}" for ms in (cost.median, cost.high, cost.critical)]
-                    print(table_row(*case, *times, cost.tokens, verdict), flush=True)
+                    row = (*case, *times, f"{cost.calls:.0f}", cost.tokens, verdict)
+                    print(table_row(*row), flush=True)
 
 
 def bare_rate(lab: Lab, prompt: Sequence[int], answer: Sequence[int]) -> float:
