@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.drafters import eagle3, target
 from tests.heads import only_heads, with_heads
-from tests.unit.hub.fake_hub import FakeHub
+from tests.unit.app.hub.fake_hub import FakeHub
 
 from headstart.app.assemble import build_scheduler, check, find_models
 from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig

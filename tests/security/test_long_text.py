@@ -7,7 +7,7 @@ import time
 
 import pytest
 from tests.models import MERGES, tiny_llama
-from tests.unit.vocabulary import real
+from tests.unit.text.vocabulary import real
 
 from headstart.app import demo
 from headstart.config import EngineConfig

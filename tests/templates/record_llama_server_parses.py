@@ -1,8 +1,8 @@
 """Records how llama-server reads answers: thoughts, content and tool calls, template by template.
 
 The answers are what each chat template makes of known ones (tests/templates/answers.py), and the
-test tests/unit/toolcalls/test_llama_server_parses.py compares ours with the recording. Run it again
-for another commit of llama.cpp, after tests/templates/record_llama_server_prompts.py:
+test tests/unit/text/toolcalls/test_llama_server_parses.py compares ours with the recording. Run it
+again for another commit of llama.cpp, after tests/templates/record_llama_server_prompts.py:
 
     c++ -std=c++17 -I L/common -I L/include -I L/ggml/include -o parser \
         tests/templates/llama_server_parser.cpp -L L/build/bin \

@@ -20,7 +20,7 @@ from tests.harness import (
     make_speculators,
     run,
 )
-from tests.unit.vocabulary.pieces import Translated, make_pair
+from tests.unit.text.vocabulary.pieces import Translated, make_pair
 
 from headstart.config import SpeculationConfig
 from headstart.sampling import SamplingParams

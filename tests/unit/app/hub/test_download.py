@@ -1,0 +1,227 @@
+"""Models from the hub: what is downloaded, what is reused, what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.app.hub.fake_hub import COMMIT, Client, FakeHub
+
+from headstart.types.errors import ConfigError, ModelError
+
+REPO = "someone/Model-1B-GGUF"
+
+
+def test_a_repository_becomes_a_file_in_the_cache_that_llama_cpp_shares(
+    client: Client, hub: FakeHub
+) -> None:
+    hub.add(REPO, "README.md", "Model-1B-Q4_K_M.gguf", "Model-1B-Q8_0.gguf")
+    path = client.target(REPO)
+    assert path.read_text() == "content of Model-1B-Q4_K_M.gguf"
+    expected = f"models--someone--Model-1B-GGUF/snapshots/{COMMIT}/Model-1B-Q4_K_M.gguf"
+    assert path == Path(client.environment["LLAMA_CACHE"]) / expected
+    assert hub.downloads == ["Model-1B-Q4_K_M.gguf"]
+
+
+def test_a_cached_model_is_not_downloaded_again(client: Client, hub: FakeHub) -> None:
+    hub.add(REPO, "Model-1B-Q8_0.gguf")
+    assert client.target(REPO) == client.target(REPO)
+    assert len(hub.downloads) == 1
+
+
+def test_every_part_of_a_split_model_is_downloaded_and_the_first_is_opened(
+    client: Client, hub: FakeHub
+) -> None:
+    parts = [f"Q4_K_M/big-Q4_K_M-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    hub.add(REPO, *reversed(parts), "big-Q8_0.gguf")
+    path = client.target(f"{REPO}:q4_k_m")
+    assert path.name == "big-Q4_K_M-00001-of-00003.gguf"
+    assert sorted(hub.downloads) == parts
+    assert all((path.parent / Path(part).name).is_file() for part in parts)
+
+
+def test_a_missing_part_is_refused_before_anything_is_downloaded(
+    client: Client, hub: FakeHub
+) -> None:
+    hub.add(REPO, "big-00001-of-00002.gguf")
+    with pytest.raises(ModelError, match=r"big-00002-of-00002\.gguf is missing"):
+        client.target(REPO)
+    assert hub.downloads == []
+
+
+def test_a_named_file_is_taken_as_it_is(client: Client, hub: FakeHub) -> None:
+    hub.add(REPO, "a-Q4_K_M.gguf", "mtp-a-Q8_0.gguf")
+    assert client.target(REPO, hf_file="mtp-a-Q8_0.gguf").name == "mtp-a-Q8_0.gguf"
+
+
+def test_target_and_draft_come_from_their_own_repositories(client: Client, hub: FakeHub) -> None:
+    hub.add(REPO, "a-Q8_0.gguf")
+    hub.add("someone/tiny", "b-Q8_0.gguf", "b-Q4_0.gguf")
+    paths = client.find(REPO, draft_hf_repo="someone/tiny:Q4_0")
+    assert paths.draft is not None
+    assert (paths.target.name, paths.draft.name) == ("a-Q8_0.gguf", "b-Q4_0.gguf")
+
+
+@pytest.mark.parametrize(
+    ("files", "reference", "name"),
+    [
+        (("a-Q8_0.gguf", "eagle3-a-Q8_0.gguf"), "someone/drafts", "eagle3-a-Q8_0.gguf"),
+        (("eagle3-a.gguf", "dspark-a.gguf", "dflash-a.gguf"), "someone/drafts", "dspark-a.gguf"),
+        (("dflash-a-BF16.gguf", "dflash-a-Q8_0.gguf"), "someone/drafts:q8_0", "dflash-a-Q8_0.gguf"),
+        (("mtp-a-Q8_0.gguf", "eagle3-a.gguf"), "someone/drafts:Q4_0", "mtp-a-Q8_0.gguf"),
+    ],
+)
+def test_a_draft_repository_gives_what_drafts_before_whole_models(
+    client: Client, hub: FakeHub, files: tuple[str, ...], reference: str, name: str
+) -> None:
+    hub.add(REPO, "a-Q8_0.gguf")
+    hub.add("someone/drafts", *files)
+    draft = client.find(REPO, draft_hf_repo=reference).draft
+    assert draft is not None
+    assert draft.name == name
+    assert client.find(REPO, draft_hf_repo=reference, offline=True).draft == draft
+
+
+def test_a_named_draft_model_comes_before_what_stands_beside_the_target(
+    client: Client, hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.add(REPO, "a-Q8_0.gguf", "mtp-a-Q8_0.gguf")
+    hub.add("someone/tiny", "b-Q8_0.gguf")
+    file = tmp_path / "mine.gguf"
+    file.touch()
+    assert client.find(REPO, draft_model=str(file)).draft == file
+    client.find(REPO, draft_hf_repo="someone/tiny")
+    assert hub.downloads == ["a-Q8_0.gguf", "b-Q8_0.gguf"]
+
+
+def test_a_draft_repository_gives_the_kind_that_was_asked_for(client: Client, hub: FakeHub) -> None:
+    hub.add(REPO, "a-Q8_0.gguf")
+    hub.add("someone/drafts", "mtp-a.gguf", "eagle3-a.gguf", "b-Q8_0.gguf")
+    for types, name in (("eagle3", "eagle3-a.gguf"), ("suffix", "b-Q8_0.gguf")):
+        draft = client.find(REPO, draft_hf_repo="someone/drafts", spec_type=types).draft
+        assert draft is not None
+        assert draft.name == name
+
+
+def test_offline_uses_the_cache_and_asks_nobody(client: Client, hub: FakeHub) -> None:
+    hub.add(REPO, "a-Q4_K_M.gguf", "a-Q8_0.gguf")
+    online = client.target(f"{REPO}:Q8_0")
+    client.environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
+    assert client.target(REPO, offline=True) == online
+    with pytest.raises(
+        ModelError, match=r"\(cached\) holds no model of quant Q4_K_M; its GGUF models: a-Q8_0.gguf"
+    ):
+        client.target(f"{REPO}:Q4_K_M", offline=True)
+
+
+def test_offline_without_a_cached_copy_says_how_to_get_one(client: Client) -> None:
+    with pytest.raises(ModelError, match="start once without --offline"):
+        client.target(REPO, offline=True)
+
+
+def test_the_environment_can_forbid_the_network(client: Client, hub: FakeHub) -> None:
+    hub.add(REPO, "a-Q8_0.gguf")
+    client.environment["HF_HUB_OFFLINE"] = "1"
+    with pytest.raises(ModelError, match="is not in the cache"):
+        client.target(REPO)
+
+
+def test_a_hub_in_trouble_does_not_keep_a_cached_model_from_starting(
+    client: Client, hub: FakeHub
+) -> None:
+    hub.add(REPO, "a-Q8_0.gguf")
+    path = client.target(REPO)
+    hub.failing_status = 418
+    assert client.target(REPO) == path
+    with pytest.raises(ModelError, match="answered 418"):
+        client.target("someone/else")
+
+
+def test_an_unreachable_hub_is_named(client: Client) -> None:
+    client.environment["HF_ENDPOINT"] = "http://127.0.0.1:1"
+    with pytest.raises(ModelError, match=r"cannot reach the hub http://127\.0\.0\.1:1"):
+        client.target(REPO)
+
+
+def test_a_private_repository_opens_with_the_token_and_hides_it_in_errors(
+    client: Client, hub: FakeHub
+) -> None:
+    hub.add(REPO, "a-Q8_0.gguf")
+    hub.needs_token[REPO] = "hf_right"
+    with pytest.raises(
+        ModelError, match=r"there is no repository someone/Model-1B-GGUF .* HF_TOKEN"
+    ):
+        client.target(REPO)
+    with pytest.raises(ModelError) as refusal:
+        client.target(REPO, hf_token="hf_wrong")
+    assert "hf_wrong" not in str(refusal.value)
+    client.environment["HF_TOKEN"] = "hf_right"
+    assert client.target(REPO).name == "a-Q8_0.gguf"
+    assert client.target(REPO, hf_token="hf_right").name == "a-Q8_0.gguf"
+
+
+def test_a_gated_repository_says_where_to_accept_the_licence(client: Client, hub: FakeHub) -> None:
+    hub.add(REPO, "a-Q8_0.gguf")
+    hub.gated.add(REPO)
+    with pytest.raises(ModelError, match=f"accept its licence at {hub.endpoint}/{REPO}"):
+        client.target(REPO)
+
+
+@pytest.mark.parametrize(
+    ("reference", "options", "message"),
+    [
+        (
+            f"{REPO}:Q2_K",
+            {},
+            "holds no model of quant Q2_K; its GGUF models: a-Q4_K_M.gguf, a-Q8_0.gguf",
+        ),
+        (
+            REPO,
+            {"hf_file": "b.gguf"},
+            "holds no file b.gguf; its GGUF models: a-Q4_K_M.gguf, a-Q8_0.gguf",
+        ),
+        ("someone/empty", {}, "holds no model; its GGUF models: none"),
+        ("someone/preset", {}, "is a preset"),
+    ],
+)
+def test_what_is_not_there_is_answered_with_what_is(
+    client: Client, hub: FakeHub, reference: str, options: dict[str, str], message: str
+) -> None:
+    hub.add(REPO, "a-Q4_K_M.gguf", "a-Q8_0.gguf", "mmproj-a.gguf")
+    hub.add("someone/empty", "README.md", "mmproj-a.gguf")
+    hub.add("someone/preset", "preset.ini", "a-Q8_0.gguf")
+    with pytest.raises(ModelError, match=message):
+        client.target(reference, **options)
+
+
+@pytest.mark.parametrize(
+    "reference", ["model", "a/b/c", "a/b:", "/b", "a/b:c:d", "a b/c", "../x/y"]
+)
+def test_a_malformed_reference_is_refused(client: Client, reference: str) -> None:
+    with pytest.raises(ConfigError, match="is not of the form"):
+        client.target(reference)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model": "x.gguf", "hf_repo": "a/b"}, "name two models"),
+        ({"draft_model": "x.gguf", "draft_hf_repo": "a/b"}, "name two models"),
+        ({"hf_file": "x.gguf"}, "needs --hf-repo"),
+    ],
+)
+def test_options_that_exclude_each_other_are_refused(
+    client: Client, options: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        client.find(**options)
+
+
+def test_local_files_need_no_hub(client: Client, hub: FakeHub, tmp_path: Path) -> None:
+    file = tmp_path / "mine.gguf"
+    file.touch()
+    paths = client.find(model=str(file), draft_model=str(file))
+    assert (paths.target, paths.draft) == (file, file)
+    assert client.find().is_demo
+    with pytest.raises(ModelError, match=r"--draft-model .*none.gguf: there is no such file"):
+        client.find(draft_model=str(tmp_path / "none.gguf"))

@@ -1,0 +1,308 @@
+"""The router's routes over real HTTP, in front of children that are apps in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from contextlib import asynccontextmanager
+
+import httpx2
+import pytest
+from tests.unit.gateway.backends import running
+from tests.unit.gateway.router.fakes import FakeChildren, FakeStore, loaded, pool_of, preset, use
+
+from headstart.config import Config, RouterConfig, ServerConfig
+from headstart.gateway.router import listing
+from headstart.gateway.router.app import create_app
+from headstart.server.body import read_object
+
+PROMPT = {"prompt": "a"}
+
+
+class Echo:
+    """Says what it was asked; keeps a stream open until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.go_on = asyncio.Event()
+        self.tenants: list[str] = []
+
+    async def __call__(self, scope, receive, send):
+        message = await receive()
+        headers = dict(scope["headers"])
+        if scope["method"] == "POST":
+            self.tenants.append(headers.get(b"x-headstart-tenant", b"?").decode())
+        is_stream = scope["path"] in ("/v1/events", "/v1/wait")
+        kind = b"text/event-stream" if is_stream else b"application/json"
+        start = {"status": 200, "headers": [(b"content-type", kind)]}
+        await send({"type": "http.response.start", **start})
+        if is_stream:
+            await send({"type": "http.response.body", "body": b": hello\n\n", "more_body": True})
+            await self.go_on.wait()
+        said = {
+            "path": scope["path"],
+            "query": scope["query_string"].decode(),
+            "key": headers.get(b"authorization", b"").decode(),
+            "body": message.get("body", b"").decode(),
+        }
+        await send({"type": "http.response.body", "body": json.dumps(said).encode()})
+
+
+class Routed:
+    """A router that runs, and what is behind it."""
+
+    def __init__(self, children, echo, client, pool) -> None:
+        self.children, self.echo, self.client, self.pool = children, echo, client, pool
+
+
+@asynccontextmanager
+async def router(*models, max_models=0, presets=None, server=None, store=None, **flags):
+    echo = Echo()
+    async with running(echo) as url:
+        children = FakeChildren(url)
+        pool = pool_of(children, *models, max_models=max_models)
+        config = Config(router=RouterConfig(**flags), server=server or ServerConfig())
+        app = create_app(config, pool, lambda: presets or [], store or FakeStore())
+        async with (
+            running(app, lifespan="on") as own,
+            httpx2.AsyncClient(base_url=own, trust_env=False, timeout=60) as client,
+        ):
+            yield Routed(children, echo, client, pool)
+            echo.go_on.set()
+
+
+async def status_of(client, name):
+    listed = (await client.get("/models")).json()["data"]
+    return next(one["status"] for one in listed if one["id"] == name)
+
+
+async def test_a_post_goes_to_the_model_that_its_body_names() -> None:
+    async with router("a", preset("b", aliases=("bee",))) as routed:
+        answer = await routed.client.post("/v1/completions?x=1", json=PROMPT | {"model": "bee"})
+        said = answer.json()
+        assert loaded(routed.pool) == {"b"}
+    assert (said["path"], said["query"], said["key"]) == ("/v1/completions", "x=1", "Bearer inner")
+    assert json.loads(said["body"]) == PROMPT | {"model": "bee"}
+
+
+async def test_a_get_goes_to_the_model_that_its_query_names() -> None:
+    async with router("org/a:Q4") as routed:
+        said = (await routed.client.get("/props", params={"model": "org/a:Q4"})).json()
+        own = (await routed.client.get("/props")).json()
+    assert said["path"] == "/props"
+    assert (own["role"], own["max_instances"], own["models_autoload"]) == ("router", 4, True)
+    assert own["build_info"].startswith("b")
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (PROMPT, "model name is missing"),
+        (PROMPT | {"model": "c"}, "model 'c' not found"),
+        (PROMPT | {"model": 5}, "model name is missing"),
+    ],
+)
+async def test_a_request_without_a_known_model_is_refused(body, says) -> None:
+    async with router("a") as routed:
+        answer = await routed.client.post("/v1/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (400, "invalid_request_error")
+    assert says in answer.json()["error"]["message"]
+
+
+async def test_clients_of_ollama_see_the_models_before_they_name_one() -> None:
+    async with router("a", preset("b", is_hidden=True)) as routed:
+        client = routed.client
+        assert (await client.get("/api/version")).json()["version"]
+        assert (await client.get("/api/ps")).json() == {"models": []}
+        listed = (await client.get("/api/tags")).json()["models"]
+        assert [one["name"] for one in listed] == ["a"]
+        await client.post("/api/chat", json={"model": "a"})
+        routed.pool.models["a"].info = {
+            "meta": {"size": 7, "n_ctx": 2048, "n_params": 5_000_000_000}
+        }
+        (loaded_one,) = (await client.get("/api/ps")).json()["models"]
+    assert (loaded_one["size"], loaded_one["context_length"]) == (7, 2048)
+    assert loaded_one["details"]["parameter_size"] == "5.0B"
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/models/load", "/models/unload"])
+async def test_a_body_that_is_not_json_is_called_that(path) -> None:
+    async with router("a") as routed:
+        answer = await routed.client.post(path, content=b'{"model": "a"')
+    assert answer.status_code == 400
+    assert "not valid JSON" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/models/load", "/models"])
+async def test_a_body_is_refused_by_the_limits_of_the_server(path) -> None:
+    """Issue 28, point 8."""
+    many = b'{"model": "a", "messages": [' + b"{}," * 400_000 + b"{}]}"
+    nested = b'{"model": "a", "messages": ' + b'[{"a": ' * 150 + b"1" + b"}]" * 150 + b"}"
+    async with router("a") as routed:
+        for content, says in ((many, "lists and objects"), (nested, "nested deeper than 250")):
+            answer = await routed.client.post(path, content=content)
+            assert (answer.status_code, says in answer.json()["error"]["message"]) == (400, True)
+        assert routed.children.log == []
+
+
+async def test_long_bodies_are_parsed_beside_the_event_loop(monkeypatch) -> None:
+    """Issue 28, point 8."""
+    threads: list[int] = []
+
+    def noting(body):
+        threads.append(threading.get_ident())
+        return read_object(body)
+
+    monkeypatch.setattr(listing, "read_object", noting)
+    async with router("a") as routed:
+        for size in (10, 100_000):
+            body = {"model": "a", "prompt": "x" * size}
+            assert (await routed.client.post("/v1/completions", json=body)).status_code == 200
+    assert [one == threading.get_ident() for one in threads] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("autoloads", "query", "status"),
+    [(False, "", 400), (False, "?autoload=true", 200), (True, "?autoload=0", 400), (True, "", 200)],
+)
+async def test_a_model_is_loaded_by_a_request_only_where_that_is_wanted(
+    autoloads, query, status
+) -> None:
+    async with router("a", models_autoload=autoloads) as routed:
+        answer = await routed.client.post(f"/v1/completions{query}", json={"model": "a"})
+        assert answer.status_code == status
+        assert loaded(routed.pool) == ({"a"} if status == 200 else set())
+
+
+async def test_models_are_loaded_and_unloaded_by_hand() -> None:
+    async with router("a") as routed:
+        client = routed.client
+        assert (await client.post("/models/unload", json={"model": "a"})).status_code == 400
+        assert (await client.post("/models/load", json={"model": "x"})).status_code == 404
+        assert (await client.post("/models/load", json={"model": "a"})).json() == {"success": True}
+        while (await status_of(client, "a"))["value"] != "loaded":
+            pass
+        assert (await client.post("/models/load", json={"model": "a"})).status_code == 400
+        assert (await client.post("/models/unload", json={"model": "a"})).status_code == 200
+        while (await status_of(client, "a"))["value"] != "unloaded":
+            pass
+
+
+async def test_a_model_that_failed_says_so_and_why() -> None:
+    async with router("a") as routed:
+        routed.children.failures["a"] = [{"message": "no tensors"}]
+        answer = await routed.client.post("/v1/completions", json={"model": "a"})
+        status = await status_of(routed.client, "a")
+    assert (answer.status_code, "no tensors" in answer.json()["error"]["message"]) == (502, True)
+    assert {"failed": True, "exit_code": 2, "reason": "no tensors"}.items() <= status.items()
+
+
+async def test_a_reload_lists_what_there_is_now() -> None:
+    presets = [preset("b"), preset("c", is_hidden=True)]
+    async with router("a", presets=presets) as routed:
+        before = (await routed.client.get("/v1/models")).json()["data"]
+        after = (await routed.client.get("/models?reload=1")).json()["data"]
+        hidden = await routed.client.post("/tokenize", json={"model": "c"})
+    assert [[one["id"] for one in listed] for listed in (before, after)] == [["a"], ["b"]]
+    assert hidden.status_code == 200, "hidden is not gone"
+
+
+async def test_events_are_streamed_as_they_happen() -> None:
+    async with router("a") as routed, routed.client.stream("GET", "/models/sse") as stream:
+        lines = stream.aiter_lines()
+        assert await anext(lines) == ": ping"
+        await use(routed.pool, "a")
+        events = []
+        while len(events) < 2:
+            if (line := await anext(lines)).startswith("data: "):
+                events.append(json.loads(line[6:]))
+        await routed.pool.close()
+    assert [one["data"]["status"] for one in events] == ["loading", "loaded"]
+    assert {one["model"] for one in events} == {"a"}
+
+
+async def test_a_model_that_streams_an_answer_is_busy() -> None:
+    async with (
+        router("a", "b", max_models=1) as routed,
+        routed.client.stream("POST", "/v1/wait", json={"model": "a"}) as answer,
+    ):
+        other = asyncio.create_task(routed.client.post("/v1/completions", json={"model": "b"}))
+        await asyncio.sleep(0.05)
+        assert loaded(routed.pool) == {"a"}
+        routed.echo.go_on.set()
+        assert json.loads((await answer.aread()).split(b"\n\n")[1])["path"] == "/v1/wait"
+        assert (await other).status_code == 200
+        assert loaded(routed.pool) == {"b"}
+
+
+async def test_who_only_watches_a_model_does_not_keep_it_loaded() -> None:
+    async with (
+        router("a", "b", max_models=1) as routed,
+        routed.client.stream("GET", "/v1/events?model=a") as answer,
+    ):
+        assert answer.status_code == 200
+        assert (await routed.client.post("/x", json={"model": "b"})).status_code == 200
+
+
+async def test_tenants_of_the_router_are_tenants_of_its_models() -> None:
+    async with router("a", server=ServerConfig(api_key="one,two")) as routed:
+        for key in ("one", "two", "one"):
+            headers = {"authorization": f"Bearer {key}", "x-headstart-tenant": "forged"}
+            answer = await routed.client.post("/x", json={"model": "a"}, headers=headers)
+            assert answer.status_code == 200
+        assert (await routed.client.post("/x", json={"model": "a"})).status_code == 401
+        assert (await routed.client.get("/models")).status_code == 401
+        assert (await routed.client.get("/health")).status_code == 200
+    first, second, third = routed.echo.tenants
+    assert first == third != second
+    assert "forged" not in (first, second)
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+@pytest.mark.parametrize("path", ["/slots?model=a", "/props?model=a", "/models?reload=1"])
+async def test_no_other_website_changes_what_is_loaded(path, site) -> None:
+    """Issue 28, point 7: a browser requests an image without naming an origin."""
+    async with router("a", presets=[preset("b")]) as routed:
+        answer = await routed.client.get(path, headers={"sec-fetch-site": site})
+        assert (answer.status_code, answer.json()["error"]["type"]) == (403, "permission_error")
+        assert (routed.children.log, set(routed.pool.models)) == ([], {"a"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "server"),
+    [
+        ({"sec-fetch-site": "same-origin"}, ServerConfig()),
+        ({"sec-fetch-site": "none"}, ServerConfig()),
+        ({}, ServerConfig()),
+        ({"sec-fetch-site": "cross-site"}, ServerConfig(cors_origins="*")),
+        (
+            {"sec-fetch-site": "cross-site", "origin": "http://page.example"},
+            ServerConfig(cors_origins="http://page.example"),
+        ),
+        ({"sec-fetch-site": "cross-site", "x-api-key": "k"}, ServerConfig(api_key="k")),
+    ],
+)
+async def test_the_own_page_and_programs_and_allowed_origins_load_models(headers, server) -> None:
+    async with router("a", server=server) as routed:
+        answer = await routed.client.get("/slots?model=a", headers=headers)
+        assert answer.status_code == 200
+        assert loaded(routed.pool) == {"a"}
+
+
+async def test_a_model_that_is_marked_is_loaded_at_the_start() -> None:
+    async with router("a", preset("b", loads_on_startup=True)) as routed:
+        while loaded(routed.pool) != {"b"}:
+            await asyncio.sleep(0)
+
+
+async def test_the_router_has_metrics_of_its_own() -> None:
+    async with router("a", "b") as routed:
+        await use(routed.pool, "a")
+        text = (await routed.client.get("/metrics")).text
+        said = (await routed.client.get("/metrics", params={"model": "b"})).json()
+        after = (await routed.client.get("/metrics")).text
+    assert 'headstart_router_models{status="loaded"} 1\n' in text
+    assert 'headstart_router_requests_running{model="a"} 0\n' in text
+    assert "headstart_router_loads_total 1\n" in text
+    assert said["path"] == "/metrics"
+    assert "headstart_router_loads_total 2\n" in after

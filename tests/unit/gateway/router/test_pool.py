@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.unit.gateway.router.fakes import FakeChildren, estimates, loaded, pool_of, preset, use
+
+from headstart.gateway.router.pooled_model import LOADED, SLEEPING, UNLOADED
+from headstart.types.errors import BackendError, ModelError, UnavailableError
+
+
+@pytest.fixture
+async def children() -> FakeChildren:
+    return FakeChildren()
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def test_a_model_is_loaded_when_it_is_asked_for(children) -> None:
+    pool = pool_of(children, "a", "b")
+    model = pool.models["a"]
+    backend = await pool.acquire(model)
+    assert (backend.url, backend.headers["authorization"]) == (children.url, "Bearer inner")
+    assert (loaded(pool), model.num_requests) == ({"a"}, 1)
+
+
+async def test_requests_for_a_model_that_is_loading_wait_together(children) -> None:
+    pool = pool_of(children, "a")
+    await asyncio.gather(*(pool.acquire(pool.models["a"]) for _ in range(5)))
+    assert children.log == ["a started"]
+    assert pool.models["a"].num_requests == 5
+
+
+async def test_the_model_used_longest_ago_is_unloaded_for_another(children) -> None:
+    pool = pool_of(children, "a", "b", "c", max_models=2)
+    for name in ("a", "b", "a", "c"):
+        await use(pool, name)
+    assert loaded(pool) == {"a", "c"}
+    assert children.log.index("b ended") < children.log.index("c started"), "before loading"
+
+
+async def test_a_model_that_answered_last_is_not_the_one_used_longest_ago(children) -> None:
+    """Issue 28, point 17: the end of a request is use as well as its beginning."""
+    pool = pool_of(children, "a", "b", "c", max_models=2)
+    await pool.acquire(pool.models["a"])
+    await use(pool, "b")
+    pool.release(pool.models["a"])
+    await use(pool, "c")
+    assert loaded(pool) == {"a", "c"}
+
+
+async def test_a_request_that_only_reads_state_is_no_use_of_a_model(children) -> None:
+    pool = pool_of(children, "a", "b", "c", max_models=2)
+    for name in ("a", "b"):
+        await use(pool, name)
+    await pool.acquire(pool.models["a"], wakes=False)
+    pool.release(pool.models["a"], is_use=False)
+    await use(pool, "c")
+    assert loaded(pool) == {"b", "c"}
+
+
+async def test_a_busy_model_is_never_unloaded_for_another(children) -> None:
+    pool = pool_of(children, "a", "b", max_models=1)
+    await pool.acquire(pool.models["a"])
+    waiting = asyncio.create_task(use(pool, "b"))
+    await settle()
+    assert loaded(pool) == {"a"}
+    pool.release(pool.models["a"])
+    await waiting
+    assert loaded(pool) == {"b"}
+
+
+async def test_a_model_that_never_comes_to_rest_gives_way_at_last(children, monkeypatch) -> None:
+    pool = pool_of(children, "a", "b", max_models=1)
+    a = pool.models["a"]
+    await pool.acquire(a)
+    other = asyncio.create_task(use(pool, "b"))
+    await settle()
+    await use(pool, "a")  # nobody has waited for long
+    monkeypatch.setattr("headstart.gateway.router.pool.PATIENCE", 0.0)
+    pool._advance()
+    late = asyncio.create_task(use(pool, "a"))
+    await settle()
+    assert (loaded(pool), late.done()) == ({"a"}, False), "who is answered stays, who comes waits"
+    pool.release(pool.models["a"])
+    await other
+    await late
+    assert children.log == ["a started", "a ended", "b started", "b ended", "a started"]
+
+
+async def test_who_gives_up_waiting_gives_the_model_back(children, monkeypatch) -> None:
+    monkeypatch.setattr("headstart.gateway.router.pool.PATIENCE", 0.0)
+    pool = pool_of(children, "a", "b", max_models=1)
+    await pool.acquire(pool.models["a"])
+    waiting = asyncio.create_task(use(pool, "b"))
+    await settle()
+    late = asyncio.create_task(use(pool, "a"))
+    await settle()
+    assert not late.done()
+    waiting.cancel()
+    await late
+    assert loaded(pool) == {"a"}
+
+
+async def test_many_that_wait_for_one_model_cost_one_other(children) -> None:
+    pool = pool_of(children, "a", "b", "c", max_models=2)
+    await use(pool, "b")
+    await pool.acquire(pool.models["a"])
+    await asyncio.gather(*(use(pool, "c") for _ in range(3)))
+    pool.release(pool.models["a"])
+    await settle()
+    assert loaded(pool) == {"a", "c"}
+
+
+async def test_who_waits_is_served_in_the_order_of_arrival(children) -> None:
+    pool = pool_of(children, "a", "b", "c", max_models=1)
+    await pool.acquire(pool.models["a"])
+    order: list[str] = []
+
+    async def ask(name: str) -> None:
+        await use(pool, name)
+        order.append(name)
+
+    tasks = [asyncio.create_task(ask("b")), asyncio.create_task(ask("c"))]
+    await settle()
+    pool.release(pool.models["a"])
+    await asyncio.gather(*tasks)
+    assert order == ["b", "c"]
+
+
+async def test_who_leaves_the_queue_costs_no_model(children) -> None:
+    pool = pool_of(children, "a", "b", max_models=1)
+    await pool.acquire(pool.models["a"])
+    waiting = asyncio.create_task(use(pool, "b"))
+    await settle()
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    pool.release(pool.models["a"])
+    await settle()
+    assert (loaded(pool), children.log) == ({"a"}, ["a started"])
+
+
+async def test_models_share_the_bytes_of_a_device(children) -> None:
+    pool = pool_of(children, "a", "b", "c", measure=estimates(a=4, b=5, c=6))
+    for name in ("a", "b"):
+        await use(pool, name)
+    assert loaded(pool) == {"a", "b"}
+    await use(pool, "c")
+    assert loaded(pool) == {"a", "c"}, "4 + 6 of 10; without b there was no need for a to go"
+    assert children.children["c"].arguments == ("--fit=off",)
+
+
+async def test_a_model_that_cannot_be_estimated_fails_for_all_who_wait(children) -> None:
+    async def measure(preset):
+        raise ModelError("the file is damaged")
+
+    pool = pool_of(children, "a", measure=measure)
+    results = await asyncio.gather(*(use(pool, "a") for _ in range(2)), return_exceptions=True)
+    assert all(isinstance(one, BackendError) and "damaged" in str(one) for one in results)
+    assert pool.models["a"].has_failed
+
+
+async def test_a_model_that_cannot_be_loaded_says_why_and_may_be_tried_again(children) -> None:
+    children.failures["a"] = [{"message": "no tensors"}, None]
+    pool = pool_of(children, "a")
+    with pytest.raises(BackendError, match="a could not be loaded: no tensors"):
+        await use(pool, "a")
+    model = pool.models["a"]
+    assert (model.status, model.exit_code, model.has_failed) == (UNLOADED, 2, True)
+    await use(pool, "a")
+    assert not model.has_failed
+
+
+async def test_a_model_without_memory_is_tried_once_more_with_less_beside_it(children) -> None:
+    failure = {"message": "does not fit", "error": "MemoryFullError"}
+    children.failures["c"] = [failure, None]
+    pool = pool_of(children, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        await use(pool, name)
+    assert loaded(pool) == {"b", "c"}
+    children.failures["a"] = [failure, failure, None]
+    with pytest.raises(BackendError, match="does not fit"):
+        await use(pool, "a")
+    assert loaded(pool) == {"c"}, "one retry, one victim"
+
+
+async def test_the_end_of_the_router_does_not_wait_for_a_second_try(children) -> None:
+    children.failures["b"] = [{"message": "does not fit", "error": "MemoryFullError"}]
+    pool = pool_of(children, "a", "b")
+    await use(pool, "a")
+    waiting = asyncio.create_task(use(pool, "b"))
+    while not pool.models["b"].is_retried:
+        await asyncio.sleep(0)
+    await pool.close()
+    with pytest.raises(UnavailableError):
+        await waiting
+    assert not any(model.is_running for model in pool.models.values())
+
+
+async def test_a_model_is_not_loading_while_only_its_size_is_asked(children) -> None:
+    asked = asyncio.Event()
+
+    async def measure(preset):
+        await asked.wait()
+        return await estimates(a=1)(preset)
+
+    pool = pool_of(children, "a", measure=measure)
+    waiting = asyncio.create_task(use(pool, "a"))
+    await settle()
+    assert (pool.models["a"].status, children.log) == (UNLOADED, [])
+    asked.set()
+    await waiting
+    assert loaded(pool) == {"a"}
+
+
+async def test_a_damaged_model_costs_no_other_its_place(children) -> None:
+    children.failures["b"] = [{"message": "damaged", "error": "ModelError"}]
+    pool = pool_of(children, "a", "b")
+    await use(pool, "a")
+    with pytest.raises(BackendError, match="damaged"):
+        await use(pool, "b")
+    assert loaded(pool) == {"a"}
+
+
+async def test_a_model_whose_process_died_is_loaded_again(children) -> None:
+    pool = pool_of(children, "a")
+    await use(pool, "a")
+    children.children["a"].end(-9)
+    model = pool.models["a"]
+    assert (model.status, model.exit_code) == (UNLOADED, -9)
+    await use(pool, "a")
+    assert (model.status, model.has_failed) == (LOADED, False)
+
+
+async def test_a_request_for_a_model_that_is_ending_waits_for_its_next_start(children) -> None:
+    pool = pool_of(children, "a")
+    await use(pool, "a")
+    pool.unload(pool.models["a"])
+    await use(pool, "a")
+    assert children.log == ["a started", "a ended", "a started"]
+
+
+async def test_a_model_that_is_unloaded_while_it_loads_tells_those_who_wait(children) -> None:
+    children.gate.clear()
+    pool = pool_of(children, "a")
+    waiting = asyncio.create_task(use(pool, "a"))
+    await settle()
+    pool.unload(pool.models["a"])
+    with pytest.raises(BackendError, match="it was unloaded"):
+        await waiting
+    assert not pool.models["a"].has_failed
+
+
+async def test_a_sleeping_model_needs_room_to_wake_up(children) -> None:
+    mib = 2**20
+    measure = estimates(a=600 * mib, b=600 * mib, usable=1000 * mib)
+    pool = pool_of(children, "a", "b", measure=measure)
+    await use(pool, "a")
+    children.children["a"].on_state({"state": "sleeping"})
+    await use(pool, "b")
+    assert pool.models["a"].status == SLEEPING, "there is room for both while one sleeps"
+    await use(pool, "a")
+    assert children.log == ["a started", "b started", "b ended"]
+    assert pool.models["a"].status == LOADED
+
+
+async def test_what_only_asks_about_a_sleeping_model_does_not_wake_it(children) -> None:
+    pool = pool_of(children, "a")
+    await use(pool, "a")
+    children.children["a"].on_state({"state": "sleeping"})
+    await pool.acquire(pool.models["a"], wakes=False)
+    assert pool.models["a"].status == SLEEPING
+
+
+async def test_a_model_that_nobody_used_for_its_time_to_live_is_unloaded(children) -> None:
+    pool = pool_of(children, preset("a", idle_seconds=0.01), "b")
+    await use(pool, "a")
+    await use(pool, "b")
+    await asyncio.sleep(0.05)
+    assert loaded(pool) == {"b"}
+
+
+async def test_a_reload_unloads_what_has_changed_and_forgets_what_is_gone(children) -> None:
+    pool = pool_of(children, "a", "b", "c")
+    for name in ("a", "b", "c"):
+        await use(pool, name)
+    await pool.reload([preset("a"), preset("b", group="x"), preset("d")])
+    assert (set(pool.models), loaded(pool)) == ({"a", "b", "d"}, {"a"})
+    assert pool.models["b"].preset.group == "x"
+
+
+async def test_events_tell_what_happens(children) -> None:
+    pool = pool_of(children, "a")
+    queue = pool.events.listen()
+    await use(pool, "a")
+    pool.unload(pool.models["a"])
+    await settle()
+    await pool.close()
+    seen = [queue.get_nowait() for _ in range(queue.qsize())]
+    assert [one and (one["event"], one["data"]["status"]) for one in seen] == [
+        ("model_status", "loading"), ("status_change", "loaded"), ("status_change", "unloaded"),
+        None,
+    ]  # fmt: skip
+
+
+async def test_the_end_of_the_router_is_the_end_of_all(children) -> None:
+    children.gate.clear()
+    pool = pool_of(children, "a")
+    waiting = asyncio.create_task(use(pool, "a"))
+    await settle()
+    await pool.close()
+    with pytest.raises(UnavailableError, match="shutting down"):
+        await waiting
+    with pytest.raises(UnavailableError, match="shutting down"):
+        await use(pool, "a")
+    assert children.log == ["a started", "a ended"]

@@ -1,0 +1,243 @@
+"""Compiling: off the caller's thread, once per constraint, within limits that an error names."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llguidance import LLParserLimits
+from tests.unit.sampling.grammar.test_state import TOKENS, begin, constraint
+
+from headstart.sampling.grammar import compiled, compiler
+from headstart.sampling.grammar.compiled import Compiled
+from headstart.sampling.grammar.compiler import MAX_CACHED, GrammarCompiler
+from headstart.sampling.grammar.sandbox import LOW_PRIORITY, Sandbox
+from headstart.sampling.grammar.source import grammar_text
+from headstart.structures.rss import resident_bytes
+from headstart.testing import ByteVocab
+from headstart.types.constraint import Constraint
+from headstart.types.errors import InvalidParameterError
+
+
+def nested(depth: int) -> str:
+    return '{"items":' * depth + "{}" + "}" * depth
+
+
+WIDE = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(5000)}}
+HOSTILE: list[tuple[str, Any, str]] = [
+    ("json_schema", nested(200), "deeper than 128 levels"),
+    ("json_schema", nested(50_000), "deeper than 128 levels"),
+    ("json_schema", WIDE, "number of symbols.*30000"),
+    (
+        "json_schema",
+        {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(400)}},
+        r"1599 items; max is 1000",
+    ),
+    (
+        "json_schema",
+        {
+            "allOf": [
+                {
+                    "anyOf": [
+                        {"type": "object", "required": [f"p{i}{j}"], "properties": {f"p{i}{j}": {}}}
+                        for j in range(4)
+                    ]
+                }
+                for i in range(8)
+            ]
+        },
+        "too large",
+    ),
+    ("json_schema", "{", "the JSON schema cannot be used: .*(EOF|expected)"),
+    ("json_schema", {"type": "integer", "multipleOf": 99999999977}, "too many digits"),
+    ("regex", "(" * 5000 + "a" + ")" * 5000, "nested parentheses"),
+    ("regex", "[a", "unclosed"),
+    ("lark", "start: " + "(" * 20_000 + '"a"' + ")" * 20_000, "too deeply nested"),
+    ("lark", "start: a\na: b", "the Lark grammar cannot be used: .*unknown name"),
+    ("lark", 'start: a\na[max_tokens=5]: "x"', "max_tokens is not supported"),
+    ("lark", 'start: a\na[capture, temperature=0.5]: "x"', "temperature is not supported"),
+    ("gbnf", 'root ::= ("a"', "the GBNF grammar cannot be used: Expected"),
+    ("gbnf", "root ::= other", "'other' not found"),
+    ("gbnf", 'x ::= "a"', "root"),
+    ("gbnf", "root ::= " + "(" * 4000 + '"a"' + ")" * 4000, "nested too deep"),
+    ("gbnf", 'root ::= "' + "a" * 2**14 + '"', "at most 16384"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "says"), HOSTILE)
+def test_what_cannot_be_compiled_is_refused_soon_and_says_why(
+    kind: str, text: Any, says: str
+) -> None:
+    started = time.monotonic()
+    with pytest.raises(InvalidParameterError, match=says) as error:
+        begin(kind, text)
+    assert time.monotonic() - started < 10.0
+    assert len(str(error.value)) < 500
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("json_schema", {"enum": [f"value {i}" for i in range(20_000)]}),
+        ("json_schema", {"type": "array", "items": {"type": "string"}, "minItems": 1_000_000}),
+        ("json_schema", {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}),
+        ("regex", "(.*a){20}"),
+        ("regex", "(a|b)*a(a|b){20}"),
+        ("lark", 'start: s{1000000}\ns: "a" | "b"'),
+    ],
+)
+def test_what_only_looks_expensive_is_taken(kind: str, text: Any) -> None:
+    assert begin(kind, text).legal_mask().nonzero()[0].size
+
+
+def test_a_constraint_is_compiled_once() -> None:
+    one = GrammarCompiler(ByteVocab())
+    first = one.compile(constraint("regex", "a"))
+    assert one.compile(constraint("regex", "a")) is first
+    assert one.compile(constraint("regex", "b")) is not first
+    for number in range(MAX_CACHED):
+        one.compile(constraint("regex", f"c{number}"))
+    assert one.compile(constraint("regex", "a")) is not first
+    one.close()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[GrammarCompiler]:
+    compiler = GrammarCompiler(ByteVocab())
+    yield compiler
+    compiler.close()
+
+
+ENDLESS = {
+    "allOf": [
+        *({"multipleOf": number} for number in (97, 89, 83)),
+        {"multipleOf": 79, "type": "integer"},
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "num_bytes", "says"),
+    [(0.3, 1 << 30, r"took longer than 0\.3 s"), (60.0, 24 << 20, "took over 24 MiB")],
+)
+def test_what_never_ends_to_compile_is_ended_and_the_next_one_compiled(
+    seconds: float, num_bytes: int, says: str
+) -> None:
+    sandbox = Sandbox(TOKENS.table, seconds, num_bytes)
+    with pytest.raises(InvalidParameterError, match=says):
+        sandbox.compile(constraint("json_schema", ENDLESS))
+    assert sandbox.compile(constraint("regex", "ab?")).num_bytes < 8 << 20
+    sandbox.close()
+
+
+def test_what_is_refused_takes_no_memory_here(shared: GrammarCompiler) -> None:
+    before = resident_bytes()
+    for number in range(4):
+        text = f"(x{{900}}){{1000}}[{number}"
+        with pytest.raises(InvalidParameterError, match="regex cannot be used"):
+            shared.compile(constraint("regex", text)).result(60)
+    assert resident_bytes() - before < 16 << 20
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "opening"),
+    [
+        ("regex", "x{900}{1000}", b""),
+        ("regex", "(a|b)x{900}{1000}", b"a"),
+        ("lark", 'start: ("a"|"b") s{9000}\ns: "' + "x" * 999 + '"', b"b"),
+        ("json_schema", {"enum": ["a" + "x" * 200_000, "b" + "x" * 200_000]}, b'"a'),
+    ],
+)
+def test_a_long_text_that_must_follow_is_not_looked_for(
+    shared: GrammarCompiler, kind: str, text: Any, opening: bytes
+) -> None:
+    """Finding it holds the interpreter: seconds for a million bytes."""
+    state = shared.compile(constraint(kind, text)).result(60).begin()
+    for byte in opening:
+        state.read(byte)
+    assert not state.forced()
+    assert state.legal_mask().nonzero()[0].tolist() == [ord("x")]
+
+
+def test_a_short_text_that_must_follow_is_found(shared: GrammarCompiler) -> None:
+    state = shared.compile(constraint("regex", "x{20}(a|b)")).result(60).begin()
+    assert len(state.forced()) == 20
+
+
+def test_compiled_constraints_are_kept_up_to_a_number_of_bytes(
+    shared: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = {"enum": [f"value {number}" for number in range(20_000)]}
+    first = shared.compile(constraint("json_schema", large))
+    assert first.result(60).trial.num_bytes > 1 << 20
+    monkeypatch.setattr(compiler, "MAX_CACHED_BYTES", 1 << 20)
+    shared.compile(constraint("regex", "abc")).result(60)
+    assert shared.cached(constraint("json_schema", large)) is None
+    assert shared.cached(constraint("regex", "abc")) is not None
+
+
+def test_a_lexer_that_one_answer_exhausted_is_compiled_anew_for_the_next(
+    monkeypatch: pytest.MonkeyPatch, shared: GrammarCompiler
+) -> None:
+    limits = LLParserLimits(max_lexer_states=100, verbose_errors=False)
+    monkeypatch.setattr(compiled, "LIMITS", limits)
+    wanted = constraint("regex", "(a|b)*a(a|b){20}")
+    state = shared.compile(wanted).result(60).begin()
+
+    def write() -> None:
+        for letter in random.Random(1).choices(b"ab", k=1000):
+            state.legal_mask()
+            state.read(letter)
+
+    with pytest.raises(InvalidParameterError, match="too many states"):
+        write()
+    assert shared.cached(wanted) is None
+    assert shared.compile(wanted).result(60).begin().legal_mask().any()
+
+
+def test_a_sandbox_that_was_ended_is_started_again(shared: GrammarCompiler) -> None:
+    shared.compile(constraint("regex", "a1")).result(60)
+    assert shared._sandbox is not None
+    shared._sandbox._process.kill()
+    shared._sandbox._process.wait()
+    assert shared.compile(constraint("regex", "a2")).result(60).begin().allows(ord("a"))
+
+
+def test_answers_of_one_constraint_do_not_know_of_each_other() -> None:
+    compiled = Compiled(constraint("regex", "ab|cd"), TOKENS)
+    one, other = compiled.begin(), compiled.begin()
+    one.read(ord("a"))
+    assert other.allows(ord("c"))
+    assert not one.allows(ord("c"))
+
+
+def test_nothing_is_compiled_in_the_caller_s_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+
+    def text(wanted: Constraint, **options: bool) -> str:
+        threads.append(threading.current_thread())
+        return grammar_text(wanted, **options)
+
+    monkeypatch.setattr(compiled, "grammar_text", text)
+    one = GrammarCompiler(ByteVocab())
+    one.compile(constraint("regex", "a")).result(60)
+    assert threading.current_thread() not in threads
+    assert len(threads) == 1
+    one.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread's niceness is Linux's")
+def test_compiling_gives_way_to_the_model_s_threads() -> None:
+    one = GrammarCompiler(ByteVocab())
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+    lowered = one._executor.submit(os.getpriority, os.PRIO_PROCESS, 0).result(60)
+    assert lowered == min(19, own + LOW_PRIORITY)
+    assert os.getpriority(os.PRIO_PROCESS, 0) == own
+    one.close()

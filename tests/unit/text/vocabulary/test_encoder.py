@@ -1,0 +1,95 @@
+"""Tokenizing a piece of text byte for byte."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tests.unit.text.vocabulary import real
+from tests.unit.text.vocabulary.texts import random_text
+
+from headstart.testing import ByteVocab
+from headstart.text.vocabulary.encoder import Encoder, num_incomplete
+from headstart.text.vocabulary.table import read_table
+
+NAMES = (*real.DEMO, *real.FETCHED)
+
+
+@pytest.fixture(params=NAMES, scope="module")
+def encoder(request: pytest.FixtureRequest) -> Encoder:
+    name = request.param
+    if name not in real.DEMO and not real.has_fetched():
+        pytest.skip(f"no vocabularies in {real.fetched_folder()}; run python tests/fetch_vocabs.py")
+    return Encoder(real.vocab(name), read_table(real.vocab(name)))
+
+
+def test_tokens_stand_for_the_very_bytes_and_are_never_markers(encoder: Encoder) -> None:
+    rng = random.Random(1)
+    for _ in range(60):
+        text = random_text(rng)
+        tokens = list(encoder.encode(text))
+        assert encoder.table.join(tokens) == text
+        assert not set(tokens) & set(encoder.table.controls)
+
+
+def test_plain_text_is_tokenized_as_the_model_does(encoder: Encoder) -> None:
+    name = next(
+        name for name in NAMES if read_table(real.vocab(name)).pieces == encoder.table.pieces
+    )
+    own = real.vocab(name).tokenize(
+        b"def add(a, b):\n    return a + b", add_special=False, parse_special=False
+    )
+    # SentencePiece begins with a space of its own
+    has_space = encoder.table.join(own).startswith(b" ")
+    assert list(encoder.encode(b" " * has_space + b"def add(a, b):\n    return a + b")) == own
+
+
+def test_unfinished_characters_are_counted() -> None:
+    for character in ("a", "é", "中", "😀"):
+        raw = character.encode()
+        for length in range(1, len(raw) + 1):
+            assert num_incomplete(b"x" + raw[:length]) == (length if length < len(raw) else 0)
+    assert [num_incomplete(text) for text in (b"", b"\x80", b"\xff", b"x\x80\x80\x80\x80")] == [
+        0,
+        0,
+        0,
+        0,
+    ]
+
+
+class CarelessVocab(ByteVocab):
+    """Puts a space before every text, knows capital letters twice and swallows question marks; has
+    a token `a.`.
+    """
+
+    size = 260
+
+    def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
+        raw = text.encode() if isinstance(text, str) else text
+        return list(b" " + raw.replace(b"?", b""))
+
+    def token_bytes(self, token: int) -> bytes:
+        return super().token_bytes(token) if token < 258 else (b"A", b"a.")[token - 258]
+
+
+def test_what_a_tokenizer_adds_or_drops_is_made_good() -> None:
+    vocab = CarelessVocab()
+    encoder = Encoder(vocab, read_table(vocab))
+    assert bytes(encoder.encode(b"b c")) == b"b c"
+    assert bytes(encoder.encode(b"why? " * 30)) == b"why? " * 30
+
+
+def test_of_two_tokens_with_the_same_bytes_the_tokenizers_own_counts() -> None:
+    assert read_table(CarelessVocab()).ids[b"A"] == ord("A")
+
+
+def test_word_does_not_end_where_a_token_reaches_over() -> None:
+    ends = read_table(CarelessVocab()).word_ends
+    assert [ends[a << 8 | b] for a, b in (b"a.", b"b.", b"a ", b"ab", b".a", b" a")] == [
+        0,
+        1,
+        1,
+        0,
+        0,
+        0,
+    ]
