@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -57,21 +58,27 @@ class CostCurve:
         return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
 
 
+class StepTimes(NamedTuple):
+    """Milliseconds by rows, one for each repetition."""
+
+    steady: dict[int, list[float]]  # of a shape that the decode before it had, too
+    changed: dict[int, list[float]]  # of another shape: libllama builds a new graph
+
+
 def time_steps(
     engine: Engine,
     rows: Sequence[int],
     *,
     context: int,
     num_repeats: int,
+    num_outputs: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
-) -> dict[int, list[float]]:
-    """Milliseconds of `num_repeats` decodes of each number of rows, all with logits, behind
-    `context` tokens.
+) -> StepTimes:
+    """Time `num_repeats` decodes of each number of rows behind `context` tokens.
 
-    The numbers of rows take turns, so that what slows the machine down slows all alike. A decode of
-    another shape than the one before it builds a new graph: each is done twice and timed the second
-    time. Tokens are random, so a mixture of experts reads at least as many experts as for text. The
-    cache is empty afterwards.
+    The numbers of rows take turns, so that what slows the machine down slows all alike; each is
+    decoded twice in a turn. All rows have logits, or the last `num_outputs`. Tokens are random, so
+    a mixture of experts reads at least as many experts as for text. The cache is empty afterwards.
 
     Raises:
         ConfigError: the engine decodes no such batch.
@@ -99,16 +106,15 @@ def time_steps(
         for start in range(0, context, batch.capacity):
             decode(start, min(context, start + batch.capacity), 1)
 
-    milliseconds: dict[int, list[float]] = {num_rows: [] for num_rows in rows}
+    times = StepTimes({num: [] for num in rows}, {num: [] for num in rows})
     read()
     for _ in range(num_repeats):
-        for num_rows, times in milliseconds.items():
-            for _ in range(2):
+        for num_rows in rows:
+            for kind in (times.changed, times.steady):
                 started = clock()
-                decode(context, context + num_rows, num_rows)
-                spent = 1000.0 * (clock() - started)
+                decode(context, context + num_rows, min(num_rows, num_outputs or num_rows))
+                kind[num_rows].append(1000.0 * (clock() - started))
                 if not engine.truncate(0, context):
                     read()
-            times.append(spent)
     engine.clear(0)
-    return milliseconds
+    return times
