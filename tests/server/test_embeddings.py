@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -101,8 +102,8 @@ def test_llama_servers_own_form_has_a_list_of_vectors(embedding: httpx2.Client) 
         ({"input": {"content": "text"}}, 400, "must be a list of parts"),
         ({"input": {"content": [{"type": "image_url"}]}}, 400, "reads text only"),
         ({"input": [12.5]}, 400, "must be a text"),
-        ({"input": "a" * 20_000}, 400, r"20000 bytes, more than 32 .* 512 tokens .* --ubatch"),
-        ({"input": "a" * 600}, 400, r"\(600 tokens\) is too large to process: at most 512"),
+        ({"input": "a" * 20_000}, 400, r"input \(20000 tokens\) is too large .* --ubatch"),
+        ({"input": ["a", "a" * 600]}, 400, r"input 1 \(600 .* \(current batch size: 512\)"),
         ({"input": ["a"] * 2049}, 400, "holds 2049 texts but at most 2048"),
         ({"input": [[999999]]}, 400, "token id 999999"),
         ({"input": "a", "encoding_format": "hex"}, 400, "float or base64"),
@@ -128,6 +129,18 @@ def test_an_encoder_generates_no_text(embedding: httpx2.Client) -> None:
         assert "bert models compute embeddings" in answer.json()["error"]["message"]
     assert embedding.get("/props").status_code == embedding.get("/metrics").status_code == 200
     assert "headstart_embedded_tokens_total" in embedding.get("/metrics").text
+
+
+def test_embedded_tokens_are_counted_as_those_of_prompts(embedding: httpx2.Client) -> None:
+    def number() -> float:
+        lines = embedding.get("/metrics").text.splitlines()
+        return next(float(x.split()[1]) for x in lines if x.startswith("llamacpp:prompt_tokens_to"))
+
+    before = number()
+    embedding.post("/v1/embeddings", json={"input": "hello"}).raise_for_status()
+    while number() == before:  # reports come 0.25 s apart
+        time.sleep(0.05)
+    assert number() == before + 5
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/reranking", "/v1/reranking"])

@@ -111,9 +111,13 @@ def test_thoughts_may_be_left_in_the_content(client):
     assert "reasoning_format is 'x' but must be one of none, auto" in error_of(bad, 400)
 
 
-def test_a_budget_of_no_thoughts_ends_them_in_the_prompt(client, worker):
-    ask(client, reasoning_budget_tokens=0)
-    assert bytes(worker.requests[-1].prompt).endswith(b"<assistant><think></think>")
+def test_a_budget_of_no_thoughts_leaves_the_prompt_alone_and_ends_them_at_once(client, worker):
+    for kwargs, is_thinking in (({}, True), ({"enable_thinking": False}, False)):
+        ask(client, reasoning_budget_tokens=0, chat_template_kwargs=kwargs)
+        limited = worker.requests[-1]
+        ask(client, chat_template_kwargs=kwargs)
+        assert limited.prompt == worker.requests[-1].prompt
+        assert (limited.thoughts.max_tokens, limited.thoughts.is_thinking) == (0, is_thinking)
 
 
 def test_a_budget_of_thoughts_becomes_their_limit(client, worker):

@@ -8,7 +8,7 @@ import json
 import socket
 
 import pytest
-from tests.server.fake_worker import FakeWorker, say
+from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig
@@ -287,6 +287,24 @@ def test_a_prompt_longer_than_the_context_says_both_sizes():
         assert "600 tokens" in error_of(response, 400, "exceed_context_size_error")
         assert response.json()["error"]["n_prompt_tokens"] == 600
         assert response.json()["error"]["n_ctx"] == 512
+
+
+@pytest.mark.parametrize("length", [512, 3001, 100_000])
+def test_errors_for_long_prompts_have_the_exact_number_of_tokens(length):
+    with serving(FakeWorker()) as client:
+        text = "a" * length
+        for path, body in (
+            ("/completion", {"prompt": text}),
+            ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+        ):
+            tokens = length
+            if "messages" in body:
+                tokens = len(client.post("/apply-template", json=body).json()["prompt"])
+            response = client.post(path, json=body)
+            if tokens > INFO.context_size:
+                error_of(response, 400, "exceed_context_size_error")
+                assert response.json()["error"]["n_prompt_tokens"] == tokens
+                assert response.json()["error"]["n_ctx"] == INFO.context_size
 
 
 def test_a_list_of_token_ids_of_many_contexts_is_a_prompt_that_is_too_long():

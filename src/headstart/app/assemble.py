@@ -199,6 +199,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     from headstart.engine.model import Model
     from headstart.server.model import RerankForm, ServedModel
     from headstart.server.sampling import request_defaults
+    from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
     model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)
@@ -212,8 +213,10 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     )
     if not template.shows_messages:
         log.warning(
-            "the chat template of %s shows no message: name another with --chat-template-file",
+            "the chat template of %s shows no message: name another with --chat-template-file, or "
+            "one of these with --chat-template: %s",
             model.path.name,
+            ", ".join(sorted(BUILT_IN_TEMPLATES)),
         )
     names = listed(config.model.alias) or (config.model.hf_repo or models.target.name,)
     served = ServedModel(

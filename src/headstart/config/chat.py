@@ -69,8 +69,8 @@ class ChatConfig:
                 'object such as {"enable_thinking": false}'
             )
         switches: dict[str, Any] = {}
-        if self.reasoning == "off":
-            switches["enable_thinking"] = False
+        if self.reasoning != "auto":  # on: also where no markers of reasoning were found
+            switches["enable_thinking"] = self.reasoning == "on"
         if not self.reasoning_preserve:
             switches["preserve_reasoning"] = False
         if self.reasoning_effort not in (None, "default"):

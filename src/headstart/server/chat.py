@@ -61,7 +61,7 @@ async def answer_chat(
 
     def prepare() -> Dialect:
         size = call.info.context_size
-        chat = render_messages(body, call.model, size)
+        chat = render_messages(body, call.model)
         prompts = [read_chat(chat, call.model, size)]
         choices = make_choices(body, prompts, call, _num_logprobs(body, call))
         prepare_reading(body, call.model, chat, choices)
@@ -76,7 +76,7 @@ async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:
 
     def count() -> int:
         model, size = service.served, service.info.context_size
-        return len(read_chat(render_messages(body, model, size), model, size).tokens)
+        return len(read_chat(render_messages(body, model), model, size).tokens)
 
     return await unless_left(http.receive, service.text_threads.run(count))
 

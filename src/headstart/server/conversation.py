@@ -50,8 +50,6 @@ def render_chat(
             arguments=arguments,
         )
         rendered = _opened(template, text, messages, tools, arguments)
-        if reasoning_budget(body, defaults) == 0:
-            rendered = _without_thoughts(template, rendered)
     else:
         rendered = _continue(template, messages, tools, arguments, part)
     if adds_bos and template.bos_token:
@@ -101,15 +99,6 @@ def _opened(
         if not template.opens_thoughts(prompt):
             return RenderedChat(text)
     return RenderedChat(text, "thoughts")
-
-
-def _without_thoughts(template: ChatTemplate, rendered: RenderedChat) -> RenderedChat:
-    """Close the answer's reasoning in the prompt, before it begins."""
-    if template.thinking is None:
-        return rendered
-    opening = "" if rendered.start == "thoughts" else template.thinking.start
-    closed = opening + template.thinking.end + template.thinking.answer
-    return RenderedChat(rendered.text + closed, "content")
 
 
 def reasoning_budget(body: GenerationBody, defaults: ChatConfig) -> int:

@@ -21,7 +21,7 @@ from starlette.responses import Response
 from headstart.server.body import Body, Int, read_body
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.event_stream import single_event
-from headstart.server.limits import MAX_INPUTS, check_fits, check_length, is_id
+from headstart.server.limits import MAX_INPUTS, check_length, is_id
 from headstart.server.model import RerankForm, Service, service_of
 from headstart.server.prompts import tokenize_mixed
 from headstart.server.routing import Routes, json_response
@@ -159,7 +159,8 @@ def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]
     if not entries:
         raise RequestError('"input" must not be empty')
     check_length("input", entries, MAX_INPUTS, "texts")
-    texts = [_read(f"input {i}", entry, vocab, info) for i, entry in enumerate(entries)]
+    name = "input {}" if len(entries) > 1 else "input"
+    texts = [_read(name.format(i), entry, vocab, info) for i, entry in enumerate(entries)]
     rows = sum(map(len, texts)) if info.pooling == "none" else len(texts)
     max_numbers = 1 << 23  # some 100 MB of JSON
     if rows * info.size > max_numbers:
@@ -173,32 +174,19 @@ def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]
 def _read(field: str, entry: Any, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
     if isinstance(entry, dict):
         entry = _text_of(field, entry)
-    tokens = tokenize_text(field, entry, vocab, info, add_special=True)
+    tokens = tokenize_mixed(entry, vocab, field=field, add_special=True)
     if not tokens:
         raise RequestError("Input content cannot be empty")
     return check_size(field, tokens, info)
-
-
-def tokenize_text(
-    field: str, text: Any, vocab: Vocab, info: EmbeddingInfo, *, add_special: bool,
-    parse_special: bool = True,
-) -> list[int]:  # fmt: skip
-    """Token ids of a text to embed; may return more than fit, see `check_size`."""
-    limit = 4 * info.max_tokens
-    parts = text if isinstance(text, list) else [text]
-    num_bytes = sum(len(part) for part in parts if isinstance(part, str))
-    check_fits(num_bytes, info.max_tokens, "--ubatch")
-    return tokenize_mixed(
-        text, vocab, field=field, limit=limit, add_special=add_special, parse_special=parse_special
-    )
 
 
 def check_size(field: str, tokens: list[int], info: EmbeddingInfo) -> list[int]:
     """Return the tokens if the model can process them at once."""
     if len(tokens) > info.max_tokens:
         raise RequestError(
-            f"{field} ({len(tokens)} tokens) is too large to process: at most {info.max_tokens} "
-            "are taken; shorten it, or start with a larger --ubatch if the model knows so many"
+            f"{field} ({len(tokens)} tokens) is too large to process. increase the physical batch "
+            f"size (current batch size: {info.max_tokens}): shorten it, or start with a larger "
+            "--ubatch if the model knows so many"
         )
     return tokens
 
@@ -290,7 +278,7 @@ async def rerank(http: HttpRequest) -> Any:
     def tokenize() -> list[list[int]]:
         return [
             check_size(
-                f"document {i} with the query", _pair_tokens(form, (query, text), vocab, info), info
+                f"document {i} with the query", _pair_tokens(form, (query, text), vocab), info
             )
             for i, text in enumerate(documents)
         ]
@@ -299,17 +287,12 @@ async def rerank(http: HttpRequest) -> Any:
     return _scores(body, documents, event, service.served.alias)
 
 
-def _pair_tokens(
-    form: RerankForm, pair: tuple[str, str], vocab: Vocab, info: EmbeddingInfo
-) -> list[int]:
+def _pair_tokens(form: RerankForm, pair: tuple[str, str], vocab: Vocab) -> list[int]:
     """Token ids of a query and a document."""
     if form.template is not None:
         text = form.template.replace("{query}", pair[0]).replace("{document}", pair[1])
-        return tokenize_text("documents", text, vocab, info, add_special=False)
-    first, second = (
-        tokenize_text(field, text, vocab, info, add_special=False, parse_special=False)
-        for field, text in zip(("query", "documents"), pair, strict=True)
-    )
+        return vocab.tokenize(text, add_special=False, parse_special=True)
+    first, second = (vocab.tokenize(text, add_special=False, parse_special=False) for text in pair)
     return [*form.start, *first, *form.middle, *second, *form.end]
 
 

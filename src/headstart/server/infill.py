@@ -22,7 +22,6 @@ from starlette.responses import Response
 from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Dialect
-from headstart.server.limits import BYTES_PER_TOKEN
 from headstart.server.native import NativeDialect, num_logprobs
 from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
 from headstart.server.routing import Routes
@@ -32,6 +31,7 @@ from headstart.types.errors import NotSupportedError
 from headstart.types.report import WorkerInfo
 
 routes = Routes()
+BYTES_PER_TOKEN = 32  # of text that is tokenized for the tokens that a part may take
 
 
 @routes.post("/infill", body=InfillBody, answer="as `/completion`")

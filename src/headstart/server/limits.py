@@ -8,14 +8,11 @@ from __future__ import annotations
 from collections.abc import Sized
 from typing import Any
 
-from headstart.server.errors import ApiError
 from headstart.types.errors import RequestError
 
 MAX_PROMPTS = 256  # answers of one call
 MAX_INPUTS = 2048  # texts to embed or rank in one call, as at OpenAI
 MAX_NAMES = 64  # of speculators, of fields of the answer
-# Texts that would not fit with tokens of this length are refused before they are tokenized.
-BYTES_PER_TOKEN = 32
 
 # Of the whole body: parsing blocks all threads, and small JSON becomes large objects.
 MAX_FIELDS = 256
@@ -48,21 +45,6 @@ def check_length(field: str, value: Sized, limit: int, what: str = "entries") ->
     if len(value) > limit:
         raise RequestError(
             f"{field} holds {len(value)} {what} but at most {limit} are taken; send fewer"
-        )
-
-
-def check_fits(num_bytes: int, num_tokens: int, flag: str = "--context") -> None:
-    """Refuse a prompt that cannot fit the limit set by `flag`, before it is tokenized.
-
-    Raises:
-        ApiError: 400 exceed_context_size_error.
-    """
-    if num_bytes > BYTES_PER_TOKEN * num_tokens:
-        raise ApiError(
-            400,
-            f"the prompt has {num_bytes} bytes, more than {BYTES_PER_TOKEN} for each of the "
-            f"{num_tokens} tokens that are taken; shorten it, or start with a larger {flag}",
-            type="exceed_context_size_error",
         )
 
 

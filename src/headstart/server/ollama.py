@@ -16,7 +16,7 @@ from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import make_body, read_body
 from headstart.server.chat import answer_chat
 from headstart.server.dialect import Dialect
-from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, tokenize_text
+from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs
 from headstart.server.errors import error_body, log_failure, wrong_value
 from headstart.server.infill import fill_in
 from headstart.server.limits import MAX_INPUTS, check_length
@@ -230,7 +230,7 @@ async def _embed(
 def _cut(text: str, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
     """The tokens that fit; the last one stays, as it may be an end marker."""
     shortened = text[: 8 * info.max_tokens]
-    tokens = tokenize_text("input", shortened, vocab, info, add_special=True)
+    tokens = vocab.tokenize(shortened, add_special=True, parse_special=True)
     if not tokens:
         raise RequestError("Input content cannot be empty")
     if len(tokens) > info.max_tokens:

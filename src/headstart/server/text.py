@@ -75,7 +75,7 @@ async def apply_template(http: HttpRequest) -> Response:
     service = service_of(http)
 
     def run() -> bytes:
-        chat = render_messages(body, service.served, service.info.context_size)
+        chat = render_messages(body, service.served)
         return orjson.dumps({"prompt": chat.text})
 
     return await _in_thread(http, service, run)

@@ -28,9 +28,9 @@ def thought_marks(
 
 
 def chat_thoughts(body: ChatBody, model: ServedModel, chat: RenderedChat) -> ThoughtLimit | None:
-    """The limit on a chat answer's reasoning; a budget of 0 ends it in the prompt instead."""
+    """The limit on a chat answer's reasoning; None without one."""
     budget, thinking = reasoning_budget(body, model.chat), model.answer_format.thinking
-    if budget <= 0 or thinking is None:
+    if budget < 0 or thinking is None:
         return None
     begins_with_thoughts = not thinking.start and chat.start == "answer" and chat.may_think
     return ThoughtLimit(

@@ -111,7 +111,7 @@ class SamplingParams:
         2, 0, 2**31 - 1, "repetitions up to this length are not penalized"
     )
     dry_penalty_last_n: int = number(
-        -1, -1, 2**31 - 1, "tokens that DRY looks back; 0 is off, -1 the whole context"
+        64, -1, 2**31 - 1, "tokens that DRY looks back; 0 is off, -1 the whole context"
     )
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: Mapping[int, float] = field(default_factory=dict)

@@ -120,6 +120,7 @@ class EmbeddingQueue:
             return []
         room = self.engine.max_batch_tokens
         group = self._group(room if is_alone else min(room, FEW_TOKENS))
+        began = self._clock()
         try:
             num_tokens = self._read(self._long) if self._long else self._embed(group)
         except EngineError as error:
@@ -129,6 +130,8 @@ class EmbeddingQueue:
                 self._drop(job)
             return [error_event(job.request.request_id, error) for job in failed]
         self._counters.embedded_tokens += num_tokens
+        self._counters.prompt_tokens += num_tokens  # as at llama-server
+        self._counters.prompt_seconds += self._clock() - began
         if not self._long:
             self._jobs.rotate(-1)
         return self._finished()

@@ -15,7 +15,9 @@ def test_flags_for_single_variables_become_template_arguments_and_the_json_goes_
     }
     config = ChatConfig(reasoning="off", chat_template_kwargs='{"enable_thinking": true, "x": [1]}')
     assert config.template_arguments == {"enable_thinking": True, "x": [1]}
-    assert ChatConfig(reasoning="on", reasoning_effort="default").template_arguments == {}
+    config = ChatConfig(reasoning="on", reasoning_effort="default")
+    assert config.template_arguments == {"enable_thinking": True}
+    assert ChatConfig().template_arguments == {}
 
 
 @pytest.mark.parametrize("text", ["{", "[1]", "true"])

@@ -35,7 +35,6 @@ def config(*argv: str) -> Config:
             ["--chat-template-file", "/nowhere/template"],
             "--chat-template-file /nowhere/template cannot be read",
         ),
-        (["--chat-template", "llama9"], "shows no message"),
     ],
 )
 def test_a_mistake_is_found_before_anything_is_loaded(argv: list[str], says: str) -> None:
@@ -53,6 +52,7 @@ def test_a_mistake_is_found_before_anything_is_loaded(argv: list[str], says: str
         ["-m", "x.gguf", "-md", "d.gguf", "--spec-type", "draft-simple"],
         ["--spec", "off"],
         ["--chat-template", "chatml"],
+        ["--chat-template", "without a message"],
     ],
     ids=str,
 )
