@@ -93,19 +93,8 @@ def test_a_fresh_clone_compiles_libllama_with_progress_then_installs_the_rest_pi
     libllama, rest = clone.pip_calls()
     assert "llama_cpp_python==0.3.36" in libllama
     assert rest.endswith("-c constraints.txt -e .")
-
-
-@pytest.mark.parametrize(
-    ("gcc", "feature", "flags"),
-    [("12.2.0", "amx_tile", "-mno-amx-tile"), ("14.1.0", "amx_tile", ""), ("12.2.0", "avx2", "")],
-)
-def test_amx_is_left_out_where_the_compiler_would_break_it(
-    clone: Clone, gcc: str, feature: str, flags: str
-) -> None:
-    clone.add_tool("c++", f"#!/bin/sh\necho {gcc}\n")
-    (clone.folder / "cpuinfo").write_text(f"flags : fpu {feature}\n")
-    assert clone.setup(CPUINFO=str(clone.folder / "cpuinfo")).returncode == 0
-    assert (clone.folder / "flags").read_text().split()[:1] == flags.split()
+    corrected = f'-include "{clone.folder}/scripts/amx_fix.h"'
+    assert (clone.folder / "flags").read_text().strip() == corrected
 
 
 def test_a_second_run_does_nothing(clone: Clone) -> None:
