@@ -16,8 +16,9 @@ from benchmarks.lib.simulated_slots import (
 )
 from benchmarks.lib.simulated_texts import make_model_text
 
-from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, SlotDraft, Step
+from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot
 from headstart.control.values import NO_ALLOWANCE, with_gap
+from headstart.scheduler.step import DraftCall
 
 READ_A_CALL = 256  # tokens that a draft model reads in one call, as DraftModelSpeculator
 
@@ -78,7 +79,7 @@ class ModelSimulation(Simulation):
 
     def auto(self, controller: Controller | None = None) -> Score:
         policy = AutoModel(self, controller or Controller())
-        return self.run(policy.lengths, policy.after, policy.ends)
+        return self.run(policy.lengths, policy.after)
 
 
 def read_prompts(slots: Sequence[Slot]) -> int:
@@ -118,11 +119,10 @@ class AutoModel(Learner):
         controller.learn_draft_costs("model", model.round_share * plain, model.read_share * plain)
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
-        self.context = self.simulation.context(slots)
-        step = Step(len(slots), len(slots), self.context, can_pad=self.simulation.can_pad)
-        wanted = [
+        plan = self.begin(slots)
+        plan.wishes["model"] = [
             ModelSlot(
-                slot.seq_id,
+                slot.number,
                 LONGEST,
                 slot.catch_up,
                 num_answered=slot.num_answered,
@@ -130,7 +130,7 @@ class AutoModel(Learner):
             )
             for slot in slots
         ]
-        allowed = list(self.controller.plan_model("model", wanted, step))
+        allowed = list(self.controller.grant(plan)["model"])
         asked = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
         for i in asked:
             if allowed[i].can_skip:
@@ -140,32 +140,28 @@ class AutoModel(Learner):
         num_read = read_prompts([slots[i] for i in asked])
         drafting = [i for i in asked if not slots[i].unread]
         names = [with_gap("model") if allowance.can_skip else "model" for allowance in allowed]
+        is_probe = any(allowed[i].is_probe for i in asked)
         for i in asked:
             if slots[i].unread:
                 allowed[i] = NO_ALLOWANCE
         scores = [
             draft_scores(slot, allowance) for slot, allowance in zip(slots, allowed, strict=True)
         ]
-        for i in drafting:
-            slots[i].catch_up_to(len(scores[i]))
-            if scores[i]:
-                matched = slots[i].run(len(scores[i]))
-                slots[i].pending.append((slots[i].at, scores[i], matched, names[i]))
         milliseconds = self.simulation.draft_ms(allowed, scores, num_read)
         self.num_drafts += len(drafting)
         if asked:
             run = ModelDraftCall(
                 "model",
-                [slots[i].seq_id for i in drafting],
+                [slots[i].number for i in drafting],
                 [allowed[i] for i in drafting],
                 [scores[i] for i in drafting],
                 num_read,
                 milliseconds,
+                is_probe=is_probe,
             )
-            self.controller.observe_draft(run, step)
-        drafts = [
-            SlotDraft(self.controller.survival(name, s, slot.seq_id) if s else ())
-            for slot, s, name in zip(slots, scores, names, strict=True)
-        ]
-        plan = self.controller.plan(drafts, step, milliseconds)
-        return Choice(plan.lengths, milliseconds, plan.num_padding_rows)
+            plan.calls.append(DraftCall("model", drafting, [], milliseconds, True, run))
+        for i in drafting:
+            slots[i].catch_up_to(len(scores[i]))
+            if scores[i]:
+                self.offer(i, slots[i], scores[i], names[i])
+        return self.share(milliseconds)

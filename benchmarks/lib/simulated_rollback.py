@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from benchmarks.lib.simulated_slots import LONGEST, AutoText, Choice, Score, Simulation, Slot
 
-from headstart.control import BatchPlan, Controller, SlotDraft, Step
+from headstart.control import Controller, Step
 
 
 class AutoRollback(AutoText):
@@ -30,29 +30,22 @@ class AutoRollback(AutoText):
         self._drafted: dict[int, tuple[int, int]] = {}  # where a draft began, and its length
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
-        drafts, longest = [], self.snapshots or LONGEST
         self._note_rejections(slots)
-        for slot in slots:
-            place = slot.text[slot.at]
-            if not place.has_draft:
-                drafts.append(SlotDraft())
-                continue
-            scores = [place.confidence] * LONGEST
-            survival = self.controller.survival("text", scores, slot.seq_id)
-            slot.pending.append((slot.at, scores, slot.run(), "text"))
-            is_free = not self._again.get(slot.first_id)
-            drafts.append(SlotDraft(survival[:longest] if is_free else ()))
-        self.context = self.simulation.context(slots)
         again = sum(self._again.values())
-        step = Step(len(slots), len(slots) + again, self.context)
-        plan = self.controller.plan(drafts, step)
-        for slot, length in zip(slots, plan.lengths, strict=True):
+        plan = self.begin(slots, again)
+        for index, slot in enumerate(slots):
+            place = slot.text[slot.at]
+            if place.has_draft:
+                self.offer(index, slot, [place.confidence] * LONGEST, "text")
+                if self._again.get(slot.first_id):
+                    plan.survivals[index] = []
+        choice = self.share(max_tokens=self.snapshots or LONGEST)
+        for slot, length in zip(slots, choice.lengths, strict=True):
             self._drafted[slot.first_id] = (slot.at, length)
-        copies = 0 if self.snapshots else sum(length > 0 for length in plan.lengths)
-        for _ in range(copies):
-            self.controller.observe_copy(self.copy_ms)
+        copies = 0 if self.snapshots else sum(length > 0 for length in choice.lengths)
+        plan.copies_ms = [self.copy_ms] * copies
         back = sum(rows > 0 for rows in self._again.values())
-        return Choice(plan.lengths, (copies + back) * self.copy_ms, again)
+        return Choice(choice.lengths, (copies + back) * self.copy_ms, again)
 
     def _note_rejections(self, slots: Sequence[Slot]) -> None:
         for slot in slots:
@@ -65,7 +58,7 @@ class AutoRollback(AutoText):
 def auto_with(simulation: Simulation, snapshots: int, copy_ms: float) -> Score:
     """Auto with so many snapshots, or with copies."""
     policy = AutoRollback(simulation, Controller(), snapshots, copy_ms)
-    return simulation.run(policy.lengths, policy.after, policy.ends)
+    return simulation.run(policy.lengths, policy.after)
 
 
 class AutoEven(AutoText):
@@ -78,15 +71,11 @@ class AutoEven(AutoText):
         super().__init__(simulation, controller)
         self.snapshots = snapshots
 
-    def price(self, num_slots: int) -> Step:
-        return Step(num_slots, num_slots, self.context, is_even=True)
+    def price(self, num_slots: int, num_rows: int, context: int) -> Step:
+        return Step(num_slots, num_rows, context, is_even=True)
 
-    def plan(self, drafts: Sequence[SlotDraft], step: Step) -> BatchPlan:
-        drafts = [SlotDraft(draft.survival[: self.snapshots]) for draft in drafts]
-        return super().plan(drafts, step)
-
-    def lengths(self, slots: Sequence[Slot]) -> Choice:
-        choice = super().lengths(slots)
+    def share(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
+        choice = super().share(draft_ms, self.snapshots)
         return choice._replace(num_padding=num_spare(choice.lengths))
 
 
@@ -111,5 +100,5 @@ def even_speeds(simulation: Simulation, snapshots: int, fixed: Sequence[int]) ->
     return {
         "off": simulation.off().speed,
         "fixed": max(fixed_length(length).speed for length in fixed),
-        "auto": simulation.run(policy.lengths, policy.after, policy.ends).speed,
+        "auto": simulation.run(policy.lengths, policy.after).speed,
     }

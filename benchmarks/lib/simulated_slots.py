@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -18,10 +18,13 @@ from benchmarks.lib.simulated_texts import (
     Place,
     make_text,
 )
+from benchmarks.lib.steps import NO_BATCH, make_end, make_plan, make_record
 
-from headstart.control import BatchPlan, Controller, Outcome, SlotDraft, Step
+from headstart.control import Controller, Step
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
+from headstart.scheduler.step import DraftCall, Offer, StepPlan
 from headstart.scheduler.warm_up import ROUNDS, ROWS
+from headstart.types import Draft
 
 LONGEST = 16  # draft tokens that a speculator offers
 REQUEST_TOKENS = 400
@@ -35,8 +38,6 @@ class Slot:
     text: list[Place]
     first_id: int
     at: int = 0
-    # place, scores, matched, whose
-    pending: list[tuple[int, list[float], int, str]] = field(default_factory=list)
     prompt: int = 0  # tokens of every request's prompt
     read: int = 0  # tokens of prompt and answer that the draft model has read
     read_for: int = -1  # the request of `read`
@@ -44,7 +45,7 @@ class Slot:
     answer: int = REQUEST_TOKENS  # tokens of a request
 
     @property
-    def seq_id(self) -> int:
+    def number(self) -> int:
         return self.first_id + self.at // self.answer
 
     def run(self, longest: int = LONGEST) -> int:
@@ -61,8 +62,8 @@ class Slot:
     @property
     def unread(self) -> int:
         """Tokens behind what the draft model has read, the newest one not counted."""
-        if self.read_for != self.seq_id:
-            self.read, self.read_for, self.gap = 0, self.seq_id, 0
+        if self.read_for != self.number:
+            self.read, self.read_for, self.gap = 0, self.number, 0
         return max(0, self.prompt + self.num_answered - self.read - 1)
 
     @property
@@ -177,7 +178,6 @@ class Simulation:
         self,
         lengths: Lengths,
         after: Callable[[Sequence[Slot], int, float], None] | None = None,
-        ends: Callable[[Sequence[int]], None] | None = None,
     ) -> Score:
         """Generate until every slot has emitted `tokens` on average."""
         noise, score, slots = random.Random(self.seed), Score(), self.slots()
@@ -189,16 +189,10 @@ class Simulation:
             emitted = [1 + slot.run(n) for slot, n in zip(slots, chosen, strict=True)]
             score.tokens += sum(emitted)
             score.milliseconds += milliseconds + draft_ms
-            ended = []
             for slot, n in zip(slots, emitted, strict=True):
-                seq_id = slot.seq_id
                 slot.at += n
-                if slot.seq_id != seq_id:
-                    ended.append(seq_id)
             if after is not None:
                 after(slots, num_rows, seen)
-            if ends is not None:
-                ends(ended)
         return score
 
     def auto_after(self, num_steps: int, controller: Controller) -> Score:
@@ -216,7 +210,7 @@ class Simulation:
                 score.milliseconds += self.cost(num_rows)
             before = emitted
 
-        self.run(policy.lengths, after, policy.ends)
+        self.run(policy.lengths, after)
         return score
 
     def off(self) -> Score:
@@ -268,24 +262,61 @@ class Simulation:
     def auto_asked(self, ask_share: float, controller: Controller | None = None) -> Score:
         """The same where asking takes time."""
         policy = AutoText(self, controller or Controller(), ask_share)
-        return self.run(policy.lengths, policy.after, policy.ends)
+        return self.run(policy.lengths, policy.after)
 
 
 class Learner:
-    """Tells control what the simulated steps took and what became of their drafts."""
+    """Asks control about each simulated step, and tells it what became of it."""
 
     def __init__(self, simulation: Simulation, controller: Controller) -> None:
         self.simulation, self.controller = simulation, controller
-        self.context = CONTEXT
+        self.plan = StepPlan(NO_BATCH, 0.0)
+        self._starts: list[int] = []
+        self._running = set[int]()
+
+    def begin(self, slots: Sequence[Slot], num_again: int = 0) -> StepPlan:
+        """The plan of the next step, without drafts."""
+        for slot in slots:
+            if slot.number not in self._running:
+                self.controller.begin(slot.number, "")
+                self._running.add(slot.number)
+        self._starts = [slot.at for slot in slots]
+        num, context = len(slots), self.simulation.context(slots)
+        numbers = [slot.number for slot in slots]
+        self.plan = make_plan(self.price(num, num + num_again, context), numbers=numbers)
+        return self.plan
+
+    def price(self, num_slots: int, num_rows: int, context: int) -> Step:
+        return Step(num_slots, num_rows, context, can_pad=self.simulation.can_pad)
+
+    def offer(self, index: int, slot: Slot, scores: list[float], name: str) -> None:
+        """Tokens are named by their places; a wrong guess is none of them."""
+        num_right = slot.run(len(scores))
+        tokens = [*range(slot.at, slot.at + num_right), *[-1] * (len(scores) - num_right)]
+        self.plan.offers.append(Offer(index, Draft(tokens, scores, name), [], []))
+        survival = self.controller.survival(name, scores, slot.number)
+        self.plan.take(index, tokens, [name] * len(scores), survival)
+
+    def share(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
+        """What control makes of the plan."""
+        plan = self.plan
+        plan.survivals = [survival[:max_tokens] for survival in plan.survivals]
+        self.controller.share(plan)
+        return Choice(plan.lengths, draft_ms, plan.num_padding)
 
     def after(self, slots: Sequence[Slot], num_rows: int, milliseconds: float) -> None:
-        self.controller.observe_step(num_rows, self.context, milliseconds)
-        for slot in slots:
-            slot.pending = settle(self.controller, slot)
-
-    def ends(self, seq_ids: Sequence[int]) -> None:
-        for seq_id in seq_ids:
-            self.controller.end(seq_id, self.simulation.answer)
+        """The step has been made."""
+        plan = self.plan
+        num_prompt_rows = 0 if plan.price is None else plan.price.num_base_rows - len(slots)
+        record = make_record(plan, milliseconds, num_prompt_rows)
+        record.emitted = [
+            tuple(range(start, slot.at)) for start, slot in zip(self._starts, slots, strict=True)
+        ]
+        for slot, sequence in zip(slots, plan.sequences, strict=True):
+            if slot.number != sequence.number:
+                self._running.discard(sequence.number)
+                record.left.append(make_end(sequence, self.simulation.answer))
+        self.controller.read(record)
 
 
 class AutoText(Learner):
@@ -302,48 +333,18 @@ class AutoText(Learner):
         self._noise = random.Random(simulation.seed)
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
-        drafts, asked = [], list[int]()
+        plan, asked = self.begin(slots), list[int]()
         for index, slot in enumerate(slots):
             place = slot.text[slot.at]
-            if self.ask_ms and not self.controller.wants_text("text", slot.seq_id):
-                drafts.append(SlotDraft())
+            if self.ask_ms and not self.controller.wants("text", slot.number):
                 continue
             asked.append(index)
-            if not place.has_draft:
-                drafts.append(SlotDraft())
-                continue
-            scores = [place.confidence] * LONGEST
-            drafts.append(SlotDraft(self.controller.survival("text", scores, slot.seq_id)))
-            slot.pending.append((slot.at, scores, slot.run(), "text"))
-        self.context = self.simulation.context(slots)
-        step = self.price(len(slots))
-        plan = self.plan(drafts, step)
+            if place.has_draft:
+                self.offer(index, slot, [place.confidence] * LONGEST, "text")
         milliseconds = self.ask_ms * len(asked)
         if milliseconds:
-            saved = plan.saved_ms or [0.0] * len(slots)
-            earned = [("text", slots[i].seq_id, saved[i]) for i in asked]
             seen = milliseconds * self._noise.uniform(0.7, 1.3)
             seen *= 8.0 if self._noise.random() < 0.02 else 1.0
-            self.controller.observe_asking(earned, seen, step)
-        return Choice(plan.lengths, milliseconds, plan.num_padding_rows)
-
-    def price(self, num_slots: int) -> Step:
-        return Step(num_slots, num_slots, self.context, can_pad=self.simulation.can_pad)
-
-    def plan(self, drafts: Sequence[SlotDraft], step: Step) -> BatchPlan:
-        return self.controller.plan(drafts, step)
-
-
-def settle(controller: Controller, slot: Slot) -> list[tuple[int, list[float], int, str]]:
-    """Record the drafts whose fate is known; return the others of this request."""
-    waiting = []
-    for at, scores, matched, name in slot.pending:
-        if slot.at // slot.answer != at // slot.answer:
-            continue
-        labelled = min(matched + 1, len(scores))
-        if slot.at < at + labelled:
-            waiting.append((at, scores, matched, name))
-            continue
-        seq_id = slot.first_id + at // slot.answer
-        controller.record(Outcome(seq_id, name, scores, matched, labelled))
-    return waiting
+            plan.calls.append(DraftCall("text", asked, [], 0.0))
+            plan.asking_ms = seen
+        return self.share(milliseconds)

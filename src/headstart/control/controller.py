@@ -13,25 +13,19 @@ instruments, in milliseconds and tokens:
 
 One step:
 
-    controller.wants_text(speculator, seq_id)                 before a text speculator is asked
-    controller.survival(speculator, confidence, ...)          of each draft of a text
-    controller.plan_models({speculator: slots}, step)         before draft models run
-    controller.plan(slot_drafts, step)                        before the target runs
-    controller.observe_asking(earned, milliseconds, step)     when the step is planned
-    controller.observe_step(rows, context, milliseconds)      after the target ran
-    controller.record(outcome)                                when a draft's fate is known
-
-`record` is told of every draft once, also of one that was not verified: when the text disagrees
-with it, or has reached its end. So drafts that cost nothing keep control up to date while
-speculation is off.
+    controller.sleeps(plan), wants(speculator, number)    who is asked
+    controller.survival(...), best(...)                   what a draft is worth
+    controller.grant(plan)                                how far draft models draft
+    controller.share(plan)                                how many tokens of each draft are verified
+    controller.read(record)                               what the step took, and what came true
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headstart.control.asking import Asking
 from headstart.control.budget import Budget, SpeedupAverage
@@ -39,19 +33,17 @@ from headstart.control.calibration import SAVED_TABLES, Calibration
 from headstart.control.codec import encode, number, saved, table
 from headstart.control.cost import CostTable
 from headstart.control.cost_samples import Sample
+from headstart.control.labels import Labels
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.model_state import ModelState
 from headstart.control.rollback import RollbackPrice
 from headstart.control.state import read_state, write_state
-from headstart.control.values import (
-    Allowance,
-    BatchPlan,
-    ModelDraftCall,
-    ModelSlot,
-    Outcome,
-    SlotDraft,
-    Step,
-)
+from headstart.control.values import NO_SLOT_DRAFT, Allowance, Outcome, SlotDraft, Step
+from headstart.types import DraftMode
+
+if TYPE_CHECKING:
+    from headstart.scheduler.policy import Policy
+    from headstart.scheduler.step import StepPlan, StepRecord
 
 
 class Controller:
@@ -65,6 +57,8 @@ class Controller:
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._rollback = RollbackPrice(self._cost, self._budget)
         self._asking: dict[str, Asking] = {}  # by text speculator
+        self._labels = Labels()
+        self._running: set[int] = set()  # numbers of the requests
 
     def trust_scores(self, speculator: str) -> None:
         """This speculator's scores are probabilities, as a draft model's are: believe them until
@@ -86,92 +80,117 @@ class Controller:
         """Index of the draft worth most to a slot; None if no draft has a token."""
         return self._budget.best(survivals, step)
 
-    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
-        """Draft tokens to verify per slot (one entry per generating slot); all 0: off for this
-        step. And rows that are added because a wider step takes less time.
+    def sleeps(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
+        """Whether no speculator is to be asked in this step, because none earned it for some time;
+        then the step counts as one of their wait.
         """
-        return self._budget.plan(self._rollback.discounted(slots, step), step, sunk_ms)
-
-    def observe_copy(self, milliseconds: float) -> None:
-        """The state of a sequence was copied so that its draft can be taken back."""
-        self._rollback.observe(milliseconds)
-
-    def wants_text(self, speculator: str, seq_id: int) -> bool:
-        """Whether a text speculator should be asked for this slot; call it once a step."""
-        asking = self._asking.get(speculator)
-        return asking is None or asking.wants(seq_id)
-
-    def may_sleep(self, texts: Sequence[str]) -> bool:
-        """Whether `sleeps` may say so: each of these speculators waits for some slot."""
-        return all(name in self._asking and self._asking[name].waits for name in texts)
-
-    def sleeps(self, texts: Sequence[str], models: Sequence[str], seq_ids: Sequence[int]) -> bool:
-        """Whether no speculator is to be asked for any of these slots; then this step counts as
-        one of their wait.
-        """
-        if not all(
-            (asking := self._asking.get(name)) is not None and asking.sleeps(seq_ids)
-            for name in texts
-        ) or not all(self._model_planner.sleeps(name) for name in models):
+        if not all(name in self._asking and self._asking[name].waits for name in texts):
+            return False
+        answers = plan.sequences[: plan.num_generating]
+        for one in answers:
+            if one.policy.reason or one.policy.mode is not DraftMode.AUTO or one.text.legality:
+                return False
+        numbers = [sequence.number for sequence in answers]
+        if not all(self._asking[name].sleeps(numbers) for name in texts) or not all(
+            self._model_planner.sleeps(name) for name in models
+        ):
             return False
         for name in texts:
-            for seq_id in seq_ids:
+            for seq_id in numbers:
                 self._asking[name].wants(seq_id)
         for name in models:
             self._model_planner.wants(name)
         return True
 
-    def observe_asking(
-        self,
-        earned: Sequence[tuple[str, int, float]],
-        milliseconds: float,
-        step: Step,
-        own_ms: Mapping[str, float] | None = None,
-    ) -> None:
-        """Learn what asking text speculators takes, planning included, and what it earned.
-
-        Args:
-            earned: (speculator, seq_id, milliseconds that its draft is expected to save).
-            milliseconds: of all of it.
-            step: the step.
-            own_ms: by speculator, what it took itself for each slot; the rest is shared evenly. So
-                a slow one silences itself only.
+    def wants(self, speculator: str, number: int | None = None) -> bool:
+        """Whether to ask a text speculator for this request; without a request, whether to plan for
+        a draft model. Call it once a step.
         """
-        own_ms, slot_ms = own_ms or {}, self._budget.slot_ms(step)
-        if own_ms:
-            milliseconds -= sum([own_ms.get(name, 0.0) for name, _, _ in earned])
-        each = max(0.0, milliseconds) / len(earned)
-        for speculator in dict.fromkeys([name for name, _, _ in earned]):
-            if speculator not in self._asking:
-                self._asking[speculator] = Asking()
-            self._asking[speculator].took(each + own_ms.get(speculator, 0.0))
-        for speculator, seq_id, saved_ms in earned:
-            self._asking[speculator].earned(seq_id, saved_ms, slot_ms)
+        if number is None:
+            return self._model_planner.wants(speculator)
+        asking = self._asking.get(speculator)
+        return asking is None or asking.wants(number)
 
-    def wants_model(self, speculator: str) -> bool:
-        """Whether to plan for a draft model in this step; call it once a step."""
-        return self._model_planner.wants(speculator)
-
-    def observe_model_planning(self, speculator: str, milliseconds: float, step: Step) -> None:
-        """Learn what planning for a draft model takes."""
-        self._model_planner.planned(speculator, milliseconds, step)
-
-    def plan_model(
-        self, speculator: str, slots: Sequence[ModelSlot], step: Step
-    ) -> list[Allowance]:
-        """How far a draft model may draft for each slot."""
-        return self.plan_models({speculator: slots}, step)[speculator]
-
-    def plan_models(
-        self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
-    ) -> dict[str, list[Allowance]]:
-        """How far each of several models may draft; at most one of them drafts for a slot."""
-        if handicap := self._rollback.tokens(step):
+    def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
+        """How far draft models may draft, for each entry of `plan.wishes`; at most one of them
+        drafts for an answer.
+        """
+        assert plan.price is not None
+        asked = plan.wishes
+        if handicap := self._rollback.tokens(plan.price):
             asked = {
                 name: [replace(slot, rival=slot.rival + handicap) for slot in slots]
                 for name, slots in asked.items()
             }
-        return self._model_planner.plan_together(asked, step)
+        return self._model_planner.plan_together(asked, plan.price)
+
+    def share(self, plan: StepPlan) -> None:
+        """Write into the plan how many draft tokens each answer verifies, all 0: off for this
+        step; what each saves; and rows that are added because a wider step takes less time.
+        """
+        assert plan.price is not None
+        slots: Sequence[SlotDraft] = [
+            _offered(survival, plan.sequences[index].policy) if survival else NO_SLOT_DRAFT
+            for index, survival in enumerate(plan.survivals)
+        ]
+        sunk_ms = sum(  # that of probes is saved for
+            call.milliseconds
+            for call in plan.calls
+            if call.is_model and not (call.run and call.run.is_probe)
+        )
+        shared = self._budget.plan(
+            self._rollback.discounted(slots, plan.price), plan.price, sunk_ms
+        )
+        plan.lengths, plan.saved_ms = list(shared.lengths), list(shared.saved_ms)
+        plan.num_padding = shared.num_padding
+
+    def read(self, record: StepRecord) -> None:
+        """Learn what a step took, and what became of every draft offered so far."""
+        plan = record.plan
+        if plan.price is not None:
+            self._read_calls(plan, plan.price)
+        for milliseconds in plan.copies_ms:
+            self._rollback.observe(milliseconds)
+        if record.num_rows:
+            self._read_decode(record)
+        for outcome in self._labels.read(record):
+            self.label(outcome)
+        for end in record.left:
+            if end.sequence.number in self._running:
+                self.end(end.sequence.number, end.stats.num_emitted)
+
+    def _read_calls(self, plan: StepPlan, step: Step) -> None:
+        """What speculators and planning took, and what asking them is expected to save."""
+        for name in plan.wishes if plan.granting_ms > 0.0 else ():
+            self._model_planner.planned(name, plan.granting_ms / len(plan.wishes), step)
+        for call in plan.calls:
+            if call.run is not None:
+                self._model_planner.observe(call.run, step)
+        texts = [call for call in plan.calls if not call.is_model]
+        if not texts or plan.asking_ms <= 0.0:
+            return
+        # what a speculator took is its own, the rest is shared: a slow one silences itself only
+        num_asked = sum([len(call.indices) for call in texts])
+        own_ms = sum([call.milliseconds for call in texts])
+        shared_ms = max(0.0, plan.asking_ms - own_ms) / num_asked
+        slot_ms = self._budget.slot_ms(step)
+        for call in texts:
+            name, numbers = call.speculator, [plan.sequences[i].number for i in call.indices]
+            asking = self._asking.setdefault(name, Asking())
+            asking.took(shared_ms + call.milliseconds / len(numbers))
+            for index, seq_id in zip(call.indices, numbers, strict=True):
+                is_verified = name in plan.sources[index][: plan.lengths[index]]
+                saved = plan.saved_ms[index] if is_verified and plan.saved_ms else 0.0
+                asking.earned(seq_id, saved, slot_ms)
+
+    def _read_decode(self, record: StepRecord) -> None:
+        rows, milliseconds = record.num_computed, record.target_ms
+        graphs = self._budget.graphs
+        if graphs.decoded(rows):
+            milliseconds = _without(milliseconds, graphs.change_ms)
+        expected = None if record.is_exact else self._cost.milliseconds(rows, record.context)
+        if expected is None or milliseconds < expected:
+            self._cost.observe(rows, record.context, milliseconds)
 
     def prompt_rows(self, least: int, most: int, step: Step, milliseconds: float) -> int:
         """Prompt rows that a step may have beside its base rows: as many as the time allows.
@@ -187,20 +206,6 @@ class Controller:
                 break
             rows = more
         return rows
-
-    def observe_step(
-        self, rows: int, context: int, milliseconds: float, *, is_exact: bool = True
-    ) -> None:
-        """The target decoded `rows` rows in this time; `context` in tokens per row.
-
-        is_exact: it may not have taken less.
-        """
-        graphs = self._budget.graphs
-        if graphs.decoded(rows):
-            milliseconds = _without(milliseconds, graphs.change_ms)
-        expected = None if is_exact else self._cost.milliseconds(rows, context)
-        if expected is None or milliseconds < expected:
-            self._cost.observe(rows, context, milliseconds)
 
     def learn_costs(self, warm_up: Sequence[Sample], change_ms: float = 0.0) -> None:
         """Some decodes of the target before its first request; at least one.
@@ -227,30 +232,25 @@ class Controller:
         """Whether decodes of up to `num_rows` rows were measured."""
         return self._cost.is_known(num_rows)
 
-    def is_probe(self, speculator: str) -> bool:
-        """Whether what this draft model may draft now is only a probe, whose time is saved for."""
-        return self._model_planner.is_probe(speculator)
-
-    def observe_draft(self, run: ModelDraftCall, step: Step) -> None:
-        """A draft model ran; called before models are planned again."""
-        self._model_planner.observe(run, step)
-
     def learn_draft_costs(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """What a draft model's rounds and reading a token take, before its first request."""
         self._model_planner.calibrate(speculator, round_ms, token_ms)
 
-    def record(self, outcome: Outcome) -> None:
-        """A draft's fate is known, verified or not."""
+    def label(self, outcome: Outcome) -> None:
+        """More is known of a draft's fate; it need not have been verified."""
         self._calibration.record(outcome)
         self._model_planner.record(outcome)
 
     def begin(self, seq_id: int, namespace: str) -> None:
         """A request begins; what its tokens teach is used in this namespace only."""
+        self._running.add(seq_id)
         self._calibration.begin(seq_id, namespace)
         self._model_planner.begin()
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over, or waits again, after `num_answered` tokens."""
+        self._running.discard(seq_id)
+        self._labels.end(seq_id)
         self._calibration.end(seq_id)
         for asking in self._asking.values():
             asking.end(seq_id)
@@ -307,3 +307,10 @@ class Controller:
 def _without(milliseconds: float, change_ms: float) -> float:
     """What a step takes whose graph was not sent: never less than a tenth."""
     return max(0.1 * milliseconds, milliseconds - change_ms)
+
+
+def _offered(survival: list[float], policy: Policy) -> SlotDraft:
+    """An answer's draft; what is never accepted is not worth looking at."""
+    if not survival[-1]:
+        survival = survival[: survival.index(0.0)]
+    return SlotDraft(survival, policy.shortest, policy.mode is DraftMode.FIXED)

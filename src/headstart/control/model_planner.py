@@ -89,7 +89,7 @@ class ModelDraftPlanner:
             if probed is not None:
                 length = min(asking[probed].max_tokens, PROBE_TOKENS)
                 can_skip = drafter.probes.can_skip and asking[probed].can_skip
-                allowances[auto[probed]] = Allowance(length, can_skip=can_skip)
+                allowances[auto[probed]] = Allowance(length, can_skip=can_skip, is_probe=True)
         for i in auto:
             if allowances[i] is NO_ALLOWANCE:
                 self._skip(speculator, slots[i].seq_id)
@@ -152,17 +152,12 @@ class ModelDraftPlanner:
         for drafter in self.drafters.values():
             drafter.asking.wake(ALL)
 
-    def is_probe(self, speculator: str) -> bool:
-        """Whether what was granted last is only a probe, whose time is saved for."""
-        return self._drafter(speculator).probes.is_charged
-
     def observe(self, run: ModelDraftCall, step: Step) -> None:
         """Learn what a call cost, and from its drafts what the next ones will be like."""
         drafter = self._drafter(run.speculator)
         plain = self._plain(step)
         drafter.cost.observe(run, plain)
-        is_probe = drafter.probes.is_charged if run.is_probe is None else run.is_probe
-        drafter.probes.called(run.seq_ids, run.milliseconds / plain, is_probe=is_probe)
+        drafter.probes.called(run.seq_ids, run.milliseconds / plain, is_probe=run.is_probe)
         probed = drafter.probes.probed
         if probed is not None and probed in run.seq_ids:
             drafter.probes.spent(probed, self._spent(run, probed, step))

@@ -68,11 +68,9 @@ class Probes:
     prompt_goal: float = 0.0  # the same with a whole prompt
     promising: int | None = None  # the sequence of which the last guess was right
     can_skip: bool = False  # the probe that is being made may leave out the middle of the text
-    is_charged: bool = False  # the call that was granted last is paid from the savings
 
     def save(self) -> None:
         """One more step."""
-        self.is_charged = False
         if self.savings < max(CREDIT, self.goal):
             self.savings += PROBE_SHARE
         if self.prompt_savings < max(CREDIT, self.prompt_goal):
@@ -86,7 +84,6 @@ class Probes:
         self.steps += 1
         for index, slot in enumerate(slots):
             if slot.seq_id == self.reading:
-                self.is_charged = True
                 return index
         self.reading = None
         nearest = min(range(len(slots)), key=lambda i: slots[i].recent)
@@ -130,14 +127,13 @@ class Probes:
         return True
 
     def _begin(self, slots: Sequence[ProbeSlot], index: int, *, can_skip: bool) -> int:
-        self.reading, self.can_skip, self.is_charged = slots[index].seq_id, can_skip, True
+        self.reading, self.can_skip = slots[index].seq_id, can_skip
         return index
 
     def called(self, seq_ids: Sequence[int], steps: float, *, is_probe: bool) -> None:
         """The model ran for `steps` plain steps; `seq_ids` got a draft."""
         if is_probe:
-            self.savings = max(-DEBT, self.savings - steps)
-            self.is_charged = False
+            self.charge(steps)
         if self.reading in seq_ids:
             self.reading, self.steps = None, 0
             self.wait = min(PROBE_LAST, 2 * self.wait)

@@ -67,7 +67,7 @@ class BatchPlan:
     """What one decode of the target has besides the base rows."""
 
     lengths: Sequence[int]  # draft tokens to verify, one entry per generating slot
-    num_padding_rows: int = 0  # without a purpose: a step of this width takes less time
+    num_padding: int = 0  # without a purpose: a step of this width takes less time
     saved_ms: Sequence[float] = ()  # that each slot's draft is expected to save; empty: no drafts
 
 
@@ -104,6 +104,7 @@ class Allowance:
     max_tokens: int = 0
     min_confidence: float = 0.0
     can_skip: bool = False  # it leaves out the middle of the text
+    is_probe: bool = False  # not expected to pay: its time is saved for
 
 
 NO_ALLOWANCE = Allowance()
@@ -142,7 +143,7 @@ class ModelDraftCall:
     catch_up: int  # tokens read in this call, for all slots
     milliseconds: float
     leads: Sequence[int] = ()  # rounds that read a text draft first; empty: none did
-    is_probe: bool | None = None  # its time was saved for; None: if that was granted last
+    is_probe: bool = False  # its time was saved for
 
     @property
     def rounds(self) -> int:

@@ -10,6 +10,6 @@ Then, by topic:
                       guarded_speculator, draft_faults, observed_engine
     the batch         batching, prompt_order, warm_up
     after the decode  commit, context_shift, owned_tokens
-    the record        readers (counts, events, sums), learning (what control is told)
+    the record        readers (counts, events, sums)
     beside that       slot_actions, kept_slots, corpus
 """

@@ -17,7 +17,7 @@ from typing import Any
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost_samples import Sample
-from headstart.control.values import NO_SLOT_DRAFT, SlotDraft, Step, with_gap
+from headstart.control.values import Step, with_gap
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.host_cache import Data
@@ -25,8 +25,8 @@ from headstart.scheduler.model_drafting import ModelDrafting
 from headstart.scheduler.offers import ILLEGAL, candidate, is_fixed, legal_parts, may_ask
 from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
-from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan
-from headstart.types import NO_DRAFT, Decoded, Draft, DraftMode, DraftRequest
+from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan, StepRecord
+from headstart.types import NO_DRAFT, Decoded, Draft, DraftRequest
 from headstart.types.request import SpeculativeParams
 
 log = logging.getLogger(__name__)
@@ -118,9 +118,9 @@ class Drafting:
                 self.fail(error)
         return min(least, most)
 
-    def observe_copy(self, milliseconds: float) -> None:
-        """The state of a sequence was copied so that its draft can be taken back."""
-        self._tell(self.controller.observe_copy, milliseconds)
+    def read(self, record: StepRecord) -> None:
+        """Let control learn from a step."""
+        self._tell(self.controller.read, record)
 
     def _tell(self, observe: Callable[..., None], *what: Any) -> None:
         """Tell control what was measured."""
@@ -138,34 +138,28 @@ class Drafting:
     def _draft(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
         answers = plan.sequences
         indices = [i for i, sequence in enumerate(answers) if self._may_draft(plan, i, sequence)]
-        if not indices or self._sleeps(answers):
+        if not indices or self.controller.sleeps(plan, self._text_names, self._model_names):
             self._pad(plan, batch_limits, can_pad=can_pad)
             return
-        step = self._price(plan, batch_limits, can_pad=can_pad)
+        self._price(plan, batch_limits, can_pad=can_pad)
         started = self._clock()
         self._ask_texts(plan, indices)
         asked = self._clock()
-        sunk_ms = self._models.ask(plan, indices)
+        self._models.ask(plan, indices)
         resumed = self._clock()
-        offered = [
-            _offered(plan, i) if survival else NO_SLOT_DRAFT
-            for i, survival in enumerate(plan.survivals)
-        ]
-        batch = self.controller.plan(offered, step, sunk_ms)
-        plan.saved_ms, plan.num_padding = list(batch.saved_ms), batch.num_padding_rows
-        for index, length in enumerate(batch.lengths):
-            if plan.survivals[index]:
-                _settle(plan, index, length)
+        self.controller.share(plan)
+        for index, survival in enumerate(plan.survivals):
+            if survival:
+                _note_reasons(plan, index, plan.lengths[index])
         plan.asking_ms = 1000.0 * (asked - started + self._clock() - resumed)
 
-    def _price(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> Step:
+    def _price(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
         """The step as control sees it."""
         num = plan.num_generating
         unread = sum([sequence.num_pending for sequence in plan.prompts])
         context = sum([len(sequence.text.tokens) for sequence in plan.sequences]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
         plan.price = Step(num, num_rows, context, *batch_limits, can_pad, plan.is_even)
-        return plan.price
 
     def _may_draft(self, plan: StepPlan, index: int, sequence: Sequence) -> bool:
         """Whether there may be a draft for this answer; speculators are told of its first step."""
@@ -183,30 +177,18 @@ class Drafting:
             plan.reasons.pop((index, ""), None)  # what bounds it
         return limit > 0
 
-    def _sleeps(self, answers: list[Sequence]) -> bool:
-        """Whether to ask no speculator in this step: none earned it for some time."""
-        if not self.controller.may_sleep(self._text_names):
-            return False
-        for sequence in answers:
-            policy = sequence.policy
-            if policy.reason or policy.mode is not DraftMode.AUTO or sequence.text.legality:
-                return False
-        numbers = [sequence.number for sequence in answers]
-        return self.controller.sleeps(self._text_names, self._model_names, numbers)
-
     def _pad(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
         """Add rows to a step without drafts where that is faster."""
         num = plan.num_generating
         if can_pad and (num > 1 or self.controller.holds_width):
-            step = self._price(plan, batch_limits, can_pad=can_pad)
-            batch = self.controller.plan([NO_SLOT_DRAFT] * num, step)
-            plan.num_padding = batch.num_padding_rows
+            self._price(plan, batch_limits, can_pad=can_pad)
+            self.controller.share(plan)
 
     def _ask_texts(self, plan: StepPlan, indices: list[int]) -> None:
         """Ask each text speculator once for all answers; take for each the draft worth most."""
         found: dict[int, list[Draft]] = {index: [] for index in indices}
         for speculator in self._texts:
-            name, wants = speculator.name, self.controller.wants_text
+            name, wants = speculator.name, self.controller.wants
             asked = [
                 index
                 for index in indices
@@ -358,18 +340,8 @@ def _request(plan: StepPlan, index: int) -> DraftRequest:
     return DraftRequest(cells.seq_id, sequence.text.tokens, limit, namespace=namespace)
 
 
-def _offered(plan: StepPlan, index: int) -> SlotDraft:
-    """An answer's draft, for control."""
-    survival = plan.survivals[index]
-    if not survival[-1]:  # what is never accepted is not worth looking at
-        survival = survival[: survival.index(0.0)]
-    policy = plan.sequences[index].policy
-    return SlotDraft(survival, policy.shortest, policy.mode is DraftMode.FIXED)
-
-
-def _settle(plan: StepPlan, index: int, length: int) -> None:
-    """Verify the first `length` tokens of the draft."""
-    plan.lengths[index] = length
+def _note_reasons(plan: StepPlan, index: int, length: int) -> None:
+    """Why only the first `length` tokens of the draft are verified."""
     survival = plan.survivals[index]
     if length == len(survival):
         return

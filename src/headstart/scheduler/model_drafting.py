@@ -41,35 +41,28 @@ class ModelDrafting:
         self._controller = controller
         self._clock = clock
 
-    def ask(self, plan: StepPlan, indices: list[int]) -> float:
-        """Let models draft where control expects it to pay, one at most for each answer; returns
-        the milliseconds spent, those of probes left out: they are saved for.
-        """
+    def ask(self, plan: StepPlan, indices: list[int]) -> None:
+        """Let models draft where control expects it to pay, one at most for each answer."""
         asked: dict[str, list[int]] = {}
         for model in self._models:
             candidates = [i for i in indices if may_ask(plan, i, model, plan.sources[i])]
             if candidates and (
                 any(is_fixed(plan, index) for index in candidates)
-                or self._controller.wants_model(model.name)
+                or self._controller.wants(model.name)
             ):
                 asked[model.name] = candidates
         if not asked:
-            return 0.0
-        assert plan.price is not None
+            return
         started = self._clock()
         models = [model for model in self._models if model.name in asked]
-        slots = {
+        plan.wishes = {
             model.name: [self._slot(plan, index, model) for index in asked[model.name]]
             for model in models
         }
-        allowances = self._controller.plan_models(slots, plan.price)
-        milliseconds = 1000.0 * (self._clock() - started) / len(asked)
-        for name in asked if milliseconds > 0.0 else ():
-            self._controller.observe_model_planning(name, milliseconds, plan.price)
-        return sum(
+        allowances = self._controller.grant(plan)
+        plan.granting_ms = 1000.0 * (self._clock() - started)
+        for model in models:
             self._ask_one(plan, model, asked[model.name], allowances[model.name])
-            for model in models
-        )
 
     def _lead(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> int | None:
         """Rounds in which it reads the text's draft, if it should continue that."""
@@ -109,8 +102,8 @@ class ModelDrafting:
         model: GuardedSpeculator,
         indices: list[int],
         allowances: list[Allowance],
-    ) -> float:
-        """Let one of them draft as far as control allows; returns as `ask`."""
+    ) -> None:
+        """Let one of them draft as far as control allows."""
         granted = []
         for index, allowance in zip(indices, allowances, strict=True):
             has_failed = not model.can_draft(plan.sequences[index].seq_id)  # in `num_catch_up`
@@ -122,9 +115,10 @@ class ModelDrafting:
             else:
                 plan.gaps.pop(index, None)
             granted.append(_Granted(index, allowance, self._lead(plan, index, model)))
-        return self._run(plan, model, granted) if granted else 0.0
+        if granted:
+            self._run(plan, model, granted)
 
-    def _run(self, plan: StepPlan, model: GuardedSpeculator, granted: list[_Granted]) -> float:
+    def _run(self, plan: StepPlan, model: GuardedSpeculator, granted: list[_Granted]) -> None:
         catch_ups = [_num_catch_up(plan, model, one) for one in granted]
         with _requests(plan, granted) as requests:
             drafts = model.propose(requests)
@@ -134,16 +128,12 @@ class ModelDrafting:
         )
         plan.calls.append(call)
         if drafts[0].reason != FAILED:  # then for all, and nothing is known of what it read
-            is_probe = self._controller.is_probe(model.name)
-            call.run = _describe(plan, model, call, granted, catch_ups, is_probe=is_probe)
-            if is_probe:
-                milliseconds = 0.0
+            call.run = _describe(plan, model, call, granted, catch_ups)
         for one, draft in zip(granted, drafts, strict=True):
             if draft.tokens:
                 self._choose(plan, one, model, draft)
             else:
                 plan.miss(one.index, model.name, draft.reason or "no match")
-        return milliseconds
 
     def _choose(
         self, plan: StepPlan, one: _Granted, model: GuardedSpeculator, draft: Draft
@@ -182,8 +172,6 @@ def _describe(
     call: DraftCall,
     granted: list[_Granted],
     catch_ups: list[int],
-    *,
-    is_probe: bool,
 ) -> ModelDraftCall:
     """The call as control learns from it: of the answers for which the model got to drafting."""
     num_read, drafted = 0, []
@@ -203,7 +191,7 @@ def _describe(
         max(0, num_read),
         call.milliseconds,
         [one.lead or 0 for one in drafted],
-        is_probe,
+        any(one.allowance.is_probe for one in granted),
     )
 
 

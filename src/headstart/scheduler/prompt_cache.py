@@ -158,22 +158,18 @@ class PromptCache:
             length = self._engine.rewind(cells.seq_id, length)
         cells.length = length
 
-    def keep_states(
-        self, plan: StepPlan, observe: Callable[[float], None], clock: Callable[[], float]
-    ) -> None:
+    def keep_states(self, plan: StepPlan, clock: Callable[[], float]) -> None:
         """Make every draft of this step one that can be taken back, or drop it.
 
         Where the cache takes nothing back, the state before each draft is copied, and after a
         rejection the request reads again what was accepted, without a draft.
-
-        observe: told the milliseconds of a copy.
         """
         for index, length in enumerate(plan.lengths):
             if not length:
                 continue
             started = clock()
             if self._engine.keep_for_draft(plan.sequences[index].seq_id):
-                observe(1000.0 * (clock() - started))
+                plan.copies_ms.append(1000.0 * (clock() - started))
             else:
                 plan.drop(index, NO_ROOM)
 

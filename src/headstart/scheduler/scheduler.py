@@ -21,7 +21,6 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.host_cache import HostCache
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.kept_slots import KeptSlots
-from headstart.scheduler.learning import Learning
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.prompt_order import PromptOrder
@@ -80,7 +79,7 @@ class Scheduler:
         # hands on what `take_events` returns, whenever a record was read
         self.deliver: Callable[[], object] = lambda: None
         self.readers: list[RecordReader] = [
-            Learning(drafting),
+            drafting,
             self.counts,
             self.events,
             Metrics(self.counters),
@@ -205,7 +204,7 @@ class Scheduler:
             limits = (engine.max_batch_tokens, engine.max_outputs)
             self.drafting.draft(plan, limits, can_pad=can_pad)
             if engine.cache_kind is CacheKind.CHECKPOINT:
-                self.cache.keep_states(plan, self.drafting.observe_copy, self.clock)
+                self.cache.keep_states(plan, self.clock)
         plan.drafted = self.clock()
         self._build(plan)
         return plan

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headstart.control.values import ModelDraftCall, Step
+from headstart.control.values import ModelDraftCall, ModelSlot, Step
 from headstart.scheduler.sequence import Ending, Sequence
 from headstart.types import Batch, Draft
 from headstart.types.request import RequestStats, TokenLogprob
@@ -72,7 +72,11 @@ class StepPlan:
 
     offers: list[Offer] = field(default_factory=list)
     calls: list[DraftCall] = field(default_factory=list)
-    asking_ms: float = 0.0  # of asking text speculators, and of planning
+    # draft models that may draft, with what each could do for some of the answers
+    wishes: dict[str, list[ModelSlot]] = field(default_factory=dict)
+    asking_ms: float = 0.0  # of asking text speculators, and of sharing
+    granting_ms: float = 0.0  # of planning for draft models
+    copies_ms: list[float] = field(default_factory=list)  # of states, so that drafts can be undone
     saved_ms: list[float] = field(default_factory=list)  # by each answer's draft, as expected
     price: Step | None = None  # the step as control priced it
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from benchmarks.lib.steps import decode, grant, make_plan, make_record, share
 
 from headstart.control import Controller, ModelSlot, SlotDraft, Step
 from headstart.control.asking import ASK_SHARE, Asking
+from headstart.scheduler.step import DraftCall, StepRecord
 
 COST, FAST, SLOW = 0.1, 0.5, 50.0  # milliseconds of asking, and of steps
 
@@ -70,20 +74,40 @@ def test_who_takes_as_long_as_many_steps_is_not_asked_again_before_so_many() -> 
     assert asked == 2
 
 
-STEP = Step(1, 1, 0)
+STEP, TWO = Step(1, 1, 0), Step(2, 2, 0)
+
+
+def asked_together(
+    controller: Controller,
+    calls: dict[str, tuple[list[int], float]],
+    saved_ms: list[float],
+    step: Step,
+    by: str,
+) -> None:
+    """Speculators were asked for these requests, and took so long; what `by` drafted saves time."""
+    numbers = next(iter(calls.values()))[0]
+    plan = make_plan(replace(step, num_slots=len(numbers)), numbers=numbers)
+    num = len(numbers)
+    plan.lengths, plan.sources, plan.saved_ms = [1] * num, [[by]] * num, saved_ms
+    plan.calls = [
+        DraftCall(name, list(range(num)), [], milliseconds)
+        for name, (_, milliseconds) in calls.items()
+    ]
+    plan.asking_ms = sum(milliseconds for _, milliseconds in calls.values()) + 0.02
+    controller.read(StepRecord(plan, 0.0, emitted=[()] * num))
 
 
 def test_a_slow_speculator_silences_only_itself() -> None:
     controller = learned(1.0)
     num_asked = dict.fromkeys(("slow", "fast"), 0)
     for _ in range(200):
-        asked = [name for name in num_asked if controller.wants_text(name, 1)]
+        asked = [name for name in num_asked if controller.wants(name, 1)]
         if not asked:
             continue
         own = {"slow": 50.0, "fast": 0.01}
-        milliseconds = sum(own[name] for name in asked) + 0.02
-        earned = [(name, 1, 1.0 if name == "fast" else 0.0) for name in asked]
-        controller.observe_asking(earned, milliseconds, STEP, {name: own[name] for name in asked})
+        calls = {name: ([1], own[name]) for name in asked}
+        saved = [1.0 if "fast" in asked else 0.0]
+        asked_together(controller, calls, saved, STEP, by="fast")
         for name in asked:
             num_asked[name] += 1
     assert num_asked["fast"] == 200
@@ -94,13 +118,13 @@ def learned(plain_ms: float) -> Controller:
     controller = Controller()
     for _ in range(5):
         for rows in range(1, 18):
-            controller.observe_step(rows, 0, plain_ms * (1.0 + 0.1 * (rows - 1)))
+            decode(controller, rows, 0, plain_ms * (1.0 + 0.1 * (rows - 1)))
     return controller
 
 
 def test_the_time_that_a_draft_saves_is_said_with_the_plan() -> None:
     controller = learned(10.0)
-    plan = controller.plan([SlotDraft([0.99, 0.98, 0.97])], STEP)
+    plan = share(controller, [SlotDraft([0.99, 0.98, 0.97])], STEP)
     assert plan.lengths == [3]
     assert plan.saved_ms[0] == pytest.approx(2.94 * 10.0 - 3.0, rel=0.1)
 
@@ -112,25 +136,27 @@ def test_planning_a_model_that_does_not_pay_is_priced_too(plain_ms: float, most:
     controller.learn_draft_costs("model", 5.0 * plain_ms, plain_ms)
     planned = 0
     for _ in range(300):
-        if controller.sleeps([], ["model"], [1]) or not controller.wants_model("model"):
+        if controller.sleeps(make_plan(STEP), [], ["model"]) or not controller.wants("model"):
             continue
         planned += 1
-        (allowance,) = controller.plan_model("model", [ModelSlot(1, 16, catch_up=500)], STEP)
+        (allowance,) = grant(controller, {"model": [ModelSlot(1, 16, catch_up=500)]}, STEP)["model"]
         assert allowance.max_tokens == 0
-        controller.observe_model_planning("model", COST, STEP)
+        plan = make_plan(STEP)
+        plan.wishes, plan.granting_ms = {"model": []}, COST
+        controller.read(make_record(plan))
     assert planned <= most
     assert planned == most or plain_ms == FAST
     controller.begin(2, "")
-    assert controller.wants_model("model"), "a new request may be one for which it pays"
+    assert controller.wants("model"), "a new request may be one for which it pays"
 
 
 def test_all_sleep_or_none() -> None:
     """A step in which anybody is asked is planned for everybody."""
     controller = learned(FAST)
     for _ in range(40):
-        if not controller.sleeps(["text"], [], [1, 2]):
-            asked = [i for i in (1, 2) if controller.wants_text("text", i)]
-            earned = [("text", i, 5.0 if i == 2 else 0.0) for i in asked]
-            controller.observe_asking(earned, COST * len(earned), Step(2, 2, 0))
-    assert not controller.sleeps(["text"], [], [1, 2])
-    assert controller.wants_text("text", 2)
+        if not controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], []):
+            asked = [i for i in (1, 2) if controller.wants("text", i)]
+            saved = [5.0 if i == 2 else 0.0 for i in asked]
+            asked_together(controller, {"text": (asked, COST * len(asked))}, saved, TWO, by="text")
+    assert not controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], [])
+    assert controller.wants("text", 2)

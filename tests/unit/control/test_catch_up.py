@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.lib.steps import grant
 from tests.unit.control.test_model_planner import STEP, learned
 
 from headstart.control import ModelSlot
@@ -15,8 +16,8 @@ def test_a_prompt_is_read_for_a_long_answer_and_not_for_its_last_tokens() -> Non
         ModelSlot(1, 4, catch_up=200, num_left=100),
         ModelSlot(2, 4, catch_up=200, num_left=5),
     )
-    assert controller.plan_model("model", [last], STEP)[0].max_tokens == 0
-    assert controller.plan_model("model", [first], STEP)[0].max_tokens > 0
+    assert grant(controller, {"model": [last]}, STEP)["model"][0].max_tokens == 0
+    assert grant(controller, {"model": [first]}, STEP)["model"][0].max_tokens > 0
 
 
 def test_a_prompt_is_not_read_where_answers_are_short() -> None:
@@ -26,7 +27,7 @@ def test_a_prompt_is_not_read_where_answers_are_short() -> None:
         controller = learned((4, 4))
         for seq_id in range(100):
             controller.end(seq_id, length)
-        allowances.append(controller.plan_model("model", [slot], STEP)[0].max_tokens)
+        allowances.append(grant(controller, {"model": [slot]}, STEP)["model"][0].max_tokens)
     assert allowances[0] > 0
     assert allowances[1] == 0
 

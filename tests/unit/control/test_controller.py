@@ -12,6 +12,7 @@ from benchmarks.lib.simulated_models import ModelSimulation
 from benchmarks.lib.simulated_rollback import even_speeds
 from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import expert_curve
+from benchmarks.lib.steps import decode, ran, share
 
 from headstart.control import Allowance, Controller, ModelDraftCall, Outcome, SlotDraft, Step
 
@@ -23,12 +24,10 @@ def trained() -> Controller:
     controller.trust_scores("model")
     for _ in range(200):
         rows = rng.randint(1, 12)
-        controller.observe_step(rows, 100, 50.0 + 20.0 * (rows - 1))
-        controller.record(Outcome(1, "text", [4.0] * 6, rng.randint(0, 6), 6))
-        controller.plan([SlotDraft(controller.survival("text", [4.0] * 6, 1))], STEP)
-    controller.observe_draft(
-        ModelDraftCall("model", [1], [Allowance(4)], [[0.9, 0.8, 0.7]], 2, 21.0), STEP
-    )
+        decode(controller, rows, 100, 50.0 + 20.0 * (rows - 1))
+        controller.label(Outcome(1, "text", [4.0] * 6, rng.randint(0, 6), 6))
+        share(controller, [SlotDraft(controller.survival("text", [4.0] * 6, 1))], STEP)
+    ran(controller, ModelDraftCall("model", [1], [Allowance(4)], [[0.9, 0.8, 0.7]], 2, 21.0), STEP)
     return controller
 
 
@@ -92,8 +91,9 @@ def test_the_draft_worth_most_is_taken_not_the_first() -> None:
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
 @pytest.mark.parametrize(("workload", "num_slots"), [("nothing", 1), ("nothing", 4), ("low", 4)])
 def test_auto_is_never_slower_than_off(curve: str, workload: str, num_slots: int) -> None:
-    run = Simulation(workload, curve, num_slots, tokens=700)
-    assert run.auto().speed >= 0.97 * run.off().speed
+    run, controller = Simulation(workload, curve, num_slots, tokens=700), Controller()
+    run.warm_up(controller)
+    assert run.auto(controller).speed >= 0.97 * run.off().speed
 
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from benchmarks.lib.steps import decode, share
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -37,10 +38,10 @@ def test_a_machine_whose_times_jump_has_a_cost_for_every_step(
         table.calibrate(warm_up(times))
     plan = [SlotDraft([0.9, 0.5, 0.2]), SlotDraft([0.7])]
     for rows, context, milliseconds in steps:
-        controller.observe_step(rows, context, milliseconds)
+        decode(controller, rows, context, milliseconds)
         table.observe(rows, context, milliseconds)
         step = Step(2, 2, context, can_pad=True)
-        lengths = controller.plan(plan, step).lengths
+        lengths = share(controller, plan, step).lengths
         assert 0 <= lengths[0] <= 3
         assert 0 <= lengths[1] <= 1
         curve = table.curve(80, context)

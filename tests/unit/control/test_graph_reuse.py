@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from benchmarks.lib.steps import decode, share
 
 from headstart.control import Controller, SlotDraft, Step
 from headstart.control.cost_samples import Sample
@@ -71,20 +72,20 @@ def controller(change_ms: float) -> Controller:
 
 def test_control_pads_to_the_last_width_and_then_drafts_for_nothing() -> None:
     control, step = controller(3.0), Step(1, 1, 0, can_pad=True)
-    first = control.plan([SlotDraft([0.99] * 7)], step)
-    assert (list(first.lengths), first.num_padding_rows) == ([7], 0)
-    control.observe_step(8, 0, FLAT[8] + 3.0)
-    assert control.plan([SlotDraft([0.9] * 3)], step).num_padding_rows == 4
-    control.observe_step(8, 0, FLAT[8])
-    hopeless = control.plan([SlotDraft([0.004])], step)  # would not pay for a row
-    assert (list(hopeless.lengths), hopeless.num_padding_rows) in (([0], 7), ([1], 6))
+    first = share(control, [SlotDraft([0.99] * 7)], step)
+    assert (list(first.lengths), first.num_padding) == ([7], 0)
+    decode(control, 8, 0, FLAT[8] + 3.0)
+    assert share(control, [SlotDraft([0.9] * 3)], step).num_padding == 4
+    decode(control, 8, 0, FLAT[8])
+    hopeless = share(control, [SlotDraft([0.004])], step)  # would not pay for a row
+    assert (list(hopeless.lengths), hopeless.num_padding) in (([0], 7), ([1], 6))
 
 
 def test_what_a_change_takes_is_not_learned_as_the_cost_of_rows() -> None:
     control, step, last = controller(30.0), Step(1, 1, 0), 0
     for rows in [8, 8, 3, 8, 3, 3] * 30:
-        control.plan([SlotDraft([0.99] * (rows - 1), is_fixed=True)], step)
-        control.observe_step(rows, 0, FLAT[rows] + 30.0 * (rows != last))
+        share(control, [SlotDraft([0.99] * (rows - 1), is_fixed=True)], step)
+        decode(control, rows, 0, FLAT[rows] + 30.0 * (rows != last))
         last = rows
     measured = control.describe()["cost_ms"]["rows"]
     assert float(measured["8"]) == pytest.approx(FLAT[8], rel=0.1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.lib.steps import decode, grant, ran
 
 from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, Outcome, Step
 
@@ -16,20 +17,20 @@ def two_models(*, round_ms: dict[str, float], num_right: dict[str, int]) -> Cont
     """
     controller = Controller()
     for rows in list(range(1, 18)) * 6:
-        controller.observe_step(rows, 100, 50.0 + 10.0 * (rows - 1))
+        decode(controller, rows, 100, 50.0 + 10.0 * (rows - 1))
     for name, milliseconds in round_ms.items():
         controller.trust_scores(name)
         right = num_right[name]
         for seq_id in range(60):
             call = ModelDraftCall(name, [seq_id], [Allowance(4)], [[0.9] * 4], 0, 4 * milliseconds)
-            controller.observe_draft(call, STEP)
-            controller.record(Outcome(seq_id, name, [0.9] * 4, right, min(4, right + 1)))
+            ran(controller, call, STEP)
+            controller.label(Outcome(seq_id, name, [0.9] * 4, right, min(4, right + 1)))
             controller.end(seq_id, 100)
     return controller
 
 
 def lengths(controller: Controller, slot: ModelSlot, order: tuple[str, ...]) -> dict[str, int]:
-    planned = controller.plan_models({name: [slot] for name in order}, STEP)
+    planned = grant(controller, {name: [slot] for name in order}, STEP)
     return {name: allowance.max_tokens for name, (allowance,) in planned.items()}
 
 
@@ -51,8 +52,11 @@ def test_a_model_that_lost_is_probed_now_and_then_and_pays_for_what_that_costs()
         assert bool(planned["good"]) != bool(planned["bad"])
         for name, length in planned.items():
             if length:
-                call = ModelDraftCall(name, [1], [Allowance(length)], [[0.9] * length], 0, 9.0)
-                controller.observe_draft(call, STEP)
+                grants, is_probe = [Allowance(length)], name == "bad"
+                call = ModelDraftCall(
+                    name, [1], grants, [[0.9] * length], 0, 9.0, is_probe=is_probe
+                )
+                ran(controller, call, STEP)
         num_probes += planned["bad"] > 0
     assert 1 <= num_probes <= 20
 
@@ -90,7 +94,7 @@ def test_each_slot_has_one_model_at_most_and_models_may_share_the_slots() -> Non
         "a": [ModelSlot(1, 8, catch_up=4000), *slots[1:]],
         "b": slots[:2],
     }
-    planned = controller.plan_models(asked, step)
+    planned = grant(controller, asked, step)
     drafting = {
         name: {
             slot.seq_id for slot, one in zip(asked[name], allowances, strict=True) if one.max_tokens

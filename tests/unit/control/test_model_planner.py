@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from benchmarks.lib.steps import decode, grant, ran
 
 from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, Outcome, Step
 
@@ -21,25 +22,29 @@ def learned(
     controller.trust_scores("model")
     for _ in range(6):
         for rows in range(1, 18):
-            controller.observe_step(rows, 100, 50.0 + row_ms * (rows - 1))
-        controller.observe_draft(
-            ModelDraftCall("model", [0], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms), STEP
+            decode(controller, rows, 100, 50.0 + row_ms * (rows - 1))
+        ran(
+            controller,
+            ModelDraftCall("model", [0], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms),
+            STEP,
         )
     matched, labelled = acceptance_labels
     for seq_id in range(60):
-        controller.observe_draft(
-            ModelDraftCall("model", [seq_id], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms), STEP
+        ran(
+            controller,
+            ModelDraftCall("model", [seq_id], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms),
+            STEP,
         )
-        controller.record(Outcome(seq_id, "model", [0.9] * 4, matched, labelled))
+        controller.label(Outcome(seq_id, "model", [0.9] * 4, matched, labelled))
         controller.end(seq_id, 100)
     return controller
 
 
 def test_a_good_model_may_draft_and_a_bad_or_dear_one_may_not() -> None:
     slots = [ModelSlot(1, 16)]
-    assert learned((4, 4)).plan_model("model", slots, STEP)[0].max_tokens >= 3
-    assert learned((0, 1)).plan_model("model", slots, STEP)[0].max_tokens == 0
-    assert learned((4, 4), round_ms=60.0).plan_model("model", slots, STEP)[0].max_tokens == 0
+    assert grant(learned((4, 4)), {"model": slots}, STEP)["model"][0].max_tokens >= 3
+    assert grant(learned((0, 1)), {"model": slots}, STEP)["model"][0].max_tokens == 0
+    assert grant(learned((4, 4), round_ms=60.0), {"model": slots}, STEP)["model"][0].max_tokens == 0
 
 
 def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
@@ -50,62 +55,66 @@ def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
     for i in range(80):
         is_sure = i % 2 == 0
         scores = [0.95 if is_sure else 0.2] * 8
-        (allowance,) = controller.plan_model("model", [slot], STEP)
+        (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
         if not allowance.max_tokens:
             continue
         drafted = [
             score for score in scores[: allowance.max_tokens] if score >= allowance.min_confidence
         ]
         rounds = min(allowance.max_tokens, len(drafted) + 1)
-        controller.observe_draft(
-            ModelDraftCall("model", [1], [allowance], [drafted], 0, 5.0 * rounds), STEP
-        )
+        ran(controller, ModelDraftCall("model", [1], [allowance], [drafted], 0, 5.0 * rounds), STEP)
         if drafted:
             matched = len(drafted) if is_sure else 0
-            controller.record(Outcome(1, "model", drafted, matched, min(matched + 1, len(drafted))))
-    assert controller.plan_model("model", [slot], STEP)[0].min_confidence > 0.2
+            controller.label(Outcome(1, "model", drafted, matched, min(matched + 1, len(drafted))))
+    assert grant(controller, {"model": [slot]}, STEP)["model"][0].min_confidence > 0.2
 
 
 def test_a_slot_with_a_good_text_draft_is_left_to_it() -> None:
     controller = learned((4, 4))
     step = Step(2, 2, 100)
-    alone, rivalled = controller.plan_model(
-        "model", [ModelSlot(1, 16), ModelSlot(2, 16, rival=6.0)], step
-    )
+    alone, rivalled = grant(
+        controller, {"model": [ModelSlot(1, 16), ModelSlot(2, 16, rival=6.0)]}, step
+    )["model"]
     assert alone.max_tokens > 0
     assert rivalled.max_tokens == 0
 
 
 def test_a_doubtful_text_draft_is_not_continued() -> None:
     controller = learned((4, 4))
-    assert controller.plan_model("model", [ModelSlot(1, 16, prefix=0.98)], STEP)[0].max_tokens > 0
-    assert controller.plan_model("model", [ModelSlot(1, 16, prefix=0.2)], STEP)[0].max_tokens == 0
+    assert (
+        grant(controller, {"model": [ModelSlot(1, 16, prefix=0.98)]}, STEP)["model"][0].max_tokens
+        > 0
+    )
+    assert (
+        grant(controller, {"model": [ModelSlot(1, 16, prefix=0.2)]}, STEP)["model"][0].max_tokens
+        == 0
+    )
 
 
 def test_lengths_set_by_hand_pass_through() -> None:
-    (allowance,) = learned((0, 1)).plan_model(
-        "model", [ModelSlot(1, 7, fixed_confidence=0.25)], STEP
-    )
+    (allowance,) = grant(
+        learned((0, 1)), {"model": [ModelSlot(1, 7, fixed_confidence=0.25)]}, STEP
+    )["model"]
     assert (allowance.max_tokens, allowance.min_confidence) == (7, 0.25)
 
 
 def test_no_room_means_no_draft() -> None:
     full = Step(1, 1, 100, max_rows=1)
-    assert learned((4, 4)).plan_model("model", [ModelSlot(1, 16)], full)[0].max_tokens == 0
-    assert learned((4, 4)).plan_model("model", [], STEP) == []
+    assert grant(learned((4, 4)), {"model": [ModelSlot(1, 16)]}, full)["model"][0].max_tokens == 0
+    assert grant(learned((4, 4)), {"model": []}, STEP)["model"] == []
 
 
 def test_probes_of_a_model_that_is_off_become_rare_and_stay_cheap() -> None:
     controller = learned((0, 1))
     probes = []
     for i in range(4000):
-        (allowance,) = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
+        (allowance,) = grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"]
         if n := allowance.max_tokens:
             probes.append(i)
-            controller.observe_draft(
-                ModelDraftCall("model", [1], [allowance], [[0.9] * n], 0, 5.0 * n), STEP
+            ran(
+                controller, ModelDraftCall("model", [1], [allowance], [[0.9] * n], 0, 5.0 * n), STEP
             )
-            controller.record(Outcome(1, "model", [0.9] * n, 0, 1))
+            controller.label(Outcome(1, "model", [0.9] * n, 0, 1))
     gaps = [b - a for a, b in itertools.pairwise(probes)]
     assert len(probes) >= 5
     assert gaps[-1] > gaps[0]
@@ -115,15 +124,15 @@ def test_probes_of_a_model_that_is_off_become_rare_and_stay_cheap() -> None:
 def test_a_model_that_became_good_is_found_by_probes() -> None:
     controller = learned((0, 1))
     for _ in range(3000):
-        (allowance,) = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
+        (allowance,) = grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"]
         if allowance.max_tokens > 3:
             return
         if allowance.max_tokens:
             n = allowance.max_tokens
-            controller.observe_draft(
-                ModelDraftCall("model", [1], [allowance], [[0.9] * n], 0, 5.0 * n), STEP
+            ran(
+                controller, ModelDraftCall("model", [1], [allowance], [[0.9] * n], 0, 5.0 * n), STEP
             )
-            controller.record(Outcome(1, "model", [0.9] * n, n, n))
+            controller.label(Outcome(1, "model", [0.9] * n, n, n))
     pytest.fail("still off")
 
 
@@ -132,10 +141,10 @@ def test_calls_that_only_read_teach_the_price_of_reading_and_nothing_about_draft
     from.
     """
     controller = learned((4, 4))
-    before = controller.plan_model("model", [ModelSlot(1, 16)], STEP)
+    before = grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"]
     for _ in range(60):
-        controller.observe_draft(ModelDraftCall("model", [], [], [], 256, 256 * 0.2), STEP)
-    assert controller.plan_model("model", [ModelSlot(1, 16)], STEP) == before
+        ran(controller, ModelDraftCall("model", [], [], [], 256, 256 * 0.2), STEP)
+    assert grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"] == before
     assert controller.describe()["draft_models"]["model"]["catch_up_ms"] == pytest.approx(
         0.2, rel=0.05
     )
@@ -153,10 +162,8 @@ def test_reading_too_fast_to_be_timed_is_guessed_and_divides_nothing_by_zero() -
     controller = Controller()
     controller.learn_draft_costs("model", 0.0, 0.0)
     for _ in range(3):
-        controller.observe_draft(ModelDraftCall("model", [], [], [], 256, 0.001), STEP)
-        controller.observe_draft(
-            ModelDraftCall("model", [1], [Allowance(2)], [[0.9] * 2], 0, 0.001), STEP
-        )
+        ran(controller, ModelDraftCall("model", [], [], [], 256, 0.001), STEP)
+        ran(controller, ModelDraftCall("model", [1], [Allowance(2)], [[0.9] * 2], 0, 0.001), STEP)
     assert controller.describe()["draft_models"]["model"]["catch_up_ms"] > 0.0
 
 
@@ -164,7 +171,7 @@ def test_an_unread_prompt_does_not_keep_the_model_from_the_others() -> None:
     controller = learned((4, 4))
     step = Step(2, 2, 100)
     unread, ready = ModelSlot(1, 16, catch_up=20000), ModelSlot(2, 12)
-    first, second = controller.plan_model("model", [unread, ready], step)
+    first, second = grant(controller, {"model": [unread, ready]}, step)["model"]
     assert (first.max_tokens, second.max_tokens > 0) == (0, True)
 
 
@@ -175,32 +182,30 @@ def test_a_model_never_used_drafts_for_one_slot_until_it_has_shown_what_it_is_wo
     controller.learn_draft_costs("model", 1.0, 0.2)
     for _ in range(3):
         for rows in range(1, 18):
-            controller.observe_step(rows, 100, 50.0 + rows)
+            decode(controller, rows, 100, 50.0 + rows)
     slots = [ModelSlot(i, 16, catch_up=200 - i) for i in range(4)]
-    allowed = [one.max_tokens > 0 for one in controller.plan_model("model", slots, step)]
+    allowed = [one.max_tokens > 0 for one in grant(controller, {"model": slots}, step)["model"]]
     assert allowed == [False, False, False, True]  # the shortest prompt
     for _ in range(3):
-        controller.record(Outcome(3, "model", [0.9] * 4, 4, 4))
-    assert all(one.max_tokens for one in controller.plan_model("model", slots, step))
+        controller.label(Outcome(3, "model", [0.9] * 4, 4, 4))
+    assert all(one.max_tokens for one in grant(controller, {"model": slots}, step)["model"])
 
 
 def test_a_probe_is_told_from_a_draft_that_is_expected_to_pay() -> None:
     """Its time is saved for, and says nothing about the speed that drafts reach."""
-    call = ModelDraftCall("model", [1], [Allowance(3)], [[0.9] * 3], 0, 15.0)
     for labels, is_probe in (((0, 1), True), ((4, 4), False)):
         controller = learned(labels)
-        while not controller.plan_model("model", [ModelSlot(1, 16)], STEP)[0].max_tokens:
-            pass
-        assert controller.is_probe("model") == is_probe
-        controller.observe_draft(call, STEP)
-        assert not controller.is_probe("model")
+        allowance = Allowance()
+        while not allowance.max_tokens:
+            (allowance,) = grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"]
+        assert allowance.is_probe == is_probe
 
 
 @pytest.mark.parametrize("room", range(1, 34))
 def test_any_room_in_the_batch_is_planned_for(room: int) -> None:
     """Longer drafts may be asked for than the batch has rows."""
     step = Step(1, 1, 100, max_rows=1 + room)
-    assert learned((4, 4)).plan_model("model", [ModelSlot(1, 32)], step)[0].max_tokens <= 32
+    assert grant(learned((4, 4)), {"model": [ModelSlot(1, 32)]}, step)["model"][0].max_tokens <= 32
 
 
 def test_draft_prices_follow_measurements() -> None:
@@ -214,7 +219,7 @@ def test_reading_a_text_draft_token_by_token_has_to_be_earned() -> None:
     """A draft that is always right earns a few rounds of reading before it, not any number."""
     controller = learned((4, 4))
     leads = [ModelSlot(1, 16, prefix=0.98, lead=lead) for lead in (0, 1, 200)]
-    granted = [controller.plan_model("model", [slot], STEP)[0].max_tokens for slot in leads]
+    granted = [grant(controller, {"model": [slot]}, STEP)["model"][0].max_tokens for slot in leads]
     assert granted[0] >= granted[1] > granted[2] == 0
 
 
@@ -223,5 +228,5 @@ def test_rounds_that_read_a_text_draft_are_not_taken_for_dear_ones() -> None:
     controller = learned((4, 4))
     for _ in range(20):
         call = ModelDraftCall("model", [1], [Allowance(2)], [[0.9] * 2], 0, 8 * 5.0, leads=[6])
-        controller.observe_draft(call, STEP)
+        ran(controller, call, STEP)
     assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(5.0)

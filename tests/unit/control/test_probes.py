@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from benchmarks.lib.steps import decode, grant, ran
 
 from headstart.control import Controller, ModelDraftCall, ModelSlot, Outcome, Step
 from headstart.control.probes import PROBE_SHARE, PROBE_TOKENS, Probes, ProbeSlot
@@ -22,7 +23,7 @@ def make_controller() -> Controller:
         controller.trust_scores(name)
     for _ in range(6):
         for rows in range(1, 18):
-            controller.observe_step(rows, 1000, PLAIN_MS + 2.0 * (rows - 1))
+            decode(controller, rows, 1000, PLAIN_MS + 2.0 * (rows - 1))
     controller.learn_draft_costs("model", ROUND_MS, READ_MS)
     return controller
 
@@ -59,7 +60,7 @@ def answer(
         recent = min(unread, READ_A_CALL) if can_skip else None
         catch_up = prompt + at if gap else unread
         slot = ModelSlot(seq_id, 16, catch_up, num_answered=at, num_left=ANSWER - at, recent=recent)
-        (allowance,) = controller.plan_model("model", [slot], STEP)
+        (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
         matched = 0
         if allowance.max_tokens:
             if allowance.can_skip and recent is not None:
@@ -75,14 +76,20 @@ def answer(
             scores = [0.9] * length
             ids, grants = ([], []) if unread else ([seq_id], [allowance])
             call = ModelDraftCall(
-                "model", ids, grants, [scores] if ids else [], num_read, milliseconds
+                "model",
+                ids,
+                grants,
+                [scores] if ids else [],
+                num_read,
+                milliseconds,
+                is_probe=allowance.is_probe,
             )
-            controller.observe_draft(call, STEP)
+            ran(controller, call, STEP)
             if length:
                 matched = length if is_good and not (gap and needs_all) else 0
                 name = with_gap("model") if allowance.can_skip else "model"
                 outcome = Outcome(seq_id, name, scores, matched, min(matched + 1, length))
-                controller.record(outcome)
+                controller.label(outcome)
                 accepted += matched
         else:
             unread += 1
@@ -106,7 +113,7 @@ def test_a_model_that_became_good_is_used_again_on_long_prompts(
         for name in ("model", with_gap("model")):
             controller.trust_scores(name)
         assert controller.load(tmp_path / "state") is None
-        controller.observe_step(1, 1000, PLAIN_MS)
+        decode(controller, 1, 1000, PLAIN_MS)
     accepted = [answer(controller, seq_id, prompt, is_good=True)[0] for seq_id in range(100, 220)]
     assert sum(accepted[-10:]) > 0.5 * 10 * ANSWER
 

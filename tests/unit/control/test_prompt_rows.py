@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from benchmarks.lib.steps import decode
+
 from headstart.control import Controller, Step
 
 STEP = Step(2, 2, 100)
@@ -11,7 +13,7 @@ def controller(row_ms: float) -> Controller:
     control = Controller()
     for _ in range(4):
         for rows in (1, 2, 8, 64, 256, 1024):
-            control.observe_step(rows, 0, 5.0 + row_ms * rows)
+            decode(control, rows, 0, 5.0 + row_ms * rows)
     return control
 
 

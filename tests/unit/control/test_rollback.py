@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from benchmarks.lib.steps import share
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from headstart.control.cost import CostTable
 from headstart.control.cost_samples import Sample
 from headstart.control.rollback import RollbackPrice, _never_rising
 from headstart.control.values import SlotDraft, Step
+from headstart.scheduler.step import StepPlan, StepRecord
+from headstart.types import Batch
 
 STEP = Step(1, 1, 100)
 
@@ -20,14 +23,14 @@ def controller(copy_ms: float | None, row_ms: float = 0.5) -> Controller:
     control = Controller()
     control.learn_costs([Sample(n, 100, 20.0 + row_ms * n, 20.0 + row_ms) for n in range(1, 33)])
     if copy_ms is not None:
-        control.observe_copy(copy_ms)
+        control.read(StepRecord(StepPlan(Batch(1), 0.0, copies_ms=[copy_ms]), 0.0))
     return control
 
 
 def length(control: Controller, survival: list[float], num_steps: int = 30) -> int:
     """Draft tokens that are verified once control has settled."""
     for _ in range(num_steps):
-        (given_length,) = control.plan([SlotDraft(survival)], STEP).lengths
+        (given_length,) = share(control, [SlotDraft(survival)], STEP).lengths
     return given_length
 
 
@@ -51,7 +54,7 @@ def test_a_copy_that_takes_longer_than_steps_switches_drafts_off() -> None:
 
 def test_drafts_set_by_hand_are_left_alone() -> None:
     control = controller(1000.0)
-    assert list(control.plan([SlotDraft([0.1, 0.1], is_fixed=True)], STEP).lengths) == [2]
+    assert list(share(control, [SlotDraft([0.1, 0.1], is_fixed=True)], STEP).lengths) == [2]
 
 
 @given(st.lists(st.floats(-5, 1), min_size=1, max_size=12))

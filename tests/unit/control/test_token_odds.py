@@ -94,7 +94,7 @@ def test_one_tenants_tokens_do_not_change_anothers_survival() -> None:
 def test_tokens_are_not_saved() -> None:
     controller = Controller()
     controller.begin(0, "")
-    controller.record(Outcome(0, "text", [4.0], 1, 1, tokens=[BEFORE, 123_456_789]))
+    controller.label(Outcome(0, "text", [4.0], 1, 1, tokens=[BEFORE, 123_456_789]))
     assert "123456789" not in repr(encode(controller._calibration.tables))
 
 

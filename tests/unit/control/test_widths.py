@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import TILED_CURVES
+from benchmarks.lib.steps import decode, share
 
-from headstart.control import BatchPlan, Controller, SlotDraft, Step
+from headstart.control import Controller, SlotDraft, Step
 from headstart.control.cost import EACH, CostTable
 from headstart.control.cost_samples import Sample
+from headstart.scheduler.step import StepPlan
 
 Q4_0 = TILED_CURVES["q4_0"]
 
@@ -26,28 +28,28 @@ def warm(curve_name: str = "q4_0", noise: float = 0.0, seed: int = 0) -> Control
     return controller
 
 
-def plan(controller: Controller, num_slots: int, *drafts: SlotDraft, **step: int) -> BatchPlan:
+def plan(controller: Controller, num_slots: int, *drafts: SlotDraft, **step: int) -> StepPlan:
     slots = [*drafts, *[SlotDraft()] * (num_slots - len(drafts))]
-    return controller.plan(slots, Step(num_slots, num_slots, 0, **{"can_pad": True, **step}))
+    return share(controller, slots, Step(num_slots, num_slots, 0, **{"can_pad": True, **step}))
 
 
 def test_three_users_take_four_rows_where_these_are_faster() -> None:
-    assert plan(warm(), 3).num_padding_rows == 1
-    assert plan(warm("iq4"), 6).num_padding_rows == 2
+    assert plan(warm(), 3).num_padding == 1
+    assert plan(warm("iq4"), 6).num_padding == 2
 
 
 @pytest.mark.parametrize("num_slots", [1, 4, 5, 8])
 def test_nothing_is_added_where_it_was_not_measured_to_pay(num_slots: int) -> None:
-    assert plan(warm(), num_slots).num_padding_rows == 0
+    assert plan(warm(), num_slots).num_padding == 0
 
 
 def test_nothing_is_added_where_rows_cannot_be_or_do_not_fit() -> None:
-    assert plan(warm(), 3, can_pad=False).num_padding_rows == 0
-    assert plan(warm(), 3, max_rows=3).num_padding_rows == 0
+    assert plan(warm(), 3, can_pad=False).num_padding == 0
+    assert plan(warm(), 3, max_rows=3).num_padding == 0
 
 
-def rows_of(batch: BatchPlan) -> tuple[list[int], int]:
-    return list(batch.lengths), batch.num_padding_rows
+def rows_of(batch: StepPlan) -> tuple[list[int], int]:
+    return list(batch.lengths), batch.num_padding
 
 
 def test_draft_tokens_that_come_for_nothing_are_taken_before_padding() -> None:
@@ -100,8 +102,8 @@ def test_padding_is_dropped_when_it_no_longer_pays() -> None:
     """Now and then a step is not padded, so a cheaper narrow step is found out."""
     controller, padded = warm(), 0
     for step in range(20_000):
-        padding = plan(controller, 3).num_padding_rows
-        controller.observe_step(3 + padding, 0, 21.0 if padding else 15.0)
+        padding = plan(controller, 3).num_padding
+        decode(controller, 3 + padding, 0, 21.0 if padding else 15.0)
         padded += padding if step >= 10_000 else 0
     assert padded == 0
 
@@ -111,23 +113,23 @@ def test_a_width_that_a_disturbed_warm_up_made_dear_is_padded_for_some_steps_onl
     controller, padded = Controller(), 0
     for rows, milliseconds in ((1, 8.0), (2, 12.0), (3, 21.0), (4, 16.0), (8, 34.0)):
         for _ in range(3):
-            controller.observe_step(rows, 0, milliseconds)
-    assert plan(controller, 3).num_padding_rows == 1
+            decode(controller, rows, 0, milliseconds)
+    assert plan(controller, 3).num_padding == 1
     for _ in range(400):
-        padding = plan(controller, 3).num_padding_rows
-        controller.observe_step(3 + padding, 0, 16.0 if padding else 14.0)
+        padding = plan(controller, 3).num_padding
+        decode(controller, 3 + padding, 0, 16.0 if padding else 14.0)
         padded += bool(padding)
     assert padded < 200
 
 
 def test_what_widths_cost_is_kept(tmp_path: Path) -> None:
     controller = warm()
-    controller.observe_step(3, 0, 36.0)
+    decode(controller, 3, 0, 36.0)
     controller.save(tmp_path / "state")
     other = Controller()
     assert other.load(tmp_path / "state") is None
-    other.observe_step(4, 0, 21.0)
-    assert plan(other, 3).num_padding_rows == 1
+    decode(other, 4, 0, 21.0)
+    assert plan(other, 3).num_padding == 1
 
 
 @pytest.mark.parametrize("curve", TILED_CURVES)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -25,9 +24,9 @@ from tests.harness import (
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.values import BatchPlan, SlotDraft, Step
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.step import StepPlan
 from headstart.types import DraftMode
 from headstart.types.errors import EngineError, InvalidParameterError
 from headstart.types.request import (
@@ -130,8 +129,8 @@ class Stingy(Controller):
         super().__init__()
         self._length = length
 
-    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
-        return BatchPlan([min(self._length, len(slot.survival)) for slot in slots])
+    def share(self, plan: StepPlan) -> None:
+        plan.lengths = [min(self._length, len(survival)) for survival in plan.survivals]
 
 
 def test_what_is_cut_to_nothing_is_below_break_even_and_so_is_what_was_worth_less() -> None:

@@ -22,8 +22,8 @@ from tests.harness import (
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.values import ModelDraftCall, Step
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.step import StepRecord
 from headstart.types import Batch, CacheKind, Logits
 from headstart.types.errors import EngineError
 from headstart.types.request import ErrorEvent, FinishEvent, TokenEvent
@@ -132,9 +132,10 @@ class NotingController(Controller):
         super().__init__()
         self.log = log
 
-    def observe_draft(self, run: ModelDraftCall, step: Step) -> None:
-        self.log.append("learned")
-        super().observe_draft(run, step)
+    def read(self, record: StepRecord) -> None:
+        if any(call.run is not None for call in record.plan.calls):
+            self.log.append("learned")
+        super().read(record)
 
 
 @pytest.mark.parametrize("is_asynchronous", [False, True])

@@ -133,9 +133,9 @@ class Names(RandomController):
         super().__init__(seed)
         self.names = set[str]()
 
-    def record(self, outcome: Outcome) -> None:
+    def label(self, outcome: Outcome) -> None:
         self.names.add(outcome.speculator)
-        super().record(outcome)
+        super().label(outcome)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -27,7 +27,7 @@ from headstart.control.controller import Controller
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import Speculator
-from headstart.types import Batch, CacheKind, Draft, DraftRequest
+from headstart.types import Batch, Draft, DraftRequest
 from headstart.types.errors import EngineError
 from headstart.worker.loop import make_report
 
@@ -134,7 +134,7 @@ def test_unknown_and_finished_requests_can_be_cancelled() -> None:
 
 
 @pytest.mark.parametrize(
-    "method", ["begin", "survival", "plan", "observe_step", "record", "prompt_rows", "end"]
+    "method", ["begin", "survival", "share", "read", "label", "prompt_rows", "end"]
 )
 def test_control_that_fails_ends_drafts_and_no_request(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -177,19 +177,6 @@ def test_control_that_cannot_say_what_it_knows_ends_drafts_and_not_the_engine(
     assert drafting.describe_control() == {"failure": "ValueError: math domain error"}
     make_report(scheduler)
     check(engine, requests, run(scheduler, requests))
-
-
-def test_control_that_fails_when_a_state_is_copied_ends_no_request(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def failing(self: Controller, milliseconds: float) -> None:
-        raise ValueError("math domain error")
-
-    monkeypatch.setattr(Controller, "observe_copy", failing)
-    engine, requests = Model(2, cache_kind=CacheKind.CHECKPOINT), make_requests(4)
-    scheduler = make_scheduler(engine, [Oracle(engine, requests)])
-    check(engine, requests, run(scheduler, requests))
-    assert scheduler.drafting.failure == "ValueError: math domain error"
 
 
 def test_control_that_fails_on_what_the_warm_up_timed_ends_drafts_and_not_the_engine(

@@ -167,13 +167,13 @@ def test_control_learns_constrained_text_apart() -> None:
     for request, name in ((free, "future"), (bound, "future+grammar")):
         scheduler = make_scheduler(bytes_engine(), [Future(texts)], AUTO)
         known = []
-        record = scheduler.drafting.controller.record
+        label = scheduler.drafting.controller.label
 
-        def note(outcome, record=record, known=known) -> None:  # type: ignore[no-untyped-def]
+        def note(outcome, label=label, known=known) -> None:  # type: ignore[no-untyped-def]
             known.append(outcome)
-            record(outcome)
+            label(outcome)
 
-        scheduler.drafting.controller.record = note  # type: ignore[method-assign]
+        scheduler.drafting.controller.label = note  # type: ignore[method-assign]
         run(scheduler, [request])
         assert {outcome.speculator for outcome in known} == {name}
 

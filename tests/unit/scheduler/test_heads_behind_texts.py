@@ -4,7 +4,7 @@ itself, and what it drafts behind them is as right as what it drafts alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import ClassVar
 
@@ -20,9 +20,9 @@ from tests.harness import (
 )
 from tests.unit.scheduler.test_mtp import KINDS, Sure, ask, greedy, mtp, prompt_of
 
-from headstart.control import Allowance, BatchPlan, Controller, ModelSlot, Step
-from headstart.control.values import SlotDraft
+from headstart.control import Allowance, Controller
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.step import StepPlan
 from headstart.speculators import Speculator
 from headstart.types import Draft, DraftRequest
 
@@ -36,16 +36,13 @@ class Continuing(Controller):
         super().__init__()
         self.leads: list[int] = []
 
-    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
-        return BatchPlan([len(slot.survival) for slot in slots])
+    def share(self, plan: StepPlan) -> None:
+        plan.lengths = list(map(len, plan.survivals))
 
-    def may_sleep(self, texts: Sequence[str]) -> bool:
+    def sleeps(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
         return False
 
-    def wants_text(self, speculator: str, seq_id: int) -> bool:
-        return True
-
-    def wants_model(self, speculator: str) -> bool:
+    def wants(self, speculator: str, number: int | None = None) -> bool:
         return True
 
     def survival(
@@ -57,13 +54,11 @@ class Continuing(Controller):
     ) -> list[float]:
         return [0.9] * len(confidence)
 
-    def plan_models(
-        self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
-    ) -> dict[str, list[Allowance]]:
-        self.leads += [slot.lead for slots in asked.values() for slot in slots]
+    def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
+        self.leads += [slot.lead for slots in plan.wishes.values() for slot in slots]
         return {
             name: [Allowance(min(2, slot.max_tokens)) for slot in slots]
-            for name, slots in asked.items()
+            for name, slots in plan.wishes.items()
         }
 
 

@@ -22,7 +22,6 @@ from tests.harness import (
 
 from headstart.control.values import Outcome
 from headstart.sampling import SamplingParams
-from headstart.scheduler.learning import Learning
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import Batch, CacheKind, Logits
 from headstart.types.errors import EngineError
@@ -91,10 +90,10 @@ class Remembering(RandomController):
         self.known.add(seq_id)
         super().begin(seq_id, namespace)
 
-    def record(self, outcome: Outcome) -> None:
+    def label(self, outcome: Outcome) -> None:
         assert outcome.seq_id in self.known
         self.outcomes.append(outcome)
-        super().record(outcome)
+        super().label(outcome)
 
     def end(self, seq_id: int, num_answered: int) -> None:
         self.known.remove(seq_id)
@@ -203,9 +202,9 @@ def test_random_traffic_leaves_everything_right(
 
 def check_nothing_is_kept(scheduler: Scheduler, controller: Remembering) -> None:
     """All requests have left: whatever was kept under their numbers has gone."""
-    learning = next(reader for reader in scheduler.readers if isinstance(reader, Learning))
     assert not scheduler.drafting.failure
-    assert not learning._followed
+    assert not controller._labels._followed
+    assert not controller._running
     assert not scheduler.counts._requests
     assert not scheduler.drafting._begun
     assert not controller.known

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -10,11 +10,12 @@ from numpy.typing import NDArray
 
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.values import Allowance, BatchPlan, ModelSlot, SlotDraft, Step
+from headstart.control.values import Allowance
 from headstart.extras.testing.fakes import FakeEngine, LetterVocab
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.step import StepPlan
 from headstart.speculators.base import Speculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.types.request import Request, TokenEvent
@@ -34,16 +35,15 @@ class RandomController(Controller):
         super().__init__()
         self._random = np.random.default_rng(seed)
 
-    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
-        lengths = [int(self._random.integers(0, len(s.survival) + 1)) for s in slots]
-        return BatchPlan(lengths, int(self._random.integers(0, 4)) if step.can_pad else 0)
+    def share(self, plan: StepPlan) -> None:
+        assert plan.price is not None
+        plan.lengths = [int(self._random.integers(0, len(s) + 1)) for s in plan.survivals]
+        plan.num_padding = int(self._random.integers(0, 4)) if plan.price.can_pad else 0
 
-    def plan_models(
-        self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
-    ) -> dict[str, list[Allowance]]:
+    def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
         draw, drafted = self._random.integers, set[int]()
-        planned: dict[str, list[Allowance]] = {name: [] for name in asked}
-        for name, slots in asked.items():
+        planned: dict[str, list[Allowance]] = {name: [] for name in plan.wishes}
+        for name, slots in plan.wishes.items():
             for slot in slots:  # one model at most drafts for each
                 length = 0 if slot.seq_id in drafted else int(draw(0, slot.max_tokens + 1))
                 drafted |= {slot.seq_id} if length else set()

@@ -1,0 +1,88 @@
+"""Plans and records of steps that no scheduler made: what control is asked, and what it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, SlotDraft, Step
+from headstart.scheduler.policy import Policy
+from headstart.scheduler.sequence import Ending
+from headstart.scheduler.step import DraftCall, End, StepPlan, StepRecord
+from headstart.types import Batch, DraftMode
+
+NO_BATCH = Batch(1)  # nothing is decoded
+
+
+def make_plan(
+    step: Step, drafts: Sequence[SlotDraft] = (), numbers: Sequence[int] = ()
+) -> StepPlan:
+    """A plan of answers with these drafts; numbers: of the requests, else 0, 1, ..."""
+    plan, num = StepPlan(NO_BATCH, 0.0, price=step, is_even=step.is_even), step.num_slots
+    drafts = [*drafts, *[SlotDraft()] * (num - len(drafts))]
+    sequences: list[Any] = [
+        SimpleNamespace(
+            number=number,
+            policy=Policy(
+                DraftMode.FIXED if draft.is_fixed else DraftMode.AUTO, (), 64, draft.min_tokens, 0.0
+            ),
+            text=SimpleNamespace(legality=None),
+        )
+        for number, draft in zip(numbers or range(num), drafts, strict=True)
+    ]
+    plan.answer(sequences)
+    plan.survivals = [list(draft.survival) for draft in drafts]
+    return plan
+
+
+def share(
+    controller: Controller, drafts: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0
+) -> StepPlan:
+    """The plan with what control gives to these drafts, which took so long."""
+    plan = make_plan(step, drafts)
+    if sunk_ms:
+        plan.calls.append(DraftCall("model", [], [], sunk_ms, is_model=True))
+    controller.share(plan)
+    return plan
+
+
+def grant(
+    controller: Controller, wishes: Mapping[str, Sequence[ModelSlot]], step: Step
+) -> dict[str, list[Allowance]]:
+    """How far control lets draft models draft."""
+    plan = make_plan(step)
+    plan.wishes = {name: list(slots) for name, slots in wishes.items()}
+    return controller.grant(plan)
+
+
+def make_record(plan: StepPlan, milliseconds: float = 0.0, num_prompt_rows: int = 0) -> StepRecord:
+    """What the step did, in so many milliseconds: each answer emitted nothing that is known."""
+    plan.num_rows = [1 + length for length in plan.lengths]
+    if num_prompt_rows:
+        plan.num_rows.append(num_prompt_rows)
+    emitted: list[tuple[int, ...]] = [()] * len(plan.sequences)
+    record = StepRecord(plan, milliseconds / 1000.0, emitted=emitted)
+    record.context = plan.price.context if plan.price is not None else 0
+    return record
+
+
+def make_end(sequence: Any, num_emitted: int) -> End:
+    """It is over."""
+    stats: Any = SimpleNamespace(num_emitted=num_emitted)
+    return End(sequence, Ending("length"), stats)
+
+
+def decode(controller: Controller, rows: int, context: int, milliseconds: float) -> None:
+    """Tell control of a decode of so many rows."""
+    record = StepRecord(StepPlan(NO_BATCH, 0.0, num_rows=[rows]), milliseconds / 1000.0)
+    record.context = context
+    controller.read(record)
+
+
+def ran(controller: Controller, run: ModelDraftCall, step: Step) -> None:
+    """Tell control of a draft model's call."""
+    plan = StepPlan(NO_BATCH, 0.0, price=step)
+    call = DraftCall(run.speculator, [], [], run.milliseconds, is_model=True, run=run)
+    plan.calls.append(call)
+    controller.read(StepRecord(plan, 0.0))
