@@ -21,7 +21,7 @@ const VIEWS = ["chat", "compare", "board"];
 const TINT_KEY = "headstart-tint";
 const DEMO = [
   "Rename `data` to `buffer`:\n```python\ndef write(self, data):\n    self.file.write(data)\n    return len(data)\n```",
-  "Write a Python function that adds two numbers.",
+  "Describe this function as JSON:\n```python\ndef write(self, data):\n    self.file.write(data)\n    return len(data)\n```",
 ];
 const SUGGESTIONS = [
   "Write a Python class for a bank account, with docstrings and tests.",
