@@ -35,10 +35,9 @@ from headstart.config import option
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, CorpusPart, KeptText, SuffixCorpus
-from headstart.structures.histories import Histories
 from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.suffix_index import Place, SuffixIndex
+from headstart.structures.suffix_index import SuffixIndex
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.variants import Variants
 from headstart.types import Draft, DraftRequest, Vocab
@@ -50,23 +49,23 @@ _Prompt = tuple[str, bytes]
 _NO_PROMPT: _Prompt = ("", b"")
 
 
-@dataclass(slots=True)
-class _Copy:
-    """What could be copied from one text."""
-
-    source: SuffixIndex
-    place: tuple[int, int]  # length of the match, position
-    tokens: list[int]
-    match_scores: Sequence[float]  # that a token is accepted if those before it are
-    worth: float  # expected accepted tokens
+_Copy = tuple[float, SuffixIndex, tuple[int, int], list[int], Sequence[float]]
+"""Expected accepted tokens; where they are copied from: index, (length of the match, position);
+tokens, and that each is accepted if those before it are.
+"""
 
 
 class _Running(NamedTuple):
-    """What is known about one sequence besides its text."""
+    """What is known about one sequence."""
 
+    index: SuffixIndex  # of its text
     alignment: Alignment
     namespace: str
     prompt: _Prompt
+
+
+_NO_MATCH = Draft(speculator="suffix", reason="no match")
+_BELOW_MIN_SHARE = Draft(speculator="suffix", reason="below min-share")
 
 
 @register
@@ -115,7 +114,6 @@ class SuffixSpeculator(Speculator):
         corpus file.
         """
         self._options = options = options or self.Options()
-        self._histories = Histories(SIZES, MAX_MATCH)
         self._variants = None if vocab is None else Variants(vocab)
         self._running: dict[int, _Running] = {}
         # what was answered to a prompt last
@@ -133,71 +131,63 @@ class SuffixSpeculator(Speculator):
             )
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self._histories.begin(seq_id, prompt)
         # The last token is already the answer's first.
         digest = blake2b(array("i", prompt[:-1]).tobytes(), digest_size=16).digest()
-        self._running[seq_id] = _Running(Alignment(self._variants), namespace, (namespace, digest))
+        self._begin(seq_id, prompt, namespace, (namespace, digest))
+
+    def _begin(
+        self, seq_id: int, text: Sequence[int], namespace: str, prompt: _Prompt = _NO_PROMPT
+    ) -> _Running:
+        last = self._running.get(seq_id)  # where it did not end, only what differs is indexed anew
+        index = SuffixIndex(SIZES, MAX_MATCH) if last is None else last.index
+        index.follow(text, is_new=True)
+        running = _Running(index, Alignment(self._variants), namespace, prompt)
+        self._running[seq_id] = running
+        return running
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:
-        own = self._histories.at(request.seq_id, request.tokens)
-        running = self._running.get(request.seq_id)
-        if running is None:  # it did not begin
-            running = _Running(Alignment(self._variants), request.namespace, _NO_PROMPT)
-            self._running[request.seq_id] = running
-        alignment = running.alignment
-        if alignment.run >= MAX_MATCH:  # no other place can have a longer match
-            place = alignment.exact()
-            if place is not None and alignment.index is not None:
-                return self._continue(alignment.index, place, alignment, request.max_tokens)
-        best = self._best_copy(own, running, request.max_tokens)
-        if best is None:
-            return Draft(speculator=self.name, reason="no match")
-        if not best.tokens:
-            return Draft(speculator=self.name, reason="below min-share")
-        alignment.start(best.source, best.place)
-        return self._rewritten(alignment, best.tokens, best.match_scores, request.max_tokens)
+        running, text = self._running.get(request.seq_id), request.tokens
+        if running is None:
+            running = self._begin(request.seq_id, text, request.namespace)
+        own, alignment, _, _ = running
+        if len(own.tokens) != len(text) or own.tokens[-8:].tolist() != text[-8:]:
+            own.follow(text)
+        # no other place can have a longer match than that
+        place = alignment.exact() if alignment.run >= MAX_MATCH else None
+        if place is not None and alignment.index is not None:
+            length, position = place
+            size = min(request.max_tokens, int(self._options.factor * MAX_MATCH))
+            tokens = alignment.index.copy(position, size)
+            scores: Sequence[float] = agreeing_scores(length, 1, len(tokens))
+        else:
+            best = self._best_copy(running, request.max_tokens)
+            if best is None:
+                return _NO_MATCH
+            _, index, start, tokens, scores = best
+            if not tokens:
+                return _BELOW_MIN_SHARE
+            alignment.start(index, start)
+        return Draft(*alignment.rewrite(tokens, scores, request.max_tokens), self.name)
 
-    def _continue(
-        self, index: SuffixIndex, place: Place, alignment: Alignment, max_tokens: int
-    ) -> Draft:
-        """A long copy goes on."""
-        tokens = index.copy(place.position, min(max_tokens, int(self._options.factor * MAX_MATCH)))
-        return self._rewritten(
-            alignment, tokens, agreeing_scores(place.length, 1, len(tokens)), max_tokens
-        )
-
-    def _rewritten(
-        self,
-        alignment: Alignment,
-        tokens: list[int],
-        match_scores: Sequence[float],
-        max_tokens: int,
-    ) -> Draft:
-        """The copy with the changes made so far, which may be longer than it."""
-        tokens, match_scores = alignment.rewrite(tokens, match_scores)
-        if len(tokens) > max_tokens:
-            tokens, match_scores = tokens[:max_tokens], match_scores[:max_tokens]
-        return Draft(tokens, match_scores, self.name)
-
-    def _best_copy(self, own: SuffixIndex, running: _Running, max_tokens: int) -> _Copy | None:
+    def _best_copy(self, running: _Running, max_tokens: int) -> _Copy | None:
         """The copy worth most, over all texts that this sequence may see."""
-        tail, best, alignment = own.tail(), None, running.alignment
-        answer = self._answers.get(running.prompt)
+        own, alignment, namespace, prompt = running
+        tail, best = own.tail(), None
+        answer = self._answers.get(prompt)
         known = self.corpus.where(answer) if answer is not None else None
-        for index in (own, *self.corpus.indexes(running.namespace)):
+        for index in (own, *self.corpus.indexes(namespace)):
             places = index.find(tail, self._options.max_places)
             if len(places) > 1:
                 places.sort(reverse=True)  # longest match first, newest first among equals
             if known is not None and known[0] is index:
                 places = [place for place in places if place[1] not in known[1]]
-            here = (
-                alignment.place(places[0][0] if places else 0) if alignment.index is index else None
-            )
-            if here is not None:
-                places.insert(0, here)
+            if alignment.index is index:
+                here = alignment.place(places[0][0] if places else 0)
+                if here is not None:
+                    places.insert(0, here)
             if places:
                 best = self._vote(index, places, max_tokens, best)
         return best
@@ -212,11 +202,11 @@ class SuffixSpeculator(Speculator):
         """What to copy of one index, and from where, unless the best so far is worth as much."""
         longest, weight = places[0][0], sum([length for length, _ in places])
         size = min(max_tokens, max(1, int(self._options.factor * longest)))
-        if best is not None and worth(weight, len(places), size) <= best.worth:
+        if best is not None and worth(weight, len(places), size) <= best[0]:
             return best  # also if all places agree
         leader = _winner(index, places) if 2 * longest < weight else 0
         tokens = index.copy(places[leader][1], size)
-        partings = _partings(index, places, leader, tokens)
+        partings = _partings(index, places, leader, tokens) if len(places) > 1 else ()
         match_scores, total, least = _weigh(len(tokens), weight, len(places), partings)
         if least < self._options.min_share:
             is_enough = self._options.min_share.__le__
@@ -226,26 +216,21 @@ class SuffixSpeculator(Speculator):
                 match_scores[: len(scores)],
                 sum(scores),
             )
-        if best is not None and total <= best.worth:
+        if best is not None and total <= best[0]:
             return best
-        return _Copy(index, places[leader], tokens, match_scores, total)
+        return total, index, places[leader], tokens, match_scores
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         running = self._running.get(seq_id)
         if running is not None:
             running.alignment.follow(emitted)
-        self._histories.accept(seq_id, emitted)
+            running.index.extend(emitted)
 
     def end(self, seq_id: int) -> None:
-        index, running = self._histories.end(seq_id), self._running.pop(seq_id, None)
-        if (
-            index is None
-            or running is None
-            or running.prompt is _NO_PROMPT
-            or not self._options.corpus_tokens
-        ):
+        running = self._running.pop(seq_id, None)
+        if running is None or running.prompt is _NO_PROMPT or not self._options.corpus_tokens:
             return
-        if not self.corpus.add(index.tokens, running.namespace):
+        if not self.corpus.add(running.index.tokens, running.namespace):
             return
         answer = self.corpus.newest(running.namespace)
         if answer is not None:

@@ -152,10 +152,10 @@ class Alignment:
         return self.exact() if longest < self.run else None
 
     def rewrite(
-        self, source: list[int], scores: Sequence[float]
+        self, source: list[int], scores: Sequence[float], max_tokens: int
     ) -> tuple[list[int], Sequence[float]]:
-        """A copy with the changes made so far; `scores` are the chances of its tokens, given those
-        before.
+        """The beginning of a copy with the changes made so far, which may be longer than it;
+        `scores` are the chances of its tokens, given those before.
         """
         changes = self._changes
         if not changes or changes.keys().isdisjoint(source):
@@ -175,7 +175,7 @@ class Alignment:
             return source, scores
         tokens += source[done:]
         chances += scores[done:]
-        return tokens, chances
+        return tokens[:max_tokens], chances[:max_tokens]
 
     def _next_place(self) -> Place | None:
         """Where the text may go on after a change: behind the next token equal to its last one."""
@@ -186,7 +186,9 @@ class Alignment:
         if last not in source[:-1]:
             return None
         at = source.index(last) + 1
-        is_end = source[at] == SEPARATOR or self._under_way(index) is not None
+        is_end = source[at] == SEPARATOR or (
+            index.tokens[self.position] in self._changes and self._under_way(index) is not None
+        )
         return None if is_end else Place(HUNCH, first + at)
 
     def _known(self, source: list[int], at: int) -> Change | None:
@@ -202,12 +204,9 @@ class Alignment:
 
     def _under_way(self, index: SuffixIndex) -> Change | None:
         """The known change that has been written up to here, if it is one."""
-        changes = self._changes.get(index.tokens[self.position])
-        if changes is None:
-            return None
         source = index.tokens[self.position : self.position + LONGEST_OLD + 1].tolist()
         written, size = self._written, len(self._written)
-        for change in changes:
+        for change in self._changes.get(source[0], ()):
             if change.new[:size] == written and source[: len(change.old)] == change.old:
                 return change
         return None
@@ -223,7 +222,8 @@ class Alignment:
 
     def _rejoin(self, index: SuffixIndex) -> None:
         """After a token that the source does not have: is the text back in it?"""
-        change = self._under_way(index)
+        is_known = index.tokens[self.position] in self._changes
+        change = self._under_way(index) if is_known else None
         if change is not None:
             if len(change.new) == len(self._written):
                 change.made += 1

@@ -165,7 +165,7 @@ class SuffixIndex:
         # an array is appended as a whole
         self.tokens.extend(new if len(new) < _BULK else array("i", new))
         size = len(self.tokens)
-        if self._grows and self.is_crowded:
+        if self._grows and size > self._chains[0].mask:  # it is crowded
             self._rebuild(size.bit_length() + 1)
         elif size - self.num_linked >= _BULK:
             self._link()
@@ -226,15 +226,25 @@ class SuffixIndex:
         Returns (length, position) of each, as `Place` but faster to make.
         """
         tokens, floor, size, number = self.tokens, self.floor, tail.size, tail.number
-        n = self._chains[-1].n
-        recent = tokens[max(0, self.num_linked - n) : -1].tobytes()
+        # the end of the text, and as much before it as the longest n-gram needs
+        first = max(0, self.num_linked - self._chains[0].n)
+        recent, text = tokens[first:-1].tobytes(), tail.text
         # the shortest n-gram; else no longer one is
-        is_recent = recent.rfind(tail.text[-4 * n :]) >= 0
+        is_recent = recent.rfind(text[-4 * self._chains[-1].n :]) >= 0
         for chains in self._chains:
             n = chains.n
             if n > size:
                 continue
-            found = self._recent(n, tail, limit) if is_recent else []
+            found: list[tuple[int, int]] = []
+            if is_recent:  # places that are in no chain yet
+                ngram, start = text[-4 * n :], 4 * (max(self.num_linked, floor + n) - n - first)
+                at = recent.rfind(ngram, start)
+                while at >= 0 and len(found) < limit:
+                    position = first + n + (at >> 2)
+                    if not at & 3 and tokens[position] != SEPARATOR:
+                        found.append((self._num_equal(tail, position), position))
+                    # tokens begin at multiples of four bytes
+                    at = recent.rfind(ngram, start, (at - 1 & ~3) + 4 * n)
             position = chains.head[(number >> 32 * (size - n)) % _PRIME & chains.mask]
             num_strangers = 0  # that share the slot: a few are passed over
             while position > floor and len(found) < limit:
@@ -253,20 +263,6 @@ class SuffixIndex:
             if found:
                 return found
         return []
-
-    def _recent(self, n: int, tail: Tail, limit: int) -> list[tuple[int, int]]:
-        """Places that are in no chain yet."""
-        found: list[tuple[int, int]] = []
-        start = max(self.num_linked, self.floor + n)
-        recent, ngram = self.tokens[start - n : -1].tobytes(), tail.text[-4 * n :]
-        at = recent.rfind(ngram)
-        while at >= 0 and len(found) < limit:
-            position = start + (at >> 2)
-            if not at & 3 and self.tokens[position] != SEPARATOR:
-                found.append((self._num_equal(tail, position), position))
-            # tokens begin at multiples of four bytes
-            at = recent.rfind(ngram, 0, (at - 1 & ~3) + 4 * n)
-        return found
 
     def _num_equal(self, tail: Tail, position: int) -> int:
         """How many tokens before `position` equal the end of a text.

@@ -14,6 +14,7 @@ from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 
 OLD, NEW = 100, 200
 SCORE = 0.9
+ALL = 2**30  # tokens that a draft may have
 
 
 def copying(source, position=1, variants=None):
@@ -31,7 +32,7 @@ def position(alignment, index):
 
 
 def rewritten(alignment, source):
-    tokens, scores = alignment.rewrite(source, [SCORE] * len(source))
+    tokens, scores = alignment.rewrite(source, [SCORE] * len(source), ALL)
     assert len(tokens) == len(scores)
     return tokens
 
@@ -63,11 +64,11 @@ def test_a_change_made_before_is_expected_again():
     alignment, _ = copying([0, 1, OLD, 2, 3, OLD, 4, 5, OLD, 6])
     assert rewritten(alignment, [OLD, 6]) == [OLD, 6]
     alignment.follow([1, NEW, 2, 3])
-    tokens, first = alignment.rewrite([OLD, 6], [SCORE, SCORE])
+    tokens, first = alignment.rewrite([OLD, 6], [SCORE, SCORE], ALL)
     assert tokens == [NEW, 6]
     alignment.follow([NEW])
     assert alignment.exact(), "an expected change does not interrupt the copy"
-    _, second = alignment.rewrite([OLD, 6], [SCORE, SCORE])
+    _, second = alignment.rewrite([OLD, 6], [SCORE, SCORE], ALL)
     assert first[0] < second[0] < SCORE, "a change is trusted more the more often it was made"
 
 
@@ -260,6 +261,6 @@ def test_places_are_always_inside_the_source(source, text):
             assert 0 < place.position < len(index)
             assert index.tokens[place.position] != SEPARATOR
             tokens, scores = alignment.rewrite(
-                index.copy(place.position, LONGEST_OLD), [SCORE] * LONGEST_OLD
+                index.copy(place.position, LONGEST_OLD), [SCORE] * LONGEST_OLD, ALL
             )
             assert len(tokens) == len(scores[: len(tokens)])
