@@ -23,13 +23,13 @@ about the token after it (censored).
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import repeat
 from math import exp
 from typing import Any, ClassVar
 
 from headstart.control.codec import Checks, check_parts, number, saved, table, values
-from headstart.control.token_odds import TokenPair, TokenTables
+from headstart.control.token_odds import TokenTables
 from headstart.control.values import Outcome
 
 # of the score buckets: scores up to 1 are probabilities or shares, above 1 lengths or counts
@@ -68,24 +68,27 @@ class LabelCounts:
         prior = MODEL_PRIOR if self.is_probability else PRIOR
         return (self.m + SPECULATOR_WEIGHT * prior) / (self.n + SPECULATOR_WEIGHT)
 
-    def rates(self, confidence: Sequence[float]) -> Iterator[float]:
-        """Conditional acceptance of each token of a draft, one by one: callers stop early."""
+    def rates(self, confidence: Sequence[float]) -> list[float]:
+        """Conditional acceptance of each token of a draft."""
         overall, is_probability = self.overall(), self.is_probability
         bucket_m, bucket_n = self.bucket_m, self.bucket_n
+        rates = []
         for score in confidence:
             bucket = bisect_right(EDGES, score)
             base = 0.1 + 0.8 * score if is_probability else overall
             rate = (bucket_m[bucket] + BUCKET_WEIGHT * base) / (bucket_n[bucket] + BUCKET_WEIGHT)
-            yield 0.002 if rate < 0.002 else 0.998 if rate > 0.998 else rate  # finite log-odds
+            rates.append(0.002 if rate < 0.002 else 0.998 if rate > 0.998 else rate)
+        return rates  # of finite log-odds
 
     def count(self, confidence: Sequence[float], num_matched: int) -> None:
         """Add labels: the first `num_matched` were accepted."""
+        m, n, bucket_m, bucket_n = self.m, self.n, self.bucket_m, self.bucket_n
         for i, score in enumerate(confidence):
-            accepted, bucket = float(i < num_matched), bisect_right(EDGES, score)
-            self.bucket_n[bucket] = self.bucket_n[bucket] * FADE + 1.0
-            self.bucket_m[bucket] = self.bucket_m[bucket] * FADE + accepted
-            self.n = self.n * FADE + 1.0
-            self.m = self.m * FADE + accepted
+            accepted, bucket = 1.0 if i < num_matched else 0.0, bisect_right(EDGES, score)
+            bucket_n[bucket] = bucket_n[bucket] * FADE + 1.0
+            bucket_m[bucket] = bucket_m[bucket] * FADE + accepted
+            n, m = n * FADE + 1.0, m * FADE + accepted
+        self.m, self.n = m, n
 
 
 class RequestBias:
@@ -100,11 +103,12 @@ class RequestBias:
         """Follow a draft's labels, for which the average says `rates`."""
         variance, shift, odds = self.variance, self.shift, self.odds
         for i, rate in enumerate(rates):
-            p = rate * odds / (1.0 - rate + rate * odds)
+            right = rate * odds
+            p = right / (1.0 - rate + right)
             variance += SHIFT_DRIFT
             variance /= 1.0 + variance * p * (1.0 - p)
             shift = shift * SHIFT_PULL + variance * ((1.0 if i < num_matched else 0.0) - p)
-            shift = max(-4.0, min(4.0, shift))
+            shift = -4.0 if shift < -4.0 else 4.0 if shift > 4.0 else shift
             odds = exp(shift)
         self.variance, self.shift, self.odds = variance, shift, odds
 
@@ -132,13 +136,13 @@ class Calibration:
         """
         bias = self._biases.get(seq_id, {}).get(speculator)
         odds = 1.0 if bias is None else bias.odds
-        pair = self._token_pair(speculator, seq_id)
+        pair = self._tokens.of(self._namespaces.get(seq_id, ""), speculator)
         by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
         befores: Iterable[int] = tokens or repeat(-1)  # no token has this id
         drafted: Iterable[int] = tokens[1:] or repeat(-1)
         alive, survival = 1.0, list[float]()
-        rates = self._table(speculator).rates(confidence)
-        for rate, before, token in zip(rates, befores, drafted, strict=False):
+        table = self.tables.get(speculator) or self._table(speculator)
+        for rate, before, token in zip(table.rates(confidence), befores, drafted, strict=False):
             right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
             alive *= right / (1.0 - rate + right)
             survival.append(alive)
@@ -159,17 +163,18 @@ class Calibration:
         num_known, num_labelled = outcome.num_known, outcome.num_labelled
         if num_labelled <= num_known:
             return
-        table = self._table(outcome.speculator)
+        table = self.tables.get(outcome.speculator) or self._table(outcome.speculator)
         biases = self._biases.setdefault(outcome.seq_id, {})
         shift = biases.get(outcome.speculator)
         if shift is None:
             shift = biases[outcome.speculator] = RequestBias()
         confidence = outcome.confidence[num_known:num_labelled]
         num_matched = outcome.num_matched - num_known
-        rates = list(table.rates(confidence))
+        rates = table.rates(confidence)
         if outcome.tokens:
             tokens = outcome.tokens[num_known : num_labelled + 1]
-            pair = self._token_pair(outcome.speculator, outcome.seq_id)
+            namespace = self._namespaces.get(outcome.seq_id, "")
+            pair = self._tokens.of(namespace, outcome.speculator)
             pair.learn(tokens, rates, shift.odds, num_matched)
         shift.learn(rates, num_matched)
         table.count(confidence, num_matched)
@@ -192,9 +197,6 @@ class Calibration:
             name: {"acceptance": table.overall(), "labels": table.n}
             for name, table in self.tables.items()
         }
-
-    def _token_pair(self, speculator: str, seq_id: int) -> TokenPair:
-        return self._tokens.of(self._namespaces.get(seq_id, ""), speculator)
 
     def _table(self, speculator: str) -> LabelCounts:
         table = self.tables.get(speculator)

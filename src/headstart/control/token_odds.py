@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from itertools import pairwise
 
 FADE = 0.97  # of a token's counts, per label
 MAX_TOKENS, MAX_TOTAL = 4096, 131_072  # of a speculator in a namespace; of all
@@ -24,31 +23,17 @@ class TokenOdds:
     missing.
     """
 
-    __slots__ = ("_counts", "factors")
+    __slots__ = ("counts", "factors")
 
     def __init__(self) -> None:
         self.factors: dict[int, float] = {}
-        self._counts: dict[int, tuple[float, float, float]] = {}  # labels, accepted, expected
+        self.counts: dict[int, tuple[float, float, float]] = {}  # labels, accepted, expected
 
-    def learn(self, token: int, expected: float, accepted: float) -> float:
-        """Count a label for which the rest says `expected`; returns the token's factor."""
-        known = self._counts.get(token)
-        if known is None:
-            n, m, e = 1.0, accepted, expected
-            if len(self._counts) >= MAX_TOKENS:
-                self._forget()
-        else:
-            n, m, e = known
-            n, m, e = n * FADE + 1.0, m * FADE + accepted, e * FADE + expected
-        self._counts[token] = (n, m, e)
-        factor = self.factors[token] = (m + 1.0) / (e + 1.0) * (n - e + 1.0) / (n - m + 1.0)
-        return factor
-
-    def _forget(self) -> None:
+    def forget(self) -> None:
         """Drop the half of the tokens with the fewest labels."""
-        by_labels = sorted(self._counts, key=lambda token: self._counts[token][0])
+        by_labels = sorted(self.counts, key=lambda token: self.counts[token][0])
         for token in by_labels[: MAX_TOKENS // 2]:
-            del self._counts[token], self.factors[token]
+            del self.counts[token], self.factors[token]
 
 
 class TokenPair:
@@ -69,10 +54,22 @@ class TokenPair:
             rates: conditional acceptance of each, by its score; `odds` is the request's factor.
             num_matched: of them, from the first on.
         """
-        for i, ((before, token), rate) in enumerate(zip(pairwise(tokens), rates, strict=True)):
-            accepted, right = float(i < num_matched), rate * odds
-            right *= self.drafted.learn(token, right / (1.0 - rate + right), accepted)
-            self.before.learn(before, right / (1.0 - rate + right), accepted)
+        before, drafted = self.before, self.drafted
+        for i, rate in enumerate(rates):
+            accepted, right = 1.0 if i < num_matched else 0.0, rate * odds
+            for table, token in ((drafted, tokens[i + 1]), (before, tokens[i])):
+                expected, counts = right / (1.0 - rate + right), table.counts
+                if (known := counts.get(token)) is None:
+                    n, m, e = 1.0, accepted, expected
+                    if len(counts) >= MAX_TOKENS:
+                        table.forget()
+                else:
+                    n, m, e = known
+                    n, m, e = n * FADE + 1.0, m * FADE + accepted, e * FADE + expected
+                counts[token] = (n, m, e)
+                factor = (m + 1.0) / (e + 1.0) * (n - e + 1.0) / (n - m + 1.0)
+                table.factors[token] = factor
+                right *= factor
 
 
 class TokenTables:

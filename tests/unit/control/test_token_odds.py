@@ -9,7 +9,7 @@ import pytest
 from headstart.control.calibration import Calibration
 from headstart.control.codec import encode
 from headstart.control.controller import Controller
-from headstart.control.token_odds import MAX_TOKENS, MAX_TOTAL, TokenOdds, TokenTables
+from headstart.control.token_odds import MAX_TOKENS, MAX_TOTAL, TokenPair, TokenTables
 from headstart.control.values import Outcome
 
 BRACKET, NAME, BEFORE = 1, 2, 3
@@ -61,7 +61,7 @@ def test_a_draft_told_bit_by_bit_teaches_each_token_once() -> None:
     for known, labelled in ((0, 2), (2, 3), (3, 5)):  # the fifth token was wrong
         calibration.record(Outcome(0, "text", [4.0] * 5, min(4, labelled), labelled, known, tokens))
     assert calibration.describe()["text"]["labels"] == pytest.approx(5.0, rel=0.01)
-    pair = calibration._token_pair("text", 0)
+    pair = calibration._tokens.of("", "text")
     assert pair.drafted.factors.keys() == {1, 2, 3, 4, 5}
     assert pair.before.factors.keys() == {9, 1, 2, 3, 4}
     assert [pair.drafted.factors[token] > 1.0 for token in tokens[1:]] == [
@@ -71,7 +71,7 @@ def test_a_draft_told_bit_by_bit_teaches_each_token_once() -> None:
         True,
         False,
     ]
-    assert all(n == 1.0 for n, _, _ in pair.drafted._counts.values())
+    assert all(n == 1.0 for n, _, _ in pair.drafted.counts.values())
 
 
 def test_one_tenants_tokens_do_not_change_anothers_survival() -> None:
@@ -99,12 +99,13 @@ def test_tokens_are_not_saved() -> None:
 
 
 def test_memory_is_bounded_and_tokens_seen_often_stay() -> None:
-    odds = TokenOdds()
+    pair = TokenPair()
+    odds = pair.drafted
     for _ in range(3):
-        odds.learn(BRACKET, 0.5, 1.0)
+        pair.learn([BEFORE, BRACKET], [0.5], 1.0, num_matched=1)
     factor = odds.factors[BRACKET]
     for token in range(100, 100 + 3 * MAX_TOKENS):
-        odds.learn(token, 0.5, 1.0)
+        pair.learn([BEFORE, token], [0.5], 1.0, num_matched=1)
     assert len(odds.factors) <= MAX_TOKENS
     assert odds.factors[BRACKET] == factor
 
@@ -112,9 +113,9 @@ def test_memory_is_bounded_and_tokens_seen_often_stay() -> None:
 def test_the_namespaces_used_longest_ago_are_forgotten_first() -> None:
     tables = TokenTables()
     for i in range(40):
-        odds = tables.of(str(i), "text").drafted
+        pair = tables.of(str(i), "text")
         for token in range(MAX_TOKENS):
-            odds.learn(token, 0.5, 1.0)
+            pair.learn([BEFORE, token], [0.5], 1.0, num_matched=1)
         tables.trim()
     kept = [i for i in range(40) if tables.of(str(i), "text").drafted.factors]
     assert kept == list(range(40 - len(kept), 40))
