@@ -58,7 +58,7 @@ tokens, and that each is accepted if those before it are.
 class _Running(NamedTuple):
     """What is known about one sequence."""
 
-    index: SuffixIndex  # of its text
+    history: SuffixIndex  # of its text
     alignment: Alignment
     namespace: str
     prompt: _Prompt
@@ -139,7 +139,7 @@ class SuffixSpeculator(Speculator):
         self, seq_id: int, text: Sequence[int], namespace: str, prompt: _Prompt = _NO_PROMPT
     ) -> _Running:
         last = self._running.get(seq_id)  # where it did not end, only what differs is indexed anew
-        index = SuffixIndex(SIZES, MAX_MATCH) if last is None else last.index
+        index = SuffixIndex(SIZES, MAX_MATCH) if last is None else last.history
         index.follow(text, is_new=True)
         running = _Running(index, Alignment(self._variants), namespace, prompt)
         self._running[seq_id] = running
@@ -224,13 +224,13 @@ class SuffixSpeculator(Speculator):
         running = self._running.get(seq_id)
         if running is not None:
             running.alignment.follow(emitted)
-            running.index.extend(emitted)
+            running.history.extend(emitted)
 
     def end(self, seq_id: int) -> None:
         running = self._running.pop(seq_id, None)
         if running is None or running.prompt is _NO_PROMPT or not self._options.corpus_tokens:
             return
-        if not self.corpus.add(running.index.tokens, running.namespace):
+        if not self.corpus.add(running.history.tokens, running.namespace):
             return
         answer = self.corpus.newest(running.namespace)
         if answer is not None:
