@@ -35,6 +35,7 @@ from benchmarks.lib.workloads import make_prompts
 from headstart.config import ServerConfig
 from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.balancer import Fleet, Ranking
+from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.policy import ranking
 from headstart.gateway.balancer.replica import Replica
 
@@ -106,20 +107,17 @@ def _ray_gateway(port: int) -> Iterator[int]:
     from ray import serve
     from ray.serve.config import HTTPOptions
 
-    from headstart.extras.cluster.gateway import GatewayActor, GatewaySettings, routing_limits
-    from headstart.extras.cluster.replica import ReplicaSettings
+    from headstart.extras.cluster.gateway import GatewayActor
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         own: int = probe.getsockname()[1]
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     serve.start(http_options=HTTPOptions(host="127.0.0.1", port=own))
-    settings = GatewaySettings(
-        ServerConfig(port=own), ReplicaSettings((), "key"), routing_limits(0, 1000)
-    )
+    options = RoutingOptions(retries=0, max_waiting=1000)
     gateway = serve.deployment(max_ongoing_requests=1000)(serve.ingress()(GatewayActor))
     replica = serve.deployment(ScriptedReplica).bind(f"http://127.0.0.1:{port}")
-    serve.run(gateway.bind(settings, replica), route_prefix="/")
+    serve.run(gateway.bind(ServerConfig(port=own), options, "key", replica), route_prefix="/")
     try:
         yield own
     finally:
@@ -236,7 +234,7 @@ def _in_thread(fleet: Fleet) -> Iterator[int]:
 
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
-    app = create_app(ServerConfig(), fleet, poll_seconds=0.3)
+    app = create_app(ServerConfig(), fleet, RoutingOptions(health_seconds=0.3))
     server = _QuietServer(uvicorn.Config(app, log_level="critical", ws="none"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -7,8 +7,8 @@ import logging
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.types import ASGIApp
 
 from headstart.config import ServerConfig
@@ -46,13 +45,12 @@ def serve(
         ConfigError, ModelError: the port cannot be taken, or model or worker cannot be loaded.
     """
     failures: list[Exception] = []
+    addresses: list[str] = []
     extras = extras or Extras()
     config = extras.applied(config)
 
     def on_loaded(error: Exception | None) -> None:
         if error is None:
-            scheme = "https" if config.ssl_cert_file else "http"
-            addresses = [address_of(one, scheme) + config.api_prefix for one in listeners]
             for address in addresses[1:]:
                 log.info("listening on %s as well", address)
             announce(addresses[0])
@@ -61,13 +59,32 @@ def serve(
             server.should_exit = True
 
     app = create_app(config, worker, load_model, on_loaded, extras)
-    server = _Server(worker, app, extras, uvicorn_config(app, config))
+    service: Service = app.state.service
+
+    async def stop() -> None:
+        service.is_stopping = True
+        await extras.close()
+
+    server = StoppableServer(uvicorn_config(app, config), stop, worker.close, worker.kill)
+    run(server, config, addresses.extend)
+    if failures:
+        raise failures[0]
+
+
+def run(
+    server: uvicorn.Server, config: ServerConfig, announce: Callable[[Sequence[str]], None]
+) -> None:
+    """Serve until stopped; `announce` is called with the addresses once the ports are taken.
+
+    Raises:
+        ConfigError: a port cannot be taken.
+    """
     with ExitStack() as stack:
         listeners = take_ports(config, stack)
         stack.enter_context(sigterm_is_no_failure(server))
+        scheme = "https" if config.ssl_cert_file else "http"
+        announce([address_of(one, scheme) + config.api_prefix for one in listeners])
         server.run(sockets=listeners)
-    if failures:
-        raise failures[0]
 
 
 def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
@@ -93,33 +110,41 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     )
 
 
-class _Server(uvicorn.Server):
-    """Ends running answers with an error, where uvicorn would close their connections."""
+class StoppableServer(uvicorn.Server):
+    """Ends running answers with an error, where uvicorn would close their connections.
+
+    Args:
+        stop: called first.
+        end: ends the answers that still run after SHUTDOWN_SECONDS.
+        kill: called at a second signal, where `end` would wait for a step.
+    """
 
     def __init__(
-        self, worker: Worker, app: Starlette, extras: Extras, config: uvicorn.Config
+        self,
+        config: uvicorn.Config,
+        stop: Callable[[], Awaitable[None]],
+        end: Callable[[], Awaitable[None]],
+        kill: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config)
-        self._worker = worker
-        self._service: Service = app.state.service
-        self._extras = extras
+        self._stop, self._end, self._kill = stop, end, kill
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Kill the engine at the second signal; the first waits for its step."""
         if self.should_exit:
-            self._worker.kill()
+            self._kill()
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._service.is_stopping = True
-        await self._extras.close()
-        closing = asyncio.create_task(self._close_worker())
+        await self._stop()
+        ending = asyncio.create_task(self._end_later())
         await super().shutdown(sockets)
-        closing.cancel()
+        ending.cancel()
+        with suppress(asyncio.CancelledError):
+            await ending
 
-    async def _close_worker(self) -> None:
+    async def _end_later(self) -> None:
         await asyncio.sleep(SHUTDOWN_SECONDS)
-        await self._worker.close()
+        await self._end()
 
 
 @contextmanager

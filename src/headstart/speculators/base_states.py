@@ -16,12 +16,11 @@ from numpy.typing import NDArray
 
 from headstart.config import option
 from headstart.speculators.base import Speculator
-from headstart.speculators.base_times import SAMPLE_ROWS, times_of
+from headstart.speculators.base_models import SAMPLE_ROWS, GrowingDraft, times_of
 from headstart.speculators.followed_caches import CONTEXT_FULL, FollowedCaches
 from headstart.speculators.target_states import TargetStates
-from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, make_draft_tokenizer
+from headstart.text.vocabulary.draft_tokenizer import make_draft_tokenizer
 from headstart.types import (
-    NO_DRAFT,
     Capability,
     ContextFullError,
     DecodedStates,
@@ -106,14 +105,14 @@ class StateSpeculator(Speculator):
         drafts = [self._begin(request) for request in requests]
         most_drafts = self.context.engine.max_outputs // self.rows_per_draft
         for draft in [d for d in drafts if d.is_active][most_drafts:]:
-            draft.fail("batch full")
+            draft.reason = "batch full"
         try:
             self._catch_up(drafts)
             self._draft(drafts)
         except ContextFullError:
             self.caches.make_room([request.seq_id for request in requests])
             for draft in drafts:
-                draft.fail(CONTEXT_FULL)
+                draft.reason = CONTEXT_FULL
         for draft in drafts:
             self.caches.cut(draft.request.seq_id)
             if draft.builder is not None:
@@ -178,15 +177,15 @@ class StateSpeculator(Speculator):
         sequence = self.caches.sequence(request.seq_id)
         sequence.last_used = self._num_calls
         states, length = sequence.states, len(request.tokens) - 1 - request.num_drafted
-        draft = StateDraft(request, states)
+        draft = StateDraft(request, states=states)
         if states.length != length or not states.num_states:
-            draft.fail("the target's states are missing")
+            draft.reason = "the target's states are missing"
             return draft
         room = self.context.engine.context_size - length - 1
         room = min(room, self.longest_draft or room) - request.num_drafted
         limit = min(request.max_tokens, room)
         if limit <= 0:
-            draft.fail(CONTEXT_FULL)
+            draft.reason = CONTEXT_FULL
             return draft
         states.settle()
         self.caches.cut(request.seq_id)
@@ -204,7 +203,7 @@ class StateSpeculator(Speculator):
                 self.caches.read(draft.request.seq_id, 0, room)
             room -= num_rows
             if draft.num_unread(0):
-                draft.fail(self.reading)
+                draft.reason = self.reading
 
     def _extend(self, drafts: Sequence[StateDraft], step: int) -> None:
         """One decode: the next token of each draft.
@@ -289,22 +288,17 @@ class StateSpeculator(Speculator):
 
 
 @dataclass(slots=True)
-class StateDraft:
-    """One request's draft while it grows."""
+class StateDraft(GrowingDraft):
+    """One request's draft. `scores` are those of a head that knows better than the logits."""
 
-    request: DraftRequest
-    states: TargetStates
-    builder: DraftBuilder | None = None
+    states: TargetStates = field(kw_only=True)
     read: list[int] = field(default_factory=list)  # of another's draft that it continues
     guessed: list[NDArray[np.float32]] = field(default_factory=list)  # states before draft tokens
-    scores: list[float] = field(default_factory=list)  # of draft tokens, where logits have none
-    reason: str = ""  # why there is no draft
     has_ended: bool = False
 
     @property
     def is_active(self) -> bool:
-        builder = self.builder
-        return builder is not None and not self.has_ended and len(builder.tokens) < builder.limit
+        return self.has_room and not self.has_ended
 
     @property
     def tokens(self) -> list[int]:
@@ -319,9 +313,6 @@ class StateDraft:
     def num_unread(self, head: int) -> int:
         """Verified rows that a head lacks."""
         return self.states.length - self.states.read[head]
-
-    def fail(self, reason: str) -> None:
-        self.reason, self.has_ended = reason, True
 
     @property
     def limit(self) -> int:
@@ -361,15 +352,3 @@ class StateDraft:
         before = len(self.read)
         if self.builder is not None and list(emitted[:before]) == self.read:
             self.builder.learn(emitted[before:])
-
-    def finish(self, name: str, unsure: str) -> Draft:
-        """The finished draft; `unsure` is the reason if it has no token."""
-        if self.builder is None or self.reason:
-            return Draft(reason=self.reason, is_ready=False)
-        tokens, confidence = self.builder.finish()
-        if not tokens:
-            if not self.has_ended:
-                return NO_DRAFT
-            return Draft(reason=unsure)
-        scores = self.scores or confidence
-        return Draft(tokens, scores, name)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from headstart.config import option
 from headstart.speculators.base import Speculator, register
-from headstart.speculators.base_times import SAMPLE_ROWS, times_of
+from headstart.speculators.base_models import SAMPLE_ROWS, times_of
 from headstart.speculators.draft_model_progress import CachedSequence, DraftInProgress, closed_half
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import make_draft_tokenizer
@@ -140,7 +140,7 @@ class DraftModelSpeculator(Speculator):
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self._num_calls += 1
-        drafts = [DraftInProgress(r, self._sequence(r.seq_id)) for r in requests]
+        drafts = [DraftInProgress(r, sequence=self._sequence(r.seq_id)) for r in requests]
         room = min(max(self.options.catch_up, 2 * len(requests)), self._batch.capacity)
         for drafting in drafts:
             self._prepare(drafting, room)
@@ -156,7 +156,7 @@ class DraftModelSpeculator(Speculator):
             if self._keeps_states:
                 self._keep_settled(active)
         self._share_prompts(drafts)
-        return [s.finish(self.name) for s in drafts]
+        return [s.finish(self.name, "draft model is unsure") for s in drafts]
 
     def _share_prompts(self, drafts: Sequence[DraftInProgress]) -> None:
         """Share prompts that were just read with requests that began with the same text."""

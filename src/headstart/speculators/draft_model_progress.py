@@ -9,9 +9,10 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.speculators.base_models import GrowingDraft
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer
-from headstart.types import NO_DRAFT, Draft, DraftRequest
+from headstart.types import Draft
 
 # where the middle of a text is left out, at least its first tokens are read: models rely on them
 # whatever they are (Xiao et al. 2023, "attention sinks", https://arxiv.org/abs/2309.17453)
@@ -138,54 +139,31 @@ def closed_half(sequences: Mapping[int, CachedSequence], busy: Collection[int]) 
 
 
 @dataclass(slots=True)
-class DraftInProgress:
-    """One request's draft while it grows."""
+class DraftInProgress(GrowingDraft):
+    """One request's draft."""
 
-    request: DraftRequest
-    sequence: CachedSequence
-    builder: DraftBuilder | None = None  # of this draft; None where there can be none
+    sequence: CachedSequence = field(kw_only=True)
     num_catch_up: int = 0  # tokens of the history that the cache does not have
     num_settled: int = 0  # tokens of the history that stay as they are, whatever is accepted
     pending: list[int] = field(default_factory=list)  # to decode next
-    reason: str = ""  # why there is no draft
 
     @property
     def is_active(self) -> bool:
-        builder = self.builder
-        return (
-            builder is not None
-            and not self.reason
-            and bool(self.pending)
-            and len(builder.tokens) < builder.limit
-        )
+        return self.has_room and bool(self.pending)
 
     @property
     def is_read(self) -> bool:
         """Whether all of the history was decoded."""
         return self.builder is not None and not self.reason
 
-    @property
-    def has_begun(self) -> bool:
-        """Whether it has a token."""
-        return self.builder is not None and bool(self.builder.tokens)
-
     def extend(self, logits: NDArray[np.float32]) -> None:
         """Pick the next token from the row after the last one; none ends the draft."""
-        token = (
-            None
-            if self.builder is None
-            else self.builder.extend(logits, self.request.min_confidence)
-        )
+        assert self.builder is not None
+        token = self.builder.extend(logits, self.request.min_confidence)
         self.pending = [] if token is None else [token]
 
-    def finish(self, name: str) -> Draft:
-        if self.builder is None or self.reason:
-            return Draft(reason=self.reason, is_ready=False)
-        tokens, confidence = self.builder.finish()
-        if not tokens:
-            if self.has_begun:
-                return NO_DRAFT
-            return Draft(reason="draft model is unsure")
+    def finish(self, name: str, unsure: str) -> Draft:
+        draft = GrowingDraft.finish(self, name, unsure)
         # of the draft all but the last, if they are accepted
-        self.sequence.num_caught_up += len(tokens) - 1
-        return Draft(tokens, confidence, name)
+        self.sequence.num_caught_up += max(0, len(draft.tokens) - 1)
+        return draft

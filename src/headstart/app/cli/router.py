@@ -7,7 +7,7 @@ from dataclasses import fields
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
 from headstart.config import LogConfig
-from headstart.gateway.balancer.options import SERVER_SETTINGS, RouterOptions
+from headstart.gateway.balancer.options import SERVER_SETTINGS, BalancerOptions
 
 
 def run(resolved: Resolved, words: list[str]) -> int:
@@ -15,7 +15,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
     from headstart.config.logs import start_logging
     from headstart.gateway.balancer.run import serve
 
-    options, config = resolved.own(RouterOptions), resolved.config()
+    options, config = resolved.own(BalancerOptions), resolved.config()
     num_backends = len(options.urls())
 
     def announce(url: str) -> None:
@@ -35,7 +35,7 @@ COMMAND = Command(
         "its corpora know of the text. Backends are headstart serve or llama-server, with one "
         "model."
     ),
-    options=RouterOptions,
+    options=BalancerOptions,
     parts=("server", "log"),
     shared=(*SERVER_SETTINGS, *(field.name for field in fields(LogConfig))),
     run=run,

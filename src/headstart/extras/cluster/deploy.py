@@ -40,7 +40,7 @@ def application(
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-    from headstart.extras.cluster.gateway import GatewayActor, GatewaySettings, routing_limits
+    from headstart.extras.cluster.gateway import GatewayActor
     from headstart.extras.cluster.replica import ReplicaActor, ReplicaSettings
 
     settings = ReplicaSettings(tuple(arguments), key, options.drain_seconds)
@@ -65,7 +65,6 @@ def application(
         graceful_shutdown_wait_loop_s=0.5,
         health_check_period_s=2.0,
     )(ReplicaActor)
-    limits = routing_limits(options.retries, options.max_waiting)
     gateway = serve.deployment(
         name=GATEWAY,
         num_replicas=options.gateways,
@@ -74,8 +73,7 @@ def application(
         graceful_shutdown_timeout_s=options.drain_seconds,
         health_check_period_s=2.0,
     )(serve.ingress()(GatewayActor))
-    gateway_settings = GatewaySettings(server, settings, limits, options.health_seconds)
-    return gateway.bind(gateway_settings, replicas.bind(settings))
+    return gateway.bind(server, options, settings.key, replicas.bind(settings))
 
 
 def connect(options: ClusterOptions) -> None:

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from headstart.config import check_ranges, option
+from headstart.config import option
+from headstart.gateway.balancer.options import RoutingOptions
 from headstart.types.errors import ConfigError
 
 # of `ServerConfig`; what the replicas get stands behind --
 SERVER_SETTINGS = (
-    "host",
-    "port",
-    "api_key",
-    "api_key_file",
-    "allowed_hosts",
-    "cors_origins",
-    "max_body_mb",
-    "log_level",
-    "verbose",
-)
+    "host", "port", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body_mb",
+    "log_level", "verbose",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClusterOptions:
+class ClusterOptions(RoutingOptions):
     """How many replicas, and what each takes."""
 
     ray_address: str | None = option(
@@ -45,24 +39,13 @@ class ClusterOptions:
     drain_seconds: int = option(
         600, "seconds that a replica which is stopped has to end its answers", least=0
     )
-    retries: int = option(
-        2, "further replicas that a request is tried at before its first token", least=0
-    )
-    max_waiting: int = option(
-        64,
-        "requests that may wait at each replica before new ones get 429 with Retry-After",
-        least=0,
-    )
-    health_seconds: float = option(1.0, "seconds between two looks at the replicas' state")
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        RoutingOptions.__post_init__(self)
         if self.max_replicas < self.min_replicas:
             raise ConfigError(
                 f"--max-replicas is {self.max_replicas} but --min-replicas is {self.min_replicas}; "
                 "it must be at least as many"
             )
-        for name in ("target_requests", "health_seconds"):
-            if getattr(self, name) <= 0:
-                flag = "--" + name.replace("_", "-")
-                raise ConfigError(f"{flag} is {getattr(self, name)} but must be above 0")
+        if self.target_requests <= 0:
+            raise ConfigError(f"--target-requests is {self.target_requests} but must be above 0")

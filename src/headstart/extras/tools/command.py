@@ -111,8 +111,12 @@ async def _end_supervisor(process: asyncio.subprocess.Process) -> None:
 
 
 def _tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it has ended
-        process.send_signal(number)
+    """`Process.send_signal` would ask first whether it has ended, and take its exit code from the
+    loop, which then reports 255.
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):  # it has ended
+            os.kill(process.pid, number)
 
 
 class _Output:

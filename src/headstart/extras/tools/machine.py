@@ -11,7 +11,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from headstart.extras.tools.command import CommandLimits, Finished, run_command
@@ -39,26 +39,6 @@ GIT_LIST = (
 EntryKind = Literal["file", "dir", "all"]
 OnOutput = Callable[[bytes], None]
 Wrap = Callable[[Sequence[str]], Sequence[str]]
-
-
-class RuntimeNameError(RequestError):
-    """A runtime name that is unknown or not allowed."""
-
-
-@dataclass(frozen=True, slots=True)
-class FoundPath:
-    """A file or folder of a listing, its path relative to where that begins."""
-
-    path: str
-    is_folder: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Listing:
-    """Entries of a folder; `is_cut` if there are more."""
-
-    entries: Sequence[FoundPath]
-    is_cut: bool = False
 
 
 class Machine:
@@ -111,28 +91,28 @@ class Machine:
         script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
         return (await self._script(script, path, given=content)).is_success
 
-    async def entries(self, base: str, max_depth: int, kind: EntryKind) -> Listing:
-        """Files and folders below one; without those that git ignores if only files are asked."""
+    async def entries(self, base: str, max_depth: int, kind: EntryKind) -> tuple[list[str], bool]:
+        """Paths of files and folders below one, and whether there are more.
+
+        A folder's path ends with a slash. If only files are asked for, those that git ignores are
+        left out.
+        """
         if kind == "file":
             done = await self._script(GIT_LIST, base, output_bytes=LISTING_BYTES)
             if done.is_success:
                 names, _, deleted = done.output.partition(b"//\0")
                 gone = {*_paths(deleted)}
                 found = [path for path in _paths(names) if path not in gone]
-                shallow = [path for path in found if not 0 < max_depth <= path.count("/")]
-                return Listing([FoundPath(path, False) for path in shallow], done.is_cut)
-        found_paths: list[FoundPath] = []
-        is_cut = False
+                return [p for p in found if not 0 < max_depth <= p.count("/")], done.is_cut
+        found, is_cut = [], False
         for is_folder in (True, False):
             if kind != ("file" if is_folder else "dir"):
                 script = _find_script(max_depth, is_folder=is_folder)
                 done = await self._script(script, base, output_bytes=LISTING_BYTES)
-                found_paths += [
-                    FoundPath(path.removeprefix("./"), is_folder) for path in _paths(done.output)
-                ]
+                found += [path.removeprefix("./") + "/" * is_folder for path in _paths(done.output)]
                 # `find` fails if a folder cannot be read
                 is_cut = is_cut or done.is_cut or not done.is_success
-        return Listing(found_paths, is_cut)
+        return found, is_cut
 
     async def run(
         self, arguments: Sequence[str], limits: CommandLimits, on_output: OnOutput | None = None
@@ -162,24 +142,24 @@ def machine_of(runtime: str, folder: str) -> Machine:
     """The machine of a runtime name; an empty name is this one.
 
     Raises:
-        RuntimeNameError: there is no such runtime, or it may not be named so.
+        RequestError: there is no such runtime, or it may not be named so.
     """
     if not runtime:
         return Machine(folder)
     scheme, _, name = runtime.partition(":")
     if scheme == "ssh":
         if not re.fullmatch(r"[A-Za-z0-9._@][A-Za-z0-9._@-]*", name):
-            raise RuntimeNameError(f"invalid ssh target: {name!r:.80}")
+            raise RequestError(f"invalid ssh target: {name!r:.80}")
         return Machine(folder, lambda inner: (*SSH, name, shlex.join(inner)))
     engine = scheme.removesuffix("-container")
     if engine in ENGINES and scheme != engine:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise RuntimeNameError(f"invalid container id: {name!r:.80}")
+            raise RequestError(f"invalid container id: {name!r:.80}")
         return Machine(folder, lambda inner: (engine, "exec", "-i", name, *inner))
     if engine in ENGINES:
-        raise RuntimeNameError(f"a call can only use a container that runs, not {runtime!r:.80}")
+        raise RequestError(f"a call can only use a container that runs, not {runtime!r:.80}")
     # no fallback to this machine: the client asked for another
-    raise RuntimeNameError(f"unknown tool runtime: {runtime!r:.80}")
+    raise RequestError(f"unknown tool runtime: {runtime!r:.80}")
 
 
 def _paths(output: bytes) -> list[str]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -14,8 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from headstart.config import ServerConfig, ToolsConfig
-from headstart.extras.tools.tool import Tool
-from headstart.extras.tools.toolbox import CallPlace, Toolbox
+from headstart.extras.tools.toolbox import Toolbox
 from headstart.server import sse
 from headstart.server.body import Body, parse_body
 from headstart.server.errors import CLIENT_GONE, ApiError, error_body, shorten
@@ -89,7 +89,10 @@ async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
     # where a call works is the client's choice, never the model's
     reserved = ("cwd", "runtime", "resp_type") if own else ()
     arguments = {name: value for name, value in body.params.items() if name not in reserved}
-    place = CallPlace(
+    call = partial(
+        toolbox.call,
+        tool,
+        arguments,
         folder=http.headers.get("x-tool-cwd", ""),
         runtime=http.headers.get("x-tool-runtime", ""),
         wants_base64=http.headers.get("x-resp-type", "") == "base64",
@@ -97,21 +100,18 @@ async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
     if body.stream:
         if not tool.can_stream:
             raise ApiError(400, f"the tool {tool.name} cannot be streamed; leave out stream")
-        stream = _stream(toolbox, tool, arguments, place)
-        return StreamingResponse(stream, headers=sse.HEADERS, media_type="text/event-stream")
+        return StreamingResponse(_stream(call), headers=sse.HEADERS, media_type="text/event-stream")
     try:
-        result = await unless_left(http.receive, toolbox.call(tool, arguments, place))
+        result = await unless_left(http.receive, call())
     except ClientGoneError:
         return Response(status_code=CLIENT_GONE)
     return result
 
 
-async def _stream(
-    toolbox: Toolbox, tool: Tool, arguments: Mapping[str, Any], place: CallPlace
-) -> AsyncIterator[bytes]:
+async def _stream(start: Callable[..., Awaitable[dict[str, Any]]]) -> AsyncIterator[bytes]:
     """Stream the output of a tool, then how it ended."""
     pieces: asyncio.Queue[str | None] = asyncio.Queue()
-    call = asyncio.ensure_future(toolbox.call(tool, arguments, place, pieces.put_nowait))
+    call = asyncio.ensure_future(start(on_output=pieces.put_nowait))
     call.add_done_callback(lambda _: pieces.put_nowait(None))
     try:
         while (piece := await pieces.get()) is not None:

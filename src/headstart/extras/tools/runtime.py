@@ -12,9 +12,9 @@ from tempfile import TemporaryDirectory
 
 from headstart.extras.tools.command import end_process
 from headstart.extras.tools.environment import shared_environment
-from headstart.extras.tools.machine import ENGINES, RuntimeNameError, machine_of
+from headstart.extras.tools.machine import ENGINES, machine_of
 from headstart.extras.tools.tool import ToolError
-from headstart.types.errors import ConfigError
+from headstart.types.errors import ConfigError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Runtime:
         if not self._starts_container:
             try:
                 machine_of(setting, "")
-            except RuntimeNameError as error:
+            except RequestError as error:
                 raise ConfigError(f"--tools-runtime {setting}: {error}") from error
 
     async def name(self) -> str:

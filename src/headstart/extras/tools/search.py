@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from headstart.extras.tools import glob, grep_child
 from headstart.extras.tools.command import CommandLimits, run_command
-from headstart.extras.tools.machine import EntryKind, FoundPath
+from headstart.extras.tools.machine import EntryKind
 from headstart.extras.tools.tool import (
     ToolError,
     ToolInvocation,
@@ -64,21 +64,20 @@ async def file_glob_search(call: ToolInvocation) -> dict[str, Any]:
     if limit < 1:
         raise ToolError(f"invalid limit: {limit} (must be 1 or more)")
     base, depth = await _folder(call), max(0, call.number("max_depth", 0))
-    listing = await call.machine.entries(base, depth, cast("EntryKind", kind))
-    found = await _filtered(call, listing.entries)
+    listed, is_cut = await call.machine.entries(base, depth, cast("EntryKind", kind))
+    found = await _filtered(call, listed)
     shown = found[: min(limit, MAX_RESULTS)]
-    lines = [entry.path + "/" * entry.is_folder for entry in shown]
-    lines += ["", "---", f"Total matches: {len(found)}"]
+    lines = [*shown, "", "---", f"Total matches: {len(found)}"]
     if len(found) > len(shown):
         lines.append(
             f"[only {len(shown)} of {len(found)} matches are shown; refine the pattern to "
             "narrow the search]"
         )
-    if listing.is_cut:
+    if is_cut:
         lines.append("[the search took too long, or a directory could not be read]")
     entries = [
-        {"path": readable(entry.path), "type": "dir" if entry.is_folder else "file"}
-        for entry in shown
+        {"path": readable(path.rstrip("/")), "type": "dir" if path.endswith("/") else "file"}
+        for path in shown
     ]
     text = readable("\n".join(lines)) + "\n"
     return {"plain_text_response": text, "entries": entries, "base": readable(base)}
@@ -143,9 +142,8 @@ async def _files(call: ToolInvocation) -> list[tuple[str, str, str | None]]:
         named = [(path, machine.resolve(path))]
     else:
         base = await _folder(call)
-        listing = await machine.entries(base, 0, "file")
-        found = await _filtered(call, listing.entries)
-        named = [(entry.path, f"{base}/{entry.path}") for entry in found]
+        listed, _ = await machine.entries(base, 0, "file")
+        named = [(path, f"{base}/{path}") for path in await _filtered(call, listed)]
     if not machine.is_remote:
         return [(name, whole, None) for name, whole in named]
     read = [(name, whole, await machine.read(whole)) for name, whole in named]
@@ -164,16 +162,16 @@ async def _folder(call: ToolInvocation) -> str:
     return call.machine.resolve(path)
 
 
-async def _filtered(call: ToolInvocation, entries: Sequence[FoundPath]) -> list[FoundPath]:
-    """The entries that the include and exclude patterns select."""
+async def _filtered(call: ToolInvocation, paths: Sequence[str]) -> list[str]:
+    """The paths that the include and exclude patterns select."""
     include, exclude = call.text("include", "**"), call.text("exclude", "")
 
-    def choose() -> list[FoundPath]:
+    def choose() -> list[str]:
         return [
-            entry
-            for entry in entries
-            if (include == "**" or glob.matches(include, entry.path))
-            and not (exclude and glob.matches(exclude, entry.path))
+            path
+            for path in paths
+            if (include == "**" or glob.matches(include, path.rstrip("/")))
+            and not (exclude and glob.matches(exclude, path.rstrip("/")))
         ]
 
     return await asyncio.to_thread(choose)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -37,15 +36,6 @@ BUILT_IN = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallPlace:
-    """Where a client wants a call to work; what is empty is the server's."""
-
-    folder: str = ""
-    runtime: str = ""
-    wants_base64: bool = False
-
-
 class Toolbox:
     """What GET /tools lists and POST /tools runs. Belongs to one event loop.
 
@@ -75,19 +65,25 @@ class Toolbox:
         self,
         tool: Tool,
         arguments: Mapping[str, Any],
-        place: CallPlace,
         on_output: Callable[[str], None] | None = None,
+        *,
+        folder: str = "",
+        runtime: str = "",
+        wants_base64: bool = False,
     ) -> dict[str, Any]:
         """Run a tool; what it says of its failure is `error`.
 
+        Args:
+            folder, runtime: where it works; if empty, where the server's settings say.
+
         Raises:
-            RuntimeNameError: the call cannot work where it should.
+            RequestError: the call cannot work where it should.
             UnavailableError: the server ends.
         """
         try:
-            runtime = place.runtime or await self._unless_closed(self._runtime.name())
-            machine = machine_of(runtime, place.folder)
-            call = ToolInvocation(arguments, machine, place.wants_base64, on_output)
+            runtime = runtime or await self._unless_closed(self._runtime.name())
+            machine = machine_of(runtime, folder)
+            call = ToolInvocation(arguments, machine, wants_base64, on_output)
             return await self._unless_closed(tool.run(call))
         except ToolError as error:
             return {"error": str(error)}

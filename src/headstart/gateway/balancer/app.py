@@ -15,10 +15,12 @@ from starlette.types import Scope
 
 from headstart.config import ServerConfig
 from headstart.gateway.balancer.balancer import Fleet
-from headstart.gateway.balancer.health import POLL_SECONDS, Health
+from headstart.gateway.balancer.health import Health
+from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.replica import Replica
-from headstart.gateway.balancer.routing import Routing, RoutingLimits
+from headstart.gateway.balancer.routing import Routing
 from headstart.gateway.proxy import Proxy
+from headstart.gateway.router.child import TENANT_HEADER
 from headstart.server import errors
 from headstart.server.body import read_object
 from headstart.server.errors import ApiError
@@ -31,22 +33,22 @@ Watch = Callable[[], Coroutine[None, None, None]]
 def create_app(
     config: ServerConfig,
     fleet: Fleet,
-    limits: RoutingLimits | None = None,
-    poll_seconds: float = POLL_SECONDS,
+    options: RoutingOptions,
     watch: Watch | None = None,
 ) -> Starlette:
     """Build the app, with the checks of keys, websites and bodies that every server has.
 
     Args:
-        watch: runs beside the app for ever, and adds and removes replicas. No client then counts
-            as one on this machine, because a proxy may stand before the app.
+        watch: runs beside the app for ever, and adds and removes replicas, which have a key of
+            their own. No client then counts as one on this machine, because a proxy may stand
+            before the app.
 
     Raises:
         ConfigError: the API key file cannot be used.
     """
     proxy = Proxy(config.timeout)
-    health = Health(fleet, proxy, poll_seconds)
-    forward = Routing(fleet, proxy, limits or RoutingLimits(), health)
+    health = Health(fleet, proxy, options.health_seconds)
+    forward = Routing(fleet, proxy, options, health, TENANT_HEADER.lower() if watch else "")
     has_keys = bool(config.api_key or config.api_key_file)
     orders = Orders(fleet, has_keys=has_keys, trusts_local=watch is None)
 

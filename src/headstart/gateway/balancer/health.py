@@ -22,7 +22,6 @@ from headstart.types.errors import BackendError
 
 log = logging.getLogger(__name__)
 
-POLL_SECONDS = 1.0
 ANSWER_SECONDS = 5.0  # for an answer to a poll
 PATIENCE = 3  # polls in a row without an answer, before a replica counts as unhealthy
 _GAUGE = re.compile(rb"^llamacpp:requests_(processing|deferred) (\d+)", re.MULTILINE)
@@ -31,7 +30,7 @@ _GAUGE = re.compile(rb"^llamacpp:requests_(processing|deferred) (\d+)", re.MULTI
 class Health:
     """Keeps what is known of the replicas up to date. Belongs to one asyncio loop."""
 
-    def __init__(self, fleet: Fleet, proxy: Proxy, poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(self, fleet: Fleet, proxy: Proxy, poll_seconds: float) -> None:
         self._fleet, self._proxy, self._seconds = fleet, proxy, poll_seconds
         self._num_silent: dict[str, int] = {}  # polls without an answer, by replica
         self._asked_at: dict[tuple[str, str], float] = {}  # for digests, by replica and namespace

@@ -17,7 +17,27 @@ SERVER_SETTINGS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RouterOptions:
+class RoutingOptions:
+    """What everything that passes requests to several servers can be told."""
+
+    retries: int = option(
+        2, "further servers that a request is tried at before its first token", least=0
+    )
+    max_waiting: int = option(
+        64,
+        "requests that may wait at each server before new ones get 429 with Retry-After",
+        least=0,
+    )
+    health_seconds: float = option(1.0, "seconds between two looks at the servers' state")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.health_seconds <= 0:
+            raise ConfigError(f"--health-seconds is {self.health_seconds} but must be above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancerOptions(RoutingOptions):
     """Where requests go, and how often."""
 
     backend: str | None = option(
@@ -31,15 +51,6 @@ class RouterOptions:
         "are passed on. Default: the first of --api-key",
         is_secret=True,
     )
-    retries: int = option(
-        2, "further backends that a request is tried at before its first token", least=0
-    )
-    max_waiting: int = option(
-        64,
-        "requests that may wait at each backend before new ones get 429 with Retry-After",
-        least=0,
-    )
-    health_seconds: float = option(1.0, "seconds between two looks at the backends' state")
     drain_seconds: int = option(
         60,
         "seconds that answers in flight have after SIGTERM or Ctrl-C; new requests get none",
@@ -47,9 +58,7 @@ class RouterOptions:
     )
 
     def __post_init__(self) -> None:
-        check_ranges(self)
-        if self.health_seconds <= 0:
-            raise ConfigError(f"--health-seconds is {self.health_seconds} but must be above 0")
+        RoutingOptions.__post_init__(self)
         self.urls()
 
     def urls(self) -> list[str]:

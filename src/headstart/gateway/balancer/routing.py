@@ -11,7 +11,6 @@ import logging
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import partial
 
 from starlette.requests import ClientDisconnect
@@ -21,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import AnswerText, Asked, read
 from headstart.gateway.balancer.health import Health
+from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.gateway.proxy import Backend, ProxiedAnswer, ProxiedRequest, Proxy, relay
 from headstart.server.body import parse_off_loop
@@ -33,22 +33,24 @@ log = logging.getLogger(__name__)
 STORED = re.compile(r"(?:/v1)?/responses/([^/]+)")  # GET, DELETE and what follows them
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RoutingLimits:
-    """How often to try, and how many may wait."""
-
-    retries: int = 2  # further replicas that are tried after the first
-    max_waiting: int = 64  # requests without a slot, at each replica
-    passes_keys: bool = True  # a client's API key goes to the replica, else the replica's own
-    # tells replicas whose request it is, where they do not see clients' keys
-    tenant_header: str = ""
-
-
 class Routing:
-    """ASGI app: passes each request to a replica of a fleet."""
+    """ASGI app: passes each request to a replica of a fleet.
 
-    def __init__(self, fleet: Fleet, proxy: Proxy, limits: RoutingLimits, health: Health) -> None:
-        self._fleet, self._proxy, self._limits, self._health = fleet, proxy, limits, health
+    Args:
+        tenant_header: tells the replicas whose request it is, where they get their own key instead
+            of the client's; empty: they get the client's.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        proxy: Proxy,
+        options: RoutingOptions,
+        health: Health,
+        tenant_header: str = "",
+    ) -> None:
+        self._fleet, self._proxy, self._options, self._health = fleet, proxy, options, health
+        self._tenant_header = tenant_header
         self.threads = Threads("bodies", 1, max_waiting=256)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +67,7 @@ class Routing:
     ) -> None:
         key = _key_headers(request)
         namespace = scope.get("headstart.namespace", "")
-        if self._limits.passes_keys:
+        if not self._tenant_header:
             namespace = namespace or _namespace(key)
         asked = Asked()
         if found := STORED.match(scope["path"]):
@@ -73,7 +75,7 @@ class Routing:
         elif request.method == "POST":
             parse = partial(read, namespace=namespace)
             asked = await parse_off_loop(request.body, parse, self.threads)
-        if asked.text and self._fleet.is_full(self._limits.max_waiting):
+        if asked.text and self._fleet.is_full(self._options.max_waiting):
             raise self._overload()
         flight, answer = await self._open(request, asked, namespace, receive)
         is_lines = answer.is_event_stream or answer.has_content_type(b"ndjson")
@@ -102,7 +104,7 @@ class Routing:
         # a stored response that was made through another balancer: the replica that has it answers
         is_lost = asked.needs and not self._fleet.knows_owner(asked)
         elsewhere = replicas[:-1] if is_lost else []
-        num_tries = len(replicas) if is_lost else 1 + self._limits.retries
+        num_tries = len(replicas) if is_lost else 1 + self._options.retries
         wants_first = request.method not in ("GET", "HEAD")
         for replica in replicas[:num_tries]:
             flight = self._fleet.start(replica, asked)
@@ -139,16 +141,14 @@ class Routing:
     def _headers(
         self, replica: Replica, key: Mapping[str, str], namespace: str
     ) -> Mapping[str, str]:
-        if self._limits.passes_keys:
-            return key or replica.headers
-        name = self._limits.tenant_header
-        return {**replica.headers, name: namespace} if name else replica.headers
+        name = self._tenant_header
+        return {**replica.headers, name: namespace} if name else key or replica.headers
 
     def _overload(self) -> ApiError:
         seconds = min(60, max(1, math.ceil(self._fleet.wait_seconds())))
         return ApiError(
             429,
-            f"all backends are busy and {self._limits.max_waiting} requests or more wait at each; "
+            f"all backends are busy and {self._options.max_waiting} requests or more wait at each; "
             f"try again in {seconds} s",
             retry_after=seconds,
         )

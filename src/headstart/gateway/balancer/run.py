@@ -10,16 +10,14 @@ import uvicorn
 from headstart.config import Config
 from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.balancer import Fleet
-from headstart.gateway.balancer.options import RouterOptions
+from headstart.gateway.balancer.options import BalancerOptions
 from headstart.gateway.balancer.replica import Replica
-from headstart.gateway.balancer.routing import RoutingLimits
-from headstart.gateway.listen import run
 from headstart.server.guard import load_keys
-from headstart.server.listen import uvicorn_config
+from headstart.server.listen import run, uvicorn_config
 from headstart.types.errors import ConfigError
 
 
-def serve(options: RouterOptions, config: Config, announce: Callable[[str], None]) -> None:
+def serve(options: BalancerOptions, config: Config, announce: Callable[[str], None]) -> None:
     """Serve until stopped; answers in flight then have `--drain-seconds` to end.
 
     Raises:
@@ -33,9 +31,7 @@ def serve(options: RouterOptions, config: Config, announce: Callable[[str], None
         fleet.add(Replica(_name(url), url, headers))
     if not fleet.replicas:
         raise ConfigError("there is no backend; name each with --backend http://HOST:PORT")
-    limits = RoutingLimits(retries=options.retries, max_waiting=options.max_waiting)
-    app = create_app(config.server, fleet, limits, options.health_seconds)
-    settings = uvicorn_config(app, config.server)
+    settings = uvicorn_config(create_app(config.server, fleet, options), config.server)
     settings.timeout_graceful_shutdown = options.drain_seconds
     run(uvicorn.Server(settings), config.server, lambda urls: announce(urls[0]))
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import socket
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-import uvicorn
-
 from headstart.config import Config
 from headstart.config.logs import start_logging
-from headstart.gateway.listen import run
 from headstart.gateway.router.app import create_app
 from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.downloads import ModelStore
@@ -24,7 +18,7 @@ from headstart.gateway.router.listing import ReadPresets
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.presets import ModelPreset
 from headstart.server.extras import Extras
-from headstart.server.listen import SHUTDOWN_SECONDS, uvicorn_config
+from headstart.server.listen import StoppableServer, run, uvicorn_config
 from headstart.types.errors import ConfigError
 
 
@@ -52,7 +46,12 @@ def serve(
     extras = Extras.of(config.tools, os.environ)
     config = replace(config, server=extras.applied(config.server))
     app = create_app(config, pool, read_presets, store, settings, extras)
-    server = _RouterServer(pool, extras, uvicorn_config(app, config.server))
+
+    async def stop() -> None:
+        pool.events.close()
+        await extras.close()
+
+    server = StoppableServer(uvicorn_config(app, config.server), stop, pool.close)
     run(server, config.server, lambda urls: _announce(urls, presets))
     return 0
 
@@ -64,27 +63,6 @@ def _check_startup(presets: Sequence[ModelPreset], max_models: int) -> None:
             f"{len(names)} models have load-on-startup ({', '.join(names)}) but --models-max is "
             f"{max_models}; raise it, or load fewer at the start"
         )
-
-
-class _RouterServer(uvicorn.Server):
-    """Ends the models while answers are still in flight, so that those end with an error."""
-
-    def __init__(self, pool: Pool, extras: Extras, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self._pool, self._extras = pool, extras
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._pool.events.close()
-        await self._extras.close()
-        closing = asyncio.create_task(self._close())
-        await super().shutdown(sockets)
-        closing.cancel()
-        with suppress(asyncio.CancelledError):
-            await closing
-
-    async def _close(self) -> None:
-        await asyncio.sleep(SHUTDOWN_SECONDS)
-        await self._pool.close()
 
 
 def _announce(urls: Sequence[str], presets: Sequence[ModelPreset]) -> None:

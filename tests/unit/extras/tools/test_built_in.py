@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,9 @@ from headstart.config import ToolsConfig
 from headstart.extras.tools import glob, search
 from headstart.extras.tools.command import CommandLimits
 from headstart.extras.tools.edit import normalize, replace_texts
-from headstart.extras.tools.machine import RuntimeNameError
 from headstart.extras.tools.tool import ToolError
-from headstart.extras.tools.toolbox import CallPlace, Toolbox
-from headstart.types.errors import ConfigError
+from headstart.extras.tools.toolbox import Toolbox
+from headstart.types.errors import ConfigError, RequestError
 
 # `docker run --rm -i --cidfile FILE IMAGE sh` and `docker exec -i ID COMMAND...`
 FAKE_ENGINE = """#!/bin/sh
@@ -36,7 +36,7 @@ shift 3; exec "$@"
 
 
 def run_tool(
-    name: str, _place: CallPlace | None = None, _runtime: str = "", **arguments: Any
+    name: str, _place: Mapping[str, Any] | None = None, _runtime: str = "", **arguments: Any
 ) -> Any:
     told: list[str] = []
 
@@ -44,7 +44,7 @@ def run_tool(
         box = Toolbox(ToolsConfig(tools="all", tools_runtime=_runtime or None))
         try:
             tool = (await box.tools())[name]
-            return await box.call(tool, arguments, _place or CallPlace(), told.append)
+            return await box.call(tool, arguments, told.append, **_place or {})
         finally:
             await box.close()
 
@@ -62,9 +62,16 @@ def engine(tmp_path, monkeypatch):
     return "docker:image"
 
 
+def test_nothing_but_the_loop_asks_how_a_program_ended(monkeypatch):
+    """Its exit code is told once: who asks too takes it away."""
+    monkeypatch.setattr(subprocess.Popen, "poll", lambda self: pytest.fail("asked"))
+    command = run_tool("exec_shell_command", command="exit 3")
+    assert command == {"plain_text_response": "\n[exit code: 3]"}
+
+
 @pytest.mark.parametrize("is_remote", [False, True])
 def test_files_are_written_read_edited_and_found(tmp_path, engine, is_remote):
-    place, runtime = CallPlace(folder=str(tmp_path / "work")), engine if is_remote else ""
+    place, runtime = {"folder": str(tmp_path / "work")}, engine if is_remote else ""
     (tmp_path / "work").mkdir()
 
     def use(name: str, **arguments: Any) -> Any:
@@ -173,7 +180,7 @@ def test_a_large_file_is_read_in_parts_and_whole_in_base64(tmp_path):
     assert "start_line" in run_tool("read_file", path=str(file))["error"]
     lines = run_tool("read_file", path=str(file), start_line=4999, end_line=6000, append_loc=True)
     assert lines == {"plain_text_response": "4999→line\n5000→line\n"}
-    whole = run_tool("read_file", CallPlace(wants_base64=True), path=str(file))
+    whole = run_tool("read_file", {"wants_base64": True}, path=str(file))
     assert whole["size_bytes"] == 25000
 
 
@@ -252,8 +259,8 @@ def test_what_cannot_be_read_is_told(arguments, reason):
 )
 def test_a_runtime_is_never_an_option_and_never_this_machine_instead(tmp_path, runtime, reason):
     command = f"touch {tmp_path}/escaped"
-    with pytest.raises(RuntimeNameError, match=reason):
-        run_tool("exec_shell_command", CallPlace(runtime=runtime), command=command)
+    with pytest.raises(RequestError, match=reason):
+        run_tool("exec_shell_command", {"runtime": runtime}, command=command)
     assert not (tmp_path / "escaped").exists()
     if runtime != "docker:image":
         with pytest.raises(ConfigError, match=reason):
@@ -329,7 +336,7 @@ def test_a_listing_has_links_to_files_and_names_as_they_are(tmp_path, engine, is
     (work / "loop").symlink_to(".")
 
     def found(**arguments: Any) -> set[str]:
-        place = CallPlace(folder=str(work))
+        place = {"folder": str(work)}
         runtime = engine if is_remote else ""
         answer = run_tool("file_glob_search", place, runtime, path=".", **arguments)
         return {one["path"] for one in answer["entries"]}

@@ -12,7 +12,7 @@ import pytest
 
 from headstart.config import ToolsConfig
 from headstart.extras.tools.mcp_config import read_mcp_servers
-from headstart.extras.tools.toolbox import CallPlace, Toolbox
+from headstart.extras.tools.toolbox import Toolbox
 from headstart.types.errors import ConfigError, UnavailableError
 
 PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
@@ -24,7 +24,7 @@ def toolbox(**servers: Any) -> Toolbox:
 
 
 async def call(box: Toolbox, tool: str, **arguments: Any) -> dict[str, Any]:
-    return await box.call((await box.tools())[tool], arguments, CallPlace())
+    return await box.call((await box.tools())[tool], arguments)
 
 
 def run(box: Toolbox, use: Any) -> Any:

@@ -15,11 +15,11 @@ from tests.unit.gateway.backends import running
 
 from headstart.config import ServerConfig
 from headstart.gateway.balancer import health, prefixes, routing
-from headstart.gateway.balancer.app import create_app
+from headstart.gateway.balancer.app import Watch, create_app
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import read
+from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.replica import Replica
-from headstart.gateway.balancer.routing import RoutingLimits
 from headstart.structures.passages import Digest, PassageSet
 
 CHAT = "/v1/chat/completions"
@@ -83,9 +83,9 @@ class Scripted:
 @asynccontextmanager
 async def routed(
     *backends: Scripted,
-    limits: RoutingLimits | None = None,
     key: str | None = None,
-    poll_seconds: float = 30,
+    watch: Watch | None = None,
+    **options: float,
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, Fleet]]:
     """A client of a router before these backends, which rank in this order."""
     fleet = Fleet(rank=lambda candidates, conversation, last: list(candidates))
@@ -95,7 +95,8 @@ async def routed(
             url = await stack.enter_async_context(running(backend))
             fleet.add(Replica(backend.name, url, {"authorization": "Bearer own"}))
         told = {one.name: one.reported for one in fleet.replicas.values()}
-        app = create_app(ServerConfig(api_key=key), fleet, limits, poll_seconds)
+        options = {"health_seconds": 30, **options}
+        app = create_app(ServerConfig(api_key=key), fleet, RoutingOptions(**options), watch)
         url = await stack.enter_async_context(running(app, lifespan="on"))
         while any(one.reported is told[one.name] for one in fleet.replicas.values()):
             await asyncio.sleep(0.002)  # until all were asked how they are, which is not repeated
@@ -156,7 +157,7 @@ async def test_a_backend_that_is_gone_is_not_asked_again_until_it_is_back() -> N
 async def test_requests_to_a_backend_that_falls_silent_are_answered_elsewhere(monkeypatch) -> None:
     """Issue 28, point 10: they waited for an hour."""
     first, second = Scripted(), Scripted()
-    async with routed(first, second, poll_seconds=0.01) as (client, fleet):
+    async with routed(first, second, health_seconds=0.01) as (client, fleet):
         monkeypatch.setattr(health, "ANSWER_SECONDS", 0.3)
         monkeypatch.setattr(health, "PATIENCE", 1)
         first.may_answer.clear()
@@ -218,7 +219,7 @@ async def test_a_request_that_crashes_backends_crashes_two_at_most() -> None:
     backends = [Scripted() for _ in range(4)]
     for one in backends:
         one.dies_after = 0
-    async with routed(*backends, limits=RoutingLimits(retries=3)) as (client, _):
+    async with routed(*backends, retries=3) as (client, _):
         assert (await chat(client)).status_code == 502
         assert [len(one.chats) for one in backends] == [1, 1, 0, 0]
 
@@ -243,7 +244,7 @@ async def test_overload_is_429_and_says_when_to_come_back() -> None:
 async def test_more_than_may_wait_are_refused_before_they_are_sent() -> None:
     backend = Scripted()
     backend.may_go_on.clear()
-    async with routed(backend, limits=RoutingLimits(max_waiting=1)) as (client, fleet):
+    async with routed(backend, max_waiting=1) as (client, fleet):
         waiting = [asyncio.create_task(chat(client)) for _ in range(5)]
         while len(fleet.replicas["b0"].flights) < 5:  # four slots are assumed, one may wait
             await asyncio.sleep(0.005)
@@ -299,7 +300,7 @@ async def test_a_clients_key_is_passed_on_and_the_routers_own_is_not() -> None:
 
 async def test_where_backends_have_one_key_of_their_own_clients_keys_stay_here() -> None:
     backend = Scripted()
-    async with routed(backend, limits=RoutingLimits(passes_keys=False)) as (client, _):
+    async with routed(backend, watch=asyncio.Event().wait) as (client, _):
         await client.post(CHAT, json=BODY, headers={"Authorization": "Bearer sk-any"})
         assert backend.keys[0] == "Bearer own"
 
