@@ -15,6 +15,8 @@ from headstart.app.speculation import make_speculator
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.sampling import SamplingParams
+from headstart.sampling.grammar.compiler import GrammarCompiler
+from headstart.sampling.grammar.state import GrammarState
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import sequence as scheduling
 from headstart.scheduler.drafting import Drafting, no_clock
@@ -190,26 +192,39 @@ class Answer:
             self.error = event
 
 
-def answer(engine: FakeEngine, request: Request) -> Answer:
+def answer(
+    engine: FakeEngine,
+    request: Request,
+    vocab: ByteVocab | None = None,
+    legality: GrammarState | None = None,
+) -> Answer:
     """What the request must answer: the rule applied token by token, without scheduler, cache or
     drafts.
 
     Stop strings are not played.
     """
-    sampler = Sampler(request.sampling, engine, Letters.eog_ids)
+    vocab = vocab or Letters()
+    sampler = Sampler(request.sampling, engine, vocab.eog_ids)
     tokens = list(request.prompt)
     sampler.read(tokens)
     result = Answer()
     limit = engine.context_size - len(tokens)
     limit = limit if request.max_tokens is None else min(limit, request.max_tokens)
     while len(result.tokens) < limit:
-        token = sampler.sample(engine.logits_after(tokens), len(tokens))
+        logits = engine.logits_after(tokens)
+        token = sampler.sample(logits, len(tokens))
+        if legality is not None:
+            if not (legal := legality.legal_mask())[token]:
+                token = sampler.sample(logits, len(tokens), legal)
+            legality.read(token)
         sampler.read([token])
         tokens.append(token)
         result.tokens.append(token)
-        if token == EOS and not request.sampling.ignore_eos:
+        if token in vocab.eog_ids and not request.sampling.ignore_eos:
             break
-    result.text = b"".join(map(Letters().token_bytes, result.tokens))
+        if legality is not None and legality.is_over:
+            break
+    result.text = b"".join(map(vocab.token_bytes, result.tokens))
     return result
 
 
@@ -218,7 +233,8 @@ def make_scheduler(
     speculators: Iterable[Speculator] = (),
     spec: SpeculationConfig | None = None,
     controller: Controller | None = None,
-    vocab: Letters | None = None,
+    vocab: ByteVocab | None = None,
+    compiler: GrammarCompiler | None = None,
     **limits: int,
 ) -> Scheduler:
     clock = Clock()
@@ -230,6 +246,7 @@ def make_scheduler(
         drafting,
         SchedulerConfig(**{"parallel": 4, "prefill_ms": 0.0, **limits}),
         clock,
+        compiler,
     )
 
 
@@ -313,12 +330,20 @@ def collect(scheduler: Scheduler, answers: dict[str, Answer]) -> None:
         answers.setdefault(event.request_id, Answer()).add(event)
 
 
-def check(engine: FakeEngine, requests: Sequence[Request], answers: dict[str, Answer]) -> None:
+def check(
+    engine: FakeEngine,
+    requests: Sequence[Request],
+    answers: dict[str, Answer],
+    rule: Callable[[FakeEngine, Request], Answer] = answer,
+) -> None:
     """Every request has exactly the tokens of the rule."""
     for request in requests:
-        got, expected = answers[request.request_id].tokens, answer(engine, request).tokens
-        if got != expected:
-            raise AssertionError(f"{request.request_id}: {got} instead of {expected}")
+        got, expected = answers[request.request_id], rule(engine, request)
+        if got.tokens != expected.tokens:
+            raise AssertionError(
+                f"{request.request_id}: {got.tokens} {got.text!r} instead of {expected.tokens} "
+                f"{expected.text!r}; {got.error}"
+            )
 
 
 def sequence_of(

@@ -9,22 +9,50 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.harness import EOS, SIZE, Model
+from tests.harness import EOS, SIZE, Model, check, run
 
+from headstart.sampling import SamplingParams
+from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
+from headstart.speculators.mtp import MtpSpeculator
 from headstart.types import (
     LAST_STATE,
     Batch,
+    CacheKind,
     Capability,
     ContextFullError,
     DecodedStates,
     Draft,
     DraftRequest,
 )
+from headstart.types.request import Request
 from headstart.types.state_batch import StateBatch
 
 LAYERS = frozenset({LAST_STATE, 2})
 States = dict[int, NDArray[np.float32]]
+KINDS = [CacheKind.CUT, CacheKind.WINDOW, CacheKind.ROLLBACK]
+
+
+class Sure(Model):
+    """At temperature 0, with no end."""
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        logits = super().logits_after(tokens).copy()
+        logits[EOS] = -100.0
+        return logits
+
+
+def greedy(name: str, prompt: list[int], max_tokens: int = 16) -> Request:
+    sampling = SamplingParams(temperature=0.0)
+    return Request(request_id=name, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
+
+
+def prompt_of(seed: int, size: int = 60) -> list[int]:
+    return [(seed * 5 + i * 3) % EOS for i in range(size)]
+
+
+def ask(scheduler: Scheduler, engine: Model, *requests: Request) -> None:
+    check(engine, requests, run(scheduler, requests))
 
 
 class StateReader(Speculator):
@@ -150,3 +178,7 @@ class FakeHeads(Model):
 
     def read_features(self, batch: StateBatch) -> None:
         raise AssertionError("heads read states beside tokens")
+
+
+def mtp(engine: Model, num_heads: int = 1, **settings: int) -> MtpSpeculator:
+    return MtpSpeculator(FakeHeads(engine, num_heads, **settings))

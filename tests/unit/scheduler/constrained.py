@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
-from tests.harness import Answer, Clock, fixed, play
+from tests import harness
+from tests.harness import Answer, fixed
 
-from headstart.config import SchedulerConfig, SpeculationConfig
+from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.sampling import SamplingParams
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import GrammarCompiler
 from headstart.sampling.grammar.tokens import GrammarTokens
-from headstart.sampling.sampler import Sampler
-from headstart.scheduler.drafting import Drafting, no_clock
-from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
 from headstart.testing import ByteVocab, FakeEngine
@@ -114,53 +113,18 @@ def make_scheduler(
     speculators: Sequence[Speculator] = (),
     spec: SpeculationConfig | None = None,
     controller: Controller | None = None,
-    *,
-    parallel: int = 4,
+    **limits: int,
 ) -> Scheduler:
-    clock = Clock()
-    guarded = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
-    drafting = Drafting(guarded, spec or fixed(6), controller or Controller(), clock=no_clock)
-    config = SchedulerConfig(parallel=parallel)
-    return Scheduler(engine, VOCAB, drafting, config, clock, COMPILER)
+    return harness.make_scheduler(
+        engine, speculators, spec or fixed(6), controller, VOCAB, COMPILER, **limits
+    )
 
 
-def expected(engine: FakeEngine, request: Request) -> list[int]:
+def expected(engine: FakeEngine, request: Request) -> Answer:
     """The rule, token by token."""
-    sampler = Sampler(request.sampling, engine, VOCAB.eog_ids)
     constraint = request.constraint
     state = Compiled(constraint, TOKENS).begin() if constraint else None
-    tokens, emitted = list(request.prompt), list[int]()
-    while len(emitted) < (request.max_tokens or 100):
-        logits = engine.logits_after(tokens)
-        token = sampler.sample(logits, len(tokens))
-        if state is not None:
-            legal = state.legal_mask()
-            if not legal[token]:
-                token = sampler.sample(logits, len(tokens), legal)
-            state.read(token)
-        tokens.append(token)
-        emitted.append(token)
-        if token == EOS and not request.sampling.ignore_eos:
-            break
-        if state is not None and state.is_over:
-            break
-    return emitted
+    return harness.answer(engine, request, VOCAB, state)
 
 
-def check(engine: FakeEngine, requests: Sequence[Request], answers: dict[str, Answer]) -> None:
-    for request in requests:
-        got, right = answers[request.request_id], expected(engine, request)
-        if got.tokens != right:
-            raise AssertionError(
-                f"{request.request_id}: {bytes(t for t in got.tokens if t < 256)!r} instead of "
-                f"{bytes(t for t in right if t < 256)!r}; {got.error}"
-            )
-
-
-def run(scheduler: Scheduler, requests: Sequence[Request]) -> dict[str, Answer]:
-    """Like `play`; no speculator may have failed on the way."""
-    answers = play(scheduler, requests)
-    for speculator in scheduler.drafting.speculators.values():
-        if speculator.failure:
-            raise AssertionError(speculator.failure)
-    return answers
+check = partial(harness.check, rule=expected)

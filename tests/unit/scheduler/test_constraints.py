@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from llguidance import LLParserLimits
 from tests.fake_draft_context import FakeDraftContext, layers_of
-from tests.harness import AUTO, SMALL_OPTIONS, Clock, RandomController, fixed, sequence_of
+from tests.harness import AUTO, SMALL_OPTIONS, Clock, RandomController, fixed, run, sequence_of
 from tests.states import FakeHeads
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
@@ -18,7 +18,6 @@ from tests.unit.scheduler.constrained import (
     check,
     make_constrained,
     make_scheduler,
-    run,
 )
 
 from headstart.app.speculation import make_speculator

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,11 +13,9 @@ from tests.harness import (
     Oracle,
     check,
     collect,
-    fixed,
     make_requests,
     make_scheduler,
     make_speculators,
-    play,
     renamed,
     run,
 )
@@ -30,54 +27,6 @@ from headstart.speculators import Speculator
 from headstart.types import Batch, Draft, DraftRequest
 from headstart.types.errors import EngineError
 from headstart.worker.loop import make_report
-
-
-class Raising(Speculator):
-    """Raises in one of its methods when it has been called some times."""
-
-    name = "raising"
-
-    def __init__(self, phase: str) -> None:
-        self._phase, self._calls = phase, 0
-
-    def _call(self, phase: str) -> None:
-        self._calls += phase == self._phase
-        if phase == self._phase and self._calls == 3:
-            raise ZeroDivisionError(phase)
-
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self._call("begin")
-
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        self._call("propose")
-        return [Draft([1, 2, 3], [0.9] * 3, self.name)] * len(requests)
-
-    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        self._call("accept")
-
-    def end(self, seq_id: int) -> None:
-        self._call("end")
-
-
-@pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
-@pytest.mark.parametrize("phase", ["begin", "propose", "accept", "end"])
-def test_a_speculator_that_raises_is_off_for_those_requests_and_counted(
-    phase, spec, caplog
-) -> None:
-    requests = make_requests(6)
-    engine = Model()
-    scheduler = make_scheduler(engine, [Raising(phase)], spec, parallel=2)
-    with caplog.at_level(logging.ERROR):
-        check(engine, requests, play(scheduler, requests))
-    speculator = scheduler.drafting.speculators["raising"]
-    first = speculator.report()
-    assert len(caplog.records) == 1
-    assert first.failure.endswith(f"ZeroDivisionError: {phase}")
-    later = make_requests(2, seed=1)
-    check(engine, later, play(scheduler, later))
-    assert (
-        speculator.report().stats.num_calls > first.stats.num_calls
-    )  # new requests are drafted for again
 
 
 def test_a_failed_decode_fails_its_requests_only() -> None:

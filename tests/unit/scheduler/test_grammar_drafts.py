@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.harness import AUTO, Answer, fixed
+from tests.harness import AUTO, Answer, fixed, run
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
     TOKENS,
@@ -16,7 +16,6 @@ from tests.unit.scheduler.constrained import (
     expected,
     make_constrained,
     make_scheduler,
-    run,
 )
 
 from headstart.config import SpeculationConfig
@@ -124,7 +123,7 @@ def answers_with(
     """Answers, and how many decodes they took."""
     engine = bytes_engine()
     requests = make_constrained(3, SCHEMA, 0.8)
-    texts = [[*request.prompt, *expected(engine, request)] for request in requests]
+    texts = [[*request.prompt, *expected(engine, request).tokens] for request in requests]
     scheduler = make_scheduler(engine, [cls(texts) for cls in drafters], spec)
     if mode is not None:
         requests = [replace(r, speculative=SpeculativeParams(mode=mode)) for r in requests]
@@ -163,7 +162,7 @@ def test_with_speculation_off_nothing_is_drafted() -> None:
 def test_control_learns_constrained_text_apart() -> None:
     engine = bytes_engine()
     free, bound = make_constrained(2, None, 0.8)[0], make_constrained(2, SCHEMA, 0.8)[1]
-    texts = [[*request.prompt, *expected(engine, request)] for request in (free, bound)]
+    texts = [[*request.prompt, *expected(engine, request).tokens] for request in (free, bound)]
     for request, name in ((free, "future"), (bound, "future+grammar")):
         scheduler = make_scheduler(bytes_engine(), [Future(texts)], AUTO)
         known = []

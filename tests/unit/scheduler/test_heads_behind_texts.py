@@ -18,7 +18,7 @@ from tests.harness import (
     make_scheduler,
     make_speculators,
 )
-from tests.unit.scheduler.test_mtp import KINDS, Sure, ask, greedy, mtp, prompt_of
+from tests.states import KINDS, Sure, ask, greedy, mtp, prompt_of
 
 from headstart.control import Allowance, Controller
 from headstart.scheduler.scheduler import Scheduler

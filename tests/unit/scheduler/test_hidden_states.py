@@ -1,14 +1,17 @@
 """Speculators that read the target's hidden states see those of every token in its cache, whatever
-happens to it; without such a speculator nobody is asked for any.
+happens to it: a reader that checks each state, and multi-token heads whose every draft is right.
+Without such a speculator no states are computed.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.harness import (
-    EOS,
+    AUTO,
     Model,
     RandomController,
     check,
@@ -19,81 +22,94 @@ from tests.harness import (
     play,
     run,
 )
-from tests.states import StateReader
+from tests.states import KINDS, FakeHeads, StateReader, Sure, ask, greedy, mtp, prompt_of
 
-from headstart.sampling import SamplingParams
 from headstart.scheduler.observed_engine import ObservedEngine
 from headstart.scheduler.scheduler import Scheduler
+from headstart.speculators import Speculator
 from headstart.types import CacheKind
-from headstart.types.request import Request, SlotAction
+from headstart.types.request import SlotAction
 
-KINDS = [CacheKind.CUT, CacheKind.WINDOW, CacheKind.ROLLBACK]
-SEEDED = SamplingParams(temperature=0.8, seed=1, ignore_eos=True)
-
-
-def greedy(name: str, prompt: list[int], max_tokens: int = 12, **fields: object) -> Request:
-    """At temperature 0 a reader's draft is always right: it has the target's own logits."""
-    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
-    return Request(
-        request_id=name, prompt=prompt, sampling=sampling, max_tokens=max_tokens, **fields
-    )
-
-
-def prompt_of(seed: int, size: int = 60) -> list[int]:
-    return [(seed * 5 + i * 3) % EOS for i in range(size)]
+READERS: dict[str, Callable[[Model], Speculator]] = {
+    "reader": StateReader,
+    "reader that sees rows again": lambda engine: StateReader(engine, overlap=1),
+    "1 head": mtp,
+    "3 heads": lambda engine: mtp(engine, 3),
+}
+readers = pytest.mark.parametrize("make", READERS.values(), ids=READERS)
+heads = pytest.mark.parametrize("num_heads", [1, 3])
+kinds = pytest.mark.parametrize("cache_kind", KINDS)
 
 
-def ask(scheduler: Scheduler, engine: Model, *requests: Request) -> None:
-    check(engine, requests, run(scheduler, requests))
+def assert_all_right(scheduler: Scheduler) -> None:
+    """Every draft was accepted, each row was read with its state, and nothing was lost."""
+    (guarded,) = scheduler.drafting.speculators.values()
+    assert guarded.stats.num_accepted == guarded.stats.num_drafted > 0
+    assert not any("states are missing" in reason for reason in guarded.stats.reasons)
+    if isinstance(guarded.speculator, StateReader):
+        assert not guarded.speculator.reasons
+    else:
+        details = guarded.describe()
+        assert (details["missing_states"], details["lost"]) == (0, {})
 
 
-def all_right(scheduler: Scheduler) -> bool:
-    """Whether every draft was accepted and none was missing for want of states."""
-    stats = scheduler.drafting.speculators["state-reader"].stats
-    return stats.num_accepted == stats.num_drafted > 0 and "states are missing" not in stats.reasons
-
-
-@pytest.mark.parametrize("cache_kind", KINDS)
+@readers
+@kinds
 @pytest.mark.parametrize("chunk", [1, 5, 64])
-def test_states_of_chunked_prompts_and_of_drafts_are_those_of_their_tokens(
-    cache_kind: CacheKind, chunk: int
-) -> None:
-    engine = Model(cache_kind=cache_kind)
-    reader = StateReader(engine)
-    requests = make_requests(8)
-    scheduler = make_scheduler(engine, [reader], fixed(3), prefill_chunk=chunk)
-    check(engine, requests, run(scheduler, requests))
-    assert scheduler.counts.stats.num_drafted > 0
-    assert not reader.reasons
+def test_all_drafts_are_right_after_prompts_in_chunks(make, cache_kind, chunk: int) -> None:
+    engine = Sure(cache_kind=cache_kind)
+    scheduler = make_scheduler(engine, [make(engine)], fixed(3), prefill_chunk=chunk)
+    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 1 + 9 * i)) for i in range(7)))
+    assert_all_right(scheduler)
 
 
-@pytest.mark.parametrize("cache_kind", KINDS)
-def test_every_draft_of_a_reader_that_predicts_exactly_is_accepted(cache_kind: CacheKind) -> None:
-    engine = Model(cache_kind=cache_kind)
-    scheduler = make_scheduler(engine, [StateReader(engine)], fixed(4))
-    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 8 + 5 * i)) for i in range(6)))
-    assert all_right(scheduler)
-
-
-@pytest.mark.parametrize("overlap", [0, 1])
-@pytest.mark.parametrize("cache_kind", KINDS)
-def test_also_after_a_shared_prefix_and_a_continued_turn(
-    cache_kind: CacheKind, overlap: int
-) -> None:
-    engine = Model(cache_kind=cache_kind)
-    reader = StateReader(engine, overlap=overlap)
-    scheduler = make_scheduler(engine, [reader], fixed(3), parallel=3)
+@readers
+@kinds
+def test_all_drafts_are_right_after_shared_prefixes_and_turns(make, cache_kind) -> None:
+    engine = Sure(cache_kind=cache_kind)
+    scheduler = make_scheduler(engine, [make(engine)], fixed(3), parallel=3)
     first = prompt_of(1)
     ask(scheduler, engine, greedy("first", first))
-    ask(
-        scheduler,
-        engine,
+    others = [
         greedy("same", first),
-        greedy("branch", [*first[:40], 1, 2]),
+        greedy("branch", [*first[:40], 9, 2]),
         greedy("turn", [*first, 3, 4, 5]),
-    )
-    assert all_right(scheduler)
-    assert not reader.reasons
+        greedy("shorter", first[:50]),
+    ]
+    ask(scheduler, engine, *others)
+    ask(scheduler, engine, *reversed(others))
+    assert_all_right(scheduler)
+
+
+@readers
+def test_all_drafts_are_right_after_a_prompt_came_back_from_main_memory(make) -> None:
+    engine = Sure()
+    scheduler = make_scheduler(engine, [make(engine)], fixed(3), parallel=1)
+    for turn in range(4):
+        ask(scheduler, engine, greedy(f"{turn}", [*prompt_of(turn % 2), *range(turn)]))
+    assert scheduler.counters.prompts_restored >= 2
+    assert_all_right(scheduler)
+
+
+@readers
+def test_all_drafts_are_right_after_a_preemption(make) -> None:
+    engine = Sure(context_size=128, num_cells=160)
+    scheduler = make_scheduler(engine, [make(engine)], fixed(3), parallel=3)
+    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 40), 40) for i in range(3)))
+    assert scheduler.counters.preemptions > 0
+    assert_all_right(scheduler)
+
+
+@readers
+def test_all_drafts_are_right_after_a_request_was_cancelled(make) -> None:
+    engine = Sure()
+    scheduler = make_scheduler(engine, [make(engine)], fixed(3), parallel=1)
+    scheduler.submit(greedy("gone", prompt_of(1)))
+    for _ in range(4):
+        scheduler.step()
+    scheduler.cancel("gone")
+    ask(scheduler, engine, greedy("turn", [*prompt_of(1), 5, 6]))
+    assert_all_right(scheduler)
 
 
 def test_rows_that_a_reader_wants_to_see_again_are_decoded_again() -> None:
@@ -105,34 +121,13 @@ def test_rows_that_a_reader_wants_to_see_again_are_decoded_again() -> None:
     assert answers["branch"].finish.stats.num_cached == 39
 
 
-def test_also_after_a_prompt_came_back_from_main_memory() -> None:
-    engine = Model()
-    reader = StateReader(engine)
-    scheduler = make_scheduler(engine, [reader], fixed(3), parallel=1)
-    for seed in (1, 2, 1, 2):
-        ask(scheduler, engine, greedy(f"{seed}", prompt_of(seed)))
-    assert scheduler.counters.prompts_restored >= 2
-    assert all_right(scheduler)
-    assert not reader.reasons
-
-
-def test_also_after_a_preemption() -> None:
-    engine = Model(context_size=128, num_cells=160)
-    reader = StateReader(engine)
-    scheduler = make_scheduler(engine, [reader], fixed(3), parallel=3)
-    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 40), 40) for i in range(3)))
-    assert scheduler.counters.preemptions > 0
-    assert all_right(scheduler)
-    assert not reader.reasons
-
-
 def test_a_checkpoint_is_told_where_it_is_made() -> None:
-    engine = Model(cache_kind=CacheKind.ROLLBACK)
+    engine = Sure(cache_kind=CacheKind.ROLLBACK)
     reader = StateReader(engine)
     scheduler = make_scheduler(engine, [reader], fixed(3), checkpoint_min_step=16)
     ask(scheduler, engine, greedy("long", prompt_of(1, 90)))
     assert reader.checkpoints
-    assert all_right(scheduler)
+    assert_all_right(scheduler)
 
 
 def test_a_slot_that_was_read_from_a_file_is_a_text_of_which_no_state_is_known(
@@ -163,16 +158,6 @@ def test_a_reader_that_fails_costs_no_text_and_only_its_own_drafts() -> None:
     assert "it cannot read" in scheduler.drafting.speculators["state-reader"].failure
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_texts_are_the_same_with_a_reader_in_any_mixture(seed: int) -> None:
-    engine = Model(2, num_cells=300, context_size=128)
-    speculators = [*make_speculators(["suffix"], Model), StateReader(engine, overlap=seed % 2)]
-    requests = make_requests(12, seed=seed)
-    controller = RandomController(seed)
-    scheduler = make_scheduler(engine, speculators, None, controller, parallel=3)
-    check(engine, requests, run(scheduler, requests))
-
-
 def test_without_a_reader_no_states_are_asked_for_and_the_engine_is_used_itself() -> None:
     class Silent(Model):
         def publish_states(self, layers: object) -> None:
@@ -185,3 +170,104 @@ def test_without_a_reader_no_states_are_asked_for_and_the_engine_is_used_itself(
     scheduler = make_scheduler(engine, make_speculators(["suffix", "recycling"], Model))
     check(engine, requests, run(scheduler, requests))
     assert not isinstance(scheduler.engine, ObservedEngine)
+
+
+def test_several_heads_draft_no_more_tokens_than_there_are_heads() -> None:
+    engine = Sure()
+    scheduler = make_scheduler(engine, [mtp(engine, 2)], fixed(8))
+    ask(scheduler, engine, greedy("r", prompt_of(1)))
+    assert max(end - start for start, end, _ in scheduler.counts.stats.verified) == 2
+
+
+def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:
+    engine = Sure(context_size=1024)
+    scheduler = make_scheduler(
+        engine, [mtp(engine, context_size=1024)], fixed(3), parallel=2, prefill_chunk=256
+    )
+    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 600), 24) for i in range(2)))
+    stats = scheduler.drafting.speculators["mtp"].stats
+    assert stats.reasons["heads are reading the prompt"] >= 2
+    assert_all_right(scheduler)
+
+
+def test_states_that_wait_are_read_when_they_are_too_many() -> None:
+    engine = Sure(context_size=1024)
+    speculator = mtp(engine, 2, context_size=1024)
+    speculator.caches._most_waiting = 40
+    scheduler = make_scheduler(engine, [speculator], fixed(0), prefill_chunk=16)
+    ask(scheduler, engine, greedy("r", prompt_of(1, 200)))
+    states = speculator.caches.sequence(0).states
+    assert min(states.read) > 150
+    assert states.num_states <= 60
+
+
+def test_a_prompt_that_nobody_drafts_for_is_not_read() -> None:
+    engine = Sure()
+    speculator = mtp(engine)
+    ask(make_scheduler(engine, [speculator], fixed(0)), engine, greedy("r", prompt_of(1)))
+    assert speculator.caches.num_decoded == 0
+
+
+def test_verified_rows_take_no_decode_of_their_own() -> None:
+    engine = Sure()
+    speculator = mtp(engine)
+    scheduler = make_scheduler(engine, [speculator], fixed(3))
+    ask(scheduler, engine, greedy("r", prompt_of(1, 8), 33))
+    stats = scheduler.drafting.speculators["mtp"].stats
+    assert isinstance(speculator.context, FakeHeads)
+    assert speculator.context.num_calls == 3 * stats.num_calls
+    num_read = len(prompt_of(1, 8)) + 33
+    assert speculator.caches.num_decoded <= num_read + 2 * stats.num_calls
+
+
+@heads
+def test_verified_rows_with_costly_outputs_are_read_in_one_decode_for_all_slots(
+    num_heads: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstart.speculators.followed_caches._DECODE_WORK", 0)
+    engine = Sure()
+    speculator = mtp(engine, num_heads)
+    scheduler = make_scheduler(engine, [speculator], fixed(3), parallel=3)
+    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 8), 33) for i in range(3)))
+    assert_all_right(scheduler)
+    assert isinstance(speculator.context, FakeHeads)
+    calls = scheduler.drafting.speculators["mtp"].stats.num_calls / 3
+    assert speculator.context.num_calls <= calls * (3 + num_heads) + 3
+
+
+def test_heads_without_room_cost_drafts_and_nothing_else() -> None:
+    engine = Sure()
+    scheduler = make_scheduler(engine, [mtp(engine, num_cells=70)], fixed(3), parallel=2)
+    requests = [greedy(f"r{i}", prompt_of(i, 50)) for i in range(4)]
+    ask(scheduler, engine, *requests)
+    details = scheduler.drafting.speculators["mtp"].describe()
+    assert details["lost"]["draft context full"] > 0
+
+
+@heads
+@kinds
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+def test_texts_are_the_same_with_heads(
+    num_heads: int, cache_kind: CacheKind, temperature: float
+) -> None:
+    for spec, controller in ((fixed(1), None), (fixed(3), None), (AUTO, RandomController())):
+        engine = Model(cache_kind=cache_kind)
+        requests = make_requests(8, temperature)
+        scheduler = make_scheduler(engine, [mtp(engine, num_heads)], spec, controller)
+        check(engine, requests, run(scheduler, requests))
+        assert scheduler.drafting.speculators["mtp"].describe()["missing_states"] == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("name", ["mtp", "state-reader"])
+def test_texts_are_the_same_in_a_mixture_of_everything(name: str, seed: int) -> None:
+    engine = Model(2, num_cells=300, context_size=128, cache_kind=KINDS[seed % 2])
+    reader = mtp(engine, 1 + seed % 3) if name == "mtp" else StateReader(engine, overlap=seed % 2)
+    chain = [*make_speculators(["suffix"], Model), reader]
+    chain += make_speculators(["draft-model"], lambda: Model(2, skew=0.3))
+    requests = make_requests(
+        16, seed=seed, max_tokens=int(np.random.default_rng(seed).integers(9, 50))
+    )
+    scheduler = make_scheduler(engine, chain, AUTO, RandomController(seed), parallel=3, cache_ram=1)
+    check(engine, requests, run(scheduler, requests))
+    assert not reader.describe().get("missing_states")

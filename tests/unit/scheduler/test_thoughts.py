@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from tests.harness import AUTO, Answer, fixed
-from tests.unit.scheduler.constrained import bytes_engine, make_constrained, make_scheduler, run
+from tests.harness import AUTO, Answer, fixed, run
+from tests.unit.scheduler.constrained import bytes_engine, make_constrained, make_scheduler
 
 from headstart.config import SpeculationConfig
 from headstart.scheduler.grammar_drafts import GRAMMAR
