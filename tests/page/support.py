@@ -101,9 +101,9 @@ class Window:
 def writes(
     *pieces: tuple[str, str] | str, hold: bool = False
 ) -> Callable[[Request], Sequence[Event | Exception | str]]:
-    """A script: each piece is one step; (text, speculator) was guessed, the rest is the model's.
+    """A script: each piece is one step; (text, speculator) was drafted, the rest is the model's.
 
-    A guessed piece is a draft with one more token, which was rejected.
+    A drafted piece is a draft with one more token, which was rejected.
     """
 
     def script(request: Request) -> Sequence[Event | Exception | str]:
@@ -111,8 +111,8 @@ def writes(
         for piece in pieces:
             text, speculator = (piece, "") if isinstance(piece, str) else piece
             tokens = tuple(text.encode())
-            num_guessed = len(tokens) if speculator else 0
-            draft = (*tokens[:num_guessed], *[ord("?")] * bool(num_guessed))
+            num_drafted = len(tokens) if speculator else 0
+            draft = (*tokens[:num_drafted], *[ord("?")] * bool(num_drafted))
             step = VerifiedDraft(
                 draft, (speculator,) * len(draft), (0.5,) * len(draft), 2.0, 0.5 * bool(draft)
             )
@@ -127,7 +127,7 @@ def writes(
                     )
                 )
         end: list[Event | Exception | str] = [FinishEvent(request.request_id, "eos", STATS)]
-        return [*events, HOLD] if hold else events + end
+        return [*events, *[HOLD] * hold, *end]
 
     return script
 

@@ -36,11 +36,18 @@ def test_a_router_offers_its_models_and_the_page_talks_to_the_chosen_one(
         assert [one.split()[0] for one in options.all_inner_texts()] == ["one", "two"]
         assert window.page.input_value("#models") == "one"
         window.ask("def f(")
-        with window.page.expect_navigation():
-            window.page.select_option("#models", "two")
-        window.page.wait_for_selector("body[data-ready]")
-        assert window.page.input_value("#models") == "two"
-        window.ask("def f(")
+        page = window.page
+        page.fill("#prompt", "typed before")
+        page.select_option("#models", "two")
+        window.until("document.querySelector('#status').textContent === ''")
+        assert page.input_value("#prompt") == "typed before"
+        window.ask("def g(")
+        models = page.locator(".message.assistant .facts").all()
+        for facts in models:
+            facts.locator("summary").click()
+        named = [facts.locator("dd").first.inner_text() for facts in models]
+        assert named == ["one", "two"]  # each answer names its model
+        assert page.input_value("#models") == "two"
         listed = httpx2.get(f"{server.url}/models", trust_env=False).json()["data"]
         loaded = {one["id"] for one in listed if one["status"]["value"] == "loaded"}
         assert loaded == {"one", "two"}
@@ -60,10 +67,9 @@ def test_a_model_that_cannot_be_loaded_leaves_the_choice_of_another(
     page = window.page
     try:
         page.goto(server.url)
-        page.locator("#loading", has_text="could not be loaded").wait_for()
-        page.locator("#models").click(trial=True)  # nothing lies over it
+        page.locator("#status", has_text="could not be loaded").wait_for()
         page.select_option("#models", "one")
-        page.wait_for_selector("body[data-ready]")
+        window.until("document.querySelector('#speculation').textContent !== ''")
         window.ask("def f(")
         page.reload()
         page.wait_for_selector("body[data-ready]")

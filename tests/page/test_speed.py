@@ -13,8 +13,8 @@ from tests.server.serving import serving
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-GUESSES = ("Some words ", "that *somebody* guessed, ", "and some more.\n\n")
-PARAGRAPH = [(guess, "suffix") for guess in GUESSES] + ["own"]
+DRAFTS = ("Some words ", "that *somebody* drafted, ", "and some more.\n\n")
+PARAGRAPH = [(draft, "suffix") for draft in DRAFTS] + ["own"]
 
 
 def test_a_long_answer_streams_opens_and_scrolls_without_stutter(window: Window) -> None:

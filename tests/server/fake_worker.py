@@ -139,6 +139,7 @@ class FakeWorker:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
+        self._loop, self._goes_on = asyncio.get_running_loop(), asyncio.Event()
         if self.start_error:
             raise self.start_error
         self.status, self.info = "ready", self.info_when_ready
@@ -153,10 +154,14 @@ class FakeWorker:
         if task is not None and task.cancel():
             self.cancelled.put(request_id)
 
+    def go_on(self) -> None:
+        """Let what holds go on, now and from now on."""
+        self._loop.call_soon_threadsafe(self._goes_on.set)
+
     async def _play(self, request: Request, deliver: Deliver) -> None:
         for step in self.script(request):
             if step == HOLD:
-                await asyncio.Event().wait()
+                await self._goes_on.wait()
             elif not isinstance(step, str):
                 if isinstance(step, (FinishEvent, EmbeddingEvent, HeadstartError)):
                     del self._tasks[request.request_id]

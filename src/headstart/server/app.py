@@ -74,13 +74,17 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        loading = asyncio.create_task(_load(service, load_model, on_loaded, timer))
+        tasks = [
+            asyncio.create_task(_load(service, load_model, on_loaded, timer)),
+            asyncio.create_task(events.remember(service)),
+        ]
         try:
             async with extras.running(config):
                 yield
         finally:
-            loading.cancel()
-            await asyncio.gather(loading, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             for threads in (service.prompt_threads, service.text_threads):
                 threads.close()
             await worker.close()

@@ -21,6 +21,7 @@ from headstart.structures.rss import resident_bytes
 from headstart.types.report import WorkerReport
 
 SPEED_SECONDS = 1.0  # over which tokens per second are averaged
+HISTORY_PAUSE = 2.0  # seconds between the states that `Service.history` keeps
 # 5 kB each, five times a second
 MAX_LISTENERS = 100
 RETRY_SECONDS = 5
@@ -46,7 +47,8 @@ class EventFeed:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._num_listeners = 0
-        self._latest = b""
+        self._state: dict[str, Any] = {}
+        self._latest = b""  # the same, rendered
         self._changed = asyncio.Event()  # of the next state, or of the end
         self._rendering: asyncio.Task[None] | None = None
 
@@ -72,11 +74,14 @@ class EventFeed:
         self._num_listeners -= 1
 
     async def listen(self) -> AsyncIterator[bytes]:
-        """The latest state, then each new one; a slow listener skips some."""
+        """The latest state with the last minutes, then each new one; a slow listener skips some."""
+        is_first = True
         while self._rendering is not None:
             changed = self._changed
             if self._latest:
-                yield self._latest
+                history = {"history": list(self._service.history)}
+                yield sse.event(self._state | history) if is_first else self._latest
+                is_first = False
             await changed.wait()
 
     async def _render(self) -> None:
@@ -88,8 +93,8 @@ class EventFeed:
                 # an unchanged state is repeated every second, as its speed falls to 0
                 if report != last or now - sent_at >= 1.0:
                     last, sent_at = report, now
-                    state = _state(service, report, speed.update(now, num_tokens(report)))
-                    self._latest = sse.event(state)
+                    self._state = _state(service, report, speed.update(now, num_tokens(report)))
+                    self._latest = sse.event(self._state)
                     self._wake_listeners()
                 await asyncio.sleep(0.2)
         finally:
@@ -137,23 +142,35 @@ def num_tokens(report: WorkerReport) -> int:
     return report.counters.tokens_predicted + running
 
 
-def _state(service: Service, report: WorkerReport, tokens_per_second: float) -> dict[str, Any]:
-    counters, now = report.counters, service.clock()
+async def remember(service: Service) -> None:
+    """Keep the counts of the last minutes, so that a chart is full when it is opened."""
+    while True:
+        await asyncio.sleep(HISTORY_PAUSE)
+        service.history.append(_counts(service.clock(), await service.worker.report()))
+
+
+def _counts(now: float, report: WorkerReport) -> dict[str, float]:
     return {
         "time": now,
+        "tokens": num_tokens(report),
+        "num_draft_tokens": report.drafts.num_drafted,
+        "num_accepted_draft_tokens": report.drafts.num_accepted,
+    }
+
+
+def _state(service: Service, report: WorkerReport, tokens_per_second: float) -> dict[str, Any]:
+    counters, now = report.counters, service.clock()
+    return _counts(now, report) | {
         "uptime_seconds": now - service.started_at,
         "status": service.worker.status,
         "num_processing": report.num_processing,
         "num_waiting": report.num_waiting,
         "num_requests": counters.requests,
         "num_engine_restarts": report.engine_restarts,
-        "tokens": num_tokens(report),
         "tokens_per_second": tokens_per_second,
         "num_decodes": counters.num_decodes,
         "num_slot_steps": counters.busy_slots,
         "num_drafts": report.drafts.num_drafts,
-        "num_draft_tokens": report.drafts.num_drafted,
-        "num_accepted_draft_tokens": report.drafts.num_accepted,
         "seconds": {
             "target": counters.target_seconds,
             "drafts": counters.draft_seconds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
@@ -100,6 +100,8 @@ class Service:
     corpora: OrderedDict[str, ReadTexts] = field(default_factory=OrderedDict)
     adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
     events: EventFeed | None = None  # of those who listen to /events
+    # counts of the last three minutes, for those who begin to listen
+    history: deque[dict[str, float]] = field(default_factory=partial(deque, maxlen=90))
     is_stopping: bool = False  # ends the streams of /events
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -20,7 +21,7 @@ OUR_PAGE = Path(__file__).parents[1] / "web"
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
     "img-src 'self' data:", "manifest-src 'self'", "base-uri 'none'", "form-action 'none'",
-    "frame-ancestors 'none'", "require-trusted-types-for 'script'", "trusted-types dompurify",
+    "frame-ancestors 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'",
 ))  # fmt: skip
 HEADERS = {
     "Cache-Control": "no-cache",  # revalidated each time, mostly with a 304
@@ -47,7 +48,7 @@ class Page:
             if file is not None and file.is_file():
                 response = self._static.file_response(file, os.stat(file), scope)
                 response.headers.update(self._headers)
-                await response(scope, receive, send)
+                await GZipMiddleware(response, compresslevel=6)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -68,6 +69,6 @@ def page_files(config: ServerConfig) -> dict[str, Path]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-    for url in [url for url in files if url.endswith("/index.html")]:
-        files[url.removesuffix("index.html")] = files[url]
+    for url in [url for url in files if url.endswith(".html")]:
+        files[url.removesuffix(".html").removesuffix("index")] = files[url]
     return files

@@ -26,7 +26,6 @@ from headstart.types.request import (
     error_event,
 )
 from headstart.worker.messages import Cancel, Command, Message, Stop
-from headstart.worker.request_log import PromptLog, log_begin
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +69,6 @@ class _EventSender:
     ) -> None:
         self._scheduler, self._send, self._clock = scheduler, send, clock
         self._last_report = 0.0
-        self._prompts = PromptLog(clock)
 
     def deliver(self) -> None:
         """What the scheduler has to tell."""
@@ -84,10 +82,7 @@ class _EventSender:
         if is_due:
             self._last_report = now
         if events or is_due:
-            report = make_report(self._scheduler) if is_due else None
-            if report is not None:
-                self._prompts.note(report.slots)
-            self._send(Message(events, report))
+            self._send(Message(events, make_report(self._scheduler) if is_due else None))
 
 
 def run_loop(
@@ -174,7 +169,6 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
             scheduler.embeddings.submit(command)
         else:
             scheduler.submit(command)
-            log_begin(command)
     except (RequestError, CapacityError, EngineError) as error:
         send(Message([error_event(command.request_id, error)]))
 

@@ -3,9 +3,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { WEB } from "./support.mjs";
 
-const { leafBelow, pathTo, siblings, titleOf, toMessages } = await import(new URL("tree.js", WEB));
+const { leafBelow, pathTo, siblings, titleOf, toMessages, withAllBelow } = await import(new URL("tree.js", WEB));
 const { FIELDS, bodyOf, defaultOf, problemOf } = await import(new URL("settings.js", WEB));
-const { exportText, importText } = await import(new URL("transfer.js", WEB));
+const { asMarkdown, exportText, importText } = await import(new URL("transfer.js", WEB));
 const { packProvenance, unpackProvenance } = await import(new URL("packing.js", WEB));
 
 const message = (id, parent, role, created = 0) => ({ id, parent, role, created, conversation: "c", content: id });
@@ -30,10 +30,38 @@ test("the system prompt comes first, if there is one", () => {
   assert.equal(toMessages([tree.get("q")], "Be brief.")[0].role, "system");
 });
 
-test("titles are one short line", () => {
-  assert.equal(titleOf("  Hello\nworld"), "Hello");
-  assert.equal(titleOf("Rename `data` to `buffer`:\n```python"), "Rename data to buffer:");
+test("titles are one short line that says what it is about", () => {
+  assert.equal(titleOf("  Hello\nworld"), "World");
+  assert.equal(titleOf("Hi, please explain speculative decoding. I know models."), "Explain speculative decoding");
+  assert.equal(titleOf("Rename `data` to `buffer`:\n```python\ndef f(): pass\n```"), "Rename data to buffer");
+  assert.equal(titleOf("```python\ndef write(self):\n```\n\nWhat does it do?"), "What does it do?");
+  assert.equal(titleOf("```python\ndef write(self):\n```"), "Def write(self)");
+  assert.equal(titleOf("hello"), "Hello");
+  assert.equal(titleOf(" "), "");
   assert.ok(titleOf("x".repeat(500)).length <= 48);
+  assert.equal(titleOf("Write a Python class for a bank account, with docstrings and tests"), "Write a Python class for a bank account, with…");
+});
+
+test("files and images go to the model with what was said", () => {
+  const said = (attachments) => toMessages([{ ...message("q", null, "user"), content: "What?", attachments }], "")[0].content;
+  assert.equal(said([{ name: "a.py", text: "```\n" }]), "a.py:\n````py\n```\n````\n\nWhat?");
+  assert.deepEqual(said([{ name: "p.png", image: "data:image/png;base64,AA" }]), [{ type: "image_url", image_url: { url: "data:image/png;base64,AA" } }, { type: "text", text: "What?" }]);
+});
+
+test("a message goes with all below it", () => {
+  assert.deepEqual(withAllBelow(tree, "a1"), ["a1", "q2", "b"]);
+});
+
+test("a conversation can be read as Markdown", () => {
+  const text = asMarkdown({ title: "T", leaf: "a1", system: "Be brief." }, tree);
+  assert.equal(text, "# T\n\n> Be brief.\n\n## You\n\nq\n\n## Answer\n\na1\n");
+});
+
+test("every language has every word", async () => {
+  const [english, german] = await Promise.all(["en", "de"].map(async (name) => (await import(new URL(`../words/${name}.js`, WEB))).words));
+  const shape = (value) => (value && typeof value === "object" && !Array.isArray(value) ? Object.fromEntries(Object.entries(value).map(([key, one]) => [key, shape(one)])) : typeof value);
+  assert.deepEqual(shape(german), shape(english));
+  for (const { name } of FIELDS) assert.equal(english.fields[name]?.length, 2, name);
 });
 
 test("only what was set, and is right, is sent", () => {

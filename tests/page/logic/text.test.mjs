@@ -5,7 +5,7 @@ import { WEB } from "./support.mjs";
 
 const { readEvents, splitEvents } = await import(new URL("sse.js", WEB));
 const { align } = await import(new URL("align.js", WEB));
-const { rankedReasons, reasonInWords, sizeInWords } = await import(new URL("words.js", WEB));
+const { rankedReasons, reasonInWords, size } = await import(new URL("format.js", WEB));
 
 test("events come out whole, however the bytes are cut", async () => {
   const bytes = new TextEncoder().encode(': ping\n\ndata: {"a": "ö"}\n\ndata: {"b": 2}\r\n\r\ndata: [DONE]\n\ndata: {"c": 3}\n\n');
@@ -66,7 +66,7 @@ test("reasons are ranked and said in sentences; unknown ones stay as they are", 
 });
 
 test("sizes have the unit that people say", () => {
-  assert.equal(sizeInWords(512), "512 bytes");
-  assert.equal(sizeInWords(5 * 2 ** 20), "5.0 MiB");
-  assert.equal(sizeInWords(300 * 2 ** 30), "300 GiB");
+  assert.equal(size(512), "512 bytes");
+  assert.equal(size(5 * 2 ** 20), "5.0 MiB");
+  assert.equal(size(300 * 2 ** 30), "300 GiB");
 });

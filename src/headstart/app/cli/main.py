@@ -41,15 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HeadstartError as error:
         print(f"headstart: error: {error}", file=sys.stderr)
         return 1
-    except ModuleNotFoundError as error:
-        if not error.name or error.name.startswith("headstart"):
-            raise
-        print(
-            f"headstart: error: the package {error.name} is not installed; install Headstart with "
-            "its dependencies (pip install headstart, without --no-deps)",
-            file=sys.stderr,
-        )
-        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -67,8 +58,6 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if command.startswith("-"):  # as llama-server is started
         command, arguments = "serve", ["serve", *arguments]
-    if command.lower().endswith(".gguf"):
-        command, arguments = "serve", ["serve", "--model", *arguments]
     if command == "serve" and "--version" in arguments:
         print(_version())
         return 0
@@ -108,7 +97,7 @@ def find_command(name: str) -> Command:
 
 def _help() -> str:
     commands = "\n".join(f"  {name:<10} {about}" for name, about in COMMANDS.items())
-    return f"""Usage: headstart COMMAND [flags], or headstart model.gguf [flags] to serve a model
+    return f"""Usage: headstart COMMAND [flags], or headstart FLAGS for headstart serve FLAGS
 
 Serve GGUF language models with speculative decoding: the same text, sooner.
 

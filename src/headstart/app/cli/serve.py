@@ -46,9 +46,5 @@ COMMAND = Command(
         "--models-preset or --models-max several models, each in processes of its own."
     ),
     parts=None,
-    examples=(
-        "  headstart serve -m model.gguf -md draft.gguf\n"
-        "  headstart serve -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384 -np 4"
-    ),
     run=run,
 )

@@ -1,25 +1,40 @@
-/** Runs one request and gathers its answer; knows nothing of how it is shown. */
+/** Gathers one answer as it arrives; knows nothing of how it is shown. */
 
-import { stream } from "./api.js";
+import { remove, stream } from "./api.js";
 import { Provenance } from "./provenance.js";
 
 /** One answer while it arrives. */
 export class Answer {
-  constructor() {
-    this.content = "";
-    this.reasoning = "";
-    /** @type {{id: string, name: string, arguments: string}[]} */
-    this.toolCalls = [];
-    this.provenance = new Provenance();
-    this.finish = "";
-    /** @type {any} */
-    this.timings = null;
-    /** @type {any} */
-    this.metrics = null;
-    this.seed = -1;
-    /** @type {{total: number, processed: number} | null} while the prompt is read */
-    this.progress = null;
-    this.firstTokenAt = 0;
+  version = 0; // counts how often it began anew
+  content = "";
+  reasoning = "";
+  /** @type {{id: string, name: string, arguments: string}[]} */
+  toolCalls = [];
+  provenance = new Provenance();
+  finish = "";
+  model = "";
+  /** @type {any} */
+  timings = null;
+  /** @type {any} */
+  metrics = null;
+  seed = -1;
+  /** @type {{total: number, processed: number} | null} while the prompt is processed */
+  progress = null;
+  startedAt = performance.now();
+  firstTokenAt = 0;
+
+  /** @param {import("./tree.js").Message} [begun] what there is of it already */
+  constructor(begun) {
+    this.content = begun?.content ?? "";
+    this.reasoning = begun?.reasoning ?? "";
+    if (begun?.provenance) this.provenance.add(begun.provenance);
+  }
+
+  /** Forget all of it, because it comes again from its beginning. */
+  restart() {
+    const { version, provenance } = this;
+    provenance.clear();
+    Object.assign(this, new Answer(), { version: version + 1, provenance });
   }
 
   /** Tokens a second so far. */
@@ -42,6 +57,7 @@ export class Answer {
     this.reasoning += delta.reasoning_content ?? "";
     for (const call of delta.tool_calls ?? []) this.takeCall(call);
     this.finish = choice?.finish_reason ?? this.finish;
+    this.model = chunk.model ?? this.model;
     this.timings = chunk.timings ?? this.timings;
     this.metrics = chunk.metrics ?? this.metrics;
     this.seed = chunk.seed ?? this.seed;
@@ -62,12 +78,36 @@ export class Answer {
  * @param {Answer} answer
  * @param {AbortSignal} signal
  * @param {() => void} onChange after every chunk
+ * @param {string} [id] under which the server keeps the stream, so that it can be followed again
  */
-export async function run(body, answer, signal, onChange) {
-  const whole = { ...body, stream: true, provenance: true, return_progress: true };
-  for await (const chunk of stream("v1/chat/completions", whole, signal)) {
+export async function run(body, answer, signal, onChange, id) {
+  const whole = { ...body, stream: true, provenance: true, return_progress: true, return_metrics: true };
+  for await (const chunk of stream("v1/chat/completions", whole, signal, id ? { "X-Conversation-Id": id } : {})) {
     answer.take(chunk);
     onChange();
   }
   onChange();
+}
+
+/**
+ * Follow an answer that the server still writes, or wrote not long ago, from its beginning.
+ * @param {string} id
+ * @param {Answer} answer
+ * @param {AbortSignal} signal
+ * @param {() => void} onChange
+ */
+export async function follow(id, answer, signal, onChange) {
+  let isFirst = true;
+  for await (const chunk of stream(`v1/stream?conv_id=${id}&from=0`, null, signal)) {
+    if (isFirst) answer.restart();
+    isFirst = false;
+    answer.take(chunk);
+    onChange();
+  }
+  onChange();
+}
+
+/** End an answer that goes on without us. @param {string} id */
+export async function end(id) {
+  await remove(`v1/stream?conv_id=${id}`);
 }

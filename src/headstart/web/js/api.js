@@ -1,6 +1,7 @@
 /** The server's API with the key that the user gave, which is kept for this session only. */
 
 import { readEvents } from "./sse.js";
+import { words } from "./words.js";
 
 const KEY = "headstart-api-key";
 let model = ""; // of a router with several; empty: the only one
@@ -19,7 +20,7 @@ export class ApiError extends Error {
 
 /** @type {() => Promise<string>} asks the user; set by main.js */
 let askForKey = async () => {
-  throw new ApiError(401, "the server wants an API key");
+  throw new ApiError(401, words.keyHint);
 };
 /** @type {Promise<string> | null} one dialog, however many requests wait for it */
 let asking = null;
@@ -48,26 +49,49 @@ export async function getJson(path) {
 }
 
 /**
+ * @param {string} path
+ * @param {any} body
+ * @returns {Promise<any>}
+ */
+export async function postJson(path, body) {
+  return (await request(path, posted(body))).json();
+}
+
+/** @param {string} path */
+export async function remove(path) {
+  await request(ofModel(path), { method: "DELETE" });
+}
+
+/**
  * Ask for a stream of JSON values.
  * @param {string} path
  * @param {any} body null for GET
  * @param {AbortSignal} signal
+ * @param {Record<string, string>} [headers]
  * @returns {AsyncGenerator<any>}
  */
-export async function* stream(path, body, signal) {
-  const named = JSON.stringify(model ? { model, ...body } : body);
-  const post = { method: "POST", body: named, headers: { "Content-Type": "application/json" } };
-  const response = await (body === null ? request(ofModel(path), { signal }) : request(path, { ...post, signal }));
-  if (!response.body) throw new ApiError(502, "the answer has no body");
+export async function* stream(path, body, signal, headers = {}) {
+  const options = body === null ? {} : posted(body, headers);
+  const response = await request(body === null ? ofModel(path) : path, { ...options, signal });
+  if (!response.body) throw new ApiError(502, words.noBody);
   for await (const value of readEvents(response.body)) {
     if (value.error) throw new ApiError(value.error.code ?? 500, value.error.message);
     yield value;
   }
 }
 
-/** @param {string} path of something that is asked by GET */
+/**
+ * @param {any} body
+ * @param {Record<string, string>} [headers]
+ * @returns {RequestInit}
+ */
+function posted(body, headers = {}) {
+  return { method: "POST", body: JSON.stringify(model ? { model, ...body } : body), headers: { "Content-Type": "application/json", ...headers } };
+}
+
+/** @param {string} path of something that has no body to name the model in */
 function ofModel(path) {
-  return model ? `${path}?model=${encodeURIComponent(model)}` : path;
+  return model ? `${path}${path.includes("?") ? "&" : "?"}model=${encodeURIComponent(model)}` : path;
 }
 
 /** Whether requests can be taken; the reason if not. @returns {Promise<string>} */
@@ -99,5 +123,5 @@ async function request(path, options) {
 /** @param {Response} response */
 async function errorOf(response) {
   const body = await response.json().catch(() => ({}));
-  return new ApiError(response.status, body.error?.message ?? `the server answered ${response.status}`);
+  return new ApiError(response.status, body.error?.message ?? words.badAnswer(response.status));
 }

@@ -1,11 +1,8 @@
-/** Charts of the board: bars are elements, what runs over time is drawn by uPlot. */
+/** Charts of the board, as elements: bars, shares, and a line over the last minutes. */
 
 import { fill, h } from "./dom.js";
-import { timeChart } from "./libraries.js";
-
-const SHOWN_SECONDS = 120;
-
-const MOST_UPRIGHT = 20; // bars whose numbers have room beside each other
+import { number, percent, rate } from "./format.js";
+import { words } from "./words.js";
 
 /**
  * Upright bars with a label below and the value on top.
@@ -15,22 +12,12 @@ const MOST_UPRIGHT = 20; // bars whose numbers have room beside each other
  */
 export function showBars(root, bars, summary) {
   const most = Math.max(...bars.map((bar) => bar.value), 1e-9);
-  const list = h(
-    "ul",
-    { class: bars.length > MOST_UPRIGHT ? "bars many" : "bars", "aria-label": summary },
-    bars.map((bar) => {
-      const fillElement = h("span", { class: `bar ${bar.style ?? ""}` });
-      fillElement.style.height = `${Math.max(2, (100 * bar.value) / most)}%`;
-      return h(
-        "li",
-        {},
-        h("span", { class: "value" }, bar.text),
-        h("span", { class: "column" }, fillElement),
-        h("span", { class: "label" }, bar.label),
-      );
-    }),
-  );
-  fill(root, bars.length ? list : h("p", { class: "hint" }, "Nothing yet."));
+  const items = bars.map((bar) => {
+    const column = h("span", { class: `bar ${bar.style ?? ""}` });
+    column.style.height = `${Math.max(1, (100 * bar.value) / most)}%`;
+    return h("li", {}, h("span", { class: "value" }, bar.text), h("span", { class: "column" }, column), h("span", { class: "label" }, bar.label));
+  });
+  fill(root, items.length ? h("ul", { class: "bars", "aria-label": summary }, items) : nothing());
 }
 
 /**
@@ -41,7 +28,7 @@ export function showBars(root, bars, summary) {
 export function showShares(root, parts) {
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   if (!total) {
-    fill(root, h("p", { class: "hint" }, "Nothing yet."));
+    fill(root, nothing());
     return;
   }
   const strip = h("div", { class: "shares", "aria-hidden": "true" });
@@ -50,68 +37,68 @@ export function showShares(root, parts) {
     piece.style.flexGrow = String(part.value / total);
     strip.append(piece);
   }
+  const row = (/** @type {typeof parts[0]} */ part) =>
+    h("tr", {}, h("th", { scope: "row" }, h("span", { class: `dot ${part.style}` }), part.label), h("td", {}, percent(part.value / total)), h("td", {}, part.text));
+  fill(root, strip, h("table", { class: "share-list" }, h("tbody", {}, parts.map(row))));
+}
+
+function nothing() {
+  return h("p", { class: "hint" }, words.nothingYet);
+}
+
+const WIDTH = 600; // of the drawing, which is stretched to the card
+const HEIGHT = 100;
+const SHOWN_SECONDS = 180;
+
+/**
+ * Tokens per second and acceptance over the last minutes.
+ * @param {HTMLElement} root
+ * @param {{time: number, speed: number, accepted: number | null}[]} points
+ */
+export function showTimeline(root, points) {
+  const now = points.at(-1)?.time ?? 0;
+  const most = niceMost(Math.max(...points.map((point) => point.speed), 1));
+  const x = (/** @type {number} */ time) => (WIDTH * (1 - (now - time) / SHOWN_SECONDS)).toFixed(1);
+  const y = (/** @type {number} */ share) => (HEIGHT * (1 - share)).toFixed(1);
+  const shown = points.filter((point) => point.time > now - SHOWN_SECONDS);
+  const speed = shown.map((point) => `${x(point.time)},${y(point.speed / most)}`).join("L");
+  let accepted = "";
+  for (const [i, point] of shown.entries())
+    if (point.accepted !== null) accepted += `${shown[i - 1]?.accepted == null ? "M" : "L"}${x(point.time)},${y(point.accepted)}`;
+  const [first] = shown;
+  const shapes = first ? [path("area", `M${x(first.time)},${HEIGHT}L${speed}L${WIDTH},${HEIGHT}Z`), path("speed", `M${speed}`), path("accepted", accepted)] : [];
+  const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": words.chartSummary(rate(points.at(-1)?.speed ?? 0)) });
+  drawing.append(...[0, 0.5, 1].map((share) => path("grid", `M0,${y(share)}H${WIDTH}`)), ...shapes);
+  const axis = (/** @type {string} */ name, /** @type {string[]} */ labels) => h("div", { class: `axis ${name}`, "aria-hidden": "true" }, labels.map((label) => h("span", {}, label)));
   fill(
     root,
-    strip,
-    h(
-      "ul",
-      { class: "share-list" },
-      parts.map((part) => h("li", {}, h("span", { class: `dot ${part.style}` }), `${part.label} `, h("strong", {}, `${((100 * part.value) / total).toFixed(1)} %`), ` ${part.text}`)),
-    ),
+    axis("left", [most, most / 2, 0].map((value) => number(value, most < 4 && value % 1 ? 1 : 0))),
+    drawing,
+    axis("right", ["100 %", "50 %", "0 %"]),
+    axis("below", [words.before(number(SHOWN_SECONDS / 60)), words.before(number(SHOWN_SECONDS / 120, 1)), words.now]),
   );
 }
 
-/** @param {number} seconds since 1970 */
-function clockTime(seconds) {
-  return new Date(1000 * seconds).toLocaleTimeString([], { hour12: false });
+/** The top of an axis: 1, 2, 4 or 10 times a power of ten. @param {number} value */
+function niceMost(value) {
+  const power = 10 ** Math.floor(Math.log10(value));
+  return power * ([1, 2, 4, 10].find((factor) => factor * power >= value) ?? 10);
 }
 
-/** Tokens a second and acceptance over the last minutes. */
-export class ThroughputChart {
-  /** @param {HTMLElement} root */
-  constructor(root) {
-    this.root = root;
-    this.chart = null;
-    new ResizeObserver(() => this.chart?.setSize(this.size())).observe(root);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.forget());
-    new MutationObserver(() => this.forget()).observe(document.documentElement, { attributeFilter: ["data-theme"] });
-  }
+/**
+ * @param {string} kind
+ * @param {string} d
+ */
+function path(kind, d) {
+  return svg("path", { class: kind, d, "vector-effect": "non-scaling-stroke" });
+}
 
-  size() {
-    return { width: Math.max(200, this.root.clientWidth), height: 180 };
-  }
-
-  /** Colours are read once, so another theme needs another chart. */
-  forget() {
-    this.chart?.destroy();
-    this.chart = null;
-  }
-
-  /** @param {any[][]} columns */
-  show(columns) {
-    if (this.chart) this.chart.setData(columns);
-    else if (this.root.clientWidth) this.chart = timeChart(this.options(), columns, this.root);
-  }
-
-  options() {
-    const style = getComputedStyle(document.documentElement);
-    const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
-    const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
-    return {
-      ...this.size(),
-      cursor: { drag: { x: false, y: false } },
-      legend: { show: false },
-      scales: { x: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ last) => [last - SHOWN_SECONDS, last] }, y: { range: (/** @type {any} */ _, /** @type {number} */ __, /** @type {number} */ most) => [0, Math.max(1, most * 1.1)] }, rate: { range: [0, 100] } },
-      axes: [
-        { ...axis, space: 90, size: 28, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map(clockTime) },
-        { ...axis, size: 44 },
-        { ...axis, scale: "rate", side: 1, size: 40, grid: { show: false }, values: (/** @type {any} */ _, /** @type {number[]} */ ticks) => ticks.map((tick) => `${tick} %`) },
-      ],
-      series: [
-        {},
-        { label: "tokens/s", stroke: colour("--accent"), width: 2, fill: colour("--accent-soft"), points: { show: false } },
-        { label: "accepted", scale: "rate", stroke: colour("--guess-1"), width: 1.5, dash: [4, 3], points: { show: false } },
-      ],
-    };
-  }
+/**
+ * @param {string} name
+ * @param {Record<string, string>} attributes
+ */
+function svg(name, attributes) {
+  const element = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
+  return element;
 }

@@ -1,116 +1,111 @@
-/** The chat: the conversation that is open, its branches, and the answer that is running. */
+/** The chat: the conversation that is open, its branches, and what is asked in it. */
 
-import { Answer, run } from "./answer.js";
-import { ApiError } from "./api.js";
+import { Answer } from "./answer.js";
 import { Composer } from "./composer.js";
-import { announce, byId, fill, h, toast } from "./dom.js";
-import { nextTask, paced } from "./frames.js";
+import { announce, byId, download, fill, h } from "./dom.js";
+import { Follow } from "./follow.js";
+import { Generations } from "./generations.js";
 import { inspect } from "./inspector.js";
 import { MessageView } from "./message.js";
-import { bodyOf, loadSettings } from "./settings.js";
-import { showConversations, toggleSidebar } from "./sidebar.js";
+import { bodyOf, newSettings } from "./settings.js";
+import { Sidebar, toggleSidebar } from "./sidebar.js";
 import * as store from "./store.js";
-import { leafBelow, newId, pathTo, siblings, titleOf, toMessages } from "./tree.js";
+import { asMarkdown } from "./transfer.js";
+import { leafBelow, newId, pathTo, siblings, titleOf, toMessages, withAllBelow } from "./tree.js";
+import { words } from "./words.js";
 
 /** @typedef {import("./tree.js").Message} Message */
 /** @typedef {import("./store.js").Conversation} Conversation */
-
-const SAVE_PAUSE = 300; // milliseconds between two writes of a running answer
-const MOST_TOKENS_SAVED_OFTEN = 2000; // writing the provenance of more takes longer than a frame
-const SCROLLING_KEYS = ["ArrowUp", "ArrowDown", "PageUp", "PageDown", "Home", "End", " "];
-const NEAR_THE_END = 80; // pixels; who scrolled further up is left in peace
+/** @typedef {import("./composer.js").Said} Said */
+/** @typedef {{conversation: Conversation, tree: Map<string, Message>}} Place the open conversation, or another */
 
 export class Chat {
   /**
-   * @param {{compare: (messages: any[]) => void, plainSteps: import("./plain-steps.js").PlainSteps, suggestions: () => string[]}} links
-   *     to the other parts of the page
+   * @param {import("./server.js").Server} server
+   * @param {{compare: (messages: any[]) => void, opened: () => void}} links to the other parts of the page
    */
-  constructor(links) {
+  constructor(server, links) {
+    this.server = server;
     this.links = links;
     this.thread = byId("thread");
-    this.scroller = byId("scroller");
+    const scroller = byId("scroller");
+    this.follow = new Follow(scroller, this.thread);
     /** @type {Conversation} */
     this.conversation = emptyConversation();
     /** @type {Map<string, Message>} */
     this.tree = new Map();
     /** @type {Map<string, MessageView>} */
     this.views = new Map();
-    /** @type {AbortController | null} */
-    this.running = null;
-    this.composer = new Composer({ send: (text) => this.ask(text, this.conversation.leaf), stop: () => this.stop() });
+    this.generations = new Generations(server, (generation) => this.views.get(generation.message.id)?.update(generation.answer), (generation) => this.onEnd(generation));
+    this.composer = new Composer({
+      send: (said) => this.say(said),
+      stop: () => this.stop(),
+      unqueue: () => this.queue(null),
+      takesImages: () => Boolean(server.props?.modalities?.vision),
+    });
+    this.sidebar = new Sidebar({
+      open: (id) => this.open(id),
+      rename: (conversation, title) => this.rename(conversation, title),
+      keep: async (one) => download(`${one.title}.md`, asMarkdown(one, await store.loadMessages(one.id)), "text/markdown"),
+      remove: (conversation) => this.removeConversation(conversation),
+    });
     /** @type {import("./message.js").Actions} */
     this.actions = {
       regenerate: (message) => this.answer(message.parent),
-      edit: (message, text) => this.ask(text, message.parent),
+      edit: (message, text) => this.ask({ text, attachments: message.attachments ?? [] }, message.parent),
       branch: (message, step) => this.branch(message, step),
-      compare: (message) => this.links.compare(this.messagesBefore(message)),
+      compare: (message) => this.links.compare(messagesBefore(message, this)),
       proceed: (message) => this.proceed(message),
+      remove: (message) => this.removeMessage(message),
     };
-    inspect(this.scroller);
-    this.follow();
-  }
-
-  /** Stay at the end as the thread grows, unless the user scrolls up. */
-  follow() {
-    this.isFollowing = true;
-    let isActing = false; // the user scrolls; the thread moves of itself too, as heights become known
-    const act = (/** @type {any} */ event) => {
-      isActing ||= !(event instanceof KeyboardEvent) ? event.type !== "pointerdown" || event.target === this.scroller : SCROLLING_KEYS.includes(event.key);
-    };
-    for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) this.scroller.addEventListener(kind, act, { passive: true });
-    this.scroller.addEventListener("scroll", () => {
-      const { scrollTop, scrollHeight, clientHeight } = this.scroller;
-      if (scrollHeight - scrollTop - clientHeight < NEAR_THE_END) {
-        this.isFollowing = true;
-        isActing = false;
-      } else if (isActing) this.isFollowing = false;
+    inspect(scroller);
+    server.onChange(() => {
+      this.showSuggestions();
+      this.showContext();
     });
-    // behind the layout of a frame, where asking for heights costs nothing
-    const observer = new ResizeObserver(() => this.isFollowing && this.scrollToEnd());
-    observer.observe(this.thread);
-    observer.observe(this.scroller);
   }
 
-  /** Open the newest conversation, or a new one. */
+  /** Open the newest conversation, or a new one, and follow what was being written. */
   async start() {
-    const [newest] = await store.listConversations();
-    await this.open(newest?.id ?? null);
+    const conversations = await store.listConversations();
+    await this.open(conversations[0]?.id ?? null);
+    for (const one of conversations.filter(({ running }) => running)) void this.resume(one);
+  }
+
+  /** @param {Conversation} one whose answer was running when the page was left */
+  async resume(one) {
+    const conversation = one.id === this.conversation.id ? this.conversation : one;
+    const tree = conversation === this.conversation ? this.tree : await store.loadMessages(one.id);
+    const message = tree.get(one.running ?? "");
+    if (!message) return;
+    const resumed = this.generations.resume(conversation, message);
+    this.refresh(message);
+    await resumed;
   }
 
   /** @param {string | null} id null: a new one */
   async open(id) {
-    this.stop();
-    const found = (await store.listConversations()).find((one) => one.id === id);
+    const running = id === null ? undefined : this.generations.running.get(id);
+    const found = running?.conversation ?? (await store.listConversations()).find((one) => one.id === id);
     this.conversation = found ?? emptyConversation();
     this.tree = found ? await store.loadMessages(found.id) : new Map();
-    for (const message of this.tree.values()) {
-      // the page was closed or loaded again while it ran
-      if (message.state === "running") message.state = "stopped";
-    }
+    if (running) this.tree.set(running.message.id, running.message);
     for (const view of this.views.values()) view.remove();
     this.views.clear();
     this.show();
     await this.refreshList();
+    this.links.opened();
     toggleSidebar(false);
     this.composer.focus();
-    this.scrollToEnd();
+    this.follow.toEnd();
   }
 
   async refreshList() {
-    showConversations(await store.listConversations(), this.conversation.id, {
-      open: (id) => this.open(id),
-      remove: async (conversation) => {
-        if (!confirm(`Delete "${conversation.title}"?`)) return;
-        await store.deleteConversation(conversation.id);
-        if (conversation.id === this.conversation.id) await this.start();
-        else await this.refreshList();
-      },
-    });
+    this.sidebar.show(await store.listConversations(), this.conversation.id);
   }
 
-  /** @param {string} system */
-  async setSystem(system) {
-    this.conversation.system = system;
+  /** Keep what the user changed in the settings of this conversation. */
+  async saveSettings() {
     if (this.tree.size) await store.saveConversation(this.conversation);
   }
 
@@ -130,7 +125,7 @@ export class Chat {
       let view = this.views.get(message.id);
       if (view) view.showActions(place);
       else {
-        view = new MessageView(message, this.actions, place);
+        view = new MessageView(message, this.actions, place, this.answerOf(message));
         this.views.set(message.id, view);
       }
       return view.element;
@@ -139,112 +134,126 @@ export class Chat {
       if (this.thread.children[i] !== element) this.thread.insertBefore(element, this.thread.children[i] ?? null);
     });
     byId("welcome").hidden = path.length > 0;
-    if (!path.length) this.showSuggestions();
+    this.showSuggestions();
+    this.composer.setRunning(this.isRunning);
+    this.composer.showQueued(this.conversation.queued);
+    this.showContext();
+  }
+
+  /** @param {Message} message */
+  answerOf(message) {
+    const running = this.generations.running.get(this.conversation.id);
+    return running?.message === message ? running.answer : undefined;
+  }
+
+  /** Show a message anew. @param {Message} message */
+  refresh(message) {
+    this.views.get(message.id)?.remove();
+    this.views.delete(message.id);
+    if (message.conversation === this.conversation.id) this.show();
   }
 
   showSuggestions() {
-    fill(
-      byId("suggestions"),
-      this.links.suggestions().map((text) => h("button", { type: "button", class: "suggestion", onclick: () => this.ask(text, null) }, text)),
-    );
+    const isDemo = this.server.props?.target_model.name === "demo-target";
+    const texts = !this.server.props ? [] : isDemo ? words.demoSuggestions : words.suggestions;
+    fill(byId("suggestions"), texts.map((text) => h("button", { type: "button", class: "suggestion", onclick: () => this.say({ text, attachments: [] }) }, text)));
+  }
+
+  showContext() {
+    const last = pathTo(this.tree, this.conversation.leaf).findLast((message) => message.timings);
+    const { cache_n = 0, prompt_n = 0, predicted_n = 0 } = last?.timings ?? {};
+    this.composer.showContext(cache_n + prompt_n + predicted_n, this.server.contextSize);
+  }
+
+  get isRunning() {
+    return this.generations.running.has(this.conversation.id);
+  }
+
+  /** The user said something at the end: now, or when the answer is over. @param {Said} said */
+  say(said) {
+    if (!this.isRunning) return this.ask(said, this.conversation.leaf);
+    const { text = "", attachments = [] } = this.conversation.queued ?? {};
+    return this.queue({ text: [text, said.text].filter(Boolean).join("\n\n"), attachments: [...attachments, ...said.attachments] });
+  }
+
+  /** @param {Said | null} said */
+  async queue(said) {
+    this.conversation.queued = said;
+    this.composer.showQueued(said);
+    await store.saveConversation(this.conversation);
   }
 
   /**
    * The user says something below a message.
-   * @param {string} text
+   * @param {Said} said
    * @param {string | null} parent
+   * @param {Place} [at]
    */
-  async ask(text, parent) {
-    if (this.running) return;
-    if (!this.tree.size) this.conversation.title = titleOf(text);
-    const message = this.newMessage(parent, "user", text);
+  async ask({ text, attachments }, parent, at = this) {
+    if (this.generations.running.has(at.conversation.id)) return;
+    if (!at.tree.size) at.conversation.title = titleOf(text) || attachments[0]?.name || words.newConversation;
+    const message = newMessage(at, parent, "user", text);
+    if (attachments.length) message.attachments = attachments;
     await store.saveMessages(message);
-    await this.answer(message.id);
+    await this.answer(message.id, at);
   }
 
-  /** @param {string | null} parent the message to answer */
-  async answer(parent) {
-    if (this.running || !parent) return;
-    const message = this.newMessage(parent, "assistant", "");
-    await this.generate(message, new Answer(), this.messagesBefore(message));
+  /**
+   * @param {string | null} parent the message to answer
+   * @param {Place} [at]
+   */
+  async answer(parent, at = this) {
+    if (this.generations.running.has(at.conversation.id) || !parent) return;
+    const message = newMessage(at, parent, "assistant", "");
+    await this.generate(message, new Answer(), messagesBefore(message, at), at);
   }
 
   /** Go on with an answer that was cut off, in a version of its own. @param {Message} cut */
   async proceed(cut) {
-    if (this.running) return;
-    const message = this.newMessage(cut.parent, "assistant", cut.content);
-    const answer = new Answer();
-    answer.content = cut.content;
-    if (cut.provenance) answer.provenance.add(cut.provenance);
-    await this.generate(message, answer, [...this.messagesBefore(cut), { role: "assistant", content: cut.content }]);
+    if (this.isRunning) return;
+    const message = newMessage(this, cut.parent, "assistant", cut.content);
+    await this.generate(message, new Answer(cut), [...messagesBefore(cut, this), { role: "assistant", content: cut.content }], this);
   }
 
   /**
    * @param {Message} message
    * @param {Answer} answer
    * @param {any[]} messages
+   * @param {Place} at
    */
-  async generate(message, answer, messages) {
-    message.state = "running";
-    message.provenance = answer.provenance.data;
-    this.conversation.leaf = message.id;
-    this.conversation.updated = Date.now();
-    await store.saveConversation(this.conversation);
-    this.show();
-    await this.refreshList();
-    const view = /** @type {MessageView} */ (this.views.get(message.id));
-    view.provenance = view.tint.provenance = answer.provenance;
-    const running = (this.running = new AbortController());
-    this.composer.setRunning(true);
-    this.scrollToEnd();
-    let saving = 0;
-    const save = () => {
-      clearTimeout(saving);
-      saving = 0;
-      const isLong = answer.provenance.starts.length > MOST_TOKENS_SAVED_OFTEN;
-      const { provenance, ...rest } = copyAnswer(message, answer);
-      store.saveMessages(isLong ? rest : { ...rest, provenance }).catch(() => {});
-    };
-    save();
-    addEventListener("pagehide", save);
-    const draw = paced(() => this.draw(view, message, answer));
-    try {
-      await run({ messages, ...bodyOf(loadSettings()) }, answer, running.signal, () => {
-        draw.ask();
-        saving ||= setTimeout(save, SAVE_PAUSE);
-      });
-      message.state = "done";
-    } catch (error) {
-      message.state = running.signal.aborted ? "stopped" : "failed";
-      if (message.state === "failed") message.failure = failureText(error);
+  async generate(message, answer, messages, { conversation }) {
+    conversation.leaf = message.id;
+    conversation.updated = Date.now();
+    const generated = this.generations.start(conversation, message, answer, { messages, ...bodyOf(conversation.settings) });
+    if (conversation === this.conversation) {
+      this.show();
+      this.follow.toEnd();
     }
-    clearTimeout(saving);
-    if (this.running === running) this.running = null;
-    this.links.plainSteps.add(answer.provenance.data);
-    draw.flush();
-    const isLong = answer.provenance.starts.length > MOST_TOKENS_SAVED_OFTEN;
-    if (isLong) await nextTask();
-    await (isLong ? store.saveLongMessage : store.saveMessages)(copyAnswer(message, answer)).catch((error) => toast(`The conversation could not be kept: ${error.message}`));
-    removeEventListener("pagehide", save);
-    if (!this.running) this.composer.setRunning(false);
-    this.show();
-    announce(message.state === "done" ? `Answer: ${message.content.slice(0, 400)}` : message.failure ?? "Stopped");
+    await this.refreshList();
+    await generated;
   }
 
-  /**
-   * @param {MessageView} view
-   * @param {Message} message
-   * @param {Answer} answer
-   */
-  draw(view, message, answer) {
-    copyAnswer(message, answer);
-    if (!this.views.has(message.id)) return; // another conversation is open
-    view.update(answer, this.links.plainSteps.mean);
+  /** @param {import("./generations.js").Generation} generation */
+  async onEnd({ conversation, message }) {
+    void this.server.update();
+    const isOpen = conversation.id === this.conversation.id;
+    if (isOpen) {
+      this.views.get(message.id)?.update();
+      this.show();
+      announce(message.state === "done" ? words.answered(message.content.slice(0, 400)) : message.failure ?? words.stopped);
+    }
+    await this.refreshList();
+    const { queued } = conversation;
+    if (!queued || (message.state !== "done" && !isOpen)) return;
+    conversation.queued = null;
+    if (isOpen) this.composer.showQueued(null);
+    if (message.state === "done") await this.ask(queued, message.id, isOpen ? this : { conversation, tree: await store.loadMessages(conversation.id) });
+    else this.composer.putBack(queued);
+    await store.saveConversation(conversation);
   }
 
   stop() {
-    this.running?.abort();
-    this.running = null;
+    this.generations.stop(this.conversation.id);
   }
 
   /**
@@ -252,60 +261,70 @@ export class Chat {
    * @param {number} step
    */
   branch(message, step) {
-    if (this.running) return;
+    if (this.isRunning) return;
     const all = siblings(this.tree, message);
     const other = all[all.indexOf(message) + step];
-    if (!other) return;
-    this.conversation.leaf = leafBelow(this.tree, other.id);
+    if (other) this.goTo(leafBelow(this.tree, other.id));
+  }
+
+  /** @param {Message} message with all that follows */
+  async removeMessage(message) {
+    if (this.isRunning) return;
+    const gone = withAllBelow(this.tree, message.id);
+    for (const id of gone) this.tree.delete(id);
+    await store.deleteMessages(gone);
+    const other = siblings(this.tree, message).at(-1)?.id ?? message.parent;
+    this.goTo(other && leafBelow(this.tree, other));
+    if (!this.tree.size) await this.removeConversation(this.conversation);
+  }
+
+  /** @param {string | null} leaf */
+  goTo(leaf) {
+    this.conversation.leaf = leaf;
     this.show();
     store.saveConversation(this.conversation);
   }
 
-  /** What the API gets to answer a message's place anew. @param {Message} message */
-  messagesBefore(message) {
-    return toMessages(pathTo(this.tree, message.parent), this.conversation.system);
+  /** @param {Conversation} conversation @param {string} title */
+  async rename(conversation, title) {
+    const own = [this.conversation, ...[...this.generations.running.values()].map((one) => one.conversation)].find((one) => one.id === conversation.id);
+    if (own) own.title = title;
+    await store.saveConversation({ ...(own ?? conversation), title });
+    await this.refreshList();
   }
 
-  /**
-   * @param {string | null} parent
-   * @param {"user" | "assistant"} role
-   * @param {string} content
-   */
-  newMessage(parent, role, content) {
-    /** @type {Message} */
-    const message = { id: newId(), conversation: this.conversation.id, parent, role, content, created: Date.now() };
-    this.tree.set(message.id, message);
-    return message;
-  }
-
-  scrollToEnd() {
-    this.isFollowing = true;
-    this.scroller.scrollTop = this.scroller.scrollHeight;
+  /** @param {Conversation} conversation */
+  async removeConversation(conversation) {
+    this.generations.forget(conversation.id);
+    await store.deleteConversation(conversation.id);
+    if (conversation.id === this.conversation.id) await this.open((await store.listConversations())[0]?.id ?? null);
+    else await this.refreshList();
   }
 }
 
 /**
+ * What the API gets to answer a message's place anew.
  * @param {Message} message
- * @param {Answer} answer
+ * @param {Place} place
  */
-function copyAnswer(message, answer) {
-  message.content = answer.content;
-  message.reasoning = answer.reasoning || undefined;
-  message.toolCalls = answer.toolCalls.length ? answer.toolCalls : undefined;
-  message.provenance = answer.provenance.data;
-  message.finish = answer.finish;
-  message.timings = answer.timings;
-  message.metrics = answer.metrics;
-  return message;
+function messagesBefore(message, { conversation, tree }) {
+  return toMessages(pathTo(tree, message.parent), conversation.system);
 }
 
-/** @param {unknown} error */
-function failureText(error) {
-  if (error instanceof ApiError) return error.message;
-  return `The answer broke off: ${error instanceof Error ? error.message : error}. Is the server still running?`;
+/**
+ * @param {Place} place
+ * @param {string | null} parent
+ * @param {"user" | "assistant"} role
+ * @param {string} content
+ */
+function newMessage({ conversation, tree }, parent, role, content) {
+  /** @type {Message} */
+  const message = { id: newId(), conversation: conversation.id, parent, role, content, created: Date.now() };
+  tree.set(message.id, message);
+  return message;
 }
 
 /** @returns {Conversation} */
 function emptyConversation() {
-  return { id: newId(), title: "New conversation", updated: Date.now(), leaf: null, system: "" };
+  return { id: newId(), title: words.newConversation, updated: Date.now(), leaf: null, running: null, queued: null, ...newSettings() };
 }

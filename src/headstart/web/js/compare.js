@@ -1,14 +1,16 @@
-/** A/B: the same request with guessing ahead and without, one after the other, compared token by token. */
+/** A/B: the same request with drafts and without, one after the other, compared token by token. */
 
 import { Answer, run } from "./answer.js";
 import { byId, fill, h } from "./dom.js";
 import { compareTokens, verdict } from "./equality.js";
-import { paced } from "./frames.js";
-import { walk, inspect } from "./inspector.js";
+import { legend } from "./facts.js";
+import { number, rate } from "./format.js";
+import { nextTask, paced } from "./frames.js";
+import { inspect, walk } from "./inspector.js";
 import { MarkdownView } from "./markdown.js";
-import { bodyOf, loadSettings } from "./settings.js";
+import { bodyOf } from "./settings.js";
 import { Tint } from "./tint.js";
-import { showTotals } from "./totals.js";
+import { words } from "./words.js";
 
 /** One side while it runs. */
 class Side {
@@ -16,28 +18,33 @@ class Side {
   constructor(title) {
     this.answer = new Answer();
     this.text = h("div", { class: "text" });
-    this.totals = h("div", { class: "totals" });
+    this.totals = h("div", {});
     this.speed = h("span", { class: "speed" });
-    this.body = h("div", { class: "body", tabindex: "0", role: "group", "aria-label": `${title}. Arrow keys walk along the tokens.` }, this.text);
+    this.body = h("div", { class: "body", tabindex: "0", role: "group", "aria-label": words.sideKeys(title) }, this.text);
     this.element = h("section", { class: "side" }, h("header", {}, h("h2", {}, title), this.speed), this.body, this.totals);
     this.markdown = new MarkdownView(this.text);
     this.tint = new Tint(this.answer.provenance, this.body);
     this.body.addEventListener("keydown", (/** @type {any} */ event) => walk(event, this.tint));
   }
 
-  /** @param {boolean} isOver */
+  /** @param {boolean} isOver @returns {boolean} whether all is shown */
   draw(isOver) {
-    while (!this.markdown.update(this.answer.content, isOver)); // both texts are short
+    const isShown = this.markdown.update(this.answer.content, isOver);
     this.tint.update(this.markdown.blocks, this.markdown.numSettled);
-    this.speed.textContent = this.answer.speed ? `${this.answer.speed.toFixed(1)} tokens/s` : "";
-    showTotals(this.totals, this.answer.provenance, 0, null, false); // the speeds are measured here
+    this.speed.textContent = this.answer.speed ? words.perSecond(rate(this.answer.speed)) : "";
+    fill(this.totals, isOver && legend(this.answer.provenance.totals().bySource));
+    return isShown;
   }
 }
 
 export class Compare {
-  /** @param {{plainSteps: import("./plain-steps.js").PlainSteps, isDeterministic: () => boolean}} links */
-  constructor(links) {
-    this.links = links;
+  /**
+   * @param {import("./server.js").Server} server
+   * @param {() => Record<string, string>} settings of requests
+   */
+  constructor(server, settings) {
+    this.server = server;
+    this.settings = settings;
     /** @type {any[] | null} messages of the chat; null: what is written in the field */
     this.messages = null;
     /** @type {AbortController | null} */
@@ -59,35 +66,36 @@ export class Compare {
   open(messages) {
     if (this.running) return;
     this.messages = messages;
-    this.prompt.value = messages.at(-1)?.content ?? "";
+    const { content = "" } = messages.at(-1) ?? {};
+    this.prompt.value = typeof content === "string" ? content : content.at(-1).text;
     this.run();
   }
 
   async run() {
     const messages = this.messages ?? [{ role: "user", content: this.prompt.value.trim() }];
     if (!messages.at(-1)?.content) return;
-    const settings = bodyOf(loadSettings());
+    const settings = bodyOf(this.settings());
     const choice = byId("compare-setting").value;
     const seed = settings.seed >= 0 ? settings.seed : crypto.getRandomValues(new Uint32Array(1))[0] >>> 1;
     const chosen = choice ? { mode: choice } : settings.speculative?.mode === "off" ? { mode: "auto" } : settings.speculative;
     this.sides.forEach((side) => side.tint.remove());
-    this.sides = [new Side("Guessing ahead"), new Side("One token at a time")];
+    this.sides = [new Side(words.withDrafts), new Side(words.baseline)];
     fill(byId("compare-sides"), ...this.sides.map((side) => side.element));
     this.running = new AbortController();
-    this.button.textContent = "Stop";
-    // guessing first: speculators may remember texts, and the second one would be known
+    this.button.textContent = words.halt;
+    // drafts first: speculators may remember texts, and the second one would be known
     const bodies = [{ ...settings, speculative: chosen }, { ...settings, speculative: { mode: "off" } }];
     try {
       for (const [i, body] of bodies.entries()) {
-        this.say(i ? "Running without guesses…" : "Running with guesses…");
+        this.say(i ? words.runningBaseline : words.runningDrafts);
         await this.runSide(this.sides[i], { messages, ...body, seed });
       }
       this.conclude();
     } catch (error) {
-      this.say(this.running.signal.aborted ? "Stopped." : /** @type {Error} */ (error).message, "problem");
+      this.say(this.running.signal.aborted ? words.stopped : /** @type {Error} */ (error).message, "problem");
     }
     this.running = null;
-    this.button.textContent = "Run both";
+    this.button.textContent = words.runBoth;
   }
 
   /**
@@ -101,8 +109,7 @@ export class Compare {
       await run(body, side.answer, signal, draw.ask);
     } finally {
       draw.flush();
-      side.draw(true);
-      this.links.plainSteps.add(side.answer.provenance.data);
+      while (!side.draw(true)) await nextTask();
     }
   }
 
@@ -110,11 +117,9 @@ export class Compare {
     const [first, second] = this.sides.map((side) => side.answer);
     const comparison = compareTokens(first.provenance.data.tokens, second.provenance.data.tokens);
     const ratio = second.speed ? first.speed / second.speed : 0;
-    const faster = ratio >= 1 ? `${ratio.toFixed(2)} times as fast` : `${ratio.toFixed(2)} times as fast: guessing cost more than it gave here`;
-    this.say(
-      `${verdict(comparison, this.links.isDeterministic())} ${first.speed.toFixed(1)} against ${second.speed.toFixed(1)} tokens/s: ${faster}.`,
-      comparison.isEqual ? "equal" : "different",
-    );
+    const isDeterministic = this.server.props?.settings?.some((/** @type {any} */ one) => one.name === "deterministic" && one.value === true) ?? false;
+    const speeds = words.speeds(number(first.speed, 1), number(second.speed, 1), number(ratio, 2));
+    this.say([verdict(comparison, isDeterministic), speeds, ratio < 1 && words.slower].filter(Boolean).join(" "), comparison.isEqual ? "equal" : "different");
   }
 
   /**
@@ -123,8 +128,9 @@ export class Compare {
    */
   say(text, kind = "") {
     const box = byId("compare-verdict");
+    const mark = { equal: "=", different: "≠" }[kind];
     box.className = `verdict ${kind}`;
     box.hidden = false;
-    fill(box, kind === "equal" ? h("span", { class: "mark", "aria-hidden": "true" }, "=") : kind === "different" ? h("span", { class: "mark", "aria-hidden": "true" }, "≠") : null, h("span", {}, text));
+    fill(box, mark && h("span", { class: "mark", "aria-hidden": "true" }, mark), h("span", {}, text));
   }
 }

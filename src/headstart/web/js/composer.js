@@ -1,22 +1,25 @@
-/** Where the user writes: keyboard, growing field, text files dragged in or attached. */
+/** Where the user writes: keyboard, growing field, files, what is sent next, how full the context is. */
 
-import { byId, toast } from "./dom.js";
+import { Attachments } from "./attachments.js";
+import { byId, fill, h, iconButton } from "./dom.js";
+import { number } from "./format.js";
+import { words } from "./words.js";
 
-/** Larger files would not fit most contexts. */
-const MOST_BYTES = 2_000_000;
+/** @typedef {{text: string, attachments: import("./tree.js").Attachment[]}} Said */
 
 export class Composer {
-  /** @param {{send: (text: string) => void, stop: () => void}} actions */
-  constructor({ send, stop }) {
+  /** @param {{send: (said: Said) => void, stop: () => void, unqueue: () => void, takesImages: () => boolean}} actions */
+  constructor({ send, stop, unqueue, takesImages }) {
     this.area = byId("prompt");
-    this.button = byId("send");
     this.stopButton = byId("stop");
+    this.attachments = new Attachments(byId("attachments"), takesImages);
+    this.unqueue = unqueue;
     const submit = () => {
       const text = this.area.value.trim();
-      if (!text || !this.stopButton.hidden) return;
+      if (!text && !this.attachments.list.length) return;
       this.area.value = "";
       this.grow();
-      send(text);
+      send({ text, attachments: this.attachments.takeAll() });
     };
     byId("composer").addEventListener("submit", (/** @type {Event} */ event) => {
       event.preventDefault();
@@ -36,12 +39,38 @@ export class Composer {
   /** @param {boolean} isRunning */
   setRunning(isRunning) {
     this.stopButton.hidden = !isRunning;
-    this.button.hidden = isRunning;
+  }
+
+  /** Show what is sent when the answer is over. @param {Said | null} queued */
+  showQueued(queued) {
+    const box = byId("queued");
+    box.hidden = !queued;
+    fill(box, queued && [h("span", { class: "hint" }, words.queued), h("span", { class: "name" }, queued.text || queued.attachments.map((one) => one.name).join(", ")), iconButton("close", words.unqueue, this.unqueue)]);
+  }
+
+  /** Put something back into the field, in front of what is there. @param {Said} said */
+  putBack({ text, attachments }) {
+    this.area.value = [text, this.area.value].filter(Boolean).join("\n\n");
+    this.attachments.list.unshift(...attachments);
+    this.attachments.draw();
+    this.grow();
+  }
+
+  /**
+   * @param {number} used tokens of the conversation; 0: not known
+   * @param {number} size
+   */
+  showContext(used, size) {
+    const box = byId("context");
+    box.hidden = !used || !size;
+    box.textContent = words.context(number(used), number(size));
+    box.title = words.contextTitle(number(used), number(size));
+    box.classList.toggle("problem", used > 0.9 * size);
   }
 
   grow() {
     this.area.style.height = "auto";
-    this.area.style.height = `${Math.min(this.area.scrollHeight, innerHeight * 0.4)}px`;
+    if (this.area.value) this.area.style.height = `${Math.min(this.area.scrollHeight, innerHeight * 0.4)}px`;
   }
 
   focus() {
@@ -51,9 +80,15 @@ export class Composer {
   takeFiles() {
     const chooser = byId("file");
     byId("attach").addEventListener("click", () => chooser.click());
-    chooser.addEventListener("change", () => {
-      this.insert([...chooser.files]);
+    chooser.addEventListener("change", async () => {
+      await this.attachments.add([...chooser.files]);
       chooser.value = "";
+    });
+    this.area.addEventListener("paste", (/** @type {ClipboardEvent} */ event) => {
+      const files = [...(event.clipboardData?.files ?? [])];
+      if (!files.length) return;
+      event.preventDefault();
+      this.attachments.add(files);
     });
     const zone = byId("chat");
     zone.addEventListener("dragover", (/** @type {DragEvent} */ event) => {
@@ -64,43 +99,14 @@ export class Composer {
     zone.addEventListener("dragleave", (/** @type {DragEvent} */ event) => {
       if (!zone.contains(/** @type {Node | null} */ (event.relatedTarget))) zone.classList.remove("dropping");
     });
-    zone.addEventListener("drop", (/** @type {DragEvent} */ event) => {
+    zone.addEventListener("drop", async (/** @type {DragEvent} */ event) => {
       zone.classList.remove("dropping");
       if (!event.dataTransfer?.files.length) return;
       event.preventDefault();
-      this.insert([...event.dataTransfer.files]);
+      await this.attachments.add([...event.dataTransfer.files]);
+      this.focus();
     });
   }
-
-  /** Put text files into the message, each in a fence with its name. @param {File[]} files */
-  async insert(files) {
-    for (const file of files) {
-      if (file.size > MOST_BYTES) {
-        toast(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB, but at most ${MOST_BYTES / 1e6} MB are taken`);
-        continue;
-      }
-      const text = await file.text();
-      if (text.includes("\0") || text.includes("\ufffd")) {
-        toast(`${file.name} is not a text file`);
-        continue;
-      }
-      this.area.value = `${this.area.value}${this.area.value ? "\n\n" : ""}${fenced(file.name, text)}\n`;
-    }
-    this.grow();
-    this.focus();
-  }
-}
-
-/**
- * A file as Markdown; the fence is longer than any in it.
- * @param {string} name
- * @param {string} text
- */
-export function fenced(name, text) {
-  const longest = Math.max(2, ...(text.match(/`{3,}/g) ?? []).map((ticks) => ticks.length));
-  const fence = "`".repeat(longest + 1);
-  const language = name.includes(".") ? name.split(".").at(-1) : "";
-  return `${name}:\n${fence}${language}\n${text.replace(/\n$/, "")}\n${fence}`;
 }
 
 function isTouch() {

@@ -38,7 +38,7 @@ export function fill(element, ...children) {
  * @param {(Child | Child[])[]} children
  */
 function append(element, children) {
-  for (const child of children.flat()) {
+  for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
     element.append(child instanceof Node ? child : String(child));
   }
@@ -70,7 +70,11 @@ const ICONS = /** @type {Record<string, string>} */ ({
   compare: "M8 5v14M16 5v14M3 9h5M16 15h5",
   attach: "M8 12l6-6a3 3 0 0 1 4 4l-8 8a5 5 0 0 1-7-7l7-7",
   more: "M5 12h.01M12 12h.01M19 12h.01",
-  moon: "M20 14A8 8 0 1 1 10 4a7 7 0 0 0 10 10z",
+  theme: "M12 3a9 9 0 1 0 0 18zM12 3a9 9 0 0 1 0 18",
+  drafts: "M4 20h16M6 16l9-11 4 3-9 11H6z",
+  down: "M12 5v14M6 13l6 6 6-6",
+  search: "M11 4a7 7 0 1 0 0 14a7 7 0 0 0 0-14M16 16l5 5",
+  file: "M6 3h8l4 4v14H6zM14 3v4h4",
   close: "M6 6l12 12M18 6L6 18",
   forward: "M5 5l7 7-7 7M13 5l7 7-7 7",
 });
@@ -91,6 +95,11 @@ export function icon(name) {
   return svg;
 }
 
+/** Draw what index.html only names. @param {ParentNode} root */
+export function fillIcons(root) {
+  for (const element of root.querySelectorAll("[data-icon]")) element.prepend(icon(/** @type {any} */ (element).dataset.icon));
+}
+
 /**
  * A button with a drawing and a name that screen readers say and a tooltip shows.
  * @param {string} name of the drawing
@@ -104,6 +113,18 @@ export function iconButton(name, label, onclick, attributes = {}) {
     { type: "button", class: "icon-button", "aria-label": label, title: label, onclick, ...attributes },
     icon(name),
   );
+}
+
+/**
+ * Let the user keep a text as a file.
+ * @param {string} name
+ * @param {string} text
+ * @param {string} type
+ */
+export function download(name, text, type) {
+  const link = h("a", { href: URL.createObjectURL(new Blob([text], { type })), download: name });
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 /** Say something to screen readers without moving the focus. @param {string} text */

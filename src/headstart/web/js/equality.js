@@ -1,5 +1,7 @@
 /** Whether two answers are the same, token by token. Pure. */
 
+import { words } from "./words.js";
+
 /** @typedef {import("./provenance.js").Token} Token */
 
 /**
@@ -27,9 +29,6 @@ export function compareTokens(first, second) {
  * @param {boolean} isDeterministic the server runs with --deterministic
  */
 export function verdict({ same, first, second, isEqual }, isDeterministic) {
-  if (isEqual) return `Same text: all ${first} tokens are equal.`;
-  const where = `The first ${same} tokens are equal, then the texts part (${first} and ${second} tokens).`;
-  return isDeterministic
-    ? `${where} In deterministic mode that must not happen; please report it.`
-    : `${where} That is no effect of guessing: the model's numbers depend a little on how many tokens are computed together, so where two tokens are almost equally likely either can win. With --deterministic the texts are the same bit by bit.`;
+  if (isEqual) return words.same(first);
+  return `${words.part(same, first, second)} ${isDeterministic ? words.mustNot : words.nearTie}`;
 }

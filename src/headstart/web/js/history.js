@@ -17,37 +17,47 @@
  * @property {{server: number, engine: number}} memory_bytes
  * @property {any[]} slots as /slots has them
  * @property {{speculators: any[], reasons_not_drafted: Record<string, number>, control: any}} speculation
+ * @property {Past[]} [history] of the last minutes; only in the first one
  */
 
+/** @typedef {{time: number, tokens: number, num_draft_tokens: number, num_accepted_draft_tokens: number}} Past */
+
 const SECONDS = 180;
+const OVER_SECONDS = 2; // speed and acceptance are those of so long
 
 export class History {
   constructor() {
-    /** @type {State[]} */
-    this.states = [];
+    /** @type {Past[]} */
+    this.past = [];
+    /** @type {State | null} */
+    this.last = null;
+    /** @type {State[]} of the last seconds */
+    this.recent = [];
   }
 
   /** @param {State} state */
   add(state) {
-    const last = this.states.at(-1);
-    if (last && state.tokens < last.tokens) this.states = []; // the engine was started again
-    this.states.push(state);
-    while (this.states[0].time < state.time - SECONDS) this.states.shift();
+    if (state.history) this.past = state.history;
+    if (this.last && state.tokens < this.last.tokens) this.past = this.recent = []; // the engine was started again
+    this.last = state;
+    this.past = [...this.past, state].map(({ time, tokens, num_draft_tokens, num_accepted_draft_tokens }) => ({ time, tokens, num_draft_tokens, num_accepted_draft_tokens }));
+    this.past = this.past.filter(({ time }) => time >= state.time - SECONDS);
+    this.recent = [...this.recent, state].filter(({ time }) => time >= state.time - OVER_SECONDS);
   }
 
-  /** Columns of the chart: time, tokens a second, share of guesses accepted in percent. */
-  columns() {
-    const times = [];
-    const speeds = [];
-    const rates = [];
-    for (const [i, state] of this.states.entries()) {
-      times.push(state.time);
-      speeds.push(state.tokens_per_second);
-      const before = this.states[Math.max(0, i - 8)];
-      const drafted = state.num_draft_tokens - before.num_draft_tokens;
-      rates.push(drafted > 0 ? (100 * (state.num_accepted_draft_tokens - before.num_accepted_draft_tokens)) / drafted : null);
-    }
-    return [times, speeds, rates];
+  /**
+   * Points of the chart, oldest first.
+   * @returns {{time: number, speed: number, accepted: number | null}[]} tokens per second; share of draft tokens
+   */
+  points() {
+    let first = 0;
+    return this.past.slice(1).map((now, i) => {
+      while (first < i && this.past[first + 1].time <= now.time - OVER_SECONDS) first++;
+      const then = this.past[first];
+      const drafted = now.num_draft_tokens - then.num_draft_tokens;
+      const speed = Math.max(0, now.tokens - then.tokens) / Math.max(0.05, now.time - then.time);
+      return { time: now.time, speed, accepted: drafted > 0 ? (now.num_accepted_draft_tokens - then.num_accepted_draft_tokens) / drafted : null };
+    });
   }
 
   /**
@@ -55,8 +65,8 @@ export class History {
    * @param {any} slot
    */
   speedOf(slot) {
-    const now = this.states.at(-1);
-    const before = this.states.findLast((state) => now && state.time <= now.time - 1) ?? this.states[0];
+    const now = this.last;
+    const before = this.recent.findLast((state) => now && state.time <= now.time - 1) ?? this.recent[0];
     const old = before?.slots.find((one) => one.id === slot.id && one.id_task === slot.id_task);
     if (!old || !now || now === before) return 0;
     return (slot.next_token[0].n_decoded - old.next_token[0].n_decoded) / (now.time - before.time);
@@ -70,4 +80,19 @@ export class History {
  */
 export function draftLengths(byPosition) {
   return byPosition.map((count, i) => count - (byPosition[i + 1] ?? 0));
+}
+
+/**
+ * Positions in groups, finer where drafts are short: 1 to 8 alone, then two, four, eight … together.
+ * @param {number} count of positions
+ * @returns {{label: string, from: number, to: number}[]} indices from (inclusive) and to (exclusive)
+ */
+export function positionGroups(count) {
+  const groups = [];
+  for (let from = 0; from < count; ) {
+    const to = Math.min(count, from < 8 ? from + 1 : from + 2 ** Math.floor(Math.log2(from) - 2));
+    groups.push({ label: to - from === 1 ? `${to}` : `${from + 1}–${to}`, from, to });
+    from = to;
+  }
+  return groups;
 }

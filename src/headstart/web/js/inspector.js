@@ -1,9 +1,11 @@
 /** Shows the draft that a token came in: by pointer, by touch, and by arrow keys in a focused answer. */
 
 import { byId, fill, h } from "./dom.js";
+import { duration, percent } from "./format.js";
 import { pieceText } from "./provenance.js";
 import { labelOf, styleOf } from "./speculators.js";
 import { markDraft, tokenAt } from "./tint.js";
+import { words } from "./words.js";
 
 /** @typedef {import("./tint.js").Tint} Tint */
 
@@ -84,11 +86,10 @@ function show(tint, index) {
 function describe({ provenance }, index) {
   const token = provenance.data.tokens[index];
   const { step, emitted } = provenance.draftOf(index);
-  const position = token.position === null ? "" : `, token ${token.position + 1} of its draft`;
-  const chance = token.chance === null ? "" : `, expected with ${percent(token.chance)}`;
+  const chance = token.chance === null ? "" : words.expected(percent(token.chance));
   const head = token.source
-    ? h("p", {}, shownPiece(token.piece, token.source), ` guessed by ${labelOf(token.source)}${position}${chance}.`)
-    : h("p", {}, shownPiece(token.piece, ""), ` ${step?.draft.length ? "the model's own: here it ended the draft" : "the model's own; nothing was guessed"}.`);
+    ? h("p", {}, shownPiece(token.piece, token.source), words.draftedBy(labelOf(token.source), (token.position ?? 0) + 1), chance, ".")
+    : h("p", {}, shownPiece(token.piece, ""), step?.draft.length ? words.endedDraft : words.noDraft);
   if (!step) return head;
   const numAccepted = emitted.filter((one) => one.source).length;
   const draft = step.draft.map((one, i) =>
@@ -97,15 +98,14 @@ function describe({ provenance }, index) {
       { class: i < numAccepted ? "accepted" : "rejected" },
       shownPiece(one.piece, one.source),
       h("span", { class: "chance" }, one.chance === null ? "" : percent(one.chance)),
-      h("span", { class: "only-spoken" }, i < numAccepted ? "accepted" : "rejected"),
+      h("span", { class: "only-spoken" }, i < numAccepted ? words.accepted : words.rejected),
     ),
   );
-  const wasted = step.rows_wasted ? `, ${step.rows_wasted} wasted` : "";
-  const drafting = step.draft_ms >= 0.05 ? ` and ${step.draft_ms.toFixed(1)} ms of drafting` : "";
+  const drafting = step.draft_ms >= 0.05 ? duration(step.draft_ms / 1000) : "";
   return [
     head,
-    draft.length ? h("ol", { class: "draft", "aria-label": "Draft" }, draft) : null,
-    h("p", { class: "hint" }, `${step.rows} ${step.rows === 1 ? "row" : "rows"} verified${wasted}; ${step.target_ms.toFixed(1)} ms of the model${drafting}.`),
+    draft.length ? h("ol", { class: "draft", "aria-label": words.draft }, draft) : null,
+    h("p", { class: "hint" }, words.rows(step.rows, step.rows_wasted), words.stepTimes(duration(step.target_ms / 1000), drafting)),
   ];
 }
 
@@ -115,12 +115,7 @@ function describe({ provenance }, index) {
  */
 function shownPiece(piece, source) {
   const text = pieceText(piece).replaceAll("\n", "↵").replaceAll("\t", "→").replaceAll(" ", "\u00a0");
-  return h("span", { class: `piece ${source ? `guess-${styleOf(source)}` : "own"}` }, text || "(end)");
-}
-
-/** @param {number} value */
-function percent(value) {
-  return `${Math.round(100 * value)} %`;
+  return h("span", { class: `piece ${source ? `draft-${styleOf(source)}` : "own"}` }, text || words.end);
 }
 
 /**

@@ -1,6 +1,7 @@
 /** Asks for the API key, once; it is kept for this session only. */
 
 import { byId } from "./dom.js";
+import { words } from "./words.js";
 
 /** @type {boolean} whether a key was given before, so that it must have been wrong */
 let wasGiven = false;
@@ -9,7 +10,7 @@ let wasGiven = false;
 export function askForKey() {
   const dialog = byId("key-dialog");
   const field = byId("key");
-  byId("key-problem").textContent = wasGiven ? "The server does not know this key." : "";
+  byId("key-problem").textContent = wasGiven ? words.wrongKey : "";
   field.value = "";
   dialog.showModal();
   return new Promise((resolve) => {

@@ -1,131 +1,90 @@
-/** Starts the page: waits for the model, then joins chat, comparison and board. */
+/** Starts the page and joins its parts. What a view alone needs is loaded when it is first shown. */
 
-import { getJson, onKeyNeeded, whyNotReady } from "./api.js";
-import { Board } from "./board.js";
+import { onKeyNeeded } from "./api.js";
 import { Chat } from "./chat.js";
-import { Compare } from "./compare.js";
-import { byId, toast } from "./dom.js";
+import { byId, download, fillIcons, toast } from "./dom.js";
 import { hide, switchInspector } from "./inspector.js";
 import { askForKey } from "./key-dialog.js";
-import { chooseModel } from "./models.js";
-import { showSettings } from "./settings-panel.js";
-import { toggleSidebar } from "./sidebar.js";
-import { PlainSteps } from "./plain-steps.js";
-import { knowSpeculators } from "./speculators.js";
+import { Server } from "./server.js";
+import { SettingsPanel } from "./settings-panel.js";
 import { listConversations, loadMessages, saveConversation, saveMessages } from "./store.js";
 import { startTheme } from "./theme.js";
 import { canTint, showTints } from "./tint.js";
 import { exportText, importText } from "./transfer.js";
+import { fillWords, language, words } from "./words.js";
 
 const VIEWS = ["chat", "compare", "board"];
-const TINT_KEY = "headstart-tint";
-const DEMO = [
-  "Rename `data` to `buffer`:\n```python\ndef write(self, data):\n    self.file.write(data)\n    return len(data)\n```",
-  "Describe this function as JSON:\n```python\ndef write(self, data):\n    self.file.write(data)\n    return len(data)\n```",
-];
-const SUGGESTIONS = [
-  "Write a Python class for a bank account, with docstrings and tests.",
-  "Give me a JSON list of the planets with name, radius in km and number of moons.",
-  "Explain speculative decoding to somebody who knows how language models work.",
-];
+const DRAFTS_KEY = "headstart-drafts";
 
-/** @type {any} what /props says */
-let props = {};
+document.documentElement.lang = language;
+fillWords(document);
+fillIcons(document);
+startTheme();
+onKeyNeeded(askForKey);
+startDraftsSwitch();
 
-async function start() {
-  onKeyNeeded(askForKey);
-  startTheme();
-  await untilReady();
-  props = await getJson("props");
-  await chooseModel(props);
-  if (props.role === "router") {
-    byId("loading").hidden = false;
-    byId("loading-text").textContent = "The model is being loaded…";
-    props = await getJson("props");
-    byId("loading").hidden = true;
-  }
-  knowSpeculators(props.speculation.types ?? []);
-  showServer();
-  const board = new Board();
-  const plainSteps = new PlainSteps();
-  const isDeterministic = () => props.settings?.some((/** @type {any} */ one) => one.name === "deterministic" && one.value === true) ?? false;
-  const compare = new Compare({ plainSteps, isDeterministic });
-  const chat = new Chat({
-    plainSteps,
-    suggestions: () => (props.target_model.name === "demo-target" ? DEMO : SUGGESTIONS),
-    compare: (messages) => {
-      location.hash = "compare";
-      compare.open(messages);
-    },
-  });
-  startTintSwitch();
-  startSidebar(chat);
-  startPanel(chat);
-  const route = () => show(VIEWS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "chat", board);
-  addEventListener("hashchange", route);
-  route();
-  await chat.start();
-  document.body.dataset.ready = "true";
-}
+const server = new Server();
+/** @type {Promise<import("./compare.js").Compare> | undefined} */
+let comparing;
+/** @type {Promise<import("./board.js").Board> | undefined} */
+let boarding;
+const compare = () => (comparing ??= import("./compare.js").then(({ Compare }) => new Compare(server, () => chat.conversation.settings)));
+const board = () => (boarding ??= import("./board.js").then(({ Board }) => new Board()));
 
-/** Wait while the model loads, and say so. */
-async function untilReady() {
-  for (;;) {
-    const reason = await whyNotReady().catch(() => "The server does not answer.");
-    byId("loading").hidden = !reason;
-    byId("loading-text").textContent = reason === "Loading model" ? "The model is being loaded…" : reason;
-    if (!reason) return;
-    await new Promise((resolve) => setTimeout(resolve, 700));
-  }
-}
+const chat = new Chat(server, {
+  opened: () => panel.show(),
+  compare: async (messages) => {
+    location.hash = "compare";
+    (await compare()).open(messages);
+  },
+});
+const panel = new SettingsPanel(server, chat);
+server.onChange(() => panel.show());
+startConversations();
+addEventListener("hashchange", route);
+route();
+const loading = server.refresh();
+await chat.start();
+document.body.dataset.shown = "true";
+await loading;
+document.body.dataset.ready = "true";
 
-function showServer() {
-  byId("model").textContent = byId("models").hidden ? props.model_alias : "";
-  const { mode, types = [], unusable } = props.speculation;
-  const isOff = mode === "off" || unusable || !types.length;
-  const pill = byId("speculation");
-  pill.textContent = isOff ? "guessing is off" : `guessing: ${types.join(", ")}`;
-  const draft = props.draft_model?.name;
-  const files = [draft && `draft model ${draft}`, props.speculation.heads?.words];
-  pill.title = unusable || [`mode ${mode}`, ...files.filter(Boolean)].join("; ");
-  pill.classList.toggle("off", Boolean(isOff));
-}
-
-/**
- * @param {string} view
- * @param {Board} board
- */
-function show(view, board) {
+/** Show the view that the address names. */
+async function route() {
+  const name = location.hash.slice(1);
+  const view = VIEWS.includes(name) ? name : VIEWS[0];
   hide();
-  for (const name of VIEWS) {
-    byId(name).hidden = name !== view;
-    const tab = byId(`to-${name}`);
-    if (name === view) tab.setAttribute("aria-current", "page");
+  for (const one of VIEWS) {
+    byId(one).hidden = one !== view;
+    const tab = byId(`to-${one}`);
+    if (one === view) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
-  if (view === "board") board.show();
-  else board.leave();
+  if (view === "compare") await compare();
+  if (view === "board") (await board()).show();
+  else if (boarding) (await boarding).leave();
 }
 
-function startTintSwitch() {
-  const box = byId("tint");
+function startDraftsSwitch() {
+  const button = byId("drafts");
+  let isOn = canTint && localStorage.getItem(DRAFTS_KEY) !== "off";
   const apply = () => {
-    showTints(box.checked);
-    switchInspector(box.checked);
-    document.body.classList.toggle("no-tint", !box.checked);
-    localStorage.setItem(TINT_KEY, box.checked ? "on" : "off");
+    button.setAttribute("aria-pressed", String(isOn));
+    showTints(isOn);
+    switchInspector(isOn);
+    document.body.classList.toggle("no-drafts", !isOn);
   };
-  box.checked = canTint && localStorage.getItem(TINT_KEY) !== "off";
-  box.disabled = !canTint;
-  if (!canTint) byId("tint-label").title = "This browser cannot do it: it lacks the CSS Custom Highlight API";
-  box.addEventListener("change", apply);
-  if (canTint) apply();
+  button.disabled = !canTint;
+  if (!canTint) button.title = words.cannotMark;
+  else apply();
+  button.addEventListener("click", () => {
+    isOn = !isOn;
+    localStorage.setItem(DRAFTS_KEY, isOn ? "on" : "off");
+    apply();
+  });
 }
 
-/** @param {Chat} chat */
-function startSidebar(chat) {
-  byId("menu").addEventListener("click", () => toggleSidebar());
-  byId("veil").addEventListener("click", () => toggleSidebar(false));
+function startConversations() {
   const begin = () => {
     location.hash = "chat";
     chat.open(null);
@@ -135,7 +94,7 @@ function startSidebar(chat) {
     const list = [];
     for (const conversation of await listConversations())
       list.push({ conversation, messages: [...(await loadMessages(conversation.id)).values()] });
-    download("headstart-conversations.json", exportText(list));
+    download("headstart-conversations.json", exportText(list), "application/json");
   });
   byId("import").addEventListener("click", () => byId("import-file").click());
   byId("import-file").addEventListener("change", async (/** @type {any} */ event) => {
@@ -146,7 +105,7 @@ function startSidebar(chat) {
         await saveMessages(...messages);
       }
       await chat.refreshList();
-      toast(`${list.length} ${list.length === 1 ? "conversation" : "conversations"} imported`);
+      toast(words.imported(list.length));
     } catch (error) {
       toast(/** @type {Error} */ (error).message);
     }
@@ -157,40 +116,6 @@ function startSidebar(chat) {
       event.preventDefault();
       begin();
     }
-    if (event.key === "Escape" && chat.running) chat.stop();
+    if (event.key === "Escape" && !event.defaultPrevented && byId("settings").hidden) chat.stop();
   });
 }
-
-/** @param {Chat} chat */
-function startPanel(chat) {
-  const panel = byId("settings");
-  const button = byId("open-settings");
-  const toggle = () => {
-    panel.hidden = !panel.hidden;
-    button.setAttribute("aria-expanded", String(!panel.hidden));
-    if (panel.hidden) return;
-    showSettings(byId("settings-fields"), props.default_generation_settings.params, {
-      system: chat.conversation.system,
-      onSystem: (text) => chat.setSystem(text),
-    });
-  };
-  button.addEventListener("click", toggle);
-  byId("close-settings").addEventListener("click", toggle);
-}
-
-/**
- * @param {string} name
- * @param {string} text
- */
-function download(name, text) {
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "application/json" }));
-  link.download = name;
-  link.click();
-  URL.revokeObjectURL(link.href);
-}
-
-start().catch((error) => {
-  byId("loading").hidden = false;
-  byId("loading-text").textContent = error.message;
-});

@@ -1,7 +1,11 @@
 /** Shows Markdown while it grows: blocks that are over are made once, only the last one again. */
 
-import { h, icon, toast } from "./dom.js";
-import { isKnownLanguage, markdownBlocks, renderBlocks, renderCode } from "./libraries.js";
+import { fill, h, icon, toast } from "./dom.js";
+import { codePieces, isReady, markdownBlocks, prepare } from "./libraries.js";
+import { renderAll } from "./render.js";
+import { words } from "./words.js";
+
+/** @typedef {import("./libraries.js").MarkdownToken} Token */
 
 /** Longer code stays plain: colouring it would take longer than a frame. */
 const LONGEST_COLOURED_CODE = 60_000;
@@ -24,10 +28,11 @@ export class MarkdownView {
    * at once, so that the page does not stutter.
    * @param {string} text
    * @param {boolean} isOver
-   * @returns {boolean} whether all of it is shown
+   * @returns {boolean} whether all of it is shown; if not, ask again later
    */
   update(text, isOver) {
     const rest = text.replaceAll("\r\n", "\n").slice(this.length);
+    if (!isReady(rest)) return false;
     let length = PIECE;
     let tokens = markdownBlocks(rest.slice(0, length));
     while (length < rest.length && lastBlock(tokens) < 1) tokens = markdownBlocks(rest.slice(0, (length *= 2)));
@@ -46,7 +51,7 @@ export class MarkdownView {
 
   /**
    * @param {number} index
-   * @param {import("./libraries.js").MarkdownToken} token
+   * @param {Token} token
    * @param {boolean} isSettled
    */
   place(index, token, isSettled) {
@@ -59,8 +64,7 @@ export class MarkdownView {
         return;
       }
     }
-    const block = h("div", { class: "block", "data-kind": token.type });
-    block.append(token.type === "code" ? codeBlock(token, isSettled) : linksOutside(renderBlocks([token])));
+    const block = h("div", { class: "block", "data-kind": token.type }, token.type === "code" ? codeBlock(token, isSettled) : renderAll([token]));
     if (old) old.replaceWith(block);
     else this.root.append(block);
     this.blocks[index] = block;
@@ -69,7 +73,7 @@ export class MarkdownView {
 
 /**
  * Index of the block that may go on, as a list does behind an empty line; those before it are whole.
- * @param {import("./libraries.js").MarkdownToken[]} tokens
+ * @param {Token[]} tokens
  */
 function lastBlock(tokens) {
   let at = tokens.length - 1;
@@ -78,44 +82,54 @@ function lastBlock(tokens) {
 }
 
 /**
- * @param {import("./libraries.js").MarkdownToken} token
+ * @param {Token} token
  * @param {boolean} isSettled
  */
 function codeBlock(token, isSettled) {
   const code = token.text ?? "";
   const language = (token.lang ?? "").split(/\s/)[0].toLowerCase();
-  const isColoured = isSettled && isKnownLanguage(language) && code.length < LONGEST_COLOURED_CODE;
-  const inside = h("code", {}, isColoured ? renderCode(code, language) : document.createTextNode(code));
-  const copy = h("button", { type: "button", class: "quiet small", onclick: () => copyText(inside.textContent) }, icon("copy"), "Copy");
+  const pieces = isSettled && code.length < LONGEST_COLOURED_CODE ? codePieces(code, language) : null;
+  const inside = h("code", {}, pieces ? pieces.map(coloured) : document.createTextNode(code));
+  const copy = h("button", { type: "button", class: "quiet small", onclick: () => copyText(inside.textContent) }, icon("copy"), words.copy);
   return h(
     "div",
     { class: "code" },
-    h("div", { class: "code-head", "data-not-model-text": true }, h("span", {}, language || "text"), copy),
-    h("pre", { tabindex: "0", "aria-label": `Code, ${language || "text"}` }, inside),
+    h("div", { class: "code-head", "data-not-model-text": true }, h("span", {}, language), copy),
+    h("pre", { tabindex: "0", "aria-label": words.code(language) }, inside),
   );
+}
+
+/** @param {import("./libraries.js").CodePiece} piece @returns {Node | string} */
+function coloured(piece) {
+  if (typeof piece === "string") return piece;
+  return h("span", { class: `hljs-${piece.scope?.split(".")[0]}` }, piece.children.map(coloured));
+}
+
+/**
+ * What a user wrote: as it is, but for code in fences.
+ * @param {HTMLElement} root
+ * @param {string} text
+ */
+export async function showPlain(root, text) {
+  root.textContent = text;
+  if (!/^(?:```|~~~)/m.test(text)) return;
+  await prepare(text);
+  /** @type {any[]} */
+  const parts = [];
+  for (const token of markdownBlocks(text)) {
+    if (token.type === "code" && /^[`~]/.test(token.raw)) parts.push(codeBlock(token, true), "");
+    else if (!parts.length || parts.at(-1) instanceof Node) parts.push(token.raw);
+    else parts[parts.length - 1] += token.raw;
+  }
+  if (root.textContent === text) fill(root, parts.map((part) => (typeof part === "string" ? part.trim() && h("div", {}, part.replace(/^\n+|\s+$/g, "")) : part)));
 }
 
 /** @param {string} text */
 export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
-    toast("Copied");
+    toast(words.copied);
   } catch {
-    toast("The browser does not allow copying here: it wants https or localhost");
+    toast(words.cannotCopy);
   }
-}
-
-/** Links open elsewhere and learn nothing of this page; tables scroll by themselves. @param {DocumentFragment} fragment */
-function linksOutside(fragment) {
-  for (const link of fragment.querySelectorAll("a[href]")) {
-    link.setAttribute("target", "_blank");
-    link.setAttribute("rel", "noopener noreferrer");
-  }
-  for (const box of fragment.querySelectorAll("input")) box.setAttribute("aria-label", "task");
-  for (const table of fragment.querySelectorAll("table")) {
-    const around = h("div", { class: "table", tabindex: "0", role: "group", "aria-label": "Table" });
-    table.replaceWith(around);
-    around.append(table);
-  }
-  return fragment;
 }

@@ -1,13 +1,17 @@
-/** One message on the page: text, thoughts, tool calls, totals and what can be done with it. */
+/** One message on the page: text, reasoning, tool calls, what it took and what can be done with it. */
 
+import { chips } from "./attachments.js";
 import { fill, h, iconButton } from "./dom.js";
+import { showDetails, summary } from "./facts.js";
+import { number, percent } from "./format.js";
 import { walk } from "./inspector.js";
-import { MarkdownView, copyText } from "./markdown.js";
+import { MarkdownView, copyText, showPlain } from "./markdown.js";
 import { Provenance } from "./provenance.js";
 import { Tint } from "./tint.js";
-import { showTotals } from "./totals.js";
+import { words } from "./words.js";
 
 /** @typedef {import("./tree.js").Message} Message */
+/** @typedef {import("./answer.js").Answer} Answer */
 
 /**
  * @typedef {object} Actions
@@ -16,78 +20,92 @@ import { showTotals } from "./totals.js";
  * @property {(message: Message, step: number) => void} branch to another sibling
  * @property {(message: Message) => void} compare
  * @property {(message: Message) => void} proceed with an answer that was cut off
+ * @property {(message: Message) => void} remove
  */
 
-const STATES = { stopped: "Stopped.", failed: "", running: "", done: "" };
-const FINISHES = /** @type {Record<string, string>} */ ({ length: "Cut off at the limit of tokens or of the context." });
+const LATER = 16; // milliseconds until the rest of a long text is shown
 
 export class MessageView {
   /**
    * @param {Message} message
    * @param {Actions} actions
    * @param {{index: number, count: number}} place among its siblings
+   * @param {Answer} [answer] while it arrives
    */
-  constructor(message, actions, place) {
+  constructor(message, actions, place, answer) {
     this.message = message;
     this.actions = actions;
-    this.provenance = new Provenance(message.provenance);
+    this.isAnswer = message.role === "assistant";
+    this.provenance = answer?.provenance ?? new Provenance(message.provenance);
+    this.version = answer?.version ?? 0;
     this.text = h("div", { class: "text" });
-    this.thoughts = h("div", { class: "text" });
-    this.thoughtsBox = h("details", { class: "thoughts", hidden: true }, h("summary", {}, "Thoughts"), this.thoughts);
+    this.reasoning = h("div", { class: "text" });
+    this.reasoningBox = h("details", { class: "reasoning", hidden: true }, h("summary", {}, words.reasoning), this.reasoning);
     this.calls = h("div", { class: "calls" });
     this.note = h("p", { class: "note", hidden: true });
-    this.totals = h("div", { class: "totals" });
+    this.line = h("summary", {});
+    this.details = h("dl", {});
+    this.facts = h("details", { class: "facts", hidden: true, ontoggle: () => this.facts.open && showDetails(this.details, message, this.provenance) }, this.line, this.details);
     this.bar = h("div", { class: "actions" });
-    const isAnswer = message.role === "assistant";
     this.body = h("div", {
       class: "body",
-      ...(isAnswer && { tabindex: "0", role: "group", "aria-label": "Answer. Arrow keys walk along its tokens." }),
-    }, this.thoughtsBox, this.text, this.calls);
+      ...(this.isAnswer && { tabindex: "0", role: "group", "aria-label": words.answerKeys }),
+    }, this.reasoningBox, this.text, this.calls);
     this.element = h(
       "article",
-      { class: `message ${message.role}`, "aria-label": isAnswer ? "Answer" : "You" },
-      this.body, this.note, isAnswer && this.totals, this.bar,
+      { class: `message ${message.role}`, "aria-label": this.isAnswer ? words.answer : words.you },
+      !this.isAnswer && h("div", { class: "chips" }, chips(message.attachments)),
+      this.body, this.note, h("footer", {}, this.bar, this.isAnswer && this.facts),
     );
-    this.markdown = new MarkdownView(this.text);
-    this.thoughtsMarkdown = new MarkdownView(this.thoughts);
-    this.tint = new Tint(this.provenance, this.body);
-    if (isAnswer) this.body.addEventListener("keydown", (/** @type {any} */ event) => walk(event, this.tint));
     this.later = 0; // timer of the rest of a long text
+    this.markdown = new MarkdownView(this.text);
+    this.reasoningMarkdown = new MarkdownView(this.reasoning);
+    this.tint = new Tint(this.provenance, this.body);
+    if (this.isAnswer) this.body.addEventListener("keydown", (/** @type {any} */ event) => walk(event, this.tint));
     this.showActions(place);
-    this.update(null, null);
+    this.update(answer);
   }
 
-  /**
-   * Show what the message holds now.
-   * @param {import("./answer.js").Answer | null} answer while it arrives
-   * @param {number | null} plainStepMs
-   */
-  update(answer, plainStepMs) {
+  /** Show what the message holds now. @param {Answer} [answer] while it arrives */
+  update(answer) {
     const { message } = this;
-    if (message.role === "user") {
-      this.text.textContent = message.content;
+    if (!this.isAnswer) {
+      this.body.hidden = !message.content;
+      void showPlain(this.text, message.content);
       return;
     }
+    if (answer && answer.version !== this.version) {
+      this.version = answer.version; // it is shown from its first character on
+      this.tint.reset();
+      fill(this.text);
+      fill(this.reasoning);
+      this.markdown = new MarkdownView(this.text);
+      this.reasoningMarkdown = new MarkdownView(this.reasoning);
+    }
     const isOver = message.state !== "running";
-    this.thoughtsBox.hidden = !message.reasoning;
-    let isShown = !message.reasoning || this.thoughtsMarkdown.update(message.reasoning, isOver || message.content !== "");
+    this.reasoningBox.hidden = !message.reasoning;
+    let isShown = !message.reasoning || this.reasoningMarkdown.update(message.reasoning, isOver || message.content !== "");
     isShown &&= this.markdown.update(message.content, isOver);
     this.showCalls();
     this.showNote(answer);
-    // thoughts are written first, so they are looked for first
+    // reasoning is written first, so it is looked for first
     this.tint.update(
-      [...this.thoughtsMarkdown.blocks, ...this.markdown.blocks, this.calls],
-      isOver && isShown ? this.thoughtsMarkdown.blocks.length + this.markdown.blocks.length + 1 : this.numSettled(),
+      [...this.reasoningMarkdown.blocks, ...this.markdown.blocks, this.calls],
+      isOver && isShown ? this.reasoningMarkdown.blocks.length + this.markdown.blocks.length + 1 : this.numSettled(),
     );
     clearTimeout(this.later);
-    this.later = isShown ? 0 : setTimeout(() => this.update(answer, plainStepMs));
-    showTotals(this.totals, this.provenance, answer?.speed ?? message.timings?.predicted_per_second ?? 0, plainStepMs);
+    this.later = isShown ? 0 : setTimeout(() => this.update(answer), LATER);
+    const line = summary(message, this.provenance, answer?.speed ?? 0);
+    if (this.line.textContent !== line) this.line.textContent = line;
+    this.facts.hidden = !line;
+    if (this.facts.open) showDetails(this.details, message, this.provenance);
     this.element.classList.toggle("running", !isOver || !isShown);
+    this.element.classList.toggle("empty", !isOver && !message.content && !message.reasoning);
   }
 
-  /** Blocks that will not change; those of the text count once the thoughts are over. */
+  /** Blocks that will not change; those of the text count once the reasoning is over. */
   numSettled() {
-    const { numSettled, blocks } = this.thoughtsMarkdown;
+    const { numSettled, blocks } = this.reasoningMarkdown;
     return numSettled < blocks.length ? numSettled : numSettled + this.markdown.numSettled;
   }
 
@@ -96,18 +114,18 @@ export class MessageView {
     if (!calls.length) return;
     fill(
       this.calls,
-      calls.map((call) => h("div", { class: "call" }, h("div", { class: "code-head", "data-not-model-text": true }, "Calls a tool"), h("p", {}, h("code", {}, call.name)), h("pre", { tabindex: "0" }, h("code", {}, call.arguments)))),
+      calls.map((call) => h("div", { class: "call" }, h("div", { class: "code-head", "data-not-model-text": true }, words.callsTool), h("p", {}, h("code", {}, call.name)), h("pre", { tabindex: "0" }, h("code", {}, call.arguments)))),
     );
   }
 
-  /** @param {import("./answer.js").Answer | null} answer */
+  /** @param {Answer} [answer] */
   showNote(answer) {
     const { state, failure, finish } = this.message;
-    const progress = answer?.progress;
-    const reading = state === "running" && progress && progress.processed < progress.total;
-    const text = reading
-      ? `Reading the prompt: ${Math.round((100 * progress.processed) / progress.total)} % of ${progress.total} tokens`
-      : failure || STATES[state ?? "done"] || FINISHES[finish ?? ""] || "";
+    const progress = state === "running" ? answer?.progress : null;
+    const text =
+      progress && progress.processed < progress.total
+        ? words.processing(percent(progress.processed / progress.total), number(progress.total))
+        : failure || (state === "stopped" ? words.stopped : finish === "length" ? words.cutOff : "");
     this.note.textContent = text;
     this.note.hidden = !text;
     this.note.classList.toggle("problem", state === "failed");
@@ -117,32 +135,32 @@ export class MessageView {
   showActions({ index, count }) {
     const { message, actions } = this;
     const branches = count > 1 && [
-      iconButton("left", "Earlier version", () => actions.branch(message, -1), { disabled: index === 0 }),
+      iconButton("left", words.earlier, () => actions.branch(message, -1), { disabled: index === 0 }),
       h("span", { class: "count" }, `${index + 1} / ${count}`),
-      iconButton("right", "Later version", () => actions.branch(message, 1), { disabled: index === count - 1 }),
+      iconButton("right", words.later, () => actions.branch(message, 1), { disabled: index === count - 1 }),
     ];
-    const copy = iconButton("copy", "Copy", () => copyText(message.content));
     const isCutOff = message.state === "stopped" || message.state === "failed" || message.finish === "length";
     fill(
       this.bar,
       branches,
-      copy,
-      message.role === "user"
-        ? iconButton("edit", "Edit and ask again", () => this.startEditing())
-        : [
-            iconButton("retry", "Answer again", () => actions.regenerate(message)),
-            iconButton("compare", "Compare with guessing off", () => actions.compare(message)),
-            isCutOff && message.content && iconButton("forward", "Continue", () => actions.proceed(message)),
-          ],
+      iconButton("copy", words.copy, () => copyText(message.content)),
+      this.isAnswer
+        ? [
+            iconButton("retry", words.retry, () => actions.regenerate(message)),
+            iconButton("compare", words.compareThis, () => actions.compare(message)),
+            isCutOff && message.content && iconButton("forward", words.proceed, () => actions.proceed(message)),
+          ]
+        : iconButton("edit", words.edit, () => this.startEditing()),
+      iconButton("trash", words.delete, () => confirm(words.reallyDeleteMessage) && actions.remove(message)),
     );
   }
 
   startEditing() {
     const { message, actions } = this;
-    const area = h("textarea", { value: message.content, rows: Math.min(12, message.content.split("\n").length + 1), "aria-label": "Your message" });
+    const area = h("textarea", { value: message.content, rows: Math.min(12, message.content.split("\n").length + 1), "aria-label": words.yourMessage });
     const end = () => {
-      this.text.textContent = message.content;
       this.bar.hidden = false;
+      this.update();
     };
     const form = h(
       "form",
@@ -158,7 +176,7 @@ export class MessageView {
         },
       },
       area,
-      h("div", { class: "row" }, h("button", { type: "button", class: "quiet", onclick: end }, "Cancel"), h("button", { class: "primary" }, "Ask")),
+      h("div", { class: "row" }, h("button", { type: "button", class: "quiet", onclick: end }, words.cancel), h("button", { class: "primary" }, words.askAgain)),
     );
     fill(this.text, form);
     this.bar.hidden = true;

@@ -1,10 +1,10 @@
-/** Who guessed each token of an answer, and what that saved. Pure. */
+/** Who drafted each token of an answer, and what that saved. Pure. */
 
 /**
  * @typedef {object} Token one token of the answer
  * @property {number} id
  * @property {string | number[]} piece its text, or its bytes where they are no whole characters
- * @property {string} source the speculator that guessed it; "" for the model's own
+ * @property {string} source the speculator that drafted it; "" for the model's own
  * @property {number | null} position in its draft, from 0
  * @property {number | null} chance that it would be accepted, as control saw it
  * @property {number} step that emitted it
@@ -32,14 +32,12 @@
 /**
  * @typedef {object} Totals
  * @property {number} tokens
- * @property {number} steps
  * @property {number} drafted
- * @property {number} guessed tokens that came from drafts
+ * @property {number} accepted tokens that came from drafts
  * @property {number} perStep tokens a step
  * @property {number} saved steps that were not needed
- * @property {number} targetMs
- * @property {number} draftMs
  * @property {Map<string, number>} bySource
+ * @property {number | null} plainMs what a step without a draft costs
  * @property {number | null} speedup against one token a step; null while not known
  */
 
@@ -48,16 +46,21 @@ const ENOUGH_PLAIN_STEPS = 5;
 
 /** All that is known of the tokens of one answer. */
 export class Provenance {
+  /** @type {ProvenanceData} */
+  data = { tokens: [], steps: [] };
+  text = ""; // of all tokens
+  /** @type {number[]} where each token begins in `text` */
+  starts = [];
+  decoder = new TextDecoder();
+  isInside = false; // a character, perhaps
+
   /** @param {ProvenanceData} [data] */
   constructor(data) {
-    /** @type {ProvenanceData} */
-    this.data = { tokens: [], steps: [] };
-    this.text = ""; // of all tokens
-    /** @type {number[]} where each token begins in `text` */
-    this.starts = [];
-    this.decoder = new TextDecoder();
-    this.isInside = false; // a character, perhaps
     if (data) this.add(data);
+  }
+
+  clear() {
+    Object.assign(this, new Provenance());
   }
 
   /** @param {ProvenanceData} part what one chunk brought */
@@ -120,6 +123,34 @@ export class Provenance {
   }
 
   /**
+   * Stretches of `text` that are to be marked: what was drafted, without the white space around it.
+   * @param {number} from
+   * @param {number} to
+   * @returns {{from: number, to: number, source: string}[]}
+   */
+  marks(from, to) {
+    /** @type {{from: number, to: number, source: string}[]} */
+    const marks = [];
+    for (const run of this.runs(from, to)) {
+      if (!run.source) continue;
+      let isOpen = false;
+      for (let at = run.from; at < run.to; at++) {
+        const isMarked = !isSpace(this.text[at]) || this.isBetweenWords(at, run.source);
+        if (isMarked && isOpen) marks[marks.length - 1].to = at + 1;
+        else if (isMarked) marks.push({ from: at, to: at + 1, source: run.source });
+        isOpen = isMarked;
+      }
+    }
+    return marks;
+  }
+
+  /** Whether there is a single space between two words of one speculator. @param {number} at @param {string} source */
+  isBetweenWords(at, source) {
+    if (this.text[at] !== " " || isSpace(this.text[at - 1]) || isSpace(this.text[at + 1])) return false;
+    return [at - 1, at + 1].every((beside) => this.data.tokens[this.indexAt(beside)].source === source);
+  }
+
+  /**
    * Tokens of the draft that a token's step verified, and the tokens which that step emitted.
    * @param {number} index of a token
    */
@@ -134,32 +165,28 @@ export class Provenance {
   }
 
   /**
-   * @param {number | null} [plainStepMs] what a step without a draft costs, if that is known elsewhere
+   * @param {number | null} [baselineMs] what a step without a draft costs, if that is known elsewhere
    * @returns {Totals}
    */
-  totals(plainStepMs = null) {
+  totals(baselineMs = null) {
     const { tokens, steps } = this.data;
     const bySource = new Map();
     for (const { source } of tokens) bySource.set(source, (bySource.get(source) ?? 0) + 1);
-    const drafted = sum(steps.map((step) => step.draft.length));
-    const targetMs = sum(steps.map((step) => step.target_ms));
-    const draftMs = sum(steps.map((step) => step.draft_ms));
-    const later = steps.slice(1); // the first one reads the prompt
+    const later = steps.slice(1); // the first one processes the prompt
     const plain = later.filter((step) => !step.draft.length).map((step) => step.target_ms);
-    const plainMs = plain.length >= ENOUGH_PLAIN_STEPS ? sum(plain) / plain.length : plainStepMs;
     const spent = sum(later.map((step) => step.target_ms + step.draft_ms));
+    const known = plain.length >= ENOUGH_PLAIN_STEPS ? sum(plain) / plain.length : baselineMs;
+    const plainMs = known && later.length ? Math.min(known, spent / later.length) : null; // no draft makes a step cheaper
     const numLater = tokens.length - tokens.filter((token) => token.step === 0).length;
     return {
       tokens: tokens.length,
-      steps: steps.length,
-      drafted,
-      guessed: tokens.length - (bySource.get("") ?? 0),
+      drafted: sum(steps.map((step) => step.draft.length)),
+      accepted: tokens.length - (bySource.get("") ?? 0),
       perStep: steps.length ? tokens.length / steps.length : 0,
       saved: tokens.length - steps.length,
-      targetMs,
-      draftMs,
       bySource,
-      speedup: plainMs !== null && spent > 0 ? (numLater * plainMs) / spent : null,
+      plainMs,
+      speedup: plainMs && spent > 0 ? (numLater * plainMs) / spent : null,
     };
   }
 }
@@ -168,6 +195,11 @@ export class Provenance {
 export function pieceText(piece) {
   if (typeof piece !== "string") return piece.map((byte) => `\\x${byte.toString(16).padStart(2, "0")}`).join("");
   return piece;
+}
+
+/** @param {string | undefined} character */
+function isSpace(character) {
+  return character === undefined || /\s/.test(character);
 }
 
 /** @param {number[]} values */

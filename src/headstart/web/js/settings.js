@@ -1,53 +1,69 @@
-/** Settings of requests: what the user changed is sent, the rest is the server's. Pure but for `load` and `save`. */
+/** Settings of requests: what the user changed is sent, the rest is the server's. And presets of them. */
+
+import { words } from "./words.js";
 
 /**
  * @typedef {object} Field
  * @property {string} name in the request's body
- * @property {string} label
  * @property {"number" | "integer" | "lines" | "json" | "choice"} kind
- * @property {string} hint
- * @property {[string, string][]} [choices] value and label
- * @property {string} group
+ * @property {string[]} [choices]
+ * @property {keyof typeof words.groups} group
  */
 
 /** @type {Field[]} */
 export const FIELDS = [
-  { group: "Sampling", name: "temperature", label: "Temperature", kind: "number", hint: "0 always takes the likeliest token" },
-  { group: "Sampling", name: "top_k", label: "Top k", kind: "integer", hint: "sample from the k likeliest tokens; 0 from all" },
-  { group: "Sampling", name: "top_p", label: "Top p", kind: "number", hint: "sample from the likeliest tokens that together have this probability" },
-  { group: "Sampling", name: "min_p", label: "Min p", kind: "number", hint: "drop tokens less likely than this share of the likeliest" },
-  { group: "Sampling", name: "repeat_penalty", label: "Repeat penalty", kind: "number", hint: "1 is none" },
-  { group: "Sampling", name: "presence_penalty", label: "Presence penalty", kind: "number", hint: "0 is none" },
-  { group: "Sampling", name: "frequency_penalty", label: "Frequency penalty", kind: "number", hint: "0 is none" },
-  { group: "Sampling", name: "seed", label: "Seed", kind: "integer", hint: "-1 takes a new one each time" },
-  { group: "Answer", name: "max_tokens", label: "Most tokens", kind: "integer", hint: "-1 until the model stops" },
-  { group: "Answer", name: "stop", label: "Stop texts", kind: "lines", hint: "one a line" },
-  { group: "Answer", name: "json_schema", label: "JSON schema", kind: "json", hint: "the answer will be JSON that fits it" },
-  {
-    group: "Guessing ahead", name: "speculative.mode", label: "Mode", kind: "choice",
-    hint: "changes the speed, never the text",
-    choices: [["", "as the server was started"], ["auto", "auto: where it pays"], ["fixed", "fixed length"], ["off", "off"]],
-  },
-  { group: "Guessing ahead", name: "speculative.n_max", label: "Most draft tokens", kind: "integer", hint: "a step" },
-  { group: "Guessing ahead", name: "speculative.types", label: "Speculators", kind: "lines", hint: "one a line, in order of preference" },
+  { group: "sampling", name: "temperature", kind: "number" },
+  { group: "sampling", name: "top_k", kind: "integer" },
+  { group: "sampling", name: "top_p", kind: "number" },
+  { group: "sampling", name: "min_p", kind: "number" },
+  { group: "sampling", name: "repeat_penalty", kind: "number" },
+  { group: "sampling", name: "presence_penalty", kind: "number" },
+  { group: "sampling", name: "frequency_penalty", kind: "number" },
+  { group: "sampling", name: "seed", kind: "integer" },
+  { group: "answer", name: "max_tokens", kind: "integer" },
+  { group: "answer", name: "stop", kind: "lines" },
+  { group: "answer", name: "json_schema", kind: "json" },
+  { group: "reasoning", name: "chat_template_kwargs.enable_thinking", kind: "choice", choices: ["", "true", "false"] },
+  { group: "reasoning", name: "reasoning_budget_tokens", kind: "integer" },
+  { group: "speculation", name: "speculative.mode", kind: "choice", choices: ["", "auto", "fixed", "off"] },
+  { group: "speculation", name: "speculative.n_max", kind: "integer" },
+  { group: "speculation", name: "speculative.types", kind: "lines" },
 ];
 
 /** @typedef {Record<string, string>} Given texts of fields that the user filled in */
+/** @typedef {{system: string, settings: Given}} Preset */
 
-const KEY = "headstart-settings";
+const PRESETS = "headstart-presets";
+const CHOSEN = "headstart-preset"; // of new conversations
 
-/** @returns {Given} */
-export function loadSettings() {
+/** @returns {Record<string, Preset>} by name */
+export function loadPresets() {
   try {
-    return JSON.parse(localStorage.getItem(KEY) ?? "{}");
+    return JSON.parse(localStorage.getItem(PRESETS) ?? "{}");
   } catch {
     return {};
   }
 }
 
-/** @param {Given} given */
-export function saveSettings(given) {
-  localStorage.setItem(KEY, JSON.stringify(given));
+/** @param {Record<string, Preset>} presets */
+export function savePresets(presets) {
+  localStorage.setItem(PRESETS, JSON.stringify(presets));
+}
+
+/** The preset that new conversations get; "" is the server's defaults. */
+export function chosenPreset() {
+  const name = localStorage.getItem(CHOSEN) ?? "";
+  return name in loadPresets() ? name : "";
+}
+
+/** @param {string} name */
+export function choosePreset(name) {
+  localStorage.setItem(CHOSEN, name);
+}
+
+/** What a new conversation begins with. @returns {Preset} */
+export function newSettings() {
+  return loadPresets()[chosenPreset()] ?? { system: "", settings: {} };
 }
 
 /**
@@ -58,13 +74,13 @@ export function saveSettings(given) {
 export function problemOf(field, text) {
   if (!text.trim()) return "";
   const isNumber = field.kind === "number" || field.kind === "integer";
-  if (isNumber && !Number.isFinite(Number(text))) return "must be a number";
-  if (field.kind === "integer" && !Number.isInteger(Number(text))) return "must be a whole number";
+  if (isNumber && !Number.isFinite(Number(text))) return words.mustBeNumber;
+  if (field.kind === "integer" && !Number.isInteger(Number(text))) return words.mustBeWhole;
   if (field.kind === "json") {
     try {
-      if (typeof JSON.parse(text) !== "object") return "must be an object";
+      if (typeof JSON.parse(text) !== "object") return words.mustBeObject;
     } catch (error) {
-      return `is not JSON: ${/** @type {Error} */ (error).message}`;
+      return words.isNotJson(/** @type {Error} */ (error).message);
     }
   }
   return "";
@@ -72,10 +88,10 @@ export function problemOf(field, text) {
 
 /**
  * The part of a request's body that settings make. Wrong and empty fields are left out.
- * @param {Given} given
+ * @param {Given} [given]
  * @returns {Record<string, any>}
  */
-export function bodyOf(given) {
+export function bodyOf(given = {}) {
   /** @type {Record<string, any>} */
   const body = {};
   for (const field of FIELDS) {
@@ -97,7 +113,7 @@ export function bodyOf(given) {
 function valueOf(field, text) {
   if (field.kind === "number" || field.kind === "integer") return Number(text);
   if (field.kind === "lines") return text.split("\n").filter((line) => line !== "");
-  if (field.kind === "json") return JSON.parse(text);
+  if (field.kind === "json" || field.choices?.includes("true")) return JSON.parse(text);
   return text;
 }
 

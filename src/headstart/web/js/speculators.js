@@ -1,6 +1,7 @@
 /** The names of speculators and the style that each is shown in. */
 
 import { h } from "./dom.js";
+import { words } from "./words.js";
 
 /** Styles of css/tint.css. */
 export const NUM_STYLES = 6;
@@ -21,7 +22,7 @@ export function styleOf(name) {
 
 /** What people read. @param {string} name */
 export function labelOf(name) {
-  return name === "" ? "the model itself" : name;
+  return name === "" ? words.modelItself : name;
 }
 
 /**
@@ -30,6 +31,6 @@ export function labelOf(name) {
  * @param {string} [count]
  */
 export function swatch(name, count) {
-  const style = name === "" ? "own" : `guess-${styleOf(name)}`;
-  return h("span", { class: "swatch" }, h("span", { class: `sample ${style}` }, labelOf(name)), count && ` ${count}`);
+  const style = name === "" ? "own" : `draft-${styleOf(name)}`;
+  return h("span", { class: "swatch", "data-source": name }, h("span", { class: `sample ${style}` }, labelOf(name)), count && ` ${count}`);
 }

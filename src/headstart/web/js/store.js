@@ -1,4 +1,4 @@
-/** Conversations in the browser's own database; nothing of them is kept on the server. */
+/** Conversations in the browser's own database; the server keeps none of them. */
 
 import { nextTask } from "./frames.js";
 import { packProvenance, unpackProvenance } from "./packing.js";
@@ -12,6 +12,9 @@ import { packProvenance, unpackProvenance } from "./packing.js";
  * @property {number} updated milliseconds since 1970
  * @property {string | null} leaf the message that is shown last
  * @property {string} system prompt
+ * @property {Record<string, string>} settings of its requests, as the user wrote them
+ * @property {string | null} running the answer that is being written
+ * @property {{text: string, attachments: import("./tree.js").Attachment[]} | null} queued what is sent next
  */
 
 /** @type {Promise<IDBDatabase> | null} */
@@ -90,11 +93,32 @@ function unpacked({ provenance, ...rest }) {
   return provenance ? { ...rest, provenance: unpackProvenance(provenance) } : rest;
 }
 
+/** @param {Iterable<string>} ids */
+export async function deleteMessages(ids) {
+  await within("readwrite", (_, messages) => {
+    for (const id of ids) messages.delete(id);
+  });
+}
+
 /** @param {string} id */
 export async function deleteConversation(id) {
-  const tree = await loadMessages(id);
-  await within("readwrite", (conversations, messages) => {
-    conversations.delete(id);
-    for (const message of tree.keys()) messages.delete(message);
+  await deleteMessages((await loadMessages(id)).keys());
+  await within("readwrite", (conversations) => void conversations.delete(id));
+}
+
+/** Conversations in which a text was written. @param {string} wanted @returns {Promise<Set<string>>} ids */
+export async function search(wanted) {
+  const found = new Set();
+  const lower = wanted.toLowerCase();
+  await within("readonly", (_, messages) => {
+    const request = messages.openCursor();
+    request.onsuccess = () => {
+      const cursor = request.result;
+      if (!cursor) return;
+      const { content, conversation } = cursor.value;
+      if (content.toLowerCase().includes(lower)) found.add(conversation);
+      cursor.continue();
+    };
   });
+  return found;
 }

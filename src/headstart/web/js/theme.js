@@ -1,23 +1,15 @@
-/** Dark, light, or as the system has it; kept in this browser. */
-
-import { byId } from "./dom.js";
+/** Light or dark: as the system has it until the user turns it over; kept in this browser. */
 
 const KEY = "headstart-theme";
-const THEMES = ["system", "light", "dark"];
 
 export function startTheme() {
-  const button = byId("theme");
-  const apply = (/** @type {string} */ theme) => {
-    if (theme === "system") delete document.documentElement.dataset.theme;
-    else document.documentElement.dataset.theme = theme;
-    button.title = `Colours: ${theme}`;
-    button.setAttribute("aria-label", `Colours: ${theme}`);
-  };
-  let theme = localStorage.getItem(KEY) ?? "system";
-  apply(theme);
-  button.addEventListener("click", () => {
-    theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-    localStorage.setItem(KEY, theme);
-    apply(theme);
+  const system = matchMedia("(prefers-color-scheme: dark)");
+  const root = document.documentElement;
+  root.dataset.theme = localStorage.getItem(KEY) ?? "";
+  document.getElementById("theme")?.addEventListener("click", () => {
+    const isDark = (root.dataset.theme || (system.matches ? "dark" : "light")) === "dark";
+    const wanted = isDark ? "light" : "dark";
+    root.dataset.theme = system.matches === (wanted === "dark") ? "" : wanted;
+    localStorage.setItem(KEY, root.dataset.theme);
   });
 }

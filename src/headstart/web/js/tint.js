@@ -1,5 +1,5 @@
 /**
- * Colours the tokens of an answer by who guessed them, without touching its elements: the browser
+ * Colours the tokens of an answer by who drafted them, without touching its elements: the browser
  * paints highlights over ranges of text (CSS Custom Highlight API).
  */
 
@@ -14,7 +14,7 @@ export const canTint = typeof Highlight !== "undefined" && "highlights" in CSS;
 /** @type {Map<string, Highlight>} */
 const highlights = new Map();
 if (canTint) {
-  for (let style = 0; style < NUM_STYLES; style++) highlights.set(`guess-${style}`, new Highlight());
+  for (let style = 0; style < NUM_STYLES; style++) highlights.set(`draft-${style}`, new Highlight());
   const now = new Highlight();
   now.priority = 1;
   highlights.set("draft-now", now);
@@ -108,6 +108,12 @@ export class Tint {
     return this.rangesBetween(this.provenance.starts[index], this.provenance.endOf(index));
   }
 
+  /** Everything that one speculator drafted. @param {string} source */
+  rangesFrom(source) {
+    const { provenance } = this;
+    return provenance.runs(0, provenance.text.length).flatMap((run) => (run.source === source ? this.rangesBetween(run.from, run.to) : []));
+  }
+
   /**
    * @param {number} from offset in the written text
    * @param {number} to
@@ -137,11 +143,10 @@ export class Tint {
       places.set(node, { tint: this, stretches: found.stretches });
       for (const stretch of found.stretches) {
         const length = stretch.end - stretch.start;
-        for (const run of this.provenance.runs(stretch.offset, stretch.offset + length)) {
-          if (!run.source) continue;
-          const shift = stretch.start - stretch.offset;
-          const highlight = /** @type {Highlight} */ (highlights.get(`guess-${styleOf(run.source)}`));
-          const range = rangeOf(node, run.from + shift, run.to + shift);
+        const shift = stretch.start - stretch.offset;
+        for (const { from, to, source } of this.provenance.marks(stretch.offset, stretch.offset + length)) {
+          const highlight = /** @type {Highlight} */ (highlights.get(`draft-${styleOf(source)}`));
+          const range = rangeOf(node, from + shift, to + shift);
           highlight.add(range);
           ranges.push([highlight, range]);
         }

@@ -1,6 +1,7 @@
 /** Conversations as a file: export, and import with every field checked. Pure. */
 
-import { newId } from "./tree.js";
+import { newId, pathTo } from "./tree.js";
+import { words } from "./words.js";
 
 const FORMAT = "headstart-conversations";
 
@@ -13,6 +14,19 @@ export function exportText(list) {
 }
 
 /**
+ * The shown path of a conversation, to read elsewhere.
+ * @param {import("./store.js").Conversation} conversation
+ * @param {import("./tree.js").Tree} tree
+ */
+export function asMarkdown({ title, leaf, system }, tree) {
+  const parts = pathTo(tree, leaf).map(({ role, model, content, attachments = [] }) => {
+    const files = attachments.map(({ name }) => `*${name}*\n\n`).join("");
+    return `## ${role === "user" ? words.you : model || words.answer}\n\n${files}${content.trim()}`;
+  });
+  return [`# ${title}`, system && `> ${system.trim().replaceAll("\n", "\n> ")}`, ...parts].filter(Boolean).join("\n\n") + "\n";
+}
+
+/**
  * Read an exported file. Ids are new, so nothing that exists is overwritten.
  * @param {string} text
  * @returns {{conversation: import("./store.js").Conversation, messages: import("./tree.js").Message[]}[]}
@@ -22,10 +36,10 @@ export function importText(text) {
   try {
     data = JSON.parse(text);
   } catch {
-    throw new Error("this file is not JSON; choose one that Export made");
+    throw new Error(words.notJson);
   }
   if (data?.format !== FORMAT || !Array.isArray(data.conversations))
-    throw new Error("this file holds no exported conversations; choose one that Export made");
+    throw new Error(words.notOurs);
   return data.conversations.map(readOne);
 }
 
@@ -52,10 +66,13 @@ function readOne(entry) {
   return {
     conversation: {
       id,
-      title: typeof title === "string" && title ? title : "Imported conversation",
+      title: typeof title === "string" && title ? title : words.importedTitle,
       updated: Number(updated) || 0,
       leaf,
       system: typeof system === "string" ? system : "",
+      settings: {},
+      running: null,
+      queued: null,
     },
     messages,
   };

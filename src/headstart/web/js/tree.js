@@ -7,18 +7,25 @@
  * @property {string | null} parent
  * @property {"user" | "assistant"} role
  * @property {string} content
- * @property {string} [reasoning] thoughts
+ * @property {string} [reasoning]
+ * @property {Attachment[]} [attachments] of what the user says
  * @property {any[]} [toolCalls]
  * @property {number} created milliseconds since 1970
+ * @property {string} [model] that answered
+ * @property {number} [firstMs] until the first token
+ * @property {number} [baselineMs] what a step without a draft cost then
  * @property {"running" | "done" | "stopped" | "failed"} [state] of an answer
  * @property {string} [failure]
  * @property {string} [finish] why it ended
+ * @property {number} [seed]
  * @property {any} [timings]
  * @property {any} [metrics]
  * @property {import("./provenance.js").ProvenanceData} [provenance]
  */
 
 /** @typedef {Map<string, Message>} Tree */
+
+/** @typedef {{name: string, text?: string, image?: string}} Attachment a text file, or an image as a data URL */
 
 /**
  * Messages from the first one to a leaf.
@@ -49,6 +56,12 @@ export function siblings(tree, message) {
     .sort((one, other) => one.created - other.created || (one.id < other.id ? -1 : 1));
 }
 
+/** A message and all below it. @param {Tree} tree @param {string} id @returns {string[]} */
+export function withAllBelow(tree, id) {
+  const children = [...tree.values()].filter((message) => message.parent === id);
+  return [id, ...children.flatMap((child) => withAllBelow(tree, child.id))];
+}
+
 /**
  * The newest leaf below a message, or the message itself.
  * @param {Tree} tree
@@ -69,13 +82,44 @@ export function leafBelow(tree, id) {
  */
 export function toMessages(path, system) {
   const head = system.trim() ? [{ role: "system", content: system }] : [];
-  return [...head, ...path.map(({ role, content }) => ({ role, content }))];
+  return [...head, ...path.map((message) => ({ role: message.role, content: contentOf(message) }))];
 }
 
-/** A title from the first thing that the user said. @param {string} text */
+/** @param {Message} message */
+function contentOf({ content, attachments = [] }) {
+  const files = attachments.filter((one) => one.text !== undefined).map((one) => fenced(one.name, one.text ?? ""));
+  const text = [...files, content].filter(Boolean).join("\n\n");
+  const images = attachments.filter((one) => one.image).map((one) => ({ type: "image_url", image_url: { url: one.image } }));
+  return images.length ? [...images, { type: "text", text }] : text;
+}
+
+/**
+ * A file as Markdown; the fence is longer than any in it.
+ * @param {string} name
+ * @param {string} text
+ */
+export function fenced(name, text) {
+  const longest = Math.max(2, ...(text.match(/`{3,}/g) ?? []).map((ticks) => ticks.length));
+  const fence = "`".repeat(longest + 1);
+  const language = name.includes(".") ? name.split(".").at(-1) : "";
+  return `${name}:\n${fence}${language}\n${text.replace(/\n$/, "")}\n${fence}`;
+}
+
+const GREETING = /^(?:(?:hi|hello|hey|dear [^,]*|good (?:morning|evening|day)|hallo|guten (?:tag|morgen|abend)|bitte|please)\b[\s,.!]*)+/i;
+const LONGEST_TITLE = 48;
+
+/**
+ * What a conversation is about: the first sentence that the user said, without greeting and marks.
+ * @param {string} text
+ */
 export function titleOf(text) {
-  const line = text.trim().split("\n")[0].replaceAll("`", "").replace(/\s+/g, " ");
-  return line.length > 48 ? line.slice(0, 47).trimEnd() + "…" : line || "New conversation";
+  const [, code = ""] = text.match(/```\w*\n([^\n]*)/) ?? [];
+  const lines = text.replace(/```[^]*?(?:```|$)/g, "").split("\n").map((line) => line.replace(/^[\s>#*-]+|[`*_]/g, "").trim());
+  const line = [...lines.map((one) => one.replace(GREETING, "")), ...lines, code.trim()].find(Boolean) ?? "";
+  const sentence = (line.match(/^.+?[.?!](?=\s|$)/)?.[0] ?? line).replace(/[\s:.]+$/, "").replace(/\s+/g, " ");
+  const title = sentence.charAt(0).toUpperCase() + sentence.slice(1);
+  if (title.length <= LONGEST_TITLE) return title;
+  return `${title.slice(0, LONGEST_TITLE).replace(/\s+\S*$/, "").slice(0, LONGEST_TITLE - 1)}…`;
 }
 
 /** @returns {string} */

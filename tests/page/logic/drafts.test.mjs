@@ -5,7 +5,7 @@ import { WEB, provenanceOf } from "./support.mjs";
 
 const { Provenance, pieceText } = await import(new URL("provenance.js", WEB));
 const { compareTokens, verdict } = await import(new URL("equality.js", WEB));
-const { History, draftLengths } = await import(new URL("history.js", WEB));
+const { History, draftLengths, positionGroups } = await import(new URL("history.js", WEB));
 
 test("stretches of one source cover the text exactly", () => {
   const provenance = new Provenance(provenanceOf(["", "a"], ["bcd", "e"], ["", "f"]));
@@ -13,6 +13,12 @@ test("stretches of one source cover the text exactly", () => {
   const runs = provenance.runs(0, 6);
   assert.deepEqual(runs, [{ from: 0, to: 1, source: "" }, { from: 1, to: 4, source: "suffix" }, { from: 4, to: 6, source: "" }]);
   assert.deepEqual(provenance.runs(2, 3), [{ from: 2, to: 3, source: "suffix" }]);
+});
+
+test("what was drafted is marked without the white space around it", () => {
+  const provenance = new Provenance(provenanceOf([" one two\n  ", " "], ["three", ""]));
+  const marked = provenance.marks(0, provenance.text.length).map(({ from, to }) => provenance.text.slice(from, to));
+  assert.deepEqual(marked, ["one two", "three"]);
 });
 
 test("a character that several tokens share is the last one's", () => {
@@ -25,7 +31,7 @@ test("a character that several tokens share is the last one's", () => {
   assert.equal(pieceText([0xc3]), "\\xc3");
 });
 
-test("totals count steps, guesses and what they saved; the first step reads the prompt", () => {
+test("totals count steps, drafts and what they saved; the first step reads the prompt", () => {
   const steps = [["", "a"], ...Array(6).fill(["", "x"]), ...Array(6).fill(["yyy", "z"])];
   const provenance = new Provenance(provenanceOf(...steps));
   provenance.data.steps[0].target_ms = 5000;
@@ -33,7 +39,7 @@ test("totals count steps, guesses and what they saved; the first step reads the 
   assert.equal(totals.tokens, 1 + 6 + 24);
   assert.equal(totals.saved, 18);
   assert.equal(totals.drafted, 24);
-  assert.equal(totals.guessed, 18);
+  assert.equal(totals.accepted, 18);
   assert.ok(Math.abs(totals.speedup - (30 * 10) / (6 * 10 + 6 * 12)) < 1e-9);
 });
 
@@ -63,22 +69,22 @@ test("lengths of drafts follow from positions", () => {
   assert.deepEqual(draftLengths([5, 3, 3, 1]), [2, 0, 2, 1]);
 });
 
-test("the board remembers three minutes and starts over with the engine", () => {
-  const state = (time, tokens) => ({ time, tokens, tokens_per_second: 1, num_draft_tokens: tokens, num_accepted_draft_tokens: tokens / 2, slots: [] });
+test("the board remembers three minutes, those before it was opened too, and starts over with the engine", () => {
+  const past = (time, tokens) => ({ time, tokens, num_draft_tokens: tokens, num_accepted_draft_tokens: tokens / 2 });
+  const state = (time, tokens, more = {}) => ({ ...past(time, tokens), slots: [], ...more });
   const history = new History();
-  for (let time = 0; time < 400; time++) history.add(state(time, time));
-  assert.equal(history.states[0].time, 399 - 180);
-  assert.equal(history.columns()[2].at(-1), 50);
+  history.add(state(100, 100, { history: [past(96, 96), past(98, 98)] }));
+  assert.deepEqual(history.points().map(({ time, speed }) => [time, speed]), [[98, 1], [100, 1]]);
+  for (let time = 101; time < 400; time++) history.add(state(time, time));
+  assert.equal(history.past[0].time, 399 - 180);
+  assert.equal(history.points().at(-1).accepted, 0.5);
   history.add(state(400, 3));
-  assert.equal(history.states.length, 1);
+  assert.equal(history.past.length, 1);
 });
 
-test("plain steps of a session say what a step costs, the newest ones only", async () => {
-  const { PlainSteps } = await import(new URL("plain-steps.js", WEB));
-  const plain = new PlainSteps();
-  plain.add(provenanceOf(["", "a"], ["", "b"], ["xy", "c"]));
-  assert.equal(plain.mean, null); // the first step reads the prompt, the third has a draft
-  for (let i = 0; i < 200; i++) plain.add(provenanceOf(["", "a"], ["", "b"]));
-  assert.equal(plain.mean, 10);
-  assert.equal(plain.latest.length, 100);
+test("long drafts are grouped and none is left out", () => {
+  const groups = positionGroups(70);
+  assert.deepEqual(groups.map(({ label }) => label), ["1", "2", "3", "4", "5", "6", "7", "8", "9–10", "11–12", "13–14", "15–16", "17–20", "21–24", "25–28", "29–32", "33–40", "41–48", "49–56", "57–64", "65–70"]);
+  assert.equal(groups.at(-1).to, 70);
+  assert.deepEqual(positionGroups(0), []);
 });

@@ -1,0 +1,176 @@
+/** Answers that are being written. They go on whichever conversation is open, and after a reload. */
+
+import { Answer, end, follow, run } from "./answer.js";
+import { ApiError } from "./api.js";
+import { toast } from "./dom.js";
+import { nextTask, paced } from "./frames.js";
+import * as store from "./store.js";
+import { words } from "./words.js";
+
+/** @typedef {import("./tree.js").Message} Message */
+/** @typedef {import("./store.js").Conversation} Conversation */
+
+const SAVE_PAUSE = 300; // milliseconds between two writes of a running answer
+const MOST_TOKENS_SAVED_OFTEN = 2000; // writing the provenance of more takes longer than a frame
+
+/**
+ * @typedef {object} Generation
+ * @property {Conversation} conversation
+ * @property {Message} message
+ * @property {Answer} answer
+ * @property {AbortController} stopping
+ * @property {boolean} isForgotten its conversation was deleted
+ */
+
+export class Generations {
+  /**
+   * @param {import("./server.js").Server} server
+   * @param {(generation: Generation) => void} onChange called so often that all is shown, but not more
+   * @param {(generation: Generation) => void} onEnd
+   */
+  constructor(server, onChange, onEnd) {
+    this.server = server;
+    this.onChange = onChange;
+    this.onEnd = onEnd;
+    /** @type {Map<string, Generation>} conversation: what is written in it */
+    this.running = new Map();
+  }
+
+  /**
+   * @param {Conversation} conversation
+   * @param {Message} message takes the answer
+   * @param {Answer} answer
+   * @param {Record<string, any>} body of the request
+   */
+  async start(conversation, message, answer, body) {
+    const generation = this.begin(conversation, message, answer);
+    await this.finish(generation, (onChange) => run(body, answer, generation.stopping.signal, onChange, message.id));
+  }
+
+  /** Follow an answer that was running when the page was left. @param {Conversation} conversation @param {Message} message */
+  async resume(conversation, message) {
+    const generation = this.begin(conversation, message, new Answer(message));
+    await this.finish(generation, (onChange) => follow(message.id, generation.answer, generation.stopping.signal, onChange));
+  }
+
+  /** @param {string} id of a conversation */
+  stop(id) {
+    const generation = this.running.get(id);
+    if (!generation) return;
+    generation.stopping.abort();
+    end(generation.message.id).catch(() => {});
+  }
+
+  /** Stop what nobody wants to keep. @param {string} id of a conversation */
+  forget(id) {
+    const generation = this.running.get(id);
+    if (generation) generation.isForgotten = true;
+    this.stop(id);
+  }
+
+  /**
+   * @param {Conversation} conversation
+   * @param {Message} message
+   * @param {Answer} answer
+   * @returns {Generation}
+   */
+  begin(conversation, message, answer) {
+    const generation = { conversation, message, answer, stopping: new AbortController(), isForgotten: false };
+    message.state = "running";
+    conversation.running = message.id;
+    this.running.set(conversation.id, generation);
+    return generation;
+  }
+
+  /**
+   * @param {Generation} generation
+   * @param {(onChange: () => void) => Promise<void>} produce
+   */
+  async finish(generation, produce) {
+    const { conversation, message, answer } = generation;
+    await store.saveConversation(conversation);
+    let saving = 0;
+    const save = () => {
+      clearTimeout(saving);
+      saving = 0;
+      if (generation.isForgotten) return;
+      const isLong = answer.provenance.starts.length > MOST_TOKENS_SAVED_OFTEN;
+      const { provenance, ...rest } = copyAnswer(message, answer);
+      store.saveMessages(isLong ? rest : { ...rest, provenance }).catch(() => {});
+    };
+    save();
+    addEventListener("pagehide", save);
+    const draw = paced(() => {
+      copyAnswer(message, answer);
+      this.onChange(generation);
+    });
+    const onChange = () => {
+      draw.ask();
+      saving ||= setTimeout(save, SAVE_PAUSE);
+    };
+    try {
+      await this.insist(generation, produce, onChange);
+      message.state = "done";
+    } catch (error) {
+      message.state = generation.stopping.signal.aborted ? "stopped" : "failed";
+      if (message.state === "failed") message.failure = failureText(error);
+    }
+    clearTimeout(saving);
+    removeEventListener("pagehide", save);
+    this.running.delete(conversation.id);
+    if (generation.isForgotten) return;
+    conversation.running = null;
+    message.baselineMs = this.server.baselineMs(answer.provenance.starts.length);
+    draw.flush();
+    const isLong = answer.provenance.starts.length > MOST_TOKENS_SAVED_OFTEN;
+    if (isLong) await nextTask();
+    await Promise.all([(isLong ? store.saveLongMessage : store.saveMessages)(message), store.saveConversation(conversation)]).catch((error) => toast(words.notKept(error.message)));
+    this.onEnd(generation);
+  }
+
+  /**
+   * Where the connection broke off, follow the answer once the server is there again.
+   * @param {Generation} generation
+   * @param {(onChange: () => void) => Promise<void>} produce
+   * @param {() => void} onChange
+   */
+  async insist({ message, answer, stopping: { signal } }, produce, onChange) {
+    try {
+      await produce(onChange);
+    } catch (error) {
+      if (error instanceof ApiError || signal.aborted) throw error;
+      await Promise.race([this.server.refresh(), new Promise((_, stop) => signal.addEventListener("abort", stop))]);
+      try {
+        await follow(message.id, answer, signal, onChange);
+      } catch (later) {
+        const neverBegan = later instanceof ApiError && later.status === 404 && !answer.provenance.starts.length;
+        if (!neverBegan) throw later;
+        await produce(onChange);
+      }
+    }
+  }
+}
+
+/**
+ * @param {Message} message
+ * @param {Answer} answer
+ */
+function copyAnswer(message, answer) {
+  message.content = answer.content;
+  message.reasoning = answer.reasoning || undefined;
+  message.toolCalls = answer.toolCalls.length ? answer.toolCalls : undefined;
+  message.provenance = answer.provenance.data;
+  message.finish = answer.finish;
+  message.model = answer.model || message.model;
+  message.firstMs = answer.firstTokenAt ? answer.firstTokenAt - answer.startedAt : message.firstMs;
+  message.timings = answer.timings;
+  message.metrics = answer.metrics;
+  message.seed = answer.seed;
+  return message;
+}
+
+/** @param {unknown} error */
+function failureText(error) {
+  if (!(error instanceof ApiError)) return words.broke(error instanceof Error ? error.message : String(error));
+  return error.status === 404 ? words.lost : error.message;
+}

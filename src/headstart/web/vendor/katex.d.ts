@@ -1,0 +1,2 @@
+/** katex.js leaves its functions in `globalThis.katex`. */
+export {};

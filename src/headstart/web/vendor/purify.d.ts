@@ -1,3 +1,0 @@
-/** Types of purify.js: js/libraries.js says what is used of it. */
-declare const library: any;
-export default library;
