@@ -31,12 +31,12 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from benchmarks.lib.measure import inflated_models
-from benchmarks.lib.report import table_head, table_row
 from benchmarks.lib.serving import HEADSTART, Answer, complete_all, running
 from benchmarks.lib.workloads import Prompt, make_prompts
 
 from headstart.app.assemble import Models, load_served_model
 from headstart.config import Config
+from headstart.extras.bench.report import table_head, table_row
 from headstart.types import Vocab
 
 LENGTHS = (2, 4, 8, 16)

@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.lib.report import table_head, table_row
+from headstart.extras.bench.report import table_head, table_row
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = (

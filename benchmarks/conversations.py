@@ -20,7 +20,6 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.lib.report import table_head, table_row
 from benchmarks.lib.serving import HEADSTART, post, running
 from tests.architectures import Settings, write_model
 
@@ -28,6 +27,7 @@ from headstart.app.loading import fit_models
 from headstart.app.model_files import Models
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.footprint import HOST
+from headstart.extras.bench.report import table_head, table_row
 
 MODELS = {
     "qwen35": "recurrent layers with snapshots",

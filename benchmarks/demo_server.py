@@ -19,9 +19,10 @@ from collections import defaultdict
 from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.lib.report import Estimate, table_head, table_row
 from benchmarks.lib.serving import HEADSTART, complete, running
 from benchmarks.lib.workloads import make_prompts, parse_cells
+
+from headstart.extras.bench.report import MeanRatio, table_head, table_row
 
 COMMAND = [*HEADSTART, "serve", "--log-level", "warning"]
 SERVERS = {"off": ["--spec", "off"], "auto": ["--spec-state", "none"]}
@@ -89,7 +90,7 @@ def print_table(cells: list[Cell], seconds: dict[tuple[str, Cell], list[float]])
     for cell in cells:
         off, auto = seconds["off", cell], seconds["auto", cell]
         ratios = [a / b for a, b in zip(off, auto, strict=True)]
-        ratio = Estimate.of_ratios(ratios)
+        ratio = MeanRatio.of_ratios(ratios)
         means.append(ratio.mean)
         print(
             table_row(

@@ -28,11 +28,11 @@ from random import Random
 from typing import Any
 
 import uvicorn
-from benchmarks.lib.report import quantile, table_head, table_row
 from benchmarks.lib.serving import HEADSTART, Answer, complete, complete_all, running
 from benchmarks.lib.workloads import make_prompts
 
 from headstart.config import ServerConfig
+from headstart.extras.bench.report import quantile, table_head, table_row
 from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.balancer import Fleet, Ranking
 from headstart.gateway.balancer.options import RoutingOptions

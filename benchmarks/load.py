@@ -37,9 +37,10 @@ from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from benchmarks.lib.report import Estimate, quantile, table_head, table_row
 from benchmarks.lib.serving import HEADSTART, Answer, complete, running
 from benchmarks.lib.workloads import make_prompts
+
+from headstart.extras.bench.report import MeanRatio, quantile, table_head, table_row
 
 TURNS = 2  # of a conversation that returns
 LONG = 6  # prompts that make a long one
@@ -131,9 +132,9 @@ class Score:
     def rate(self) -> float:
         return statistics.fmean(self.rates)
 
-    def relative_to(self, other: Score) -> Estimate:
+    def relative_to(self, other: Score) -> MeanRatio:
         """The mean of the rounds' ratios and its error."""
-        return Estimate.of([a / b for a, b in zip(self.rates, other.rates, strict=True)])
+        return MeanRatio.of([a / b for a, b in zip(self.rates, other.rates, strict=True)])
 
 
 def play(port: int, sequences: Sequence[Sequence[Arrival]], num_tokens: int) -> list[Answer]:

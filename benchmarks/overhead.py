@@ -40,7 +40,6 @@ from benchmarks.lib.arms import OFF, Arm, Machine
 from benchmarks.lib.engines import SilentEngine
 from benchmarks.lib.masks import print_masks
 from benchmarks.lib.measure import Lab, Sampling, Setting
-from benchmarks.lib.report import table_head, table_row
 from benchmarks.lib.serving import HEADSTART, complete, running
 from benchmarks.lib.workloads import Prompt, make_prompts
 
@@ -48,6 +47,7 @@ from headstart.app.speculation import AUTO_TYPES
 from headstart.engine.context import LlamaEngine
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api
+from headstart.extras.bench.report import table_head, table_row
 from headstart.scheduler.scheduler import Scheduler
 from headstart.testing import ByteVocab
 from headstart.types import LAST_STATE, Batch, Logits

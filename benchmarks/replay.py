@@ -4,7 +4,7 @@
         record the texts on the first call, then compare
     python -m benchmarks.replay --arms "suffix@8;auto:suffix" --users 4 --oracle
     python -m benchmarks.replay --curve 1:10,8:11,16:17,32:19
-        the cost curve of your machine: see benchmarks/gpu_check.py
+        the cost curve of your machine: see headstart bench steps
 
 Scheduler, control, speculators and the draft model are real; only the target's decode is replaced
 by its known answer. "all busy" is the ratio over the steps in which every user's text was being

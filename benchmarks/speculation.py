@@ -30,10 +30,10 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would figh
 from benchmarks.lib.arms import OFF, Arm, ArmTotals, Run, parse_arm
 from benchmarks.lib.measure import Lab, Sampling, Setting, compare, inflated_models
 from benchmarks.lib.oracle import Guesses, Oracle, Recorder, learned_curve
-from benchmarks.lib.report import Estimate, standard_error, table_head, table_row
 from benchmarks.lib.workloads import WORKLOADS, make_prompts, num_looping, parse_cells
 
 from headstart.app.speculation import AUTO_TYPES
+from headstart.extras.bench.report import MeanRatio, standard_error, table_head, table_row
 from headstart.speculators import Speculator
 from headstart.types.errors import ConfigError
 from headstart.types.request import Request
@@ -173,7 +173,7 @@ def table(cells: Sequence[dict[str, Any]]) -> str:
                 f"{off['rate']:.1f}",
                 cell["best_fixed"],
                 best["ratio"],
-                Estimate(auto["ratio"], auto["ratio"] * auto["error"]),
+                MeanRatio(auto["ratio"], auto["ratio"] * auto["error"]),
                 auto["ratio"] / best["ratio"],
                 oracle.get("ratio", math.nan),
                 oracle.get("auto_share", math.nan),

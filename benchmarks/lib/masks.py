@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from benchmarks.lib.report import table_head, table_row
 from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
+from headstart.extras.bench.report import table_head, table_row
 from headstart.sampling import SamplingParams
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.state import GrammarState

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.lib.curves import CostCurve, time_steps
+from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
 
-from headstart.testing import FakeEngine, FakeFilters
-from headstart.types import Batch, CacheKind
+from headstart.testing import FakeFilters
+from headstart.types import Batch
 from headstart.types.errors import ConfigError
 
 CURVE = CostCurve.parse("1:10,2:14,8:20,16:60")
@@ -32,27 +32,6 @@ def test_a_curve_is_written_as_it_is_read() -> None:
 def test_what_is_no_curve_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="cost curve"):
         CostCurve.parse(text)
-
-
-@pytest.mark.parametrize("cache_kind", list(CacheKind))
-def test_timed_steps_give_back_the_curve_of_a_priced_engine(cache_kind: CacheKind) -> None:
-    clock, fake = Clock(), FakeEngine(cache_kind=cache_kind)
-    engine = PricedEngine(fake, CURVE, clock)
-    times = time_steps(engine, [1, 2, 8, 16], context=300, num_repeats=3, clock=clock)
-    for kind in times:
-        assert list(kind) == [1, 2, 8, 16]
-        for rows, values in kind.items():
-            assert values == pytest.approx([CURVE(rows)] * 3)
-    assert fake.cells_used() == 0
-
-
-def test_steps_that_do_not_fit_are_refused() -> None:
-    engine = FakeEngine(context_size=64)
-    for rows in ([], [0], [129]):
-        with pytest.raises(ConfigError, match="one decode takes 1 to 128"):
-            time_steps(engine, rows, context=8, num_repeats=1)
-    with pytest.raises(ConfigError, match="do not fit into 64"):
-        time_steps(engine, [8], context=60, num_repeats=1)
 
 
 def test_a_clock_moves_only_by_what_is_spent() -> None:

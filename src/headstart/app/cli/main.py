@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "serve": "start the server",
     "generate": "continue a prompt and show which tokens were drafted",
+    "bench": "measure what drafts give on this machine",
     "devices": "list what libllama can compute on",
     "router": "pass requests to several servers",
     "cluster": "start replicas on Ray Serve, as many as the load needs",
@@ -27,7 +28,12 @@ COMMANDS = {
     "corpus": "add texts that drafts may be copied from",
 }
 
-EXTRAS = ("cluster", "rpc-worker", "rpc-build")  # of the entry-point group `headstart.commands`
+EXTRAS = (
+    "bench",
+    "cluster",
+    "rpc-worker",
+    "rpc-build",
+)  # of the entry-point group `headstart.commands`
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
@@ -69,6 +69,14 @@ class Resolved:
         return [
             {"name": one.name, "value": self._shown(one), "origin": self.origins[one.name]}
             for one in self.settings
+        ]
+
+    def given_lines(self, leave_out: Collection[str]) -> list[str]:
+        """What was set, of `headstart serve`, as lines of a config file; secrets are in it."""
+        return [
+            _toml_line(one.name, self.values[one.name])
+            for one in self.settings
+            if one.part and self.origins[one.name] != "default" and one.name not in leave_out
         ]
 
     def describe(self) -> str:

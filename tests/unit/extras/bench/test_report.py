@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 
 import pytest
-from benchmarks.lib.report import Estimate, quantile, table_head, table_row
+
+from headstart.extras.bench.report import MeanRatio, quantile, table_head, table_row
 
 
 def test_the_error_of_a_mean_is_the_standard_error() -> None:
-    assert tuple(Estimate.of([1.0, 2.0, 3.0])) == pytest.approx((2.0, 1 / math.sqrt(3)))
+    assert tuple(MeanRatio.of([1.0, 2.0, 3.0])) == pytest.approx((2.0, 1 / math.sqrt(3)))
 
 
 def test_a_ratio_and_its_inverse_average_to_one() -> None:
-    assert Estimate.of_ratios([2.0, 0.5]).mean == pytest.approx(1.0)
+    assert MeanRatio.of_ratios([2.0, 0.5]).mean == pytest.approx(1.0)
 
 
 def test_one_value_has_no_error() -> None:
-    assert str(Estimate.of([1.5])) == "1.50"
+    assert str(MeanRatio.of([1.5])) == "1.50"
 
 
 def test_a_quantile_is_one_of_the_values() -> None:
@@ -26,5 +27,5 @@ def test_a_quantile_is_one_of_the_values() -> None:
 
 
 def test_a_table_has_a_cell_for_each_column() -> None:
-    lines = [*table_head("name", "ratio").splitlines(), table_row("auto", Estimate(1.2, 0.05))]
+    lines = [*table_head("name", "ratio").splitlines(), table_row("auto", MeanRatio(1.2, 0.05))]
     assert lines == ["| name | ratio |", "| --- | --- |", "| auto | 1.20 ± 0.05 |"]

@@ -32,23 +32,30 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ordered[round(share * (len(ordered) - 1))] if ordered else 0.0
 
 
-class Estimate(NamedTuple):
+class MeanRatio(NamedTuple):
     """A mean and its standard error, which is NaN where it is not known."""
 
     mean: float
     error: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Estimate:
+    def of(cls, values: Sequence[float]) -> MeanRatio:
         """The arithmetic mean."""
         return cls(statistics.fmean(values), standard_error(values))
 
     @classmethod
-    def of_ratios(cls, ratios: Sequence[float]) -> Estimate:
+    def of_ratios(cls, ratios: Sequence[float]) -> MeanRatio:
         """The geometric mean, with the error of the logarithms times the mean."""
         logs = [math.log(ratio) for ratio in ratios]
         mean = math.exp(statistics.fmean(logs))
         return cls(mean, mean * standard_error(logs))
+
+    @property
+    def verdict(self) -> str:
+        """Which way a ratio differs from 1, by more than two standard errors."""
+        if math.isnan(self.error) or abs(self.mean - 1.0) <= 2.0 * self.error:
+            return "no difference"
+        return "faster" if self.mean > 1.0 else "slower"
 
     def __str__(self) -> str:
         return f"{self.mean:.2f}" + ("" if math.isnan(self.error) else f" ± {self.error:.2f}")

@@ -1,0 +1,75 @@
+"""`headstart bench` with real servers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.server.serving import serving_models
+
+from headstart.config import Config, EngineConfig, SpeculationConfig
+from headstart.extras.bench.command import COMMAND
+from headstart.types.errors import ConfigError, HeadstartError
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """A prompt, and two bodies of requests."""
+    file = tmp_path / "prompts.txt"
+    bodies = [
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4},
+        {"prompt": "def add(a, b):", "max_tokens": 4},
+    ]
+    file.write_text("\n".join(["Who are you?", *map(json.dumps, bodies)]))
+    return file
+
+
+def test_it_starts_a_server_and_answers_the_same_prompts_in_every_way(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--prompts", str(prompts), "--tokens", "8", "--seconds", "0", "--users", "1"]
+    assert COMMAND([*flags, "--temperatures", "0", "--context", "1024", "--json"]) == 0
+    (cell,) = json.loads(capsys.readouterr().out)
+    assert (cell["workload"], cell["users"]) == ("prompts", 1)
+    assert list(cell["arms"]) == ["off", "fixed 4", "fixed 8", "fixed 16", "auto"]
+    for arm in cell["arms"].values():
+        assert len(arm["rates"]) == 3
+        assert min(arm["rates"]) > 0.0
+    assert cell["arms"]["off"]["draft_n"] == 0
+
+
+def test_any_server_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    config = Config(
+        engine=EngineConfig(context=1024, threads=1),
+        speculation=SpeculationConfig(spec_state="none"),
+    )
+    with serving_models(config) as client:
+        flags = ["--url", str(client.base_url), "--workloads", "agent", "--tokens", "16"]
+        assert COMMAND([*flags, "--users", "2", "--temperatures", "0.8", "--seconds", "0"]) == 0
+    heads, _, line = capsys.readouterr().out.strip().splitlines()
+    assert "server, tokens/s" in heads
+    assert line.startswith("| agent | 0.8 | 2 |")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--workloads", "knit"], "there are edit, json"),
+        (["--users", "0"], "numbers from 1 on"),
+        (["--temperatures", "warm"], "numbers from 0 on"),
+        (["--error", "0"], "above 0"),
+        (["--prompts", "/nowhere.txt"], "cannot read /nowhere.txt"),
+        (["stairs"], "the only one is steps"),
+    ],
+)
+def test_what_cannot_be_measured_is_said_before_a_server_starts(
+    flags: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        COMMAND(flags)
+
+
+def test_a_server_that_cannot_start_is_an_error_with_its_reason() -> None:
+    with pytest.raises(HeadstartError, match="context"):
+        COMMAND(["--quick", "--context", "1"])

@@ -1,0 +1,73 @@
+"""What a comparison concludes from measured times, on a pretended server."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from headstart.extras.bench.client import Answer
+from headstart.extras.bench.comparison import (
+    AUTO,
+    LEAST_ROUNDS,
+    OFF,
+    Cell,
+    Scores,
+    best_fixed,
+    compare,
+)
+
+CELL = Cell("edit", 0.0, 2)
+
+
+class Machine:
+    """Answers at a speed of each arm, on a clock of its own, with noise."""
+
+    def __init__(self, **seconds: float) -> None:
+        self.now, self.random, self.seconds = 0.0, Random(1), seconds
+        self.asked: list[str] = []
+
+    def play(self, arm: str, cell: Cell, number: int) -> list[Answer]:
+        self.asked.append(arm)
+        started, slow = self.now, Random(number).uniform(0.8, 1.2)  # the text, alike for all
+        self.now += self.seconds[arm] * slow * self.random.lognormvariate(0.0, 0.02)
+        timings = {"draft_n": 4, "draft_n_accepted": 3}
+        middle = (started + self.now) / 2
+        return [Answer("text", started, [middle, self.now], 10, timings) for _ in range(cell.users)]
+
+    def compare(self, error: float = 0.01, seconds: float = 1e9) -> Scores:
+        arms = list(self.seconds)
+        return compare(
+            arms, [CELL], self.play, error=error, seconds=seconds, clock=lambda: self.now
+        )
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [(1.0, "no difference"), (1.08, "slower"), (0.9, "faster")]
+)
+def test_a_planted_difference_is_found_and_none_is_invented(seconds: float, verdict: str) -> None:
+    machine = Machine(off=1.0, auto=seconds)
+    scores = machine.compare(error=0.005)[CELL]
+    assert scores[AUTO].relative_to(scores[OFF]).verdict == verdict
+
+
+def test_rounds_end_when_the_ratio_is_certain_or_time_is_over() -> None:
+    machine = Machine(off=1.0, auto=0.5)
+    scores = machine.compare(error=0.05)[CELL]
+    assert LEAST_ROUNDS <= len(scores[OFF].rates) < 40
+    assert scores[AUTO].relative_to(scores[OFF]).error <= 0.05
+    hurried = Machine(off=1.0, auto=0.5).compare(error=1e-9, seconds=0.0)[CELL]
+    assert len(hurried[OFF].rates) == LEAST_ROUNDS
+
+
+def test_who_begins_changes_from_round_to_round() -> None:
+    machine = Machine(off=1.0, auto=1.0)
+    machine.compare(error=1e-9, seconds=0.0)
+    assert machine.asked == [OFF, AUTO, AUTO, OFF, OFF, AUTO]
+
+
+def test_the_baseline_is_the_best_that_can_be_set_by_hand() -> None:
+    machine = Machine(**{"off": 1.0, "fixed 4": 0.7, "fixed 8": 0.9, "auto": 0.5, "other": 0.1})
+    scores = machine.compare(seconds=0.0)[CELL]
+    assert best_fixed(scores) == "fixed 4"
+    assert scores[AUTO].tokens_per_step == pytest.approx(20 / 14)
