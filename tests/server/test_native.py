@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 import pytest
-from tests.server.fake_worker import FakeWorker, say
+from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import served_model, serving
 
 from headstart.config import ChatConfig
@@ -46,6 +46,28 @@ def test_completion_stream_has_no_done_and_ends_with_stop(client):
     assert [token for part in parts for token in part["tokens"]] == list("Höi!".encode())
     assert last["stop"] is True
     assert last["timings"]["predicted_n"] == 4
+
+
+def test_an_empty_prompt_without_a_start_token_has_an_empty_answer(client, worker):
+    answer = client.post("/completion", json={"prompt": ""}).json()
+    assert (answer["content"], answer["tokens_predicted"], answer["stop"]) == ("", 0, True)
+    body = {"prompt": ["", ""], "stream": True, "echo": True, "logprobs": 1}
+    assert client.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")
+
+
+def test_numbers_of_slots_go_round(client, worker):
+    for slot, taken in ((5, 1), (-3, None)):
+        client.post("/completion", json={"prompt": "a", "id_slot": slot}).raise_for_status()
+        assert worker.requests[-1].slot_id == taken
+
+
+def test_many_alternatives_are_for_few_tokens():
+    worker = FakeWorker()
+    worker.info_when_ready = dataclasses.replace(INFO, context_size=1 << 15)
+    with serving(worker) as client:
+        for max_tokens, status in ((1 << 13, 200), (1 << 15, 400)):
+            body = {"prompt": "a", "n_probs": 256, "n_predict": max_tokens}
+            assert client.post("/completion", json=body).status_code == status
 
 
 def test_a_stop_string_is_reported():

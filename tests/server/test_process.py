@@ -317,7 +317,7 @@ def test_slots_props_metrics_and_answers_agree_on_what_was_drafted(tmp_path: Pat
 
 
 def refused(arguments: Sequence[str], cache: Path) -> str:
-    """What a start that cannot work prints; it ends with code 2."""
+    """What a start that cannot work prints; it ends with code 1."""
     done = subprocess.run(
         [sys.executable, "-m", "headstart", "serve", *arguments],
         capture_output=True,
@@ -326,7 +326,7 @@ def refused(arguments: Sequence[str], cache: Path) -> str:
         env=environment(cache),
         check=False,
     )
-    assert done.returncode == 2, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "Traceback" not in done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("headstart: error: ")

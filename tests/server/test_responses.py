@@ -83,7 +83,7 @@ def test_an_answer_that_was_cut_says_so() -> None:
             "max_output_tokens",
         )
         *_, last = sdk.responses.create(model="any", input="Hi", stream=True)
-        assert (last.type, last.response.status) == ("response.completed", "incomplete")
+        assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
 
 
 def test_a_conversation_goes_on_from_a_stored_response(sdk: Any, worker: FakeWorker) -> None:

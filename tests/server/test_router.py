@@ -108,7 +108,7 @@ def test_a_model_that_is_no_model_says_why(client: httpx2.Client) -> None:
     assert answer.status_code == 502
     assert "broken could not be loaded" in answer.json()["error"]["message"]
     status = status_of(client, "broken")
-    assert (status["failed"], status["exit_code"]) == (True, 2)
+    assert (status["failed"], status["exit_code"]) == (True, 1)
 
 
 def test_a_childs_own_port_wants_the_routers_key(server: Server, client: httpx2.Client) -> None:

@@ -85,7 +85,6 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("n_predict", -9, "n_predict is -9"),
         ("n", 0, "from 1 to 4"),
         ("n", 5, "the number of slots"),
-        ("id_slot", 4, "id_slot is 4 but must be from 0 to 3"),
         ("stop", 5, "stop must be"),
         ("stop", ["a", 1], "stop must be"),
         ("stop", ["a"] * 65, "at most 64"),
@@ -121,7 +120,7 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("speculative", 4, "speculative is 4 but must be an object"),
         ("speculative.n_max", 10**30, "must be at most 9007199254740992"),
         ("n_predict", 10**30, "must be at most 9007199254740992"),
-        ("sse_ping_interval", 0, "sse_ping_interval is 0"),
+        ("sse_ping_interval", -2, "sse_ping_interval is -2"),
         ("response_format", {"type": "xml"}, "must be one of text, json_object, json_schema"),
     ],
 )
@@ -176,7 +175,7 @@ def test_what_is_not_built_is_refused_not_ignored(client, worker, field):
 
 def test_logprobs_of_a_native_completion_are_checked(client):
     for value, says in (
-        (999, "logprobs is 999 but must be from 0 to 128"),
+        (999, "logprobs is 999 but must be from 0 to 258"),
         ("x", "logprobs is 'x' but must be"),
     ):
         assert says in error_of(
@@ -188,7 +187,6 @@ def test_logprobs_of_a_native_completion_are_checked(client):
     ("body", "says"),
     [
         ({}, "messages is required"),
-        ({"messages": []}, "messages is empty"),
         ({"messages": "hi"}, "messages is 'hi'"),
         ({"messages": ["hi"]}, "messages.0 is 'hi'"),
         ({"messages": [{"content": "hi"}]}, "messages.0.role is required"),
@@ -198,7 +196,7 @@ def test_logprobs_of_a_native_completion_are_checked(client):
         ({"messages": [{"role": "assistant", "content": "a"}] * 2}, "both of role assistant"),
         ({"messages": MESSAGES, "continue_final_message": True}, "last message of role assistant"),
         ({"messages": MESSAGES, "top_logprobs": 3}, "needs logprobs"),
-        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 999}, "from 0 to 128"),
+        ({"messages": MESSAGES, "logprobs": True, "top_logprobs": 999}, "from 0 to 258"),
     ],
 )
 def test_bad_messages_are_400(client, body, says):
@@ -209,9 +207,7 @@ def test_bad_messages_are_400(client, body, says):
     ("prompt", "says"),
     [
         (None, "prompt is required"),
-        ("", "prompt is empty"),
         ([], "empty list"),
-        ([[]], "prompt is empty"),
         ([258], "ids 0 to 257"),
         ([-1], "token id -1"),
         (5.5, "must be a text"),

@@ -86,7 +86,9 @@ class EngineConfig:
         "--ctx-size",
     )
     batch: int = option(2048, "maximum tokens in one decode call", "--batch-size", least=2)
-    ubatch: int = option(512, "maximum tokens computed at once", "--ubatch-size", least=2)
+    ubatch: int = option(
+        512, "maximum tokens computed at once; 0: as --batch", "--ubatch-size", least=0
+    )
     swa_full: bool = option(
         False,
         "keep the whole context in layers with a sliding window: takes several times the "
@@ -194,6 +196,8 @@ class EngineConfig:
         check_ranges(self)
         if self.context and self.context < LEAST_CONTEXT:  # 0: as trained
             raise ConfigError(f"--context is {self.context} but must be at least {LEAST_CONTEXT}")
+        if self.ubatch == 1:
+            raise ConfigError("--ubatch is 1 but must be 0, for as many as --batch, or at least 2")
         if self.rpc:
             rpc_endpoints(self.rpc)
             if self.deterministic:

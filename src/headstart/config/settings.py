@@ -278,7 +278,9 @@ class ServerConfig:
         "chat template to use instead of the model's: Jinja text, or llama-server's name of one",
     )
     chat_template_file: str | None = option(None, "file with a Jinja chat template")
-    sse_ping_interval: int = option(30, "seconds between comments in a silent stream; -1: none")
+    sse_ping_interval: int = option(
+        30, "seconds between comments in a silent stream; 0 or -1: none", least=-1
+    )
     max_body_mb: int = option(4, "largest accepted request body in MiB", least=1)
     timeout: int = option(
         3600,
@@ -330,11 +332,6 @@ class ServerConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.sse_ping_interval < -1 or self.sse_ping_interval == 0:
-            raise ConfigError(
-                f"--sse-ping-interval is {self.sse_ping_interval} but must be 1 or more seconds, "
-                "or -1 for none"
-            )
         if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
             raise ConfigError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
         if self.api_prefix and not self.api_prefix.startswith("/"):

@@ -71,16 +71,16 @@ class LlamaEmbedder:
         self._rows, self._keep = c_batch(self._batch)
 
     def _params(self, config: EngineConfig, pooling: str | None) -> Any:
-        facts = self.model.facts
+        facts, ubatch = self.model.facts, config.ubatch or config.batch
         # at most 64 texts in one decode
-        num_texts = 1 if facts.is_recurrent else min(64, config.ubatch)
+        num_texts = 1 if facts.is_recurrent else min(64, ubatch)
         cells = min(facts.train_context, 8192)
         if config.context:
             cells = min(config.context, facts.train_context)
-        cells = max(cells, config.ubatch)
+        cells = max(cells, ubatch)
         params = context_params(facts, config, Limits(num_texts, 1, 0), cells, embeds=True)
         params.n_ctx, params.n_seq_max = cells, num_texts
-        params.n_batch = params.n_ubatch = config.ubatch
+        params.n_batch = params.n_ubatch = ubatch
         params.n_outputs_max = params.n_batch
         params.n_rs_seq = 0
         params.kv_unified = True

@@ -115,6 +115,7 @@ class Model:
             memory=memory,
             file_type=file_type.decode("utf-8", "replace"),
             metadata=metadata,
+            vocab_type=self.vocab.type,
         )
 
     def close(self) -> None:

@@ -124,7 +124,9 @@ def context_params(
     # Deterministic rows may be padded past the end of a sequence, hence the spare cells.
     params.n_ctx = context if not config.deterministic else (context + 256) * limits.num_sequences
     params.n_batch = min(config.batch, max(context, 64))
-    params.n_ubatch = params.n_batch if config.deterministic else min(config.ubatch, params.n_batch)
+    params.n_ubatch = params.n_batch
+    if not config.deterministic:
+        params.n_ubatch = min(params.n_batch, config.ubatch or config.batch)
     # libllama does not report the window size of hybrid models.
     params.swa_full = config.swa_full or facts.is_recurrent
     if facts.window and not params.swa_full:

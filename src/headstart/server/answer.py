@@ -46,11 +46,9 @@ def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> C
     )
 
 
-def make_choices(
-    body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None
-) -> list[Choice]:
+def make_choices(body: GenerationBody, prompts: list[Prompt], call: Call) -> list[Choice]:
     """Choices in the API's order: all of the first prompt, then all of the next."""
-    requests = make_requests(body, prompts, call, num_logprobs)
+    requests = make_requests(body, prompts, call)
     per_prompt = len(requests) // len(prompts)
     return [Choice(i, request, prompts[i // per_prompt]) for i, request in enumerate(requests)]
 
@@ -152,6 +150,6 @@ def _ping_seconds(body: GenerationBody, usual: int) -> float | None:
     seconds = body.sse_ping_interval
     if seconds is None:
         seconds = usual
-    if seconds < -1 or seconds == 0:
-        raise wrong_value("sse_ping_interval", seconds, "1 or more seconds, or -1 for none")
-    return None if seconds == -1 else seconds
+    if seconds < -1:
+        raise wrong_value("sse_ping_interval", seconds, "1 or more seconds, 0 or -1 for none")
+    return seconds if seconds > 0 else None

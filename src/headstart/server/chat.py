@@ -21,9 +21,8 @@ from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
 from headstart.server.threads import unless_left
 from headstart.server.tool_use import prepare_reading
-from headstart.server.translate import Call, check_num_logprobs
+from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
-from headstart.types.errors import RequestError
 
 routes = Routes()
 
@@ -45,9 +44,10 @@ async def chat_completions(http: HttpRequest) -> Response:
     body=ChatBody,
     answer="`input_tokens`",
 )
-async def input_tokens(http: HttpRequest) -> dict[str, int]:
+async def input_tokens(http: HttpRequest) -> dict[str, Any]:
     """Count the tokens of the prompt that chat messages become."""
-    return {"input_tokens": await count_chat_tokens(http, await read_body(http, ChatBody))}
+    number = await count_chat_tokens(http, await read_body(http, ChatBody))
+    return {"object": "response.input_tokens", "input_tokens": number}
 
 
 async def answer_chat(
@@ -63,7 +63,7 @@ async def answer_chat(
         size = call.info.context_size
         chat = render_messages(body, call.model)
         prompts = [read_chat(chat, call.model, size)]
-        choices = make_choices(body, prompts, call, _num_logprobs(body, call))
+        choices = make_choices(body, prompts, call)
         prepare_reading(body, call.model, chat, choices)
         return dialect(call, body, choices)
 
@@ -79,21 +79,6 @@ async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:
         return len(read_chat(render_messages(body, model), model, size).tokens)
 
     return await unless_left(http.receive, service.text_threads.run(count))
-
-
-def _num_logprobs(body: ChatBody, call: Call) -> int | None:
-    """Alternatives to show per token; None for no log probabilities.
-
-    Raises:
-        RequestError: the fields contradict each other, or ask for too many.
-    """
-    if body.top_logprobs is not None and not body.logprobs:
-        raise RequestError("top_logprobs needs logprobs to be true")
-    if body.logprobs:
-        # 20 is llama-server's default
-        wanted = 20 if body.top_logprobs is None else body.top_logprobs
-        return check_num_logprobs("top_logprobs", wanted, call.model.vocab)
-    return check_num_logprobs("n_probs", body.n_probs or None, call.model.vocab)
 
 
 class ChatDialect(OpenAIDialect):

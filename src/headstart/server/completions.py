@@ -10,13 +10,13 @@ from starlette.responses import Response
 from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
-from headstart.server.errors import not_supported, wrong_value
+from headstart.server.errors import not_supported
 from headstart.server.infill import fill_in
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.results import legacy_logprobs
 from headstart.server.routing import Routes
 from headstart.server.schemas import CompletionBody
-from headstart.server.translate import Call, check_num_logprobs
+from headstart.server.translate import Call
 from headstart.types.request import TokenLogprob
 
 routes = Routes()
@@ -37,7 +37,7 @@ async def completions(http: HttpRequest) -> Response:
             raise not_supported(
                 "echo with post_sampling_probs is not supported: nothing of the prompt was sampled"
             )
-        choices = make_choices(body, _read(body, call), call, _num_logprobs(body, call))
+        choices = make_choices(body, _read(body, call), call)
         return CompletionDialect(call, body, choices)
 
     return await answer(http, prepare)
@@ -50,19 +50,6 @@ def _read(body: CompletionBody, call: Call) -> list[Prompt]:
     if not body.suffix:
         return prompts
     return [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]
-
-
-def _num_logprobs(body: CompletionBody, call: Call) -> int | None:
-    """Alternatives to show per token; None for no log probabilities.
-
-    As at OpenAI `logprobs: 0` asks for the chosen token alone; as at llama-server `n_probs: 0` asks
-    for nothing.
-    """
-    if body.logprobs is None or body.logprobs is False:
-        return check_num_logprobs("n_probs", body.n_probs or None, call.model.vocab)
-    if isinstance(body.logprobs, bool) or not isinstance(body.logprobs, int):
-        raise wrong_value("logprobs", body.logprobs, "a whole number")
-    return check_num_logprobs("logprobs", body.logprobs, call.model.vocab)
 
 
 class CompletionDialect(OpenAIDialect):
@@ -95,7 +82,7 @@ class CompletionDialect(OpenAIDialect):
 
 def _prompt_logprobs(choice: Choice) -> list[TokenLogprob]:
     """Of all tokens of the prompt, if they are asked for; the first token has none."""
-    if not choice.request.wants_prompt_scores:
+    if not (choice.request.wants_prompt_scores and choice.request.prompt):
         return []
     first = TokenLogprob(choice.request.prompt[0], math.nan, ())
     return [first, *choice.prompt_logprobs]

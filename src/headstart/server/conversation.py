@@ -37,8 +37,6 @@ def render_chat(
         adds_bos: tokenizing adds the start token, so the text must not have it.
     """
     tools = read_tools(body.tools)
-    if not body.messages:
-        raise RequestError("messages is empty; give at least one message")
     messages = [_check_message(index, message) for index, message in enumerate(body.messages)]
     arguments = _template_arguments(body, defaults)
     part = _continued_part(body, defaults)

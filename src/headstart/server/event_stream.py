@@ -16,7 +16,15 @@ from starlette.types import Receive
 
 from headstart.server.threads import ClientGoneError
 from headstart.types.errors import CapacityError, HeadstartError
-from headstart.types.request import Event, FinishEvent, PromptEvent, Request, TokenEvent, Work
+from headstart.types.request import (
+    Event,
+    FinishEvent,
+    PromptEvent,
+    Request,
+    RequestStats,
+    TokenEvent,
+    Work,
+)
 from headstart.types.worker import Worker
 
 MAX_UNREAD = 1 << 18  # tokens and alternatives that wait for a slow client; some 40 MB
@@ -54,7 +62,10 @@ class EventStream:
     async def __aenter__(self) -> EventStream:
         try:
             for index, request in enumerate(self._requests):
-                self._worker.submit(request, partial(self._deliver, index))
+                if request.prompt:
+                    self._worker.submit(request, partial(self._deliver, index))
+                else:  # as at llama-server, where the vocabulary has no start token
+                    self._deliver(index, FinishEvent(request.request_id, "length", RequestStats()))
         except BaseException:
             self._cancel()
             raise

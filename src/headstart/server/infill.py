@@ -22,7 +22,7 @@ from starlette.responses import Response
 from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Dialect
-from headstart.server.native import NativeDialect, num_logprobs
+from headstart.server.native import NativeDialect
 from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
 from headstart.server.routing import Routes
 from headstart.server.schemas import InfillBody, InfillExtra
@@ -44,7 +44,7 @@ async def infill(http: HttpRequest) -> Response:
         vocab = call.model.vocab
         tokens = infill_prompt(body, vocab, call.info)
         prompt = Prompt(tokens, tokens_text(tokens, vocab), echo="")
-        choices = make_choices(body, [prompt], call, num_logprobs(body, vocab))
+        choices = make_choices(body, [prompt], call)
         return NativeDialect(call, body, choices)
 
     return await answer(http, prepare)

@@ -16,8 +16,7 @@ from headstart.server.native_answer import native_answer
 from headstart.server.prompts import read_prompts
 from headstart.server.routing import Routes
 from headstart.server.schemas import NativeBody
-from headstart.server.translate import Call, check_num_logprobs
-from headstart.types import Vocab
+from headstart.server.translate import Call
 
 routes = Routes()
 
@@ -34,23 +33,11 @@ async def completion(http: HttpRequest) -> Response:
     call = new_call(http, "cmpl-")
 
     def prepare() -> Dialect:
-        vocab = call.model.vocab
-        prompts = read_prompts(body.prompt, vocab, call.info.context_size)
-        choices = make_choices(body, prompts, call, num_logprobs(body, vocab))
+        prompts = read_prompts(body.prompt, call.model.vocab, call.info.context_size)
+        choices = make_choices(body, prompts, call)
         return NativeDialect(call, body, choices)
 
     return await answer(http, prepare)
-
-
-def num_logprobs(body: NativeBody, vocab: Vocab) -> int | None:
-    """Alternatives to show per token; None for no log probabilities.
-
-    Raises:
-        RequestError: there are not so many.
-    """
-    if body.n_probs is None and body.logprobs is not None:
-        return check_num_logprobs("logprobs", body.logprobs or None, vocab)
-    return check_num_logprobs("n_probs", body.n_probs or None, vocab)
 
 
 class NativeDialect(SingleDialect):

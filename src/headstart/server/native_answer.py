@@ -16,6 +16,12 @@ from headstart.types.request import Request
 if TYPE_CHECKING:
     from headstart.server.dialect import Choice
 
+# parameters of llama-server that are off here
+OFF = {
+    "mirostat": 0, "mirostat_tau": 5.0, "mirostat_eta": 0.1, "adaptive_target": -1.0,
+    "adaptive_decay": 0.9, "min_keep": 0, "backend_sampling": False, "preserved_tokens": [],
+    "reasoning_in_content": False, "chat_format": "peg-native", "generation_prompt": "",
+}  # fmt: skip
 STOP_TYPES = {"eos": "eos", "word": "word", "length": "limit", "cancelled": "none"}
 
 
@@ -63,7 +69,9 @@ def generation_settings(
     settings = {field.name: getattr(sampling, field.name) for field in dataclasses.fields(sampling)}
     limit = -1 if request.max_tokens is None else request.max_tokens
     speculative = request.speculative
-    return settings | {
+    return {
+        **OFF,
+        **settings,
         "logit_bias": [
             {"token": token, "bias": _finite(value)} for token, value in sampling.logit_bias.items()
         ]
@@ -82,9 +90,14 @@ def generation_settings(
         "n_discard": request.num_discard,
         "stream": body.stream if body else False,
         "timings_per_token": body.timings_per_token if body else False,
-        "mirostat": 0,
+        "grammar_triggers": [
+            {"type": 1, "value": trigger.decode("utf-8", "replace")}
+            for trigger in (request.constraint.triggers if request.constraint else ())
+        ],
+        "reasoning_format": getattr(body, "reasoning_format", None) or "auto",
+        "lora": [],
         "speculative.mode": None if speculative.mode is None else speculative.mode.value,
-        "speculative.types": speculative.types,
+        "speculative.types": ",".join(speculative.types or ("none",)),
         "speculative.n_max": speculative.n_max,
         "speculative.n_min": speculative.n_min,
         "speculative.p_min": speculative.p_min,

@@ -150,7 +150,7 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     call = new_call(http, "ollama-")
 
     def prepare() -> Dialect:
-        return dialect(call, body, make_choices(body, [_plain_prompt(request, call)], call, None))
+        return dialect(call, body, make_choices(body, [_plain_prompt(request, call)], call))
 
     return await answer(http, prepare)
 

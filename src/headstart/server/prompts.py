@@ -52,10 +52,6 @@ def _read_prompt(prompt: Any, vocab: Vocab, context_size: int) -> Prompt:
 
 
 def _prompt(tokens: list[int], text: str, echo: str | None = None) -> Prompt:
-    if not tokens:
-        raise RequestError(
-            "the prompt is empty and this model has no start token; give it some text"
-        )
     return Prompt(tokens, text, text if echo is None else echo)
 
 

@@ -126,7 +126,7 @@ class ResponsesDialect(Dialect):
         opened = [] if self._items else self._open(_message())
         closed = [*opened, *self._close()]
         response = self._finish(choice)
-        end = {"type": "response.completed", "response": response}
+        end = {"type": f"response.{response['status']}", "response": response}
         return [*closed, end | self._numbers(choice)]
 
     def whole(self) -> dict[str, Any]:

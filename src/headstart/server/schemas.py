@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ConfigDict, Field, create_model, model_validator
 
 from headstart.server.body import Body, Count, Int, Seed
+from headstart.server.errors import wrong_value
+from headstart.types.errors import RequestError
 from headstart.types.sampling_params import NUMBERS
 
 # a field for each number of SamplingParams; absent ones have the server's default
@@ -98,7 +100,7 @@ class GenerationBody(SamplingBody):
     )
     provenance: bool = Field(False, description="who guessed each token; what each step verified")
     sse_ping_interval: Int | None = Field(
-        None, description="seconds between comments in a silent stream; -1 none"
+        None, description="seconds between comments in a silent stream; 0 or -1 none"
     )
     echo: bool = False
     speculative: SpeculativeBody = SpeculativeBody()
@@ -145,6 +147,17 @@ class GenerationBody(SamplingBody):
     grammar_triggers: Any = Field(
         None, description='[{"type": 1, "value": text}] or [{"type": 0, "token": id}]'
     )
+
+    @property
+    def wanted_logprobs(self) -> tuple[str, int | None]:
+        """The field that asks for log probabilities, and for how many alternatives a token.
+
+        None: no log probabilities; as at llama-server `n_probs: 0` asks for none.
+
+        Raises:
+            RequestError: the fields contradict each other.
+        """
+        return "n_probs", self.n_probs or None
 
     @model_validator(mode="before")
     @classmethod
@@ -194,6 +207,15 @@ class ChatBody(GenerationBody):
         None, description="none leaves thoughts in the content; auto, deepseek"
     )
 
+    @property
+    def wanted_logprobs(self) -> tuple[str, int | None]:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs to be true")
+        if not self.logprobs:
+            return super().wanted_logprobs
+        # 20 is llama-server's default
+        return "top_logprobs", 20 if self.top_logprobs is None else self.top_logprobs
+
 
 class CompletionBody(GenerationBody):
     """POST /v1/completions."""
@@ -203,6 +225,14 @@ class CompletionBody(GenerationBody):
     best_of: Int = 1
     suffix: str | None = Field(None, description="what comes after the text to fill in")
 
+    @property
+    def wanted_logprobs(self) -> tuple[str, int | None]:
+        if self.logprobs is None or self.logprobs is False:
+            return super().wanted_logprobs
+        if isinstance(self.logprobs, bool) or not isinstance(self.logprobs, int):
+            raise wrong_value("logprobs", self.logprobs, "a whole number")
+        return "logprobs", self.logprobs  # as at OpenAI 0 asks for the chosen token alone
+
 
 class NativeBody(GenerationBody):
     """POST /completion."""
@@ -210,6 +240,12 @@ class NativeBody(GenerationBody):
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
     response_fields: list[str] = Field(default_factory=list)
     logprobs: Count | None = Field(None, description="the same as n_probs; true is 1")
+
+    @property
+    def wanted_logprobs(self) -> tuple[str, int | None]:
+        if self.n_probs is None:
+            return "logprobs", self.logprobs or None
+        return super().wanted_logprobs
 
 
 class InfillExtra(Body):

@@ -77,6 +77,9 @@ async def props(http: HttpRequest) -> dict[str, Any]:
         "model_path": info.target.path,
         "model_ftype": info.target.file_type,
         "modalities": {"vision": False, "video": False, "audio": False},
+        "media_marker": "<__media__>",
+        "ui": config.page,
+        "ui_settings": {},
         "endpoint_slots": config.slots,
         "endpoint_props": config.props,
         "endpoint_metrics": config.metrics,
@@ -178,6 +181,7 @@ def _model(service: Service) -> dict[str, Any]:
         "created": int(service.started_at),
         "owned_by": "headstart",
         "meta": {
+            "vocab_type": target.vocab_type,
             "n_vocab": target.vocab_size,
             "n_ctx": service.info.context_size,
             "n_ctx_train": target.train_context_size,

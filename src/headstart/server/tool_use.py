@@ -106,8 +106,6 @@ def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
         raise RequestError(
             f"reasoning_format is {shorten(name)} but must be one of {', '.join(REASONING_FORMATS)}"
         )
-    if name == "deepseek-legacy" and body.stream:
-        return "none"  # this format leaves reasoning in the content of streams
     return name
 
 

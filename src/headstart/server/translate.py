@@ -19,12 +19,13 @@ from headstart.server.prompts import Prompt
 from headstart.server.sampling import read_names, sampling_params
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
 from headstart.server.thoughts import tagged_thoughts
-from headstart.types import DraftMode, Vocab
+from headstart.types import DraftMode
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import Request, SpeculativeParams
 
 T = TypeVar("T")
+MAX_ALTERNATIVES = 1 << 21  # of all tokens of an answer; they take some 250 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,7 @@ class Call:
     adapter_scales: tuple[float, ...] | None = None  # for bodies without `lora`
 
 
-def make_requests(
-    body: GenerationBody, prompts: list[Prompt], call: Call, num_logprobs: int | None
-) -> list[Request]:
+def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> list[Request]:
     """A request for each prompt and choice; choices of a prompt are adjacent and differ in seed.
 
     Raises:
@@ -57,6 +56,8 @@ def make_requests(
             "call"
         )
     defaults, vocab = call.model.defaults, call.model.vocab
+    max_tokens = _max_tokens(body, defaults)
+    num_logprobs = _num_logprobs(body, max_tokens, call)
     sampling = sampling_params(body, defaults, vocab)
     adapters = request_scales(body.lora, call.adapter_scales, call.info)
     # OpenAI's `echo` with log probabilities includes those of the prompt
@@ -67,7 +68,7 @@ def make_requests(
         request_id=call.id,
         prompt=(),
         sampling=sampling,
-        max_tokens=_max_tokens(body, defaults),
+        max_tokens=max_tokens,
         stop=_stop(body.stop or list(defaults.stop)) + tuple(stop.encode() for stop in call.stop),
         min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
@@ -76,7 +77,8 @@ def make_requests(
         cache_reuse=max(0, _given(body.n_cache_reuse, defaults.cache_reuse)),
         num_keep=max(-1, _given(body.n_keep, defaults.num_keep)),
         num_discard=max(0, body.n_discard),
-        slot_id=_slot(body.id_slot, call.info),
+        # numbers go round, as at llama-server
+        slot_id=None if body.id_slot < 0 else body.id_slot % call.info.num_slots,
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
         constraint=constraint,
@@ -126,11 +128,14 @@ def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     )
 
 
-def check_num_logprobs(field: str, value: int | None, vocab: Vocab) -> int | None:
-    """Return the number of alternatives if it is in range."""
-    limit = min(128, vocab.size)  # those of a whole vocabulary take 757 MB for 300 tokens
+def _num_logprobs(body: GenerationBody, max_tokens: int | None, call: Call) -> int | None:
+    """Alternatives to show per token; None for no log probabilities."""
+    field, value = body.wanted_logprobs
+    size = call.info.context_size
+    num_tokens = max(1, size if max_tokens is None else min(size, max_tokens))
+    limit = min(max(128, MAX_ALTERNATIVES // num_tokens), call.model.vocab.size)
     if value is not None and not 0 <= value <= limit:
-        raise wrong_value(field, value, f"from 0 to {limit}; ask for fewer")
+        raise wrong_value(field, value, f"from 0 to {limit}; ask for fewer, or for fewer tokens")
     return value
 
 
@@ -139,7 +144,7 @@ def _refuse(body: GenerationBody) -> None:
     if body.mirostat:
         raise not_supported(
             f"mirostat is {body.mirostat} but only 0 is supported: its state cannot be rolled back "
-            "with a draft"
+            "with a draft; top_n_sigma or min_p keep unlikely tokens out without a state"
         )
     if body.adaptive_target is not None and body.adaptive_target >= 0:
         raise not_supported(
@@ -165,12 +170,6 @@ def _max_tokens(body: GenerationBody, defaults: RequestDefaults) -> int | None:
             raise wrong_value(name, value, "0 or more, or -1 for no limit")
         return None if value == -1 else value
     return defaults.max_tokens
-
-
-def _slot(slot: int, info: WorkerInfo) -> int | None:
-    if not -1 <= slot < info.num_slots:
-        raise wrong_value("id_slot", slot, f"from 0 to {info.num_slots - 1}, or -1 for any")
-    return None if slot == -1 else slot
 
 
 def _stop(stop: Any) -> tuple[bytes, ...]:

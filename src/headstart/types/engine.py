@@ -262,3 +262,4 @@ class ModelInfo:
     memory: str
     file_type: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
+    vocab_type: int = 0  # libllama's number

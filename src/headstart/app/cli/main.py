@@ -1,6 +1,6 @@
 """The `headstart` command: finds a subcommand, runs it, prints our errors as one line.
 
-Exit codes: 0 done, 1 failed while running, 2 what was asked cannot work, 130 interrupted.
+Exit codes: 0 done, 1 failed (as at llama-server), 130 interrupted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import headstart
-from headstart.types.errors import ConfigError, HeadstartError, ModelError, RequestError
+from headstart.types.errors import ConfigError, HeadstartError
 
 if TYPE_CHECKING:
     from headstart.app.cli.command import Command
@@ -41,9 +41,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _dispatch(arguments)
-    except (ConfigError, ModelError, RequestError) as error:
-        print(f"headstart: error: {error}", file=sys.stderr)
-        return 2
     except HeadstartError as error:
         print(f"headstart: error: {error}", file=sys.stderr)
         return 1
@@ -56,13 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "--help"
+    as_llama_server = command.startswith("-")
     if command in ("-h", "--help", "--usage", "help"):
         print(_help())
         return 0
     if command in ("--version", "-V", "version"):
         print(_version())
         return 0
-    if command.startswith("-"):  # as llama-server is started
+    if as_llama_server:
         command, arguments = "serve", ["serve", *arguments]
     if command == "serve" and "--version" in arguments:
         print(_version())
@@ -79,6 +77,10 @@ def _dispatch(arguments: list[str]) -> int:
             "--help)"
         )
     try:
+        if as_llama_server and command == "serve":
+            from headstart.app.cli.serve import AS_LLAMA_SERVER
+
+            return AS_LLAMA_SERVER(arguments[1:])
         return find_command(command)(arguments[1:])
     except HelpRequested as page:
         print(page)

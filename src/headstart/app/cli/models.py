@@ -29,13 +29,19 @@ from headstart.gateway.router.presets import (
 from headstart.types.errors import ConfigError
 
 
-def is_router(resolved: Resolved) -> bool:
-    """Whether several models are to be served: none is named, but where they are, or how many."""
+def is_router(resolved: Resolved, *, has_demo: bool = True) -> bool:
+    """Whether several models are to be served: none is named, but where they are, or how many.
+
+    Without the demo (`headstart FLAGS`, as llama-server) models in the hub's cache are enough.
+    """
     values = resolved.values
     if values["model"] or values["hf_repo"]:
         return False
     asked = ("models_dir", "models_preset", "models_max", "models_autoload", "models_memory")
-    return any(resolved.origins[name] != "default" for name in asked)
+    if any(resolved.origins[name] != "default" for name in asked):
+        return True
+    hub = Hub.from_config(resolved.config().model, os.environ)
+    return not has_demo and bool(hub.cached_models())
 
 
 def read_models(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
+from functools import partial
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.models import is_router, read_models
@@ -13,10 +15,10 @@ from headstart.app.parent import Parent
 from headstart.types.errors import HeadstartError
 
 
-def run(resolved: Resolved, words: list[str]) -> int:
+def run(resolved: Resolved, words: list[str], *, has_demo: bool = True) -> int:
     """Serve until stopped; return the exit code."""
     config = resolved.config()
-    if is_router(resolved):
+    if is_router(resolved, has_demo=has_demo):
         return _route(resolved)
 
     from headstart.app import assemble
@@ -48,3 +50,4 @@ COMMAND = Command(
     parts=None,
     run=run,
 )
+AS_LLAMA_SERVER = replace(COMMAND, run=partial(run, has_demo=False))

@@ -73,10 +73,10 @@ def test_version_names_ours_and_libllamas(
         (["generate", "-f", "/nowhere/prompt.txt"], "cannot read the prompt"),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_code_2(
+def test_a_mistake_is_one_line_and_exit_code_1(
     argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(argv) == 2
+    assert main(argv) == 1
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("headstart: error: ")
@@ -87,9 +87,9 @@ def test_a_mistake_is_one_line_and_exit_code_2(
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (ConfigError("no"), 2),
-        (ModelError("no"), 2),
-        (InvalidParameterError("no"), 2),
+        (ConfigError("no"), 1),
+        (ModelError("no"), 1),
+        (InvalidParameterError("no"), 1),
         (EngineError("no"), 1),
         (KeyboardInterrupt(), 130),
     ],

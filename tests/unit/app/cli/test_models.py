@@ -59,6 +59,15 @@ def test_a_router_is_started_where_models_are_to_be_found_and_none_is_named(argv
     assert is_router(flags(*argv)) is routes
 
 
+def test_without_the_demo_a_hub_cache_with_models_makes_a_router(environment, monkeypatch) -> None:
+    monkeypatch.setenv("LLAMA_CACHE", environment["LLAMA_CACHE"])
+    assert not is_router(flags(), has_demo=False)
+    cached(environment, "a/b", "b-Q8_0.gguf")
+    assert is_router(flags(), has_demo=False)
+    assert not is_router(flags())
+    assert not is_router(flags("-m", "a.gguf"), has_demo=False)
+
+
 def test_a_folder_has_a_model_a_file_and_a_model_a_folder(tmp_path, environment) -> None:
     names = ("a.gguf", "mmproj-a.gguf", "mtp-a.gguf", "note.txt", "b/x-00002-of-00002.gguf",
              "b/x-00001-of-00002.gguf", "c/mmproj-F16.gguf", "c/c.gguf", "empty/x.txt")  # fmt: skip
