@@ -66,6 +66,10 @@ def test_who_owns_all_keys_may_share_prompts():
 # Commands to the engine
 
 
+def refuse_none(request_id: str, error: Exception) -> None:
+    raise AssertionError(request_id)
+
+
 def send_many(sender: Sender) -> None:
     for number in range(500):  # the pipe itself takes some
         sender.send(Request(request_id=f"x{number}", prompt=(1,)))
@@ -73,7 +77,7 @@ def send_many(sender: Sender) -> None:
 
 def test_a_reader_that_stopped_holds_up_nobody_who_sends():
     pipe, theirs = multiprocessing.Pipe()
-    sender = Sender(pipe)
+    sender = Sender(pipe, refuse_none)
     sender.start()
     for number in range(MAX_REQUESTS):
         sender.send(Request(request_id=str(number), prompt=(1,) * 2000))
@@ -91,9 +95,23 @@ def test_a_reader_that_stopped_holds_up_nobody_who_sends():
     theirs.close()
 
 
+def test_many_requests_for_a_busy_engine_make_room_for_another_tenant_s():
+    pipe, theirs = multiprocessing.Pipe()
+    refused: list[str] = []
+    sender = Sender(pipe, lambda request_id, error: refused.append(request_id))
+    for number in range(MAX_REQUESTS):
+        sender.send(Request(request_id=str(number), prompt=(1,), namespace="a"))
+    with pytest.raises(CapacityError):
+        sender.send(Request(request_id="a", prompt=(1,), namespace="a lora"))
+    sender.send(Request(request_id="b", prompt=(1,), namespace="b"))
+    assert refused == [str(MAX_REQUESTS - 1)]
+    pipe.close()
+    theirs.close()
+
+
 def test_a_single_prompt_of_any_length_is_sent():
     pipe, theirs = multiprocessing.Pipe()
-    sender = Sender(pipe)
+    sender = Sender(pipe, refuse_none)
     sender.send(Request(request_id="long", prompt=range(1 << 23)))
     with pytest.raises(CapacityError):
         sender.send(Request(request_id="second", prompt=(1,)))

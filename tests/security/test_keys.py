@@ -1,12 +1,18 @@
-"""API keys: who has none learns nothing; who has one is known however it is written."""
+"""API keys: who has none learns nothing; who has one is known however it is written, and leaves
+room for the others.
+"""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
-from tests.server.fake_worker import FakeWorker
+from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
+from headstart.server import events
+from headstart.types.errors import QuotaError
 
 SECRET = "/home/owner/models/secret.gguf"
 
@@ -52,3 +58,52 @@ def test_a_key_beyond_ascii_is_known_in_both_encodings_and_any_bearer(written, s
             assert client.get("/props", headers=headers).status_code == 200
         headers = [(b"Authorization", f"{scheme} schluessel".encode())]
         assert client.get("/props", headers=headers).status_code == 401
+
+
+A, B = {"X-Api-Key": "a"}, {"X-Api-Key": "b"}
+HELD = FakeWorker(lambda request: [*say(request, b"x")[:-1], HOLD])
+
+
+def test_requests_of_one_key_leave_room_for_those_of_others():
+    config = ServerConfig(api_key="a,b", max_connections=8)
+    body = {"prompt": "x", "stream": True}
+    with serving(HELD, config) as client, ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(client.stream("POST", "/completion", json=body, headers=A))
+        refused = client.post("/completion", json=body, headers=A)
+        assert refused.status_code == 429
+        assert refused.headers["retry-after"] == "1"
+        assert "4 requests of yours are being answered" in refused.json()["error"]["message"]
+        answer = client.get("/metrics", headers=B)
+        assert answer.status_code == 200
+        assert 'headstart_quota_refusals_total{quota="requests"} 1\n' in answer.text
+
+
+def test_a_single_key_may_use_all_connections():
+    config = ServerConfig(api_key="a", max_connections=8)
+    body = {"prompt": "x", "stream": True}
+    with serving(HELD, config) as client, ExitStack() as stack:
+        for _ in range(7):
+            stack.enter_context(client.stream("POST", "/completion", json=body, headers=A))
+        assert client.get("/props", headers=A).status_code == 200
+
+
+def test_listeners_of_one_key_leave_room_for_those_of_others(monkeypatch):
+    monkeypatch.setattr(events, "MAX_LISTENERS", 4)
+    with serving(config=ServerConfig(api_key="a,b")) as client, ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(client.stream("GET", "/events", headers=A))
+        refused = client.get("/events", headers=A)
+        assert refused.status_code == 429
+        assert "you have 2 of 4 places" in refused.json()["error"]["message"]
+        with client.stream("GET", "/events", headers=B) as response:
+            assert response.status_code == 200
+
+
+def test_an_engine_that_refuses_for_another_tenant_is_429_and_says_when_to_come_back():
+    worker = FakeWorker(lambda request: [QuotaError("queue", "9 of 9 are yours", 7)])
+    with serving(worker) as client:
+        refused = client.post("/completion", json={"prompt": "x"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "7")
+        assert refused.json()["error"]["type"] == "rate_limit_error"
+        assert 'headstart_quota_refusals_total{quota="queue"} 1\n' in client.get("/metrics").text

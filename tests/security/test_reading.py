@@ -23,7 +23,7 @@ from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.time_limit import TimeLimitError, run_within
 from headstart.types import FimTokens
-from headstart.types.errors import CapacityError, ModelError
+from headstart.types.errors import CapacityError, ModelError, QuotaError
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 FOR_LONG_CHATS = "{{ messages[0].content }}{% if messages | length > 9 %}" + ENDLESS + "{% endif %}"
@@ -241,3 +241,15 @@ def test_infill_cuts_long_pieces_before_it_tokenizes_them():
     assert vocab.longest <= 32 * INFO.context_size
     before = tokens[tokens.index(1) + 1 : tokens.index(2)]
     assert long.encode().endswith(bytes(before[-20:]))
+
+
+async def test_long_jobs_of_one_tenant_hold_up_no_other_tenant():
+    threads, hold, begun = Threads("test", 2, 6), threading.Event(), []
+    long = [asyncio.create_task(threads.run(lambda: hold.wait(10), "a")) for _ in range(8)]
+    await asyncio.sleep(0)
+    await threads.run(lambda: begun.append("b"), "b")  # while those of "a" run and wait
+    assert begun == ["b"]
+    hold.set()
+    done = await asyncio.gather(*long, return_exceptions=True)
+    assert [type(one) for one in done] == [bool] * 7 + [QuotaError]
+    threads.close()

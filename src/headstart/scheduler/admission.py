@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+from headstart.scheduler.sequence import Sequence
+from headstart.scheduler.tenant_turns import find_surplus
 from headstart.types import Engine
-from headstart.types.errors import CapacityError, ContextLengthError, InvalidParameterError
+from headstart.types.errors import (
+    CapacityError,
+    ContextLengthError,
+    InvalidParameterError,
+    QuotaError,
+)
 from headstart.types.request import Request
 
 
@@ -34,13 +41,27 @@ def check(request: Request, engine: Engine, num_slots: int) -> None:
         )
 
 
-def check_queue(num_waiting: int, num_free: int, max_queue: int) -> None:
-    """Refuse a request when too many wait that no free slot will take.
+def make_place(
+    sequence: Sequence, waiting: list[Sequence], max_queue: int, seconds: float
+) -> tuple[Sequence, QuotaError]:
+    """Which request leaves a full queue for another tenant's, and what it is told.
+
+    Args:
+        seconds: that the queue takes to move on by one request.
 
     Raises:
-        CapacityError: they do.
+        CapacityError: none, because the tenant of the new one has as many as any other.
     """
-    if num_waiting >= max_queue + num_free:
+    last = find_surplus((one for one in waiting if not one.is_resumed), sequence.tenant)
+    if last is None:
         raise CapacityError(
-            f"{num_waiting} requests are waiting and --max-queue is {max_queue}; try again later"
+            f"{len(waiting)} requests are waiting and --max-queue is {max_queue}; try again later"
         )
+    num_own = sum(one.tenant == last.tenant for one in waiting)
+    wait = min(60, max(1, round(num_own * seconds)))
+    return last, QuotaError(
+        "queue",
+        f"{num_own} of {len(waiting)} waiting requests are yours and --max-queue is {max_queue}: "
+        f"this one made room for another tenant; try again in {wait} s",
+        wait,
+    )

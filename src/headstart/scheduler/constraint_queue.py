@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from headstart.scheduler.sequence import Sequence
@@ -23,17 +24,21 @@ _POLL_SECONDS = 0.005  # a step that has nothing else to do waits so long
 
 
 class ConstraintQueue:
-    """Compiles off the step loop, one constraint at a time, of each tenant in turn."""
+    """Compiles off the step loop, one constraint of a tenant at a time and few in all, the tenants
+    in turn.
+    """
 
     def __init__(self, compiler: GrammarCompiler | None, clock: Callable[[], float]) -> None:
         self._compiler = compiler
         self._clock = clock
         self._waiting: dict[str, list[Sequence]] = {}  # by tenant, whose turn is next first
-        self._compiling: Future[Compiled] | None = None
-        self._tenant = ""  # whose constraint that is
+        self._compiling: dict[str, Future[Compiled]] = {}  # by tenant
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return chain.from_iterable(self._waiting.values())
 
     def prepare(self) -> None:
         """Begin to read the vocabulary, which the first constraint would else wait for."""
@@ -65,8 +70,8 @@ class ConstraintQueue:
 
     def wait(self) -> None:
         """Wait a little for the next one: there is nothing else to do."""
-        if self._compiling is not None:
-            wait([self._compiling], _POLL_SECONDS)
+        if self._compiling:
+            wait(self._compiling.values(), _POLL_SECONDS, FIRST_COMPLETED)
 
     def _take(self, belongs: Callable[[Sequence], bool]) -> list[Sequence]:
         taken = [
@@ -80,17 +85,17 @@ class ConstraintQueue:
         return taken
 
     def _compile_next(self) -> None:
-        if self._compiling is not None and not self._compiling.done():
-            return
-        if last := self._waiting.pop(self._tenant, None):
-            self._waiting[self._tenant] = last
-        for tenant, queue in self._waiting.items():
-            if (new := next((one for one in queue if self._cached(one) is None), None)) is not None:
-                assert self._compiler is not None
-                assert new.request.constraint is not None
-                self._compiling = self._compiler.compile(new.request.constraint)
-                self._tenant = tenant
+        assert self._compiler is not None
+        for tenant in [one for one, future in self._compiling.items() if future.done()]:
+            del self._compiling[tenant]
+        for tenant, queue in list(self._waiting.items()):
+            if len(self._compiling) >= self._compiler.num_threads:
                 return
+            new = next((one for one in queue if self._cached(one) is None), None)
+            if new is not None and tenant not in self._compiling:
+                assert new.request.constraint is not None
+                self._compiling[tenant] = self._compiler.compile(new.request.constraint)
+                self._waiting[tenant] = self._waiting.pop(tenant)  # the others are next
 
     def _cached(self, sequence: Sequence) -> Future[Compiled] | None:
         assert self._compiler is not None

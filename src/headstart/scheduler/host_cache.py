@@ -1,14 +1,17 @@
-"""Texts whose caches were copied to main memory; the one used longest ago is dropped first.
+"""Texts whose caches were copied to main memory; of the tenant that has most there, the one used
+longest ago is dropped first.
 
 Knows tokens and bytes, no engine: what the bytes mean belongs to whoever put them here.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from headstart.structures.prefix import common_prefix_length
+from headstart.structures.tenants import tenant_of
 
 Data = bytes | bytearray | memoryview
 
@@ -57,7 +60,7 @@ class HostCache:
         return self._prompts[::-1][:count]
 
     def num_dropped_for(self, num_bytes: int) -> int:
-        """How many prompts would be dropped for one of so many bytes."""
+        """How many prompts would be dropped for one of so many bytes, at least."""
         excess, count = self.num_bytes + num_bytes - self.max_bytes, 0
         for prompt in self._prompts:
             if excess <= 0:
@@ -78,8 +81,16 @@ class HostCache:
         self._prompts.append(prompt)
         self.num_bytes += prompt.num_bytes
         while self.num_bytes > self.max_bytes:
-            self.take(self._prompts[0])
+            self.take(self._surplus())
         return True
+
+    def _surplus(self) -> StoredPrompt:
+        """The oldest prompt of the tenant that has most bytes here."""
+        held: Counter[str] = Counter()
+        for prompt in self._prompts:
+            held[tenant_of(prompt.namespace)] += prompt.num_bytes
+        most = max(held, key=held.__getitem__)
+        return next(one for one in self._prompts if tenant_of(one.namespace) == most)
 
     def take(self, prompt: StoredPrompt) -> None:
         """Remove a prompt, which must be in the store."""

@@ -27,7 +27,7 @@ from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.readers import Counts, Events, Metrics
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.step import End, RecordReader, StepPlan, StepRecord
-from headstart.scheduler.tenant_turns import TenantTurns
+from headstart.scheduler.tenant_turns import TenantTurns, find_surplus
 from headstart.scheduler.turns import Turns
 from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 # long a cancel waits
 _ALONE, _ALONE_SHARE = 512, 5
 _CANCELLED, _PREEMPTED = Ending("cancelled"), Ending("preempted")
+_YIELDED = Ending("yielded")  # its cells to another tenant
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 
 
@@ -117,24 +118,35 @@ class Scheduler:
         """
         admission.check(request, self.engine, len(self.cells))
         policy = self.drafting.policy(request.speculative)
-        num_free = len(self.cells) - len(self.running)
-        num_waiting = len(self.waiting) + len(self.compiling)
-        admission.check_queue(num_waiting, num_free, self.config.max_queue)
         namespace = self._prompt_namespace(request)
         sequence = Sequence(next(self._numbers), request, policy, self.clock(), namespace)
+        num_free = len(self.cells) - len(self.running)
+        if len(self.waiting) + len(self.compiling) >= self.config.max_queue + num_free:
+            waiting = [*self.compiling, *self.waiting]
+            seconds = self.counters.mean_seconds / len(self.cells)
+            last, error = admission.make_place(sequence, waiting, self.config.max_queue, seconds)
+            self.cancel(last.request.request_id, failure(error))
         if request.constraint is None:
-            self.waiting.append(sequence)
+            self._queue(sequence)
         else:
             self.compiling.add(sequence)
 
-    def cancel(self, request_id: str) -> None:
+    def cancel(self, request_id: str, ending: Ending = _CANCELLED) -> None:
         """Stop a request wherever it is; unknown or finished ones are ignored."""
         waiting = [one for one in self.waiting if one.request.request_id == request_id]
         for sequence in waiting:
             self.waiting.remove(sequence)
         running = [one for one in self.running if one.request.request_id == request_id]
         for sequence in waiting + self.compiling.remove(request_id) + running:
-            self.leave(sequence, _CANCELLED)
+            self.leave(sequence, ending)
+
+    def _queue(self, sequence: Sequence) -> None:
+        """Let it wait for cells; a tenant that uses two more than its own gives up some."""
+        self.waiting.append(sequence)
+        if len(self.running) == len(self.cells):
+            last = find_surplus(self.running, sequence.tenant)
+            if last is not None:
+                self.leave(last, _YIELDED)
 
     def act_on_slot(self, action: SlotAction) -> SlotEvent:
         """Save, restore or erase an idle slot's prompt.
@@ -266,21 +278,23 @@ class Scheduler:
             cells = self.cache.release(sequence, now)
             if ending is _PREEMPTED or ending.error is not None:
                 self.cache.empty(cells)
-        if ending is _PREEMPTED:
-            self._preempt(sequence)
+        if ending in (_PREEMPTED, _YIELDED):
+            self._preempt(sequence, ending)
             return
         rest = b"" if ending.error is not None else sequence.text.stop.flush()
         self._left.append(End(sequence, ending, stats, rest))
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, ending: Ending) -> None:
         """It has lost its cells and no text, and continues later."""
         sequence.leader, sequence.is_resumed = None, True
+        sequence.goes_first = ending is _PREEMPTED
         self.waiting.appendleft(sequence)
         self.cache.share(self.running)  # before it is back: avoids a circular wait
         self.counters.preemptions += 1
         log.info(
-            "request %s waits: the context is full, it continues when cells are free",
+            "request %s waits until cells are free: %s",
             sequence.request.request_id,
+            "the context is full" if sequence.goes_first else "another tenant has fewer of them",
         )
 
     def _take_compiled(self) -> None:
@@ -291,15 +305,15 @@ class Scheduler:
             self.compiling.wait()
         for sequence, error in self.compiling.take_ready():
             if error is None:
-                self.waiting.append(sequence)
+                self._queue(sequence)
             else:
                 self.leave(sequence, failure(error))
 
     def _admit(self) -> None:
         """Give waiting requests free cells, with the longest known prefix; the tenants in turn."""
         num_running = len(self.running)
-        waiting = self._tenants.order(self.waiting) if num_running < len(self.cells) else ()
-        for sequence in waiting:
+        has_room = num_running < len(self.cells)
+        for sequence in self._tenants.order(self.waiting, self.running) if has_room else ():
             if self.cache.waits(sequence):
                 continue
             placement = self.cache.find(sequence)

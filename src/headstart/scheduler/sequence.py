@@ -9,6 +9,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
 from headstart.scheduler.owned_tokens import OwnedTokens
 from headstart.scheduler.policy import Policy
+from headstart.structures.tenants import tenant_of
 from headstart.text.indentation import Indentation
 from headstart.text.stop_strings import StopStrings
 from headstart.types import Engine, Vocab
@@ -94,6 +95,7 @@ class Sequence:
     pauses: list[int] = field(default_factory=list)  # lengths at which reading makes a checkpoint
     num_cached: int = 0  # prompt tokens that were not decoded for this request
     is_resumed: bool = False  # it was preempted: what is read again is not counted
+    goes_first: bool = False  # before those that wait: the context was full
     admitted: float | None = None
     first_token: float | None = None
 
@@ -123,8 +125,8 @@ class Sequence:
 
     @property
     def tenant(self) -> str:
-        """Whose request it is; the rest of a namespace names adapters."""
-        return self.request.namespace.partition(" ")[0]
+        """Whose request it is."""
+        return tenant_of(self.request.namespace)
 
     @property
     def seq_id(self) -> int:

@@ -6,8 +6,19 @@ from collections import Counter
 from collections.abc import Iterable
 
 from headstart.scheduler.sequence import Sequence
+from headstart.structures.tenants import who_gives_way
 
 _MOST_TENANTS = 1000  # remembered; one that was served longer ago counts as new
+
+
+def find_surplus(sequences: Iterable[Sequence], tenant: str) -> Sequence | None:
+    """The newest request of the tenant that has most of these, if that is at least two more than
+    this tenant has.
+    """
+    sequences = list(sequences)
+    most = who_gives_way(Counter(one.tenant for one in sequences), tenant)
+    own = (one for one in sequences if one.tenant == most)
+    return max(own, key=lambda one: one.number, default=None)
 
 
 class TenantTurns:
@@ -17,18 +28,19 @@ class TenantTurns:
         self._served: dict[str, int] = {}  # tenant -> number of its last turn, increasing
         self._num_turns = 0
 
-    def order(self, waiting: Iterable[Sequence]) -> list[Sequence]:
-        """Preempted requests, then one request of each tenant, then the second of each ...
+    def order(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> list[Sequence]:
+        """Requests that found the context full, then the first request of each tenant, the second
+        ..., those that run included.
 
         The tenant that was served longest ago is the first in each round. The requests of a tenant
         keep their order.
         """
-        ranks: Counter[str] = Counter()
+        ranks = Counter(one.tenant for one in running)
         places: dict[Sequence, tuple[int, int]] = {}
         for sequence in waiting:
             tenant = sequence.tenant
             places[sequence] = (0, 0)
-            if not sequence.is_resumed:
+            if not sequence.goes_first:
                 ranks[tenant] += 1
                 places[sequence] = (ranks[tenant], self._served.get(tenant, 0))
         return sorted(places, key=places.__getitem__)

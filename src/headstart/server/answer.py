@@ -61,7 +61,8 @@ async def answer(http: HttpRequest, prepare: Callable[[], Dialect]) -> Response:
         HeadstartError: before the first event; later errors end the stream.
     """
     service = service_of(http)
-    dialect = await unless_left(http.receive, service.prompt_threads.run(prepare))
+    tenant = http.scope["headstart.namespace"]
+    dialect = await unless_left(http.receive, service.prompt_threads.run(prepare, tenant))
     pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
     max_silence = pings if dialect.can_ping and dialect.body.stream else None
     async with AsyncExitStack() as stack:
@@ -70,7 +71,7 @@ async def answer(http: HttpRequest, prepare: Callable[[], Dialect]) -> Response:
             EventStream(service.worker, requests, http.receive, max_silence)
         )
         if not dialect.body.stream:
-            return await _whole(dialect, events, service)
+            return await _whole(dialect, events, service, tenant)
         first = await events.take()  # an early failure still gets its own status
         chunks = _stream(dialect, events, first, stack.pop_all())
         return _StreamedAnswer(chunks, media_type=dialect.media_type, headers=sse.HEADERS)
@@ -83,7 +84,7 @@ class _StreamedAnswer(StreamingResponse):
         await self.stream_response(send)
 
 
-async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Response:
+async def _whole(dialect: Dialect, events: EventStream, service: Service, tenant: str) -> Response:
     while not events.is_over:
         for index, event in await events.take():
             dialect.choices[index].take(event)
@@ -91,7 +92,7 @@ async def _whole(dialect: Dialect, events: EventStream, service: Service) -> Res
     if sum(1 + len(one.top) for one in logprobs) <= 2000:  # encoded faster than a thread takes over
         body = orjson.dumps(dialect.whole())
     else:
-        body = await service.prompt_threads.run(lambda: orjson.dumps(dialect.whole()))
+        body = await service.prompt_threads.run(lambda: orjson.dumps(dialect.whole()), tenant)
     return Response(body, media_type="application/json")
 
 

@@ -84,7 +84,8 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
     """
     data = await receive_body(request)
     threads: Threads = request.app.state.service.prompt_threads
-    return await parse_off_loop(data, lambda body: parse_body(body, schema), threads)
+    tenant = request.scope["headstart.namespace"]
+    return await parse_off_loop(data, lambda body: parse_body(body, schema), threads, tenant)
 
 
 async def receive_body(request: HttpRequest) -> bytes:
@@ -99,7 +100,9 @@ async def receive_body(request: HttpRequest) -> bytes:
         raise RequestError("the client left before the body was complete") from error
 
 
-async def parse_off_loop(body: bytes, parse: Callable[[bytes], T], threads: Threads) -> T:
+async def parse_off_loop(
+    body: bytes, parse: Callable[[bytes], T], threads: Threads, tenant: str
+) -> T:
     """What `parse` makes of a body; a long one is parsed in a thread.
 
     Raises:
@@ -107,7 +110,7 @@ async def parse_off_loop(body: bytes, parse: Callable[[bytes], T], threads: Thre
     """
     if len(body) <= 1 << 16:  # parsed faster than a thread takes over
         return parse(body)
-    return await threads.run(lambda: _parse_long(body, parse))
+    return await threads.run(lambda: _parse_long(body, parse), tenant)
 
 
 def _parse_long(body: bytes, parse: Callable[[bytes], T]) -> T:

@@ -78,7 +78,8 @@ async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:
         model, size = service.served, service.info.context_size
         return len(read_chat(render_messages(body, model), model, size).tokens)
 
-    return await unless_left(http.receive, service.text_threads.run(count))
+    run = service.text_threads.run(count, http.scope["headstart.namespace"])
+    return await unless_left(http.receive, run)
 
 
 class ChatDialect(OpenAIDialect):

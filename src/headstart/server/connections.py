@@ -11,6 +11,7 @@ import asyncio
 import logging
 import sys
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
@@ -54,7 +55,7 @@ class ConnectionLimits:
         """
         seconds = float(config.timeout)
         return cls(
-            max_connections=_affordable(config.max_connections),
+            max_connections=affordable(config.max_connections),
             head_seconds=min(HEAD_SECONDS, seconds),
             body_seconds=min(BODY_SECONDS, seconds),
             stall_seconds=min(STALL_SECONDS, seconds),
@@ -248,7 +249,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.write("\r\n".join([*lines, "", ""]).encode() + body)
 
 
-def _affordable(wanted: int) -> int:
+@cache
+def affordable(wanted: int) -> int:
     """Connections that the limit on open files allows, after raising it as far as permitted.
 
     Raises:

@@ -56,7 +56,7 @@ async def digest(http: HttpRequest) -> dict[str, Any]:
                 texts.passages, texts.places = PassageSet(), ()  # the engine was restarted
                 continue
             await service.text_threads.run(
-                partial(_add, texts.passages, event, service.served.vocab)
+                partial(_add, texts.passages, event, service.served.vocab), namespace
             )
             texts.places = event.places
             if is_complete := event.is_complete:

@@ -96,7 +96,8 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     given = body.content if body.input is None else body.input
     event = await embed(http, service, lambda: read_inputs(given, service.served.vocab, info))
     write = _openai_answer if is_openai else _native_answer
-    run = service.text_threads.run(lambda: json_response(write(body, service, event)))
+    tenant = http.scope["headstart.namespace"]
+    run = service.text_threads.run(lambda: json_response(write(body, service, event)), tenant)
     return await unless_left(http.receive, run)
 
 
@@ -128,8 +129,10 @@ async def embed(
         ClientGoneError: the client disconnected.
         HeadstartError: the texts cannot be read or embedded.
     """
-    texts = await unless_left(http.receive, service.prompt_threads.run(read))
-    command = EmbeddingRequest(f"{prefix}-{secrets.token_hex(12)}", tuple(texts))
+    namespace = http.scope["headstart.namespace"]
+    texts = await unless_left(http.receive, service.prompt_threads.run(read, namespace))
+    request_id = f"{prefix}-{secrets.token_hex(12)}"
+    command = EmbeddingRequest(request_id, tuple(texts), namespace)
     event = await unless_left(http.receive, single_event(service.worker, command))
     assert isinstance(event, EmbeddingEvent)
     return event

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import reprlib
+from collections import Counter
 from typing import Any
 
 import orjson
@@ -14,11 +15,13 @@ from starlette.responses import Response
 
 from headstart.server.threads import ClientGoneError
 from headstart.types.errors import (
+    QUOTAS,
     BackendError,
     CapacityError,
     ContextLengthError,
     HeadstartError,
     NotSupportedError,
+    QuotaError,
     RequestError,
 )
 
@@ -48,7 +51,12 @@ ANSWERS = (
         "rate_limit_error",
         "`headstart router`: all backends are busy; retry after `Retry-After`",
     ),
-    (429, "rate_limit_error", "a quota of slot files; the message names it and what to do"),
+    (
+        429,
+        "rate_limit_error",
+        "the share of this API key: most of a full queue, of open requests or listeners, or its "
+        "slot files; the message says of what, how much and until when, as does `Retry-After`",
+    ),
     (500, "server_error", "libllama or the server failed; see its log"),
     (501, "not_supported_error", "this server or model cannot do it, such as `/slots` when off"),
     (502, "server_error", "behind a router: the model's process ended; try again"),
@@ -122,6 +130,8 @@ def error_body(error: Exception) -> dict[str, Any]:
             return _shape(501, str(error))
         case RequestError():
             return _shape(400, str(error))
+        case QuotaError():
+            return _shape(429, str(error))
         case CapacityError():
             return _shape(503, str(error))
         case BackendError():
@@ -139,14 +149,15 @@ def error_response(error: Exception) -> Response:
     headers = dict(INERT)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    retry_after = error.retry_after if isinstance(error, ApiError) else None
+    retry_after = error.retry_after if isinstance(error, ApiError | QuotaError) else None
     if status == 503 or retry_after:
         headers["Retry-After"] = str(retry_after or 1)
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
 def install(app: Starlette) -> None:
-    """Turn exceptions of routes into responses of this shape."""
+    """Turn exceptions of routes into responses of this shape, and count what quotas refuse."""
+    app.state.refusals = Counter(dict.fromkeys(QUOTAS, 0))
     app.add_exception_handler(HeadstartError, _answer)
     app.add_exception_handler(ClientGoneError, lambda _, error: Response(status_code=CLIENT_GONE))
     app.add_exception_handler(HTTPException, _answer_http)
@@ -165,6 +176,8 @@ def _shape(status: int, message: str, type: str | None = None) -> dict[str, Any]
 
 def _answer(request: Request, error: Exception) -> Response:
     log_failure(error)
+    if isinstance(error, QuotaError):
+        request.app.state.refusals[error.quota] += 1
     return error_response(error)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -18,6 +18,8 @@ from headstart.server.model import Service, service_of
 from headstart.server.routing import Routes
 from headstart.server.status import slot_state, speculation_state
 from headstart.structures.rss import resident_bytes
+from headstart.structures.tenants import may_take
+from headstart.types.errors import QuotaError
 from headstart.types.report import WorkerReport
 
 SPEED_SECONDS = 1.0  # over which tokens per second are averaged
@@ -32,7 +34,7 @@ routes = Routes()
 @routes.get("/events", answer="server-sent events, one state each")
 async def events(http: HttpRequest) -> Response:
     """Stream the state of slots, queue, speculation and memory as it changes."""
-    return _Listening(_feed_of(service_of(http)))
+    return _Listening(_feed_of(service_of(http)), http.scope)
 
 
 def _feed_of(service: Service) -> EventFeed:
@@ -46,32 +48,42 @@ class EventFeed:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._num_listeners = 0
+        self._listeners: Counter[str] = Counter()  # by tenant
         self._state: dict[str, Any] = {}
         self._latest = b""  # the same, rendered
         self._changed = asyncio.Event()  # of the next state, or of the end
         self._rendering: asyncio.Task[None] | None = None
 
-    def join(self) -> None:
-        """Count a listener; each must `leave`.
+    def join(self, tenant: str, *, is_alone: bool) -> None:
+        """Count a listener; each must `leave`. `is_alone`: there are no other tenants.
 
         Raises:
             ApiError: there are too many.
+            QuotaError: the tenant must leave as many places to others as it has.
         """
-        if self._num_listeners >= MAX_LISTENERS:
+        if not is_alone and not may_take(self._listeners, tenant, MAX_LISTENERS):
+            raise QuotaError(
+                "listeners",
+                f"you have {self._listeners[tenant]} of {MAX_LISTENERS} places for clients of "
+                "/events, and as many must stay free for other tenants; poll /slots or /metrics",
+                RETRY_SECONDS,
+            )
+        if self._listeners.total() >= MAX_LISTENERS:
             raise ApiError(
                 503,
                 f"{MAX_LISTENERS} clients listen to /events, and no more can; try again when one "
                 "has left, or poll /slots or /metrics",
                 retry_after=RETRY_SECONDS,
             )
-        self._num_listeners += 1
+        self._listeners[tenant] += 1
         if self._rendering is None:
             self._rendering = asyncio.create_task(self._render())
 
-    def leave(self) -> None:
+    def leave(self, tenant: str) -> None:
         """A listener has gone."""
-        self._num_listeners -= 1
+        self._listeners[tenant] -= 1
+        if not self._listeners[tenant]:
+            del self._listeners[tenant]
 
     async def listen(self) -> AsyncIterator[bytes]:
         """The latest state with the last minutes, then each new one; a slow listener skips some."""
@@ -88,7 +100,7 @@ class EventFeed:
         """Make states until nobody listens or the server stops."""
         service, speed, last, sent_at = self._service, _Speed(), None, 0.0
         try:
-            while self._num_listeners and not service.is_stopping:
+            while self._listeners and not service.is_stopping:
                 report, now = await service.worker.report(), time.monotonic()
                 # an unchanged state is repeated every second, as its speed falls to 0
                 if report != last or now - sent_at >= 1.0:
@@ -109,16 +121,16 @@ class EventFeed:
 class _Listening(StreamingResponse):
     """Counts as a listener until it ends."""
 
-    def __init__(self, feed: EventFeed) -> None:
-        feed.join()
-        self._feed = feed
+    def __init__(self, feed: EventFeed, scope: Scope) -> None:
+        self._feed, self._tenant = feed, scope["headstart.namespace"]
+        feed.join(self._tenant, is_alone=not scope["headstart.has_tenants"])
         super().__init__(feed.listen(), media_type="text/event-stream", headers=sse.HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._feed.leave()
+            self._feed.leave(self._tenant)
 
 
 class _Speed:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,12 +18,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import ServerConfig
 from headstart.server import errors
+from headstart.server.connections import affordable
 from headstart.server.errors import INERT, ApiError, error_response
 from headstart.server.extras import Extras
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import prefixed
 from headstart.server.websites import ANY, WebsitePolicy
-from headstart.types.errors import ConfigError
+from headstart.structures.tenants import may_take
+from headstart.types.errors import ConfigError, QuotaError
 
 
 def install(
@@ -56,6 +59,8 @@ class Guard:
         self._max_bytes = config.max_body_mb * 2**20
         self._config = config
         self._why_not_ready = why_not_ready
+        self._running: Counter[str] = Counter()  # requests by tenant
+        self._max_running = affordable(config.max_connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -66,13 +71,20 @@ class Guard:
         send = _with_headers(send, self._websites.reader(origin) if origin is not None else None)
         try:
             is_preflight = self._admit(scope, headers)
-        except ApiError as error:
+        except (ApiError, QuotaError) as error:
             await error_response(error)(scope, receive, send)
             return
         if is_preflight:
             await self._preflight(headers)(scope, receive, send)
             return
-        await self._app(scope, self._limited(receive, headers), send)
+        tenant = scope["headstart.namespace"]
+        self._running[tenant] += 1
+        try:
+            await self._app(scope, self._limited(receive, headers), send)
+        finally:
+            self._running[tenant] -= 1
+            if not self._running[tenant]:
+                del self._running[tenant]
 
     def _admit(self, scope: Scope, headers: Headers) -> bool:
         """Check key and readiness, and set the request's namespace.
@@ -95,7 +107,21 @@ class Guard:
             scope["headstart.is_trusted"] = True
         if reason := self._why_not_ready():
             raise ApiError(503, reason)
+        if scope["headstart.has_tenants"]:
+            self._check_share(scope)
         return False
+
+    def _check_share(self, scope: Scope) -> None:
+        """Keep connections free for other tenants: their requests could not even be read."""
+        tenant = scope["headstart.namespace"]
+        if not may_take(self._running, tenant, self._max_running):
+            scope["app"].state.refusals["requests"] += 1
+            raise QuotaError(
+                "requests",
+                f"{self._running[tenant]} requests of yours are being answered, and of "
+                f"--max-connections {self._max_running} as many must stay free for other "
+                "tenants; try again when one has ended",
+            )
 
     def _preflight(self, headers: Headers) -> Response:
         """Answer a browser's preflight request, which has no key."""

@@ -6,7 +6,7 @@ docs/metrics.md is generated from `METRICS`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -60,7 +60,8 @@ async def metrics(http: HttpRequest) -> Response:
     service = service_of(http)
     if not service.config.metrics:
         raise ApiError(501, "this server was started with --no-metrics")
-    text = render(await service.worker.report())
+    report = await service.worker.report()
+    text = render(replace(report, refusals=http.app.state.refusals))
     headers = {"Process-Start-Time-Unix": str(int(service.started_at))}
     return Response(text, headers=headers, media_type="text/plain; version=0.0.4")
 
@@ -203,7 +204,13 @@ METRICS: tuple[Metric[WorkerReport], ...] = (
     _value(
         "headstart_preemptions_total",
         "counters.preemptions",
-        "Requests put back into the queue because the cache was full",
+        "Requests put back into the queue because the cache was full or another tenant had no slot",
+    ),
+    _value(
+        "headstart_quota_refusals_total",
+        "refusals",
+        "Requests refused with 429 because a tenant had its share",
+        "quota",
     ),
     _value(
         "headstart_prompts_saved_total",

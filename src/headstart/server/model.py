@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 from starlette.requests import Request as HttpRequest
 
@@ -96,7 +97,10 @@ class Service:
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     responses: ResponseStore = field(init=False)
-    saving: asyncio.Lock = field(default_factory=asyncio.Lock)  # held while a slot is saved
+    # by tenant, held while a slot is saved, restored or erased
+    slot_actions: WeakValueDictionary[str, asyncio.Lock] = field(
+        default_factory=WeakValueDictionary
+    )
     corpora: OrderedDict[str, ReadTexts] = field(default_factory=OrderedDict)
     adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
     events: EventFeed | None = None  # of those who listen to /events

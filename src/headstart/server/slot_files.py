@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from headstart.config import ServerConfig
 from headstart.server.errors import ApiError
 from headstart.server.model import service_of
-from headstart.types.errors import EngineError, RequestError
+from headstart.types.errors import EngineError, QuotaError, RequestError
 
 _NAME = re.compile(r"[\w. +@-]{1,200}")
 
@@ -41,7 +41,7 @@ def make_room(folder: Path, name: str, config: ServerConfig) -> None:
     """Make the folder of a tenant, and check that the tenant may save a file of this name.
 
     Raises:
-        ApiError: 429, a quota is used up.
+        QuotaError: too many, or too large.
         EngineError: the folder cannot be made or read.
     """
     try:
@@ -52,15 +52,17 @@ def make_room(folder: Path, name: str, config: ServerConfig) -> None:
     except OSError as error:
         raise EngineError(f"the folder for slot files cannot be used: {error}") from error
     if len(others) >= config.tenant_slot_files and not (folder / name).exists():
-        raise ApiError(
-            429,
+        raise QuotaError(
+            "slot files",
             f"you have {len(others)} slot files and may have {config.tenant_slot_files}; save "
             "under one of their names, or start with a larger --tenant-slot-files",
+            retry_after=0,
         )
     if num_bytes >= config.tenant_slot_files_mb * 2**20:
-        raise ApiError(
-            429,
+        raise QuotaError(
+            "slot files",
             f"your other slot files take {num_bytes >> 20} MiB and may take "
             f"{config.tenant_slot_files_mb}; save over a larger one, or start with a larger "
             "--tenant-slot-files-mb",
+            retry_after=0,
         )

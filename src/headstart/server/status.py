@@ -139,11 +139,11 @@ async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
         http.scope["headstart.namespace"] + adapter_key(adapters, service.info),
         adapters,
     )
-    if action == "save":
-        async with service.saving:  # so that saves at the same time do not exceed a quota
+    # a tenant's actions one after the other: many at once would hold up the engine's steps, and
+    # saves would exceed a quota
+    async with service.slot_actions.setdefault(http.scope["headstart.namespace"], asyncio.Lock()):
+        if action == "save":
             await asyncio.to_thread(make_room, folder, name, service.config)
-            event = await single_event(service.worker, command)
-    else:
         event = await single_event(service.worker, command)
     assert isinstance(event, SlotEvent)
     return _slot_answer(command, name, event)

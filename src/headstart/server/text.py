@@ -87,5 +87,6 @@ def _limit(service: Service) -> int:
 
 
 async def _in_thread(http: HttpRequest, service: Service, run: Callable[[], bytes]) -> Response:
-    body = await unless_left(http.receive, service.text_threads.run(run))
+    tenant = http.scope["headstart.namespace"]
+    body = await unless_left(http.receive, service.text_threads.run(run, tenant))
     return Response(body, media_type="application/json")

@@ -2,21 +2,23 @@
 
 They are daemon threads, so shutdown never waits for one. A queued job whose client disconnected is
 not started; a running one ends the next time it reports progress. The threads are few and the queue
-is bounded, because a running job cannot be killed.
+is bounded, because a running job cannot be killed. Tenants take turns, and not all threads work for
+one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import queue
 import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 from starlette.types import Receive
 
 from headstart.structures.interruption import watched
-from headstart.types.errors import CapacityError, RequestError
+from headstart.structures.tenants import TenantQueue
+from headstart.types.errors import CapacityError, QuotaError, RequestError
 
 T = TypeVar("T")
 
@@ -35,8 +37,9 @@ class _Job:
         function: Callable[[], Any],
         future: asyncio.Future[Any],
         loop: asyncio.AbstractEventLoop,
+        tenant: str,
     ) -> None:
-        self.function, self.future, self.loop = function, future, loop
+        self.function, self.future, self.loop, self.tenant = function, future, loop, tenant
         self.is_abandoned = False
 
     def run(self) -> None:
@@ -68,52 +71,84 @@ class _Job:
 
 
 class Threads:
-    """A fixed number of threads with a bounded queue. Call `run` on the event loop."""
+    """A number of threads for each tenant, at most one more in all, and a bounded queue.
+
+    Call `run` on the event loop.
+    """
 
     def __init__(self, name: str, num_threads: int, max_waiting: int) -> None:
         self._name = name
         self._num_threads = num_threads
         self._max_waiting = max_waiting
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
-        self._pending: set[_Job] = set()
+        self._waiting: TenantQueue[_Job] = TenantQueue()
+        self._running: set[_Job] = set()
         self._num_started = 0
         self._is_closed = False
+        self._changed = threading.Condition()
 
-    async def run(self, function: Callable[[], T]) -> T:
+    async def run(self, function: Callable[[], T], tenant: str = "") -> T:
         """Run the function in a thread and return its result. Cancelling abandons the job.
 
         Raises:
             CapacityError: too many jobs wait.
         """
-        if len(self._pending) >= self._max_waiting + self._num_threads or self._is_closed:
-            raise CapacityError(f"{len(self._pending)} requests wait to be read; try again later")
         loop = asyncio.get_running_loop()
-        job = _Job(function, loop.create_future(), loop)
-        self._pending.add(job)
-        self._jobs.put(job)
-        if self._num_started < min(self._num_threads, len(self._pending)):
-            self._num_started += 1
-            name = f"headstart-{self._name}-{self._num_started}"
-            threading.Thread(target=self._work, name=name, daemon=True).start()
+        job = _Job(function, loop.create_future(), loop, tenant)
+        with self._changed:
+            self._queue(job)
         try:
             result: T = await job.future
             return result
         finally:
             job.is_abandoned = True
 
+    def _queue(self, job: _Job) -> None:
+        """Let a job wait, instead of one of the tenant that has most jobs where there are many."""
+        num_pending = len(self._waiting) + len(self._running)
+        is_full = num_pending >= self._max_waiting + self._num_threads
+        surplus = self._waiting.give_way(job.tenant) if is_full else None
+        if self._is_closed or (is_full and surplus is None):
+            raise CapacityError(f"{num_pending} requests wait to be read; try again later")
+        if surplus is not None and not surplus.future.done():
+            words = (
+                f"{num_pending} requests wait to be read and most of them are yours: this one made "
+                "room for another tenant; try again later"
+            )
+            surplus.future.set_exception(QuotaError("reading", words))
+        self._waiting.put(job.tenant, job)
+        self._changed.notify()
+        if self._num_started < min(self._num_threads + 1, num_pending + 1):
+            self._num_started += 1
+            name = f"headstart-{self._name}-{self._num_started}"
+            threading.Thread(target=self._work, name=name, daemon=True).start()
+
     def close(self) -> None:
         """Start no more jobs; abandon those that run or wait."""
-        self._is_closed = True
-        for job in list(self._pending):
-            job.is_abandoned = True
-        for _ in range(self._num_started):
-            self._jobs.put(None)
+        with self._changed:
+            self._is_closed = True
+            for job in self._running:
+                job.is_abandoned = True
+            self._changed.notify_all()
 
     def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._take()) is not None:
             if not job.is_abandoned:
                 job.run()
-            self._pending.discard(job)
+            with self._changed:
+                self._running.discard(job)
+                self._changed.notify()
+
+    def _take(self) -> _Job | None:
+        """Wait for the next job, and count it as running; None after `close`."""
+        with self._changed:
+            while not self._is_closed:
+                running = Counter(one.tenant for one in self._running)
+                busy = [one for one, number in running.items() if number >= self._num_threads]
+                if (job := self._waiting.take(busy)) is not None:
+                    self._running.add(job)
+                    return job
+                self._changed.wait()
+        return None
 
 
 async def unless_left(receive: Receive, work: Awaitable[T]) -> T:

@@ -32,6 +32,12 @@ class Counters:
     draft_seconds: float = 0.0  # of steps, before the decode: drafting, and admitting requests
     other_seconds: float = 0.0  # of steps, after it: sampling, counting, speculators' learning
 
+    @property
+    def mean_seconds(self) -> float:
+        """Of a request in its slot; 1 before any ended."""
+        seconds = self.prompt_seconds + self.predicted_seconds
+        return seconds / self.requests if self.requests else 1.0
+
     def add_request(self, stats: RequestStats) -> None:
         self.requests += 1
         self.prompt_tokens += stats.num_prompt - stats.num_cached - stats.num_unread

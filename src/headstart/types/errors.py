@@ -10,6 +10,7 @@ HeadstartError
     NotSupportedError      this server or model cannot do that; 501
   CapacityError            try again later; becomes 503 with Retry-After
     UnavailableError       the engine starts or restarts, or the server ends; also 503
+    QuotaError             a tenant has its share of something and others want it too; 429
   EngineError              libllama failed; becomes 500, the requests of that batch fail
   RpcWorkerError           a machine of --rpc does not answer or does not fit; it is asked again
   WorkerDeadError          the engine process stopped; requests in flight get 500, then a restart
@@ -66,6 +67,19 @@ class CapacityError(HeadstartError):
 
 class UnavailableError(CapacityError):
     """Nothing can be answered for a while: the engine restarts, or the server ends."""
+
+
+QUOTAS = ("queue", "reading", "requests", "listeners", "slot files")
+
+
+class QuotaError(CapacityError):
+    """A tenant has its share of something that others may use too."""
+
+    def __init__(self, quota: str, message: str, retry_after: int = 1) -> None:
+        """`quota`: one of QUOTAS; `retry_after`: seconds, 0 if time is no help."""
+        super().__init__(message)
+        self.quota = quota
+        self.retry_after = retry_after
 
 
 class EngineError(HeadstartError):

@@ -79,4 +79,5 @@ class WorkerReport:
     slots: tuple[SlotReport, ...] = ()
     speculators: tuple[SpeculatorReport, ...] = ()
     memory_bytes: int = 0  # resident in the engine's process
+    refusals: Mapping[str, int] = field(default_factory=dict)  # of requests, by quota
     control: Mapping[str, Any] = field(default_factory=dict)  # costs and acceptance, JSON-ready

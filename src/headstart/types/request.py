@@ -204,6 +204,7 @@ class EmbeddingRequest:
 
     request_id: str
     texts: tuple[Sequence[int], ...]  # token ids; none empty
+    namespace: str = ""  # as in `Request`
 
     @property
     def num_tokens(self) -> int:
@@ -257,13 +258,13 @@ class ErrorEvent:
     request_id: str
     error: str
     message: str
-    details: Mapping[str, int] = field(default_factory=dict)  # attributes of the exception
+    details: Mapping[str, object] = field(default_factory=dict)  # attributes of the exception
     stats: RequestStats | None = None  # None: it was refused before it ran
 
 
 def error_event(request_id: str, error: Exception, stats: RequestStats | None = None) -> ErrorEvent:
     """The event for an exception that ended a request."""
-    details = {k: v for k, v in vars(error).items() if isinstance(v, int)}
+    details = {k: v for k, v in vars(error).items() if isinstance(v, int | str)}
     return ErrorEvent(request_id, type(error).__name__, str(error), details, stats)
 
 

@@ -1,13 +1,13 @@
 """Texts that wait to be turned into vectors: short ones share a decode, over all requests.
 
-Requests take turns, so that one of thousands of texts does not hold up the others, and between two
-decodes the scheduler makes a step: those who generate wait for one decode at most.
+Tenants and their requests take turns, so that thousands of texts do not hold up the others, and
+between two decodes the scheduler makes a step: those who generate wait for one decode at most.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -15,8 +15,14 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.structures.tenants import in_turns, tenant_of, who_gives_way
 from headstart.types.counters import Counters
-from headstart.types.errors import CapacityError, EngineError, InvalidParameterError
+from headstart.types.errors import (
+    CapacityError,
+    EngineError,
+    InvalidParameterError,
+    QuotaError,
+)
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest, Event, error_event
 
 log = logging.getLogger(__name__)
@@ -52,6 +58,10 @@ class _Texts:
     position: int = 0  # tokens of the text that is read in pieces
 
     @property
+    def tenant(self) -> str:
+        return tenant_of(self.request.namespace)
+
+    @property
     def next_text(self) -> Sequence[int]:
         return self.request.texts[self.num_taken]
 
@@ -71,6 +81,7 @@ class EmbeddingQueue:
         self._clock = clock
         self._jobs: deque[_Texts] = deque()
         self._long: _Texts | None = None  # whose next text is read in pieces
+        self._refused: list[Event] = []  # not told yet
 
     @property
     def has_work(self) -> bool:
@@ -87,10 +98,29 @@ class EmbeddingQueue:
             raise InvalidParameterError("there is no input; send at least one text")
         for index, text in enumerate(request.texts):
             self._check(index, text)
-        num_waiting = sum(job.request.num_tokens for job in self._jobs)
-        if num_waiting and num_waiting + request.num_tokens > MAX_WAITING:
-            raise CapacityError(f"{num_waiting} tokens wait to be embedded; try again later")
+        while self._jobs and self._num_waiting + request.num_tokens > MAX_WAITING:
+            self._make_place(request)
         self._jobs.append(_Texts(request, self._clock()))
+
+    @property
+    def _num_waiting(self) -> int:
+        return sum(job.request.num_tokens for job in self._jobs)
+
+    def _make_place(self, request: EmbeddingRequest) -> None:
+        """Refuse the newest request of the tenant that has most tokens here, for another's."""
+        held: Counter[str] = Counter()
+        for job in self._jobs:
+            held[job.tenant] += job.request.num_tokens
+        most = who_gives_way(held, tenant_of(request.namespace), request.num_tokens)
+        if most is None:
+            raise CapacityError(f"{self._num_waiting} tokens wait to be embedded; try again later")
+        last = max((job for job in self._jobs if job.tenant == most), key=lambda job: job.submitted)
+        words = (
+            f"{held[most]} of {self._num_waiting} tokens that wait to be embedded are yours: "
+            "this request made room for another tenant; try again later"
+        )
+        self._drop(last)
+        self._refused.append(error_event(last.request.request_id, QuotaError("queue", words)))
 
     def _check(self, index: int, text: Sequence[int]) -> None:
         if not text or min(text) < 0 or max(text) >= self.engine.vocab_size:
@@ -116,6 +146,10 @@ class EmbeddingQueue:
 
     def step(self, *, is_alone: bool) -> list[Event]:
         """One decode; returns what it completed. `is_alone`: nobody generates."""
+        refused, self._refused = self._refused, []
+        return refused + self._step(is_alone=is_alone)
+
+    def _step(self, *, is_alone: bool) -> list[Event]:
         if not self._jobs:
             return []
         room = self.engine.max_batch_tokens
@@ -139,7 +173,8 @@ class EmbeddingQueue:
     def _group(self, room: int) -> list[tuple[_Texts, int]]:
         """Texts for one decode, in turns from each request; none if one is read in pieces."""
         group: list[tuple[_Texts, int]] = []
-        jobs = deque(job for job in self._jobs if not job.is_taken)
+        left = (job for job in self._jobs if not job.is_taken)
+        jobs = deque(in_turns(left, lambda job: job.tenant))
         while jobs and not self._long and len(group) < self.engine.max_batch_texts:
             job = jobs.popleft()
             length = len(job.next_text)

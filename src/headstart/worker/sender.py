@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import pickle
 import threading
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-from headstart.types.errors import CapacityError
+from headstart.structures.tenants import tenant_of, who_gives_way
+from headstart.types.errors import CapacityError, QuotaError
 from headstart.types.request import EmbeddingRequest, Request
 from headstart.worker.messages import Cancel, Command
 
@@ -26,8 +28,10 @@ _COUNTED = (Request, EmbeddingRequest)
 class Sender:
     """A bounded queue before a pipe, and the thread between them."""
 
-    def __init__(self, pipe: Connection) -> None:
+    def __init__(self, pipe: Connection, refuse: Callable[[str, QuotaError], None]) -> None:
+        """`refuse`: told of a request that made room for another tenant's."""
         self._pipe = pipe
+        self._refuse = refuse
         self._commands: deque[Command] = deque()
         self._num_requests = 0
         self._num_tokens = 0
@@ -47,10 +51,18 @@ class Sender:
         with self._changed:
             if isinstance(command, Cancel) and self._forget(command.request_id):
                 return
-            if isinstance(command, _COUNTED):
-                self._count(command)
+            surplus = self._count(command) if isinstance(command, _COUNTED) else []
             self._commands.append(command)
             self._changed.notify()
+        for request in surplus:
+            self._refuse(
+                request.request_id,
+                QuotaError(
+                    "queue",
+                    "the engine is in a long step and most of the requests that wait for it are "
+                    "yours: this one made room for another tenant; try again later",
+                ),
+            )
 
     def close(self) -> None:
         """End the thread, which closes the pipe; what waits is not sent."""
@@ -58,14 +70,28 @@ class Sender:
             self._is_closed = True
             self._changed.notify()
 
-    def _count(self, request: Request | EmbeddingRequest) -> None:
-        num_tokens = self._num_tokens + _size(request)
-        if self._num_requests >= MAX_REQUESTS or (self._num_requests and num_tokens > MAX_TOKENS):
-            raise CapacityError(
-                f"{self._num_requests} requests wait for the engine, which is in a long step; try "
-                "again later"
-            )
-        self._num_requests, self._num_tokens = self._num_requests + 1, num_tokens
+    def _count(self, request: Request | EmbeddingRequest) -> list[Request | EmbeddingRequest]:
+        """Count a request; returns those of the tenant that has most which made room for it."""
+        self._num_requests += 1
+        self._num_tokens += _size(request)
+        surplus: list[Request | EmbeddingRequest] = []
+        while self._num_requests > MAX_REQUESTS or (
+            self._num_requests > 1 and self._num_tokens > MAX_TOKENS
+        ):
+            waiting = [one for one in self._commands if isinstance(one, _COUNTED)]
+            held = Counter(tenant_of(one.namespace) for one in waiting)
+            most = who_gives_way(held, tenant_of(request.namespace))
+            if most is None:
+                self._discount(request)
+                raise CapacityError(
+                    f"{self._num_requests} requests wait for the engine, which is in a long step; "
+                    "try again later"
+                )
+            last = next(one for one in reversed(waiting) if tenant_of(one.namespace) == most)
+            self._commands.remove(last)
+            self._discount(last)
+            surplus.append(last)
+        return surplus
 
     def _forget(self, request_id: str) -> bool:
         """Take back a request that was not sent yet."""

@@ -23,8 +23,9 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headstart.types.errors import HeadstartError, WorkerDeadError
+from headstart.types.errors import HeadstartError, QuotaError, WorkerDeadError
 from headstart.types.report import WorkerInfo
+from headstart.types.request import error_event
 from headstart.worker.messages import Command, Message, Stop
 from headstart.worker.reader import ItemReader, write_item
 from headstart.worker.sender import Sender
@@ -156,7 +157,7 @@ class ProcessTransport:
             self.launch()
         assert self._commands is not None
         assert self._messages is not None
-        self._sender = Sender(self._commands)
+        self._sender = Sender(self._commands, self._refuse)
         self._receiver, self._loop = receiver, asyncio.get_running_loop()
         self._reader = ItemReader(self._messages.fileno(), self._take, self._on_closed)
         try:
@@ -199,6 +200,9 @@ class ProcessTransport:
         """End the engine at once; a `close` that waits for it in another thread returns."""
         if self._process is not None:
             self._process.kill()
+
+    def _refuse(self, request_id: str, error: QuotaError) -> None:
+        self._receiver.on_message(Message([error_event(request_id, error)]))
 
     def _take(self, item: Message | WorkerInfo | BaseException | None) -> None:
         if isinstance(item, Message):

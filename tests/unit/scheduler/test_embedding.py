@@ -144,3 +144,17 @@ def test_not_everything_may_wait(queue: EmbeddingQueue, monkeypatch: pytest.Monk
     queue.submit(EmbeddingRequest("a", ((1,) * 40,)))
     with pytest.raises(CapacityError, match="40 tokens wait"):
         queue.submit(EmbeddingRequest("b", ((1,) * 11,)))
+
+
+def test_a_tenant_with_much_to_embed_holds_up_no_other(
+    queue: EmbeddingQueue, engine: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "MAX_WAITING", 50)
+    for number in range(10):
+        queue.submit(EmbeddingRequest(f"a{number}", ((1,) * 5,), "a"))
+    queue.submit(EmbeddingRequest("b", ((7,) * 5,), "b"))
+    (refused,) = (one for one in queue.step(is_alone=True) if isinstance(one, ErrorEvent))
+    assert (refused.error, refused.request_id[0]) == ("QuotaError", "a")
+    assert [7] * 5 in engine.calls[0]
+    with pytest.raises(CapacityError):
+        queue.submit(EmbeddingRequest("a", ((1,) * 20,), "a"))

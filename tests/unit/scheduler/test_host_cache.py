@@ -57,3 +57,12 @@ def test_the_one_used_longest_ago_is_dropped_first() -> None:
     assert found is not None
     store.take(found)
     assert (len(store), store.num_bytes) == (2, 2 * prompt([1, 2]).num_bytes)
+
+
+def test_a_tenant_drops_its_own_prompts_and_not_another_s() -> None:
+    store = HostCache(4 * prompt([1, 2]).num_bytes)
+    store.put(prompt([1, 9], "a"))
+    for first in range(9):  # other adapters are no other tenant
+        store.put(prompt([first, 9], f"b lora {first % 3}"))
+    assert store.holds("a", [1, 9])
+    assert len(store) == 4

@@ -1,26 +1,32 @@
-"""Waiting requests are admitted by tenants in turn: one that asks a lot delays itself."""
+"""Tenants take turns: one that asks a lot delays itself and shuts nobody out."""
 
 from __future__ import annotations
 
-from tests.harness import EOS, Answer, Model, collect, make_scheduler
+import pytest
+from tests.harness import EOS, Answer, Model, check, collect, make_scheduler, play
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import _PREEMPTED, Scheduler
+from headstart.types.errors import CapacityError
 from headstart.types.request import Request
 
 
-def submit(scheduler: Scheduler, name: str, namespace: str = "") -> None:
+def submit(scheduler: Scheduler, name: str, namespace: str = "", max_tokens: int = 4) -> Request:
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
     prompt = [byte % EOS for byte in name.encode()]
-    scheduler.submit(
-        Request(
-            request_id=name,
-            prompt=prompt,
-            sampling=sampling,
-            max_tokens=4,
-            namespace=namespace or name[0],
-        )
+    request = Request(
+        request_id=name,
+        prompt=prompt,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        namespace=namespace or name[0],
     )
+    scheduler.submit(request)
+    return request
+
+
+def running(scheduler: Scheduler) -> list[str]:
+    return [one.request.request_id for one in scheduler.running]
 
 
 def order_of_admission(scheduler: Scheduler) -> list[str]:
@@ -30,8 +36,7 @@ def order_of_admission(scheduler: Scheduler) -> list[str]:
     while scheduler.has_work:
         scheduler.step()
         collect(scheduler, answers)
-        names = [one.request.request_id for one in scheduler.running]
-        admitted += [name for name in names if name not in admitted]
+        admitted += [name for name in running(scheduler) if name not in admitted]
     return admitted
 
 
@@ -75,3 +80,54 @@ def test_preempted_requests_go_first() -> None:
     scheduler.step()
     scheduler.leave(scheduler.running[0], _PREEMPTED)
     assert order_of_admission(scheduler) == ["a1", "b1", "a2"]
+
+
+def test_a_tenant_without_a_slot_gets_one_of_a_tenant_with_many_at_once() -> None:
+    engine = Model(context_size=256)
+    scheduler = make_scheduler(engine)
+    requests = [submit(scheduler, f"a{number}", max_tokens=40) for number in range(6)]
+    for _ in range(5):
+        scheduler.step()
+    requests += [submit(scheduler, "b0")]
+    scheduler.step()
+    assert running(scheduler) == ["a0", "a1", "a2", "b0"]
+    requests += [submit(scheduler, name) for name in ("b1", "b2")]
+    scheduler.step()
+    assert running(scheduler) == ["a0", "a1", "b0", "b1"]  # not three of one and one of the other
+    check(engine, requests, play(scheduler))
+    assert scheduler.counters.preemptions == 2
+
+
+def test_no_request_is_put_back_for_a_tenant_that_has_as_many() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=2)
+    for name in ("a1", "b1", "c1"):
+        submit(scheduler, name)
+    assert order_of_admission(scheduler) == ["a1", "b1", "c1"]
+    assert not scheduler.counters.preemptions
+
+
+def test_a_full_queue_takes_a_request_of_a_tenant_that_has_fewer_there() -> None:
+    engine = Model(context_size=256)
+    scheduler = make_scheduler(engine, parallel=1, max_queue=4)
+    kept = [submit(scheduler, f"a{number}") for number in range(5)][:-1]
+    with pytest.raises(CapacityError, match="--max-queue is 4"):
+        submit(scheduler, "a6")
+    kept += [submit(scheduler, "b1")]
+    answers = play(scheduler)
+    check(engine, kept, answers)
+    error = answers["a4"].error
+    assert error is not None
+    assert error.error == "QuotaError"
+    assert "5 of 5 waiting requests are yours" in error.message
+    assert error.details["retry_after"] > 0
+
+
+def test_tenants_that_fill_the_queue_together_keep_what_they_have() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1, max_queue=3)
+    for name in ("a1", "a2", "b1", "b2"):
+        submit(scheduler, name)
+    with pytest.raises(CapacityError):
+        submit(scheduler, "b3")
+    submit(scheduler, "c1")  # of a, whose two are as many as b's
+    with pytest.raises(CapacityError):
+        submit(scheduler, "c2")

@@ -74,7 +74,7 @@ class Routing:
             asked = Asked(needs=found[1])
         elif request.method == "POST":
             parse = partial(read, namespace=namespace)
-            asked = await parse_off_loop(request.body, parse, self.threads)
+            asked = await parse_off_loop(request.body, parse, self.threads, namespace)
         if asked.text and self._fleet.is_full(self._options.max_waiting):
             raise self._overload()
         flight, answer = await self._open(request, asked, namespace, receive)

@@ -111,7 +111,9 @@ class Forward:
             ApiError: there is none, or it is not loaded and must not be.
         """
         query = http.query_params
-        name = await self._own.named(body) if http.method == "POST" else query.get("model")
+        name: object = query.get("model")
+        if http.method == "POST":
+            name = await self._own.named(body, http.scope["headstart.namespace"])
         if not isinstance(name, str) or not name:
             raise ApiError(400, "model name is missing from the request; GET /models lists them")
         model = self._pool.find(name)

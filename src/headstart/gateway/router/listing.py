@@ -89,7 +89,7 @@ class OwnRoutes:
         """
         await self.pool.reload(await asyncio.to_thread(self._read_presets))
 
-    async def named(self, body: bytes) -> object:
+    async def named(self, body: bytes, tenant: str) -> object:
         """The field `model` of a JSON body; None if it has none, or there is no body.
 
         Raises:
@@ -98,7 +98,9 @@ class OwnRoutes:
         """
         if not body:
             return None
-        return await parse_off_loop(body, lambda one: read_object(one).get("model"), self._threads)
+        return await parse_off_loop(
+            body, lambda one: read_object(one).get("model"), self._threads, tenant
+        )
 
     def props(self) -> dict[str, Any]:
         """What the router says of itself; of a model, its own server does."""
@@ -139,7 +141,7 @@ class OwnRoutes:
 
     async def download(self, http: HttpRequest) -> Response:
         """Download a model of the hub; the answer does not wait for it."""
-        name = await self.named(await http.body())
+        name = await self.named(await http.body(), http.scope["headstart.namespace"])
         if not isinstance(name, str) or not name:
             raise ApiError(400, "model must be the name of a model of the hub, user/repo:QUANT")
         if self.pool.find(name) is not None:
@@ -231,7 +233,7 @@ class OwnRoutes:
             self.pool.events.stop_listening(queue)
 
     async def _named(self, http: HttpRequest) -> PooledModel:
-        name = await self.named(await http.body())
+        name = await self.named(await http.body(), http.scope["headstart.namespace"])
         model = self.pool.find(name) if isinstance(name, str) else None
         if model is None:
             raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")

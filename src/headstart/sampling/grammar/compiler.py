@@ -1,6 +1,7 @@
-"""Compiles the constraints of one vocabulary: within limits, in one thread, each once.
+"""Compiles the constraints of one vocabulary: within limits, in two threads, each once.
 
-llguidance releases the GIL while it compiles, so a low-priority thread is enough.
+llguidance releases the GIL while it compiles, so low-priority threads are enough. There are two so
+that constraints of one tenant that take long do not hold up another's.
 """
 
 from __future__ import annotations
@@ -23,13 +24,16 @@ MAX_CACHED_BYTES = 256 << 20
 
 
 class GrammarCompiler:
-    """Not thread-safe apart from its own worker thread."""
+    """Not thread-safe apart from its own worker threads."""
+
+    num_threads = 2
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        self._executor = ThreadPoolExecutor(1, "headstart-grammar", _lower_priority)
+        self._executor = ThreadPoolExecutor(self.num_threads, "headstart-grammar", _lower_priority)
         self._tokens: Future[GrammarTokens] | None = None
-        self._sandbox: Sandbox | None = None  # used by the worker alone
+        self._sandboxes: list[Sandbox] = []  # all of them
+        self._idle: list[Sandbox] = []  # used by the workers alone
         self._cached: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()
 
     def prepare(self) -> None:
@@ -63,10 +67,10 @@ class GrammarCompiler:
         self._cached.pop(constraint, None)
 
     def close(self) -> None:
-        """Stop compiling and end the sandbox."""
+        """Stop compiling and end the sandboxes."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        if self._sandbox is not None:
-            self._sandbox.close()
+        for sandbox in self._sandboxes:
+            sandbox.close()
 
     def _is_full(self) -> bool:
         num_bytes = sum(map(_num_bytes, self._cached.items()))
@@ -77,10 +81,23 @@ class GrammarCompiler:
         tokens = self._tokens.result()
         trial = Trial()
         if constraint.kind is not ConstraintKind.JSON_OBJECT:  # a fixed, small grammar
-            if self._sandbox is None or not self._sandbox.is_alive:
-                self._sandbox = Sandbox(tokens.table)
-            trial = self._sandbox.compile(constraint)
+            sandbox = self._take_sandbox(tokens)
+            try:
+                trial = sandbox.compile(constraint)
+            finally:
+                self._idle.append(sandbox)
         return Compiled(constraint, tokens, trial)
+
+    def _take_sandbox(self, tokens: GrammarTokens) -> Sandbox:
+        with contextlib.suppress(IndexError):  # another worker took the last one
+            while self._idle:
+                sandbox = self._idle.pop()
+                if sandbox.is_alive:
+                    return sandbox
+                self._sandboxes.remove(sandbox)
+        sandbox = Sandbox(tokens.table)
+        self._sandboxes.append(sandbox)
+        return sandbox
 
 
 def _num_bytes(entry: tuple[Constraint, Future[Compiled]]) -> int:

@@ -1,0 +1,122 @@
+"""Headstart with a watchdog in its engine: what the loop does beside decodes, and for how long.
+
+    python -m benchmarks.lib.watched serve [flags ...]
+
+No command, report, plan, commit or reading of a record may take more than LIMIT. Whatever does is
+logged with its time and, where the interpreter let go of it, with the stack. Time counts while the
+loop's thread runs or waits for a disk, not while the machine gives the processor to others, and not
+in libllama's decodes. Linux only: reads /proc/self/task/TID/schedstat.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+LIMIT = 0.005  # seconds
+LOOK_SECONDS = 0.002  # between two looks at what runs
+MARK = "watchdog:"  # in front of each line in the log
+
+
+class OwnTime:
+    """A clock of one thread that stands still while others have the processor."""
+
+    def __init__(self, thread_id: int) -> None:
+        self._file = os.open(f"/proc/self/task/{thread_id}/schedstat", os.O_RDONLY)
+
+    def __call__(self) -> float:
+        waited = int(os.pread(self._file, 64, 0).split()[1])
+        return time.monotonic() - waited / 1e9
+
+
+class Watchdog(threading.Thread):
+    """Looks at what the engine's loop does; started in the loop's thread."""
+
+    def __init__(self) -> None:
+        super().__init__(name="watchdog", daemon=True)
+        self._clock = OwnTime(threading.get_native_id())
+        self._watched = threading.get_ident()
+        self._piece: tuple[str, float] | None = None  # what runs, and since when
+        self._seen: tuple[tuple[str, float], str] | None = None  # a piece, and its stack
+        self._decoding = 0.0  # seconds, of all decodes
+        self._is_decoding = False
+
+    def piece(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, watched; a piece within a piece counts to the outer one."""
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._piece is not None or threading.get_ident() != self._watched:
+                return function(*args, **kwargs)
+            decoding = self._decoding
+            piece = self._piece = (name, self._clock() - decoding)
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._piece = None
+                seconds = self._clock() - self._decoding - piece[1]
+                if seconds > LIMIT:
+                    self._tell(piece, seconds, args)
+
+        return watched
+
+    def decode(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose time does not count."""
+
+        def decoded(*args: Any, **kwargs: Any) -> Any:
+            began, self._is_decoding = self._clock(), True
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._decoding += self._clock() - began
+                self._is_decoding = False
+
+        return decoded
+
+    def run(self) -> None:
+        """Take the stack of what takes too long, once."""
+        while True:
+            time.sleep(LOOK_SECONDS)
+            piece = self._piece
+            if piece is None or self._is_decoding or (self._seen and self._seen[0] is piece):
+                continue
+            if self._clock() - self._decoding - piece[1] > LIMIT:
+                frame = sys._current_frames().get(self._watched)
+                self._seen = (piece, "".join(traceback.format_stack(frame)[-7:]))
+                del frame  # it keeps alive what the loop thinks is gone
+
+    def _tell(self, piece: tuple[str, float], seconds: float, args: tuple[Any, ...]) -> None:
+        stack = self._seen[1] if self._seen and self._seen[0] is piece else "no stack\n"
+        what = " ".join(type(one).__name__ for one in args[1:])
+        print(f"{MARK} {piece[0]} {1000 * seconds:.1f} ms {what}\n{stack}", file=sys.stderr)
+
+
+def watch() -> None:
+    """Put the watchdog into the loop; in the engine process, before it begins."""
+    from headstart.engine.context import LlamaEngine
+    from headstart.scheduler.constraint_queue import ConstraintQueue
+    from headstart.scheduler.scheduler import Scheduler
+    from headstart.worker import loop
+
+    sys.setswitchinterval(0.0005)  # lets the watchdog see what runs
+    dog = Watchdog()
+    dog.start()
+    vars(loop).update(
+        _obey=dog.piece("command", loop._obey), make_report=dog.piece("report", loop.make_report)
+    )
+    for name in ("plan", "commit", "read"):
+        setattr(Scheduler, name, dog.piece(name, getattr(Scheduler, name)))
+    for kind, name in ((LlamaEngine, "launch"), (LlamaEngine, "wait"), (ConstraintQueue, "wait")):
+        setattr(kind, name, dog.decode(getattr(kind, name)))  # the queue waits if nothing else runs
+
+
+if __name__ == "__main__":
+    from headstart.app.cli.main import main
+
+    raise SystemExit(main())
+if __name__ == "__mp_main__":  # the engine process imports the main module of its parent
+    watch()

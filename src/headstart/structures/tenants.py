@@ -1,0 +1,80 @@
+"""How tenants share what is bounded. The same two rules everywhere:
+
+What waits or is kept: when there is no room, the tenant that holds most gives up some of its own
+(`who_gives_way`). One tenant alone may fill everything, and still nobody else is shut out.
+
+What cannot be taken back, such as an open connection: no tenant holds more than is left for all
+others (`may_take`). So one gets half, two a third each, and there is always room for a newcomer.
+Source: Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory packet
+switches", https://doi.org/10.1109/90.664262 (with alpha = 1).
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import itemgetter
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+
+
+def tenant_of(namespace: str) -> str:
+    """Whose namespace it is; the rest of it names adapters."""
+    return namespace.partition(" ")[0]
+
+
+def who_gives_way(held: Mapping[str, int], tenant: str, amount: int = 1) -> str | None:
+    """The tenant that makes room for so much of another; None if nobody holds more than that one
+    would.
+    """
+    most = max(held, key=held.__getitem__, default=tenant)
+    return most if held.get(most, 0) > held.get(tenant, 0) + amount else None
+
+
+def may_take(held: Counter[str], tenant: str, places: int) -> bool:
+    """Whether a tenant may hold one more of so many places, and leave as many to the others."""
+    return held[tenant] < places - held.total()
+
+
+def in_turns(items: Iterable[Item], tenant: Callable[[Item], str]) -> list[Item]:
+    """The first item of each tenant, then the second of each ..."""
+    ranks: Counter[str] = Counter()
+    placed: list[tuple[int, Item]] = []
+    for item in items:
+        ranks[tenant(item)] += 1
+        placed.append((ranks[tenant(item)], item))
+    return [item for _, item in sorted(placed, key=itemgetter(0))]
+
+
+class TenantQueue(Generic[Item]):
+    """Items that wait, by tenant; taken from each tenant in turn."""
+
+    def __init__(self) -> None:
+        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # whose turn it is first
+
+    def __len__(self) -> int:
+        return sum(map(len, self._waiting.values()))
+
+    def put(self, tenant: str, item: Item) -> None:
+        self._waiting.setdefault(tenant, deque()).append(item)
+
+    def take(self, busy: Collection[str] = ()) -> Item | None:
+        """The oldest item of the tenant whose turn it is, the busy ones left out."""
+        tenant = next((one for one in self._waiting if one not in busy), None)
+        if tenant is None:
+            return None
+        items = self._waiting.pop(tenant)
+        item = items.popleft()
+        if items:
+            self._waiting[tenant] = items
+        return item
+
+    def give_way(self, tenant: str) -> Item | None:
+        """Remove the newest item of the tenant that has most, to make room for one of this one."""
+        held = {name: len(items) for name, items in self._waiting.items()}
+        most = who_gives_way(held, tenant)
+        if most is None:
+            return None
+        # it had more than one: the queue stays
+        return self._waiting[most].pop()
