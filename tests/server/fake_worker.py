@@ -80,6 +80,7 @@ REPORT = WorkerReport(
             seconds={"propose": 0.5},
         ),
     ),
+    refusals={"queue": 0},
 )
 STATS = RequestStats(
     slot_id=2,
