@@ -12,7 +12,7 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 
     python -m benchmarks.control_simulation [--tokens 3000] [--growth 0]
         [--model | --long-prompts [--answer 400] [--local 1] | --tiled | --experts | --snapshots |
-         --hybrids]
+         --hybrids | --mixed | --arrivals]
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
+from statistics import geometric_mean
 
+from benchmarks.lib.simulated_arrivals import ArrivalSimulation, no_drafts
 from benchmarks.lib.simulated_models import ModelSimulation
 from benchmarks.lib.simulated_rollback import auto_with, even_speeds
 from benchmarks.lib.simulated_slots import REQUEST_TOKENS, Simulation
@@ -192,6 +194,39 @@ def hybrids(tokens: int, seed: int) -> Iterator[Line]:
         yield Line(f"{curve} {workload} {num_slots}", "", speeds, ("auto",))
 
 
+def mixed(tokens: int, seed: int) -> Iterator[Line]:
+    """Steps that read prompts beside the answers, after some that did not."""
+    for curve, workload, num_slots, rows in product(
+        ("cpu", "gpu"), ("mixed", "edit", "halves"), (1, 4), (32, 128)
+    ):
+        run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed)
+        run.mixed_rows = rows
+        fixed = {str(k): run.fixed(k).speed for k in (0, *FIXED_LENGTHS)}
+        best, controller = max(fixed, key=lambda k: fixed[k]), Controller()
+        run.warm_up(controller)
+        speeds = {"off": fixed["0"], "fixed": fixed[best], "auto": run.auto(controller).speed}
+        name = f"{curve} {workload} {num_slots} +{rows}"
+        yield Line(name, best, {p: 1000 * speed for p, speed in speeds.items()}, ("auto",))
+
+
+def arrivals(count: int, seed: int) -> None:
+    """Print what users see who come at random, and those who come back: auto relative to off."""
+    print("auto relative to off, mean over three texts and two seeds, and the worst of these")
+    for curve, (num_slots, load) in product(("cpu", "gpu"), ((4, 0.9), (3, 0.0), (8, 0.0))):
+        ratios: dict[str, list[float]] = {}
+        for workload, number in product(("edit", "mixed", "medium"), (seed, seed + 1)):
+            run = ArrivalSimulation(workload, curve, num_slots, load=load, count=count, seed=number)
+            off, auto = run.visit(no_drafts), run.under_control()
+            for name, value in auto.items():
+                ratios.setdefault(name, []).append(value / off[name])
+        seen = ", ".join(
+            f"{name} {geometric_mean(values):.2f} ({max(values):.2f})"
+            for name, values in ratios.items()
+        )
+        name = f"load {load:g}" if load else "returning"
+        print(f"{curve} {num_slots} slots, {name}: {seen}", flush=True)
+
+
 def main() -> None:
     """Print the table that the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -227,7 +262,12 @@ def main() -> None:
     parser.add_argument(
         "--hybrids", action="store_true", help="targets that compute as many rows for every user"
     )
+    parser.add_argument("--arrivals", action="store_true", help="users come, wait and read")
+    parser.add_argument("--mixed", action="store_true", help="prompts are read in every step")
     args = parser.parse_args()
+    if args.arrivals:
+        arrivals(args.tokens // 30, args.seed)
+        return
     lines: list[Line] = []
     rows = table(args.tokens, args.seed, args.growth, has_model=args.model)
     if args.long_prompts:
@@ -240,6 +280,8 @@ def main() -> None:
         rows = snapshots(args.tokens, args.seed)
     if args.hybrids:
         rows = hybrids(args.tokens, args.seed)
+    if args.mixed:
+        rows = mixed(args.tokens, args.seed)
     for line in rows:
         if not lines:
             print(

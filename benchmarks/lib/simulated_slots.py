@@ -28,6 +28,7 @@ from headstart.types import Draft
 
 LONGEST = 16  # draft tokens that a speculator offers
 REQUEST_TOKENS = 400
+NUM_PLAIN = 60
 CONTEXT, GROWN_CONTEXT = 500, 16384
 
 
@@ -43,6 +44,7 @@ class Slot:
     read_for: int = -1  # the request of `read`
     gap: int = 0  # tokens among `read` that it left out
     answer: int = REQUEST_TOKENS  # tokens of a request
+    length: int = 2**30  # of the last of them
 
     @property
     def number(self) -> int:
@@ -142,9 +144,11 @@ class Simulation:
         )
         self.num_slots, self.tokens, self.seed, self.growth = num_slots, tokens, seed, growth
         self.prompt, self.answer = prompt, answer
+        self.num_prompt_rows = self.num_reading = 0  # of this step; users who wait for them
         self.kinds = [WORKLOADS[workload](slot) for slot in range(num_slots)]
 
     make = staticmethod(make_text)
+    mixed_rows = 0  # prompt rows of each step, after NUM_PLAIN steps without
 
     def context(self, slots: Sequence[Slot]) -> int:
         return CONTEXT + self.growth * sum(slot.num_answered for slot in slots) // len(slots)
@@ -180,10 +184,13 @@ class Simulation:
         after: Callable[[Sequence[Slot], int, float], None] | None = None,
     ) -> Score:
         """Generate until every slot has emitted `tokens` on average."""
-        noise, score, slots = random.Random(self.seed), Score(), self.slots()
+        noise, score, slots, num_steps = random.Random(self.seed), Score(), self.slots(), 0
         while score.tokens < self.tokens * self.num_slots:
+            if num_steps == NUM_PLAIN:
+                self.num_prompt_rows, self.num_reading = self.mixed_rows, self.mixed_rows > 0
+            num_steps += 1
             chosen, draft_ms, num_padding = lengths(slots)
-            num_rows = self.num_slots + sum(chosen) + num_padding
+            num_rows = self.num_slots + sum(chosen) + num_padding + self.num_prompt_rows
             milliseconds = self.cost(num_rows, self.context(slots))
             seen = milliseconds * noise.uniform(0.9, 1.1) * (3.0 if noise.random() < 0.01 else 1.0)
             emitted = [1 + slot.run(n) for slot, n in zip(slots, chosen, strict=True)]
@@ -283,7 +290,10 @@ class Learner:
         self._starts = [slot.at for slot in slots]
         num, context = len(slots), self.simulation.context(slots)
         numbers = [slot.number for slot in slots]
-        self.plan = make_plan(self.price(num, num + num_again, context), numbers=numbers)
+        num_rows = num + num_again + self.simulation.num_prompt_rows
+        step = self.price(num, num_rows, context)
+        step.num_reading = self.simulation.num_reading
+        self.plan = make_plan(step, numbers=numbers)
         return self.plan
 
     def price(self, num_slots: int, num_rows: int, context: int) -> Step:
@@ -313,7 +323,7 @@ class Learner:
             tuple(range(start, slot.at)) for start, slot in zip(self._starts, slots, strict=True)
         ]
         for slot, sequence in zip(slots, plan.sequences, strict=True):
-            if slot.number != sequence.number:
+            if slot.number != sequence.number or slot.at >= slot.length:
                 self._running.discard(sequence.number)
                 record.left.append(make_end(sequence, self.simulation.answer))
         self.controller.read(record)

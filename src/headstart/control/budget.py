@@ -25,7 +25,10 @@ survival over all slots; survival never rises within a slot, so each gets a pref
 has steps, so every total is tried.
 
 The rate is kept as a speedup over the same slots without drafts, so that it does not depend on how
-busy the machine is, and never below 1: what does not pay against plain decoding is not drafted.
+busy the machine is, and never below 1: what does not pay against plain decoding is not drafted. A
+step that reads prompts has the same rate as one that does not: a price relative to its own, longer
+time lets drafts pay that make everybody wait (`benchmarks.control_simulation --arrivals`: busy time
+1.04 of off's and median time to the first token 1.37, against 0.98 and 0.94).
 
 A number of rows that no text has had would stay so if it were thought too dear. So, while it might
 pay, as many are verified as savings of EXPLORE_SHARE of the time allow.
@@ -88,11 +91,13 @@ class Budget:
         self._filled: dict[int, int] = {}  # steps since one of so many rows was left as it is
         self.graphs = GraphReuse()
 
-    def rate(self, num_slots: int, plain_ms: float) -> float:
-        """Tokens per millisecond that a draft has to beat, margin included; `plain_ms` of a step
-        without drafts.
+    def rate(self, step: Step) -> float:
+        """Tokens per millisecond that a draft has to beat, margin included.
+
+        A millisecond delays all who have a slot, and drafts repay only those who answer.
         """
-        return self.speedup(num_slots) * (1.0 + MARGIN) * num_slots / plain_ms
+        delayed = 1.0 + step.num_reading / step.num_slots
+        return self.speedup(step.num_slots) * (1.0 + MARGIN) * delayed / self.slot_ms(step)
 
     def speedup(self, num_slots: int) -> float:
         """What is reached with `num_slots` slots."""
@@ -105,11 +110,10 @@ class Budget:
 
     def row_price(self, step: Step, num_rows: int) -> float:
         """Tokens that one of a draft's `num_rows` rows must earn to pay for itself, on average."""
-        num_slots, base = step.num_slots, step.num_verify_base
-        computed = num_slots * num_rows if step.is_even else num_rows
+        base = step.num_verify_base
+        computed = step.num_slots * num_rows if step.is_even else num_rows
         curve = self._cost.curve(base + computed, step.context, can_fill=step.can_pad)
-        rate = self.rate(num_slots, curve[num_slots])
-        return rate * (curve[base + computed] - curve[base]) / num_rows
+        return self.rate(step) * (curve[base + computed] - curve[base]) / num_rows
 
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
         """Index of the draft worth most to a slot, the first of equals; None if no draft has a
@@ -149,11 +153,8 @@ class Budget:
         curve = self._cost.curve(base + extra, step.context, can_fill=step.can_pad)
         extra_ms = curve[base + extra] - curve[base]
         is_drafting = sum(given) > num_fixed
-        saved_ms = self._saved(slots, given, extra_ms, curve[step.num_slots]) if is_drafting else ()
-        is_plain = step.num_base_rows == step.num_slots  # no prompt is read beside
-        # Steps that read prompts say nothing about the speedup, nor do drafts whose length was set
-        # by hand.
-        if is_plain and not num_fixed:
+        saved_ms = self._saved(slots, given, extra_ms, step) if is_drafting else ()
+        if not num_fixed:  # drafts whose length was set by hand say nothing about the speedup
             gained = sum(sum(slot.survival[:n]) for slot, n in zip(slots, given, strict=True) if n)
             self._average(step.num_slots).follow(
                 1.0 + gained / step.num_slots,
@@ -161,7 +162,7 @@ class Budget:
             )
         rows = step.num_base_rows + sum(given)
         padding = 0 if is_bare else self._padding(rows, step)
-        self.graphs.plan(rows + padding if is_plain else 0, step.num_slots)
+        self.graphs.plan(0 if step.is_mixed else rows + padding, step.num_slots)
         return BatchPlan(given, padding, saved_ms)
 
     def describe(self) -> dict[str, Any]:
@@ -172,11 +173,10 @@ class Budget:
         }
 
     def _saved(
-        self, slots: Sequence[SlotDraft], given: Sequence[int], extra_ms: float, plain_ms: float
+        self, slots: Sequence[SlotDraft], given: Sequence[int], extra_ms: float, step: Step
     ) -> list[float]:
         """Milliseconds that each slot's tokens save if they are accepted as expected."""
-        num_slots = len(slots)
-        token_ms = plain_ms / (num_slots * self.speedup(num_slots))
+        token_ms = self.slot_ms(step) / self.speedup(step.num_slots)
         row_ms = extra_ms / sum(given)
         return [
             token_ms * sum(slot.survival[:n]) - row_ms * n if n else 0.0
@@ -223,13 +223,12 @@ class Budget:
     def _best_total(self, offers: Sequence[float], base: int, step: Step) -> int:
         """How many of the offers are verified; `base` rows are there without them."""
         curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
-        plain = curve[step.num_slots]
-        rate = self.rate(step.num_slots, plain)
+        rate = self.rate(step)
         after_last = self.graphs.curve(curve, step.num_slots) if step.can_pad else curve
         values = _values(offers, after_last, base, rate)
         best = values.index(max(values))
         self._average(step.num_slots).is_on = best > 0
-        widest = max(base, self._cost.widest)
+        widest, plain = max(base, self._cost.widest), curve[step.num_slots]
         self._savings += EXPLORE_SHARE * curve[base + best] / plain
         for num_rows in range(len(offers), max(best, widest - base), -1):
             loss = (values[best] - values[num_rows]) / (rate * plain)
@@ -250,7 +249,7 @@ class Budget:
         longest = min(longest, (step.max_rows - num_slots) // num_slots)
         longest = min(longest, (step.max_draft_rows - sum(given)) // num_slots)
         curve = self._cost.curve(num_slots * (1 + max(least, longest)), step.context)
-        rate = self.rate(num_slots, curve[num_slots])
+        rate = self.rate(step)
         gains = accumulate(map(sum, zip_longest(*auto, fillvalue=0.0)), initial=0.0)
         values = [
             gain - rate * curve[num_slots * (1 + max(least, length))]

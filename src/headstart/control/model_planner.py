@@ -73,7 +73,7 @@ class ModelDraftPlanner:
             skipping = self._best(speculator, asking, step, can_skip=True)
             if skipping.value > choice.value:
                 choice = skipping
-        rate = self._budget.rate(step.num_slots, self._plain(step))
+        rate = self._budget.rate(step)
         drafter.expected_ms = choice.value / rate
         drafter.gain = choice.value / max(1, len(choice.slots))
         if choice.slots:
@@ -230,7 +230,7 @@ class ModelDraftPlanner:
         )
         curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
         plain = curve[step.num_slots]
-        rate = self._budget.rate(step.num_slots, plain)
+        rate = self._budget.rate(step)
         token_price = rate * drafter.cost.token(plain)
         reading = [
             self._reading(state, slot, token_price * (slot.num_recent if skip else slot.catch_up))

@@ -31,6 +31,12 @@ class Step:
     # the target computes as many rows for every slot as for the one with the longest draft, and
     # prompt rows in a decode of their own
     is_even: bool = False
+    num_reading: int = 0  # sequences whose prompts are read beside
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether prompts are read beside the answers."""
+        return self.num_base_rows > self.num_slots
 
     @property
     def max_draft_rows(self) -> int:

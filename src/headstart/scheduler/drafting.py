@@ -159,7 +159,8 @@ class Drafting:
         unread = sum([sequence.num_pending for sequence in plan.prompts])
         context = sum([len(sequence.text.tokens) for sequence in plan.sequences]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
-        plan.price = Step(num, num_rows, context, *batch_limits, can_pad, plan.is_even)
+        num_reading = len(plan.prompts)
+        plan.price = Step(num, num_rows, context, *batch_limits, can_pad, plan.is_even, num_reading)
 
     def _may_draft(self, plan: StepPlan, index: int, sequence: Sequence) -> bool:
         """Whether there may be a draft for this answer; speculators are told of its first step."""

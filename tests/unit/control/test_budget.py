@@ -141,10 +141,30 @@ def test_another_number_of_slots_begins_with_what_the_nearest_one_reached() -> N
     known = SpeedupAverage(is_on=True)
     known.follow(3.0, 1.0)
     budget = Budget(measured(CPU), {2: known})
-    assert budget.rate(3, 49.0) > budget.rate(2, 49.0)
+    assert budget.rate(Step(3, 3, 100)) > 1.0 / 49.0
     new = budget.averages[3]
     assert (new.is_on, new.steps, new.tokens) == (True, 0, known.tokens)
     assert budget.speedup(3) == budget.speedup(2)
+
+
+def test_what_drafts_reach_is_followed_while_prompts_are_read() -> None:
+    """Under load every step has prompt rows: what was reached before must not stay the price."""
+    budget = Budget(measured(CPU))
+    for _ in range(60):
+        budget.plan([SlotDraft(falling(0.98))], Step(1, 1, 100))
+    before = budget.speedup(1)
+    for _ in range(200):
+        budget.plan([SlotDraft()], Step(1, 65, 100, num_reading=1))
+    assert budget.speedup(1) < 1.01 < before
+
+
+def test_drafts_beside_prompts_also_pay_for_those_who_read() -> None:
+    """Their first token comes later with each row."""
+    lengths = []
+    for num_reading in (0, 1, 3):
+        step = Step(1, 16, 100, num_reading=num_reading)
+        lengths += Budget(measured(CPU)).plan([SlotDraft(falling(0.97))], step).lengths
+    assert lengths[0] > lengths[1] > lengths[2] == 0
 
 
 def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_rows_are_cheap() -> (
