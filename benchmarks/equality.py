@@ -7,7 +7,7 @@
     python -m benchmarks.equality --other
         drafts from the model of another vocabulary
 
-Runs in deterministic mode: without it libllama's logits depend a little on what shares the batch,
+Runs in exact mode: without it libllama's logits depend a little on what shares the batch,
 and near ties flip. Exit code 1 if any token differs or any request fails.
 """
 
@@ -45,7 +45,7 @@ class Setting:
     length: int = 16
     num_slots: int = 1
     context: int = CONTEXT
-    deterministic: bool = True
+    exact: bool = True
 
     def config(self) -> Config:
         spec = self.types if self.types in ("off", "auto") else "fixed"
@@ -54,7 +54,7 @@ class Setting:
             # One thread: with two, a busy machine makes them wait for each other.
             engine=EngineConfig(
                 context=self.context,
-                deterministic=self.deterministic,
+                exact=self.exact,
                 threads=1,
                 gpu_layers=0,
                 batch=512,

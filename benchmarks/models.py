@@ -9,7 +9,7 @@ For each: it loads and answers; every speculator at 1 and at 4 slots leaves the 
 conversation that goes on and one whose answers are shortened reads little again and answers as if
 it had read all; the context's end is met; memory is what was estimated; as draft model of a llama
 model with its vocabulary or another one it leaves the text as it is. Attention runs in
-deterministic mode and must be equal token by token; recurrent layers have no such mode, so texts
+`--exact` and must be equal token by token; recurrent layers have no such mode, so texts
 may differ where rounding decides between two tokens.
 """
 
@@ -96,7 +96,7 @@ def inspect(name: str, folder: Path) -> Row:
     try:
         scheduler = open_setting(plain, models)
     except ConfigError:
-        plain = replace(plain, deterministic=False)
+        plain = replace(plain, exact=False)
         scheduler = open_setting(plain, models)
     try:
         open_setting(replace(plain, num_slots=2), models)
@@ -280,7 +280,7 @@ _NOTES = (
     "may take a twentieth of the caches,",
     "  and copies of the state take their place ([architecture.md](architecture.md)).",
     "- **texts equal**: settings in which every text was that without speculation. Attention runs "
-    "in deterministic mode; with",
+    "with `--exact`; with",
     "  recurrent layers, rounding may decide between two equally likely tokens.",
     "- **next turn**: prompt tokens that a turn decodes beyond the new ones; **shortened turn**: "
     "where part of each answer is left",

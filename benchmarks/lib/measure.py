@@ -36,7 +36,7 @@ class Setting:
     num_users: int = 1
     context: int = 1536  # tokens per user
     threads: int | None = None
-    deterministic: bool = False
+    exact: bool = False
     rpc: str | None = None
     override_tensor: str | None = None
 
@@ -45,7 +45,7 @@ class Setting:
             context=self.context * self.num_users,
             threads=self.threads,
             ubatch=512,
-            deterministic=self.deterministic,
+            exact=self.exact,
             rpc=self.rpc,
             override_tensor=self.override_tensor,
         )

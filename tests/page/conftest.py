@@ -47,7 +47,7 @@ def window(browser: Browser) -> Iterator[Window]:
 @pytest.fixture(scope="session")
 def server(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """The real server with the demo models, where equal means bit by bit."""
-    arguments = ["--deterministic", "--context", "1024", "--threads", "1", "-np", "2"]
+    arguments = ["--exact", "--context", "1024", "--threads", "1", "-np", "2"]
     running = Server(arguments, tmp_path_factory.mktemp("cache"))
     yield running
     running.stop()

@@ -14,7 +14,7 @@ from tests.server.serving import serving
 AXE = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
 
 
-def test_a_comparison_says_equal_in_deterministic_mode(window: Window, server: Server) -> None:
+def test_a_comparison_says_equal_in_exact_mode(window: Window, server: Server) -> None:
     window.open(server.url, "compare")
     page = window.page
     page.fill("#compare-prompt", RENAME)
@@ -68,7 +68,7 @@ def test_the_board_lives(window: Window, server: Server) -> None:
     )
     until(lambda: speculators.inner_text() != before, "new counts")
     page.get_by_text("Settings in force").click()
-    row = page.locator("#settings-in-force tr", has_text="deterministic")
+    row = page.locator("#settings-in-force tr", has_text="exact")
     assert "flag" in row.inner_text()
 
 

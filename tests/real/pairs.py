@@ -40,7 +40,7 @@ _SHARED = replace(ALIGNED, own_embeddings=False, own_head=False)
 
 
 class Setting(BaseSetting):
-    """With a cache of F32: hybrid models and mixtures of experts cannot be deterministic, and in
+    """With a cache of F32: hybrid models and mixtures of experts may not be exact, and in
     F16 what they round differently is now and then enough to choose another token.
     """
 
@@ -50,7 +50,7 @@ class Setting(BaseSetting):
         return replace(config, engine=engine)
 
 
-PLAIN = Setting(deterministic=False)
+PLAIN = Setting(exact=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Pair:
     name: str
     draft: Callable[[Path], Path] | None
     target: Callable[[Path], Path] = drafters.target
-    can_be_deterministic: bool = True
+    can_be_exact: bool = True
 
     def models(self, folder: Path) -> Models:
         draft = None if self.draft is None else self.draft(folder / "draft.gguf")

@@ -8,6 +8,7 @@ from pathlib import Path
 from benchmarks.equality import make_requests
 
 from headstart.app.assemble import Models
+from headstart.app.loading import make_exact
 from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
@@ -15,12 +16,13 @@ from headstart.engine.parameters import Limits
 from headstart.types.request import Request
 
 
-def engine_of(path: Path, *, deterministic: bool = False) -> LlamaEngine:
+def engine_of(path: Path, *, exact: bool = False) -> LlamaEngine:
     """A small engine over one file."""
-    settings = EngineConfig(
-        context=256, batch=256, threads=1, gpu_layers=0, deterministic=deterministic
-    )
-    return LlamaEngine(Model(path, settings), settings, Limits(2, 16, 8))
+    settings = EngineConfig(context=256, batch=256, threads=1, gpu_layers=0, exact=exact)
+    engine = LlamaEngine(Model(path, settings), settings, Limits(2, 16, 8))
+    if exact:
+        make_exact(engine)
+    return engine
 
 
 def without_draft(path: Path) -> Models:

@@ -44,7 +44,7 @@ def model_file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 class Probe:
     """An engine over one file, and what a fresh cache answers.
 
-    Attention is compared bit for bit, in deterministic mode. Recurrent layers have none: logits may
+    Attention is compared bit for bit, in exact mode. Recurrent layers have none: logits may
     differ in what rounding does to them.
     """
 
@@ -57,7 +57,7 @@ class Probe:
             ubatch=128,
             threads=1,
             gpu_layers=0,
-            deterministic=self.is_exact,
+            exact=self.is_exact,
             cache_type_k="f32",
             cache_type_v="f32",
         )
@@ -82,7 +82,7 @@ class Probe:
     def agrees(
         self, got: NDArray[np.float32], fresh: NDArray[np.float32], *, is_exact: bool
     ) -> bool:
-        """Experts round differently with the rows that they share, in deterministic mode too."""
+        """Experts round differently with the rows that they share, in exact mode too."""
         if is_exact:
             return bool((got == fresh).all())
         return bool(np.abs(got - fresh).max() < 2e-3 * np.abs(fresh).max())

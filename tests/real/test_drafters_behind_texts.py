@@ -33,8 +33,8 @@ def continuing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(saved_control, "Controller", Continuing)
 
 
-def open_chain(name: str, models: Models, *, slots: int, deterministic: bool = False) -> Scheduler:
-    config: Config = Setting("auto", 6, slots, deterministic=deterministic).config()
+def open_chain(name: str, models: Models, *, slots: int, exact: bool = False) -> Scheduler:
+    config: Config = Setting("auto", 6, slots, exact=exact).config()
     chain = replace(config.speculation, spec_type=f"{TEXTS},{name}", options=OPTIONS)
     return build_scheduler(replace(config, speculation=chain), models)[0]
 
@@ -43,7 +43,7 @@ def open_chain(name: str, models: Models, *, slots: int, deterministic: bool = F
 def test_the_text_is_the_same_in_every_chain(kind: str, tmp_path: Path) -> None:
     name, models = RANDOM[kind].name, RANDOM[kind].models(tmp_path)
     plain = open_setting(Setting(), replace(models, draft=None))
-    chains = [open_chain(name, models, slots=slots, deterministic=True) for slots in (1, 2, 4)]
+    chains = [open_chain(name, models, slots=slots, exact=True) for slots in (1, 2, 4)]
     for temperature in (0.0, 0.8, 1.5):
         requests = byte_requests(5, temperature)
         expected = generate(plain, requests)

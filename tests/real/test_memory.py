@@ -169,8 +169,8 @@ def test_a_model_is_no_adapter(tmp_path: Path) -> None:
         LlamaEngine(Model(path, config), config, Limits(1, 1, 0))
 
 
-def test_one_deterministic_sequence_without_drafts_decodes(tmp_path: Path) -> None:
-    settings = EngineConfig(context=256, gpu_layers=0, deterministic=True)
+def test_one_exact_sequence_without_drafts_decodes(tmp_path: Path) -> None:
+    settings = EngineConfig(context=256, gpu_layers=0, exact=True)
     engine = LlamaEngine(
         Model(tiny_llama(tmp_path / "m.gguf"), settings), settings, Limits(1, 1, 0)
     )

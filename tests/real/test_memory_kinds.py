@@ -22,11 +22,11 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Held, Sequences
 from headstart.types import Batch, CacheKind, ContextFullError
-from headstart.types.errors import ConfigError, EngineError
+from headstart.types.errors import EngineError
 
-# Not the deterministic mode, which recurrent models cannot have; F32 weights leave no near ties
+# Not the exact mode, which recurrent models cannot have; F32 weights leave no near ties
 # here.
-PLAIN = Setting(deterministic=False)
+PLAIN = Setting(exact=False)
 KINDS = {
     tiny_llama: CacheKind.CUT,
     tiny_hybrid: CacheKind.ROLLBACK,
@@ -143,23 +143,12 @@ def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[CacheKin
     assert {k: r.key for k, r in results.items()} == {k: r.key for k, r in expected.items()}
 
 
-def test_deterministic_mode_refuses_a_recurrent_state(
-    kind_and_path: tuple[CacheKind, Path],
-) -> None:
-    kind, path = kind_and_path
-    if kind is CacheKind.CUT:
-        assert engine_of(path, deterministic=True).deterministic
-    else:
-        with pytest.raises(ConfigError, match=r"--deterministic needs a model with attention only"):
-            engine_of(path, deterministic=True)
-
-
 def test_what_was_copied_is_the_same_whatever_becomes_of_its_source_before_the_next_decode(
     tmp_path: Path,
 ) -> None:
-    """In deterministic mode each sequence has a cache of its own, which libllama copies late."""
+    """In exact mode each sequence has a cache of its own, which libllama copies late."""
     path = tiny_llama(tmp_path / "tiny.gguf")
-    engine, fresh = engine_of(path, deterministic=True), engine_of(path, deterministic=True)
+    engine, fresh = engine_of(path, exact=True), engine_of(path, exact=True)
     text, other = list(range(40)), list(range(100, 150))
     decode(fresh, text, 0)
     expected = decode(fresh, [7], 40)
@@ -174,7 +163,7 @@ def test_what_was_copied_is_the_same_whatever_becomes_of_its_source_before_the_n
 
 def test_what_was_copied_can_be_saved_at_once(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny.gguf")
-    engine, fresh = engine_of(path, deterministic=True), engine_of(path, deterministic=True)
+    engine, fresh = engine_of(path, exact=True), engine_of(path, exact=True)
     decode(fresh, list(range(40)), 0)
     decode(engine, list(range(40)), 0)
     assert engine.copy_prefix(0, 1, 30)
@@ -188,7 +177,7 @@ def test_what_was_copied_can_be_saved_at_once(tmp_path: Path) -> None:
 def test_a_copy_that_fills_its_context_can_be_saved_at_once(tmp_path: Path) -> None:
     """libllama makes it beside a token, for which there is no room in the context."""
     path = tiny_llama(tmp_path / "tiny.gguf")
-    engine, fresh = engine_of(path, deterministic=True), engine_of(path, deterministic=True)
+    engine, fresh = engine_of(path, exact=True), engine_of(path, exact=True)
     text = [i % 200 for i in range(engine.context_size)]
     decode(engine, text, 0)
     decode(fresh, text, 0)
@@ -266,13 +255,13 @@ def test_rejected_drafts_of_any_length_leave_no_trace_in_other_sequences(
             np.testing.assert_allclose(rows[at - 1 - num_rejected], fresh, atol=2e-2)
 
 
-@pytest.mark.parametrize(("write", "deterministic"), [(tiny_hybrid, False), (tiny_llama, True)])
+@pytest.mark.parametrize(("write", "exact"), [(tiny_hybrid, False), (tiny_llama, True)])
 def test_the_logits_of_drafts_are_copied_only_where_a_prompt_is_read_beside_them(
-    write: Callable[[Path], Path], tmp_path: Path, *, deterministic: bool
+    write: Callable[[Path], Path], tmp_path: Path, *, exact: bool
 ) -> None:
     """They are many megabytes a step."""
     path = write(tmp_path / "tiny.gguf")
-    engine = engine_of(path, deterministic=deterministic)
+    engine = engine_of(path, exact=exact)
     prompt = list(range(50))
     for seq_id in range(2):
         decode(engine, [1, 2, 3], 0, seq_id=seq_id)
@@ -291,7 +280,7 @@ def test_the_logits_of_drafts_are_copied_only_where_a_prompt_is_read_beside_them
     assert beside.flags.owndata
     texts = [1, 2, 3, 4, 5, 6], [1, 2, 3, 7], [1, 2, 3, 4, 8], prompt
     for row, text in zip((rows[2], rows[3], *beside), texts, strict=True):
-        alone = decode(engine_of(path, deterministic=deterministic), text, 0)[0]
+        alone = decode(engine_of(path, exact=exact), text, 0)[0]
         np.testing.assert_allclose(row, alone, atol=2e-2)
 
 

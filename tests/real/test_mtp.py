@@ -72,7 +72,7 @@ def test_heads_of_another_model_are_refused_by_name(
 def test_naming_heads_that_are_not_there_is_refused(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "llama.gguf")
     with pytest.raises(ConfigError, match="the model has no multi-token heads"):
-        open_setting(replace(Setting(deterministic=False), types="mtp"), without_draft(path))
+        open_setting(replace(Setting(exact=False), types="mtp"), without_draft(path))
 
 
 def test_heads_that_libllama_would_abort_on_are_left_out(

@@ -94,7 +94,7 @@ def test_output_is_identical_with_and_without_drafts_of_a_recurrent_model(
 def test_a_hybrid_drafts_for_itself_and_is_mostly_right(tmp_path: Path) -> None:
     """Target and draft are the same file: only rounding and noise can part them."""
     model = write_model(tmp_path / "model.gguf", "granitehybrid")
-    setting = Setting("draft-model", 4, 2, deterministic=False)
+    setting = Setting("draft-model", 4, 2, exact=False)
     scheduler = open_setting(setting, Models(model, model, is_demo=False))
     generate(scheduler, requests())
     stats = scheduler.counts.stats

@@ -96,12 +96,12 @@ def test_a_reduced_vocabulary_is_right_about_its_own_tokens(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("kind", RANDOM)
 def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
-    """Hybrids have no deterministic mode: there every token is the choice from a row that computed
+    """Hybrids have no exact mode: there every token is the choice from a row that computed
     this very text, and the rows are the same but for rounding.
     """
     pair = RANDOM[kind]
     models = pair.models(tmp_path)
-    setting = replace(PLAIN, deterministic=pair.can_be_deterministic)
+    setting = replace(PLAIN, exact=pair.can_be_exact)
     chain = replace(setting, types=f"suffix,{pair.name}", length=4, num_slots=4)
     plain, *drafting = (
         open_setting(setting, replace(models, draft=None)),
@@ -113,7 +113,7 @@ def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
         expected = generate(plain, requests)
         for scheduler, rows in zip(drafting, recorded, strict=True):
             results = generate(scheduler, requests)
-            if setting.deterministic:
+            if setting.exact:
                 assert different(expected, results) == ()
                 continue
             for request in requests:

@@ -22,7 +22,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
     folder = tmp_path_factory.mktemp("model")
     files = [write_lora(folder / f"lora-{seed}.gguf", seed=seed) for seed in (1, 2)]
     engine = EngineConfig(
-        gpu_layers=0, threads=1, context=2048, deterministic=True,
+        gpu_layers=0, threads=1, context=2048, exact=True,
         lora=str(files[0]), lora_scaled=f"{files[1]}:0",
     )  # fmt: skip
     config = Config(

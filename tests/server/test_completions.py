@@ -25,7 +25,7 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     path = tiny_llama(tmp_path_factory.mktemp("model") / "model.gguf")
     config = Config(
         model=ModelConfig(model=str(path)),
-        engine=EngineConfig(gpu_layers=0, threads=1, context=512, deterministic=True),
+        engine=EngineConfig(gpu_layers=0, threads=1, context=512, exact=True),
         scheduler=SchedulerConfig(parallel=2, prefill_chunk=16),
     )
     with serving_models(config) as client:

@@ -15,7 +15,7 @@ import openai
 import pytest
 from tests.server.server_process import Server, until
 
-ARGUMENTS = ("--deterministic", "--context", "2048", "--threads", "1", "-np", "2", "--spec", "off")
+ARGUMENTS = ("--exact", "--context", "2048", "--threads", "1", "-np", "2", "--spec", "off")
 CODE = "\n".join(f"def function_{i}(argument):\n    return argument + {i}" for i in range(20))
 ENDLESS = {"prompt": "def f(x):\n", "max_tokens": 600, "ignore_eos": True, "stream": True}
 

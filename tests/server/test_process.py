@@ -28,7 +28,7 @@ CHAT: dict[str, Any] = {
     "temperature": 0,
 }
 ENDLESS = {"prompt": "def f(x):\n", "max_tokens": 1500, "ignore_eos": True, "stream": True}
-DETERMINISTIC = ("--deterministic", "--context", "2048", "--threads", "1")
+DETERMINISTIC = ("--exact", "--context", "2048", "--threads", "1")
 
 
 @pytest.fixture(scope="module")

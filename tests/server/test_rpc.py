@@ -110,7 +110,7 @@ def test_devices_of_a_worker_are_listed(cache: Path) -> None:
 
 
 def test_speculation_does_not_change_the_text(cache: Path) -> None:
-    """Greedy, on texts whose next token is clear: deterministic mode is refused with workers."""
+    """Greedy, on texts whose next token is clear: exact mode is refused with workers."""
     texts: dict[str, list[list[int]]] = {}
     for spec in ("off", "auto"):
         worker = RpcWorker(cache)

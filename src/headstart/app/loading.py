@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from headstart.app.model_files import Models
@@ -26,14 +27,16 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.widths import LONG, SHORT, WidthComparison
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.replacements import parse_pairs
 from headstart.text.vocabulary.templates import find_replacements
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
-from headstart.types import DraftMode, Engine
+from headstart.types import CacheKind, DraftMode, Engine
 from headstart.types.errors import ConfigError, ModelError
 from headstart.types.state_batch import MERGED_ROWS
+from headstart.types.widths import WidthClasses
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +148,7 @@ class Target:
     embedder: LlamaEmbedder | None = None
     why_no_text: str = ""
     adapters: Adapters | None = None  # where there are some
+    classes: WidthClasses | None = None  # where it is exact
 
 
 def only_embeds(config: Config, path: Path) -> bool:
@@ -173,12 +177,41 @@ def load_target(config: Config, models: Models) -> Target:
     fitted = fit_models(config, models)
     model = Model(models.target, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
+    classes = make_exact(engine) if fitted.config.exact else None
     engine.context_size = most_tokens(config.scheduler, engine.context_size, engine.num_cells)
     # with the context that was asked for, not the one that fits beside it
     wanted = config.embedding
     vectors = LlamaEmbedder(model, config.engine, wanted) if wanted.is_on else None
     adapters = engine.adapters if engine.adapters.describe() else None
-    return Target(model, engine, fitted, vectors, adapters=adapters)
+    return Target(model, engine, fitted, vectors, adapters=adapters, classes=classes)
+
+
+def make_exact(engine: LlamaEngine) -> WidthClasses:
+    """Let an engine decode only in widths that agree; returns what was compared.
+
+    Raises:
+        ConfigError: there are no such widths, with the processor's reference kernels neither.
+    """
+    sequences = range(min(engine.num_sequences, 8))
+    # states that cannot be cut cannot be padded, or by no more than there are snapshots
+    most_padding = 2**30 if engine.cache_kind is CacheKind.CUT else engine.max_padding
+    for is_reference in (False, True):
+        if is_reference:
+            engine.use_reference_kernels()
+        classes = WidthComparison(engine, sequences, perf_counter).run((SHORT, LONG))
+        assert classes is not None, "nobody interrupts it"
+        if widths := classes.choose(most_padding):
+            engine.widths, engine.is_alone = widths, classes.is_alone
+            log.info(
+                "exact: decodes of %s rows (widths that agree: %s%s); one row takes %.2f times as "
+                "long", widths, classes, ", reference kernels" * is_reference, classes.cost(widths),
+            )  # fmt: skip
+            return classes
+    raise ConfigError(
+        "--exact is not possible with this model on this machine: the numbers of rows that agree "
+        f"are {classes}, and its cache can take back {most_padding} rows; drop the flag, or start "
+        "with --parallel 1 or --no-repack"
+    )
 
 
 def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:

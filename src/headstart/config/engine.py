@@ -186,10 +186,10 @@ class EngineConfig:
     )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
-    deterministic: bool = option(
+    exact: bool = option(
         False,
-        "bit-identical logits whatever else is in the batch (CPU only; slower prompts, one "
-        "cache per slot)",
+        "the same text whatever is drafted and whoever else is served: decodes only as many rows "
+        "at once as were seen to give the same logits; each slot has a cache of its own",
     )
 
     def __post_init__(self) -> None:
@@ -200,10 +200,10 @@ class EngineConfig:
             raise ConfigError("--ubatch is 1 but must be 0, for as many as --batch, or at least 2")
         if self.rpc:
             rpc_endpoints(self.rpc)
-            if self.deterministic:
+            if self.exact:
                 raise ConfigError(
-                    "--deterministic needs the reference kernels of this machine's CPU, and a "
-                    "worker of --rpc computes with its own; drop one of the two"
+                    "--exact compares what this machine computes, and a worker of --rpc may "
+                    "compute otherwise; drop one of the two"
                 )
         if self.rope_scale and self.rope_freq_scale:
             raise ConfigError("--rope-scale and --rope-freq-scale say the same; leave one out")
@@ -267,13 +267,13 @@ class DraftEngineConfig:
         given = {one.name.removeprefix("draft_"): getattr(self, one.name) for one in fields(self)}
         own = {name: value for name, value in given.items() if value is not None}
         settings: dict[str, Any] = {
-            "context": base.context * (parallel if base.deterministic else 1),
+            "context": base.context * (parallel if base.exact else 1),
             "batch": 512,
             # A draft model's steps would take a round trip each. Where it was named a remote
             # device, that one is known by then.
             "rpc": None,
             "tensor_split": None if self.draft_device else base.tensor_split,
-            "deterministic": False,
+            "exact": False,
             "swa_full": True,  # it takes back the tokens of many decodes
             "ctx_checkpoints": 8,  # of recurrent layers: states to go back to after a rejection
             "mtp": False,

@@ -23,7 +23,7 @@ from headstart.engine.asynchrony import Asynchrony
 from headstart.engine.c_batch import c_batch
 from headstart.engine.devices import attention_tile
 from headstart.engine.filters import LlamaFilters
-from headstart.engine.groups import Group, GroupedBatch, Run, invariant_groups, runs_of
+from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
 from headstart.engine.hidden_states import HiddenStates
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
 from headstart.engine.model import Model
@@ -40,6 +40,7 @@ from headstart.types import (
 )
 from headstart.types.errors import EngineError, InvalidParameterError, ModelError
 from headstart.types.sampling_params import SamplingParams
+from headstart.types.widths import ALL_WIDTHS
 
 _UNLIMITED = 2**30
 
@@ -56,7 +57,8 @@ class LlamaEngine(Sequences):
         """
         self.model = model
         self.vocab_size = model.vocab.size
-        self.deterministic = config.deterministic
+        self.is_exact = config.exact
+        self.widths, self.is_alone = ALL_WIDTHS, False  # of decodes, where it is exact
         self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context
         params = context_params(model.facts, config, limits, context)
@@ -74,13 +76,12 @@ class LlamaEngine(Sequences):
             )
         self.adapters = apply_adapters(model, self.handle, config)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
-        self.num_cells: int = self.context_size * (
-            limits.num_sequences if self.deterministic else 1
-        )
+        self.num_cells: int = self.context_size * (limits.num_sequences if self.is_exact else 1)
         rules = self._rules(config)
         checkpoints = Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes)
         super().__init__(self.handle, rules, checkpoints)
         self.cache_kind, self.max_rollback = rules.kind, rules.max_rollback
+        self.max_padding = rules.max_rollback  # rows that can be taken back at once
         if rules.kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
             self.max_rollback = _UNLIMITED  # `keep_for_draft` makes it possible
         self.can_shift = rules.kind is CacheKind.CUT and bool(
@@ -95,10 +96,12 @@ class LlamaEngine(Sequences):
         self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
         self._grouped: GroupedBatch | None = None  # where the launched batch takes several decodes
         self._asynchrony = Asynchrony()
-        if self.deterministic:
-            use_reference_kernels(self.handle)
-        if self.deterministic or rules.kind is CacheKind.ROLLBACK:
+        if self.is_exact or rules.kind is CacheKind.ROLLBACK:
             self._staging = Batch(self.max_batch_tokens)
+
+    def use_reference_kernels(self) -> None:
+        """Compute every row alike on a processor, whatever is beside it; slower."""
+        use_reference_kernels(self.handle)
 
     def _adjust(self, params: Any) -> None:
         """Change libllama's parameters before the context is made; for other kinds of contexts."""
@@ -114,15 +117,11 @@ class LlamaEngine(Sequences):
             kind, max_rollback = CacheKind.CHECKPOINT, 0
         elif window:
             kind = CacheKind.WINDOW
-        return CacheRules(kind, max_rollback, window, is_split=self.deterministic)
+        return CacheRules(kind, max_rollback, window, is_split=self.is_exact)
 
     def _window(self, config: EngineConfig) -> int:
         """Tokens that sliding windows keep; 0 if all layers keep the whole context."""
-        if (
-            config.swa_full
-            or self.model.facts.is_recurrent
-            or self.model.facts.window >= self.context_size
-        ):
+        if self.params.swa_full or self.model.facts.window >= self.context_size:
             return 0
         # Some models name a window that their layers do not have. Only in a cache with windows is
         # the part that cannot be cut smaller than all of it, also of an empty sequence.
@@ -152,16 +151,19 @@ class LlamaEngine(Sequences):
             )
         self._grouped = None
         is_even = self.cache_kind is CacheKind.ROLLBACK
-        runs = runs_of(batch) if self.deterministic or self.cache_kind is not CacheKind.CUT else []
+        runs = runs_of(batch) if self.is_exact or self.cache_kind is not CacheKind.CUT else []
+        if self.is_exact:
+            kind, is_alone = self.cache_kind, self.is_alone
+            self._launch_groups(
+                batch, exact_groups(batch, runs, self.widths, kind, is_alone=is_alone)
+            )
+            return
         if is_even and len(runs) > 1:
             self._launch_evenly(batch, runs)
             return
         if is_even:
             self._settle_runs(batch, runs)
-        if self.deterministic:
-            self._launch_groups(batch, invariant_groups(runs, self.max_batch_tokens), min_outputs=2)
-        else:
-            self._launch(batch)
+        self._launch(batch)
         if self.cache_kind is not CacheKind.CUT:
             self._note(batch, runs)
 
@@ -222,36 +224,34 @@ class LlamaEngine(Sequences):
         for start, end, _ in prompts:  # what they had is not good any more
             self.note_rows(int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1)
 
-    def _launch_groups(
-        self, batch: Batch, groups: Sequence[Group], *, min_outputs: int = 0
-    ) -> None:
+    def _launch_groups(self, batch: Batch, groups: Sequence[Group]) -> None:
         """Decode group after group; the last one is waited for in `wait`."""
-        grouped = GroupedBatch(batch, self._staging, len(groups), self.vocab_size)
+        grouped = GroupedBatch(batch, self._staging, groups, self.vocab_size)
         for group in groups:
             if grouped.group.runs:
                 self._collect(grouped)
-            grouped.stage(group, min_outputs)
-            if self.cache_kind is CacheKind.ROLLBACK:
+            grouped.stage(group, self.widths)
+            if self.cache_kind is CacheKind.CUT:
+                self._launch(self._staging)
+            else:
                 staged = runs_of(self._staging)
-                self._settle_runs(self._staging, staged)
+                if self.cache_kind is CacheKind.ROLLBACK:
+                    self._settle_runs(self._staging, staged)
                 self._launch(self._staging)
                 self._note(self._staging, staged)
-            else:
-                self._launch(self._staging)
             self._grouped = grouped
 
     def _collect(self, grouped: GroupedBatch) -> None:
         """Wait for the group that was launched last."""
         grouped.collect(self._wait(), self._published.of(self._staging.num_rows))
-        if not self.deterministic:
+        if not self.is_exact:
             return
+        batch = grouped.batch
         for start, end, _ in grouped.group.runs:
-            if end - start < grouped.group.width:
-                seq_id, last = (
-                    int(grouped.batch.seq_ids[start]),
-                    int(grouped.batch.positions[end - 1]),
-                )
-                api.llama_memory_seq_rm(self._memory, seq_id, last + 1, -1)
+            # a draft's snapshots are needed: what is rejected goes together with the padding
+            is_draft = self.cache_kind is CacheKind.ROLLBACK and batch.wants_logits[end - 1]
+            if end - start < grouped.group.width and not is_draft:
+                self.truncate(int(batch.seq_ids[start]), int(batch.positions[end - 1]) + 1)
 
     def _launch(self, batch: Batch) -> None:
         started = perf_counter()

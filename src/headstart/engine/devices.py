@@ -64,7 +64,7 @@ def attention_tile(config: EngineConfig) -> int:
     """
     types = {config.cache_type_k, config.cache_type_v}
     is_plain = config.flash_attn != "off" and types in ({"f16"}, {"f32"})
-    has_tiles = is_plain and not config.deterministic and not _attends_on_gpu(config)
+    has_tiles = is_plain and not config.exact and not _attends_on_gpu(config)
     # GGML_FA_TILE_Q of ggml-cpu
     return 64 if has_tiles else 1
 

@@ -48,7 +48,7 @@ class LlamaDraftContext(LlamaEngine):
 
         Args:
             model: the draft model, or the target's with its heads.
-            config: its settings; deterministic mode is not for drafts.
+            config: its settings; drafts need not be exact.
             is_heads: run the multi-token heads of the model.
 
         Raises:
@@ -58,7 +58,7 @@ class LlamaDraftContext(LlamaEngine):
         self._target, self._is_heads = target, is_heads or architecture == _ASSISTANT
         self._head = self._num_rows = self.feature_width = 0
         self.shares_target = architecture == _ASSISTANT
-        config = replace(config, deterministic=False, swa_full=True, ctx_checkpoints=0)
+        config = replace(config, exact=False, swa_full=True, ctx_checkpoints=0)
         super().__init__(model, config, limits)
         handle, target_handle = model.handle, target.model.handle
         self.num_heads = int(api.llama_model_n_layer_nextn(handle)) if is_heads else 1

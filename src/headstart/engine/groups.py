@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.types import Batch, Logits
+from headstart.types import Batch, CacheKind, Logits
+from headstart.types.widths import ALL_WIDTHS, Widths
 
 Run = tuple[int, int, int]
 """Adjacent rows of one sequence: where they start and end, and the index of the first output."""
+
+_LONGEST_SHORT = 16  # rows; a run with more is a prompt's, and decoded alone
 
 
 def runs_of(batch: Batch) -> list[Run]:
@@ -29,37 +33,80 @@ class Group(NamedTuple):
     width: int
 
 
-def invariant_groups(runs: list[Run], max_rows: int) -> list[Group]:
-    """Runs of 32 rows or fewer padded to one width, each longer one (a prompt's) alone.
+def exact_groups(
+    batch: Batch, runs: Sequence[Run], widths: Widths, kind: CacheKind, *, is_alone: bool = False
+) -> list[Group]:
+    """Groups whose number of rows is one of `widths`, in the order in which they are decoded.
 
-    Every width is at least two: one-row decodes take other kernels than all others on x86-64.
+    Each sequence has a cache of its own; libllama computes at once as many rows of each of some
+    sequences whose ids follow each other. A padded state can only be taken back until the next
+    decode, and one that has no snapshots not at all: those are decoded one by one, unpadded.
     """
-    short = sorted((r for r in runs if r[1] - r[0] <= 32), key=lambda r: r[0])
-    groups = [Group([r], r[1] - r[0]) for r in runs if r[1] - r[0] > 32]
-    width = max(2, max((r[1] - r[0] for r in short), default=0))
-    per_group = max(1, max_rows // width)
-    groups += [Group(short[i : i + per_group], width) for i in range(0, len(short), per_group)]
+    ids, short, groups = batch.seq_ids, list[Run](), list[Group]()
+    for run in runs:
+        if run[1] - run[0] <= min(_LONGEST_SHORT, widths.most):
+            short.append(run)
+        else:
+            groups += [
+                Group([piece], widths.fit(piece[1] - piece[0]))
+                for piece in _cut(batch, run, widths)
+            ]
+    neighbours = list[Run]()
+    for run in sorted(short, key=lambda run: int(ids[run[0]])):
+        is_next = neighbours and int(ids[run[0]]) == int(ids[neighbours[-1][0]]) + 1
+        can_join = is_next and kind is CacheKind.CUT and not is_alone
+        if neighbours and not (can_join and _width([*neighbours, run], widths)):
+            groups.append(Group(neighbours, _width(neighbours, widths)))
+            neighbours = []
+        neighbours.append(run)
+    if neighbours:
+        groups.append(Group(neighbours, _width(neighbours, widths)))
     return groups
+
+
+def _cut(batch: Batch, run: Run, widths: Widths) -> Iterator[Run]:
+    """A prompt's rows in pieces of almost one size."""
+    start, end, first = run
+    most = min(widths.most, batch.capacity)
+    num = -(-(end - start) // most)
+    size = min(most, widths.fit(-(-(end - start) // num)))
+    for at in range(start, end, size):
+        yield at, min(at + size, end), first
+        first += int(batch.wants_logits[at : at + size].sum())
+
+
+def _width(runs: Sequence[Run], widths: Widths) -> int:
+    """Rows that each run gets so that all together are one of the widths; 0: there is none."""
+    width = max(end - start for start, end, _ in runs)
+    while (total := len(runs) * width) <= widths.most:
+        if total == widths.fit(total):
+            return width
+        width += 1
+    return 0
 
 
 class GroupedBatch:
     """A batch on its way through several decodes."""
 
-    def __init__(self, batch: Batch, staging: Batch, num_groups: int, vocab_size: int) -> None:
+    def __init__(
+        self, batch: Batch, staging: Batch, groups: Sequence[Group], vocab_size: int
+    ) -> None:
         """`staging`: what is decoded, a group at a time."""
         self.staging = staging
         self.states: dict[int, NDArray[np.float32]] = {}  # by layer, of the rows decoded so far
         self.group = Group([], 0)  # in the staging batch
         self.batch = batch
-        self._outputs = slice(None)  # of the staging batch that were asked for
-        # the logits of a single group are in the order of the batch: no copy
-        self._is_single = num_groups == 1
+        self._outputs: list[int] | None = None  # of the staging batch that were asked for
+        # the logits of a single group are mostly in the order of the batch: no copy
+        self._is_single = len(groups) == 1 and groups[0].runs == sorted(groups[0].runs)
         self.logits: Logits = np.empty(
             (0 if self._is_single else batch.num_outputs, vocab_size), np.float32
         )
 
-    def stage(self, group: Group, min_outputs: int) -> None:
-        """Fill the staging batch with padded runs, and with `min_outputs` if it has any output."""
+    def stage(self, group: Group, widths: Widths = ALL_WIDTHS) -> None:
+        """Fill the staging batch with padded runs; as many rows as are one of the widths have
+        outputs, if any has one.
+        """
         batch, staging = self.batch, self.staging
         staging.clear()
         for start, end, _ in group.runs:
@@ -69,21 +116,25 @@ class GroupedBatch:
             staging.add(int(batch.seq_ids[start]), int(batch.positions[start]), tokens, 0)
             staging.wants_logits[first : first + end - start] = batch.wants_logits[start:end]
             staging.num_outputs += int(batch.wants_logits[start:end].sum())
-        self.group, self._outputs = group, slice(None)
-        if 0 < staging.num_outputs < min_outputs:
-            self._add_output()
+        self.group, self._outputs = group, None
+        if staging.num_outputs and (num := widths.fit(staging.num_outputs) - staging.num_outputs):
+            self._add_outputs(num)
 
-    def _add_output(self) -> None:
-        """Give a row beside the only output one, too."""
+    def _add_outputs(self, num: int) -> None:
+        """Let more rows have outputs, the last ones."""
         staging = self.staging
-        row = int(staging.wants_logits[: staging.num_rows].argmax())
-        other = row + 1 if row + 1 < staging.num_rows else row - 1
-        staging.wants_logits[other], staging.num_outputs = 1, 2
-        self._outputs = slice(1, 2) if other < row else slice(0, 1)
+        wants = staging.wants_logits[: staging.num_rows]
+        asked = np.flatnonzero(wants)
+        wants[np.flatnonzero(wants == 0)[-num:]] = 1
+        staging.num_outputs += num
+        ranks = np.cumsum(wants) - 1
+        self._outputs = ranks[asked].tolist()
 
     def collect(self, logits: Logits, states: dict[int, NDArray[np.float32]]) -> None:
         """Take over what the decode of the staging batch gave."""
-        logits, offset, at = logits[self._outputs], 0, 0
+        if self._outputs is not None:
+            logits = logits[self._outputs]
+        offset, at = 0, 0
         for start, end, first in self.group.runs:
             for layer, values in states.items():
                 if layer not in self.states:

@@ -171,7 +171,7 @@ def use_reference_kernels(context: Any) -> None:
         set_reference = prototype(cpu, "ggml_backend_cpu_set_use_ref", None, c_void_p, c_bool)
     except (AttributeError, OSError) as error:
         raise ModelError(
-            f"--deterministic needs a symbol this libllama does not export: {error}"
+            f"--exact needs a symbol this libllama does not export: {error}"
         ) from error
     scheduler = get_scheduler(context)
     for index in range(count(scheduler)):

@@ -13,6 +13,7 @@ from headstart.engine.machine import default_threads
 from headstart.engine.overrides import kv_overrides, tensor_overrides
 from headstart.types.errors import ConfigError
 
+MOST_WIDTH = 64  # rows that are compared to find widths that agree
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
 # Whose snapshots libllama mixes up after a rollback, when several sequences share a batch; see the
 # fuzz test in tests/real/test_architectures.py.
@@ -83,8 +84,7 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
     params.load_mode = _load_mode(config)
     params.check_tensors = config.check_tensors
     params.load_mtp = config.mtp
-    # repacked 4-bit weights round differently for 4 rows and more
-    params.use_extra_bufts = config.repack and not config.deterministic
+    params.use_extra_bufts = config.repack
     keep: list[Any] = []
     devices = device_array(config.device, can_be_remote=config.rpc is not None)
     if devices is not None:
@@ -120,15 +120,16 @@ def context_params(
         )
     params = api.llama_context_default_params()
     params.n_seq_max = limits.num_sequences
-    params.kv_unified = not config.deterministic
-    # Deterministic rows may be padded past the end of a sequence, hence the spare cells.
-    params.n_ctx = context if not config.deterministic else (context + 256) * limits.num_sequences
+    params.kv_unified = not config.exact
+    # Rows may be padded past the end of a sequence, hence the spare cells.
+    params.n_ctx = context if not config.exact else (context + 256) * limits.num_sequences
     params.n_batch = min(config.batch, max(context, 64))
     params.n_ubatch = params.n_batch
-    if not config.deterministic:
+    if not config.exact:
         params.n_ubatch = min(params.n_batch, config.ubatch or config.batch)
     # libllama does not report the window size of hybrid models.
-    params.swa_full = config.swa_full or facts.is_recurrent
+    # A window's cells are a ring, in which drafts would change the order of summation.
+    params.swa_full = config.swa_full or facts.is_recurrent or config.exact
     if facts.window and not params.swa_full:
         # Rows of one decode that libllama computes later may take cells that a draft before
         # them needs when it is rejected; in one micro-batch there is no later.
@@ -136,28 +137,28 @@ def context_params(
     # at most 256 MiB of logits in one decode
     outputs = min(limits.max_outputs, params.n_batch, 2**26 // max(1, facts.vocab_size))
     # For padding rows. One more costs nothing where all sequences share their cells.
-    is_shared = not (config.deterministic or facts.is_recurrent or facts.window)
+    is_shared = not (config.exact or facts.is_recurrent or facts.window)
     params.n_seq_max += is_shared and params.n_seq_max < params.n_batch
-    # Deterministic decodes have two outputs at least.
-    params.n_outputs_max = max(params.n_seq_max, outputs, 1 + config.deterministic)
+    if config.exact:  # outputs are padded too
+        outputs = min(params.n_batch, max(outputs, MOST_WIDTH) + MOST_WIDTH)
+    params.n_outputs_max = max(params.n_seq_max, outputs)
     # The last tokens of a sequence, one more than there are snapshots, must fit a micro-batch with
     # room to spare: libllama aborts otherwise.
-    if limits.num_sequences == 1 or facts.architecture not in _MIXED_SNAPSHOTS:
+    # Snapshots are good until another sequence is decoded, and exact decodes have one each.
+    is_mixed = config.exact or facts.architecture in _MIXED_SNAPSHOTS
+    if limits.num_sequences == 1 or not is_mixed:
         # all sequences' drafts, each as long as the longest, must fit one too
         most = min(params.n_ubatch - 2, params.n_ubatch // limits.num_sequences - 1)
         params.n_rs_seq = max(0, min(limits.max_draft, most))
     params.n_threads = config.threads or default_threads()
     params.n_threads_batch = config.threads_batch or params.n_threads
-    params.flash_attn_type = (
-        1 if config.deterministic else {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
-    )
+    attention = "on" if config.exact and config.flash_attn == "auto" else config.flash_attn
+    params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[attention]
     params.type_k = _GGML_TYPES[config.cache_type_k]
     params.type_v = _GGML_TYPES[config.cache_type_v]
     params.offload_kqv = config.kv_offload
     params.op_offload = config.op_offload
     _set_positions(params, config)
-    if config.deterministic:
-        _check_deterministic(facts, config)
     if limits.num_sequences > 1 and facts.architecture == "plamo2":
         raise ConfigError(
             f"--parallel is {limits.num_sequences} but libllama computes {facts.architecture} "
@@ -183,16 +184,6 @@ def _set_positions(params: Any, config: EngineConfig) -> None:
     params.yarn_attn_factor = config.yarn_attn_factor
     params.yarn_beta_fast = config.yarn_beta_fast
     params.yarn_beta_slow = config.yarn_beta_slow
-
-
-def _check_deterministic(facts: Facts, config: EngineConfig) -> None:
-    if facts.is_recurrent:
-        raise ConfigError(
-            "--deterministic needs a model with attention only, and this one keeps a recurrent "
-            "state; drop the flag"
-        )
-    if config.flash_attn == "off":
-        raise ConfigError("--deterministic needs flash attention; drop --flash-attn off")
 
 
 def _load_mode(config: EngineConfig) -> int:

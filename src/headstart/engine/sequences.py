@@ -160,10 +160,12 @@ class Sequences:
         if self.rules.kind is CacheKind.CUT:
             self._copy(source, target, length)
             return True
-        if self.rules.is_split:
-            if not self._can_copy(source, length):
+        if self.rules.is_split:  # the kinds that are left have recurrent layers
+            if length != self._lengths.get(source, 0):
                 return False
-            self._copy(source, target, length)
+            if not self._set(target, self._try_get(source, _WHOLE), _WHOLE):
+                self.clear(target)
+                return False
         elif not self._copy_with_state(source, target, length):
             self.clear(target)
             return False

@@ -26,8 +26,8 @@ def test_a_draft_model_takes_nothing_that_was_made_for_the_targets_weights() -> 
         tensor_split="1,1", context=512, cache_type_k="q8_0", batch=512, swa_full=True,
         ctx_checkpoints=8, mtp=False,
     )  # fmt: skip
-    deterministic = EngineConfig(context=512, deterministic=True)
-    assert DraftEngineConfig().applied_to(deterministic, 4).context == 2048
+    exact = EngineConfig(context=512, exact=True)
+    assert DraftEngineConfig().applied_to(exact, 4).context == 2048
     own = DraftEngineConfig(draft_device="CUDA1", draft_context=64, draft_gpu_layers=0)
     found = own.applied_to(target, 4)
     assert (found.device, found.tensor_split, found.context) == ("CUDA1", None, 64)

@@ -121,8 +121,8 @@ def test_endpoints_are_hosts_and_ports() -> None:
 
 
 def test_remote_devices_and_reference_kernels_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match="--deterministic"):
-        EngineConfig(rpc="a:1", deterministic=True)
+    with pytest.raises(ConfigError, match="--exact"):
+        EngineConfig(rpc="a:1", exact=True)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "10.1.2.3", "192.168.0.9", "172.16.4.4"])

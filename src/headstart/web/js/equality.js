@@ -26,9 +26,9 @@ export function compareTokens(first, second) {
 /**
  * The verdict in words.
  * @param {Comparison} comparison
- * @param {boolean} isDeterministic the server runs with --deterministic
+ * @param {boolean} isExact the server runs with --exact
  */
-export function verdict({ same, first, second, isEqual }, isDeterministic) {
+export function verdict({ same, first, second, isEqual }, isExact) {
   if (isEqual) return words.same(first);
-  return `${words.part(same, first, second)} ${isDeterministic ? words.mustNot : words.nearTie}`;
+  return `${words.part(same, first, second)} ${isExact ? words.mustNot : words.nearTie}`;
 }

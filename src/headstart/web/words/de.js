@@ -104,8 +104,8 @@ export const words = {
   runningDrafts: "Läuft mit Entwürfen …", runningBaseline: "Die Baseline läuft …",
   same: (n) => `Gleicher Text: alle ${n} Token sind gleich.`,
   part: (same, first, second) => `Die ersten ${same} Token sind gleich, dann trennen sich die Texte (${first} und ${second} Token).`,
-  mustNot: "Im deterministischen Modus darf das nicht sein; bitte melde es.",
-  nearTie: "Das liegt nicht an den Entwürfen: die Zahlen des Modells hängen ein wenig davon ab, wie viele Token zusammen berechnet werden; wo zwei fast gleich wahrscheinlich sind, kann jedes gewinnen. Mit --deterministic sind die Texte Bit für Bit gleich.",
+  mustNot: "Mit --exact darf das nicht sein; bitte melde es.",
+  nearTie: "Das liegt nicht an den Entwürfen: die Zahlen des Modells hängen ein wenig davon ab, wie viele Token zusammen berechnet werden; wo zwei fast gleich wahrscheinlich sind, kann jedes gewinnen. Mit --exact sind die Texte Bit für Bit gleich.",
   speeds: (first, second, ratio) => `${first} gegen ${second} Token/s: ${ratio} × so schnell.`,
   slower: "Die Entwürfe kosteten hier mehr, als sie brachten.",
 

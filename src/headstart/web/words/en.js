@@ -103,8 +103,8 @@ export const words = {
   runningDrafts: "Running with drafts…", runningBaseline: "Running the baseline…",
   same: (/** @type {number} */ n) => `Same text: all ${n} tokens are equal.`,
   part: (/** @type {number} */ same, /** @type {number} */ first, /** @type {number} */ second) => `The first ${same} tokens are equal, then the texts part (${first} and ${second} tokens).`,
-  mustNot: "In deterministic mode that must not happen; please report it.",
-  nearTie: "That is no effect of drafts: the model's numbers depend a little on how many tokens are computed together, so where two tokens are almost equally likely either can win. With --deterministic the texts are the same bit by bit.",
+  mustNot: "With --exact that must not happen; please report it.",
+  nearTie: "That is no effect of drafts: the model's numbers depend a little on how many tokens are computed together, so where two tokens are almost equally likely either can win. With --exact the texts are the same bit by bit.",
   speeds: (/** @type {string} */ first, /** @type {string} */ second, /** @type {string} */ ratio) => `${first} against ${second} tokens/s: ${ratio} × as fast.`,
   slower: "The drafts cost more than they gave here.",
 

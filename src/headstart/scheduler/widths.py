@@ -1,0 +1,178 @@
+"""Compare the logits of the same rows in decodes of different widths, bit for bit.
+
+Kernels differ in what they depend on, so each width is asked several questions: do all its rows
+agree with other widths, the last as the first; does a row change if the rows beside it are alike (a
+mixture of experts then sends them all to the same experts), or if they are another, longer
+sequence's; and again where the cache is longer than 512 cells, from which on libllama divides the
+attention of a single row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.types import Batch, Engine, Logits
+from headstart.types.widths import WidthClasses
+
+NARROW = range(1, 17)
+WIDE = (24, 32, 48, 60, 63, 64)  # attention on a processor changes at 64
+SHORT, LONG = 40, 520  # tokens in the cache
+_ROWS = 16  # that are compared of each width, or one decode of it where that is more
+_READ = 32  # rows of a decode that fills the cache
+_STEP = 7919  # prime: neighbours are unlike
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the decodes of one width gave."""
+
+    rows: list[bytes] = field(default_factory=list)  # digests of their logits
+    others: set[bytes] = field(default_factory=set)  # of the first row, beside rows alike
+    strangers: set[bytes] = field(default_factory=set)  # of the same, beside other sequences'
+    ms: float = float("inf")
+
+
+class WidthComparison:
+    """Decodes the same rows in all widths."""
+
+    def __init__(self, engine: Engine, sequences: Sequence[int], clock: Callable[[], float]):
+        """Sequences that hold nothing; several, with following ids, to tell of neighbours."""
+        self._engine, self._sequences, self._clock = engine, sequences, clock
+        self._batch = Batch(engine.max_batch_tokens)
+        self._first: NDArray[np.float32] | None = None
+        self._change = 0.0
+
+    def run(
+        self, lengths: Sequence[int] = (SHORT,), is_interrupted: Callable[[], bool] = lambda: False
+    ) -> WidthClasses | None:
+        """The classes in caches of such lengths; None if it was interrupted."""
+        most = min(self._engine.max_batch_tokens, self._engine.max_outputs)
+        room = self._engine.context_size - max(WIDE)
+        classes: WidthClasses | None = None
+        for length in dict.fromkeys(max(1, min(length, room)) for length in lengths):
+            widths = [n for n in (*NARROW, *WIDE) if n <= most]
+            found: dict[int, _Found] = {}
+            try:
+                self._first = None
+                self._read(self._sequences[0], length)
+                others = self._read_others(length)
+                saved = self._engine.save_sequence(self._sequences[0])
+                for width in widths:
+                    if is_interrupted():
+                        return None
+                    found[width] = self._look(width, length, saved, others)
+            finally:
+                for seq_id in self._sequences:
+                    self._engine.clear(seq_id)
+            classes = _refine(classes, found, self._change)
+        return classes
+
+    def _look(self, width: int, length: int, saved: bytearray, others: list[int]) -> _Found:
+        found, own = _Found(), self._sequences[0]
+        num = max(1, _ROWS // width) if width != _ROWS else 64 // width
+        num = min(num, (self._engine.context_size - length) // width)
+        for index in range(num):
+            start = length + index * width
+            logits = self._decode(
+                [(own, start, [self._token(start + i) for i in range(width)])], found
+            )
+            self._measure(logits, index * width)
+            found.rows += [_digest(row) for row in logits]
+        self._put(own, saved)
+        alike = self._decode([(own, length, [self._token(length)] * width)], found)
+        found.others.add(_digest(alike[0]))
+        self._put(own, saved)
+        if 2 <= width <= 1 + len(others):
+            rows = [(own, length, [self._token(length)])]
+            for index, seq_id in enumerate(self._sequences[1:width]):
+                rows.append((seq_id, others[index], [self._token(others[index])]))
+                others[index] += 1
+            found.strangers.add(_digest(self._decode(rows, found)[0]))
+            self._put(own, saved)
+        return found
+
+    def _decode(self, rows: list[tuple[int, int, list[int]]], found: _Found) -> Logits:
+        self._batch.clear()
+        for seq_id, start, tokens in rows:
+            self._batch.add(seq_id, start, tokens, len(tokens))
+        started = self._clock()
+        logits = self._engine.decode(self._batch)
+        found.ms = min(found.ms, 1000.0 * (self._clock() - started))
+        return logits
+
+    def _measure(self, logits: Logits, start: int) -> None:
+        """Remember the first width's rows, and how far others are from them."""
+        if start == 0 and self._first is None:
+            self._first = np.full((_ROWS, logits.shape[1]), np.nan, np.float32)
+        first = self._first
+        if first is None or start + len(logits) > _ROWS:
+            logits = logits[: max(0, _ROWS - start)]
+        if first is None or not len(logits):
+            return
+        known = first[start : start + len(logits)]
+        if np.isnan(known[:, 0]).all():
+            known[:] = logits
+        with np.errstate(invalid="ignore"):
+            self._change = max(self._change, float(np.abs(known - logits).max()))
+
+    def _put(self, seq_id: int, saved: bytearray) -> None:
+        self._engine.restore_sequence(seq_id, saved)
+
+    def _read_others(self, length: int) -> list[int]:
+        """Fill the other sequences, longer than the first one; returns their lengths."""
+        longer = min(length + 230, self._engine.context_size - 32)
+        lengths = [longer if i == 0 else 8 for i in range(len(self._sequences) - 1)]
+        for seq_id, num in zip(self._sequences[1:], lengths, strict=True):
+            self._read(seq_id, num)
+        return lengths
+
+    def _read(self, seq_id: int, length: int) -> None:
+        for start in range(0, length, _READ):
+            self._batch.clear()
+            rows = range(start, min(start + _READ, length))
+            self._batch.add(seq_id, start, [self._token(i) for i in rows], 1)
+            self._engine.decode(self._batch)
+
+    def _token(self, index: int) -> int:
+        return index * _STEP % min(self._engine.vocab_size, _STEP)
+
+
+def _digest(row: NDArray[np.float32]) -> bytes:
+    return hashlib.blake2b(row.tobytes(), digest_size=8).digest()
+
+
+def _refine(before: WidthClasses | None, found: dict[int, _Found], change: float) -> WidthClasses:
+    """Classes of widths that agree here and agreed before."""
+    old = {n: i for i, one in enumerate(before.classes) for n in one} if before else {}
+    mixed = set(before.mixed if before else ())
+    mixed |= {n for n, one in found.items() if one.others != {one.rows[0]}}
+    # a class of its own where rows alike differ, another matter where only strangers do
+    is_alone = any(
+        one.strangers - {one.rows[0]} for n, one in found.items() if n not in mixed
+    ) or bool(before and before.is_alone)
+    classes: list[list[int]] = []
+    for width, one in found.items():
+        if width in mixed:
+            continue
+        for members in classes:
+            other = max((found[n].rows for n in members), key=len)
+            num = min(len(other), len(one.rows))
+            if old.get(width) == old.get(members[0]) and other[:num] == one.rows[:num]:
+                members.append(width)
+                break
+        else:
+            classes.append([width])
+    times = dict(before.milliseconds) if before else {}
+    times |= {n: min(one.ms, times.get(n, one.ms)) for n, one in found.items()}
+    return WidthClasses(
+        tuple(map(tuple, classes)),
+        tuple(sorted(mixed)),
+        change,
+        tuple(sorted(times.items())),
+        is_alone,
+    )

@@ -1,0 +1,92 @@
+"""Which widths agree: faults planted in a fake engine's kernels are found and named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from headstart.scheduler.widths import WidthComparison
+from headstart.testing import FakeEngine
+from headstart.types import Batch
+from headstart.types.widths import WidthClasses, Widths
+
+Kernel = Callable[[Batch, int], int]
+"""What kernel computes a row, given the batch and the row."""
+
+
+class Kernels(FakeEngine):
+    """A model whose logits depend a little on the kernel."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        super().__init__(order=4, num_cells=4096, context_size=1024)
+        self._kernel, self._row = kernel, 0
+
+    def launch(self, batch: Batch) -> None:
+        self._launched, self._row = batch, -1
+        super().launch(batch)
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        self._row += 1
+        while not self._launched.wants_logits[self._row]:
+            self._row += 1
+        kernel = self._kernel(self._launched, self._row)
+        return super().logits_after(tokens) + np.float32(0.125 * kernel)
+
+
+def compare(kernel: Kernel) -> WidthClasses:
+    ticks = iter(range(10**6))
+    classes = WidthComparison(Kernels(kernel), range(3), lambda: float(next(ticks))).run()
+    assert classes is not None
+    return classes
+
+
+@pytest.mark.parametrize(
+    ("kernel", "names", "chosen"),
+    [
+        (lambda batch, row: 0, "1-64", Widths(1, 64, 1)),
+        (lambda batch, row: batch.num_rows > 1, "1 | 2-64", Widths(2, 64, 1)),
+        (
+            lambda batch, row: (batch.num_rows > 1) + (batch.num_rows > 8),
+            "1 | 2-8 | 9-64",
+            Widths(2, 8, 1),
+        ),
+        (  # groups of four rows, and what is left with another kernel
+            lambda batch, row: row >= batch.num_rows // 4 * 4,
+            "1-3 | 4, 8, 12, 16-60, 64 | 5 | 6 | 7 | 9-11 | 13-15 | 63",
+            Widths(4, 64, 4),
+        ),
+    ],
+    ids=["one", "single", "three", "rows left over"],
+)
+def test_a_kernel_that_depends_on_the_width_is_found_and_named(
+    kernel: Kernel, names: str, chosen: Widths
+) -> None:
+    classes = compare(kernel)
+    assert (str(classes), classes.choose()) == (names, chosen)
+    assert classes.change == pytest.approx(0.0 if classes.is_one else 0.125, abs=0.13)
+    assert not classes.is_alone
+
+
+def test_a_kernel_that_depends_on_the_rows_beside_is_found() -> None:
+    """A mixture of experts whose kernel depends on how many rows an expert gets."""
+
+    def kernel(batch: Batch, row: int) -> int:
+        tokens = batch.tokens[: batch.num_rows]
+        return int((tokens == tokens[row]).sum() >= 8)
+
+    classes = compare(kernel)
+    assert str(classes).startswith("1-7 | mixed: 8-")
+    assert classes.choose() == Widths(1, 7, 1)
+
+
+def test_a_row_that_changes_beside_another_sequence_is_decoded_alone() -> None:
+    assert compare(lambda batch, row: len(set(batch.seq_ids[: batch.num_rows])) > 1).is_alone
+
+
+def test_padding_that_cannot_be_taken_back_leaves_out_wide_classes() -> None:
+    classes = WidthClasses(((1,), (2, 3, 4, 5, 6, 7, 8)), (), 0.1)
+    assert classes.choose(most_padding=1) == Widths(2, 8, 1)
+    assert classes.choose(most_padding=0) is None
