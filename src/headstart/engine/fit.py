@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from headstart.config import EngineConfig
+from headstart.config import LEAST_CONTEXT, EngineConfig
 from headstart.engine.devices import list_devices
 from headstart.engine.footprint import HOST, Measured, Use, Uses, measure
 from headstart.engine.machine import available_memory
@@ -137,15 +137,21 @@ class _Fitting:
 
     def uses(self, config: EngineConfig | None = None) -> Uses:
         """What all models take with these settings."""
-        config = config or self.config
-        limits = replace(self.target.limits, max_draft=self.max_draft)
-        parts = [Part(self.target.path, config, limits), *self.drafters(config)]
         total: Uses = {}
-        for part in parts:
-            measured = self._measure(part.path, part.config, part.limits, part.config.context)
-            for name, use in (measured.uses if measured else {}).items():
+        for part in self._parts(config or self.config):
+            for name, use in self._uses_of(part).items():
                 total[name] = total.get(name, Use()) + use
         return total
+
+    def _parts(self, config: EngineConfig) -> list[Part]:
+        """The target, then what drafts for it."""
+        limits = replace(self.target.limits, max_draft=self.max_draft)
+        return [Part(self.target.path, config, limits), *self.drafters(config)]
+
+    def _uses_of(self, part: Part, context: int | None = None) -> Uses:
+        size = part.config.context if context is None else context
+        measured = self._measure(part.path, part.config, part.limits, size)
+        return measured.uses if measured else {}
 
     def _excess(self, uses: Uses) -> int:
         """Bytes by which the fullest device is over what it may hold; not above 0: it fits."""
@@ -270,15 +276,46 @@ class _Fitting:
             is_mapped = name == HOST and self.config.mmap and not self.config.mlock
             needed = use.total - (use.weights if is_mapped else 0)
             if needed > free:
-                raise MemoryFullError(
-                    f"{self.target.path.name} does not fit: of {_size(free)} free in {name} it "
-                    f"needs {_size(needed)} ({_shown(use)}); lower {_advice(use, self.config)}"
-                )
+                raise MemoryFullError(self._why_not(name, use, needed, free))
             if use.total > free:
                 self.remarks.append(
                     f"the weights are read from disk again and again: {_shown(use)} of "
                     f"{_size(free)} that are free"
                 )
+
+    def _why_not(self, name: str, use: Use, needed: int, free: int) -> str:
+        """What does not fit into this device, and what to lower: of the model that takes most."""
+        target, *drafters = self._parts(self.config)
+        taken = [(self._uses_of(part).get(name, Use()), part) for part in drafters]
+        largest, part = max(taken, default=(Use(), target), key=lambda one: one[0].total)
+        words = f"of {_size(free)} free in {name} "
+        if 2 * largest.total <= use.total:
+            now = self.config.context
+            most = _most_context(
+                lambda n: self.uses(replace(self.config, context=n)), name, now, free - needed
+            )
+            return (
+                f"{target.path.name} does not fit: {words}it needs {_size(needed)} "
+                f"({_shown(use)}); lower {_advice(use, self.config, most)}"
+            )
+        now = part.config.context
+        most = _most_context(lambda n: self._uses_of(part, n), name, now, free - needed)
+        context = f"-cd ({now}{most})"
+        return (
+            f"the draft model {part.path.name} does not fit beside {target.path.name}: {words}"
+            f"they need {_size(needed)}, the draft model {_size(largest.total)} "
+            f"({_shown(largest)}); lower {context}, or leave out -md"
+        )
+
+
+def _most_context(uses: Callable[[int], Uses], name: str, now: int, room: int) -> str:
+    """How much context would fit where `room` bytes of a device, below 0, are left."""
+    least = min(now, LEAST_CONTEXT)
+    large, small = (uses(context).get(name, Use()).total for context in (now, least))
+    if large <= small:
+        return ""
+    most = (now + int(room * (now - least) / (large - small))) // _STEP * _STEP
+    return f"; {most} would fit" if most >= least else ""
 
 
 def _least_snapshots(target: Part) -> int:
@@ -288,9 +325,9 @@ def _least_snapshots(target: Part) -> int:
     return 0 if target.config.ctx_checkpoints else 1  # without copies there is no other way
 
 
-def _advice(use: Use, config: EngineConfig) -> str:
-    """Flags to lower, the one that helps most first."""
-    of_cache = [f"--context ({config.context})", "--parallel"]
+def _advice(use: Use, config: EngineConfig, most: str) -> str:
+    """Flags to lower, the one that helps most first; `most` says how much context would fit."""
+    of_cache = [f"--context ({config.context}{most})", "--parallel"]
     if config.cache_type_k == "f16":
         of_cache.append("--cache-type-k and --cache-type-v (to q8_0)")
     of_compute = ["--ubatch", "--draft-max"]

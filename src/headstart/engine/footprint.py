@@ -21,6 +21,7 @@ from headstart.engine.parameters import Facts, Limits, context_params, model_par
 from headstart.types.errors import ModelError
 
 HOST = "main memory"
+_MOST_MEASURED = 2**18  # tokens of context
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,11 @@ class Use:
             self.weights + other.weights, self.cache + other.cache, self.compute + other.compute
         )
 
+    def growth(self, smaller: Use, times: float) -> Use:
+        """What it takes more than `smaller`, so many times."""
+        cache, compute = self.cache - smaller.cache, self.compute - smaller.compute
+        return Use(0, int(cache * times), int(compute * times))
+
 
 Uses = dict[str, Use]  # by the device's name; HOST for all that the processor computes with
 
@@ -56,12 +62,25 @@ class Measured:
 def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured | None:
     """What this model would take; None if this build of libllama cannot report it.
 
+    libllama takes seconds to plan a hundred million tokens, so above `_MOST_MEASURED` it is asked
+    about fewer: caches and computing grow linearly.
+
     Raises:
         ModelError: libllama cannot make it.
         ConfigError: settings that contradict each other or the model.
     """
     if not can_measure():
         return None
+    if context <= _MOST_MEASURED:
+        return _measure(path, config, limits, context)
+    half = _measure(path, config, limits, _MOST_MEASURED // 2)
+    whole = _measure(path, config, limits, _MOST_MEASURED)
+    times = (context - _MOST_MEASURED) / (_MOST_MEASURED // 2)
+    uses = {name: use + use.growth(half.uses[name], times) for name, use in whole.uses.items()}
+    return replace(whole, uses=uses)
+
+
+def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
     library.start(config.numa)
     params, keep = model_params(config)
     params.no_alloc, params.load_mode = True, 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from headstart.config import EngineConfig
+from headstart.engine import footprint
 from headstart.engine.fit import Fitted, Part, fit
 from headstart.engine.footprint import HOST, Measured, Use
 from headstart.engine.parameters import Facts, Limits
@@ -100,7 +101,7 @@ def test_what_is_set_is_not_changed_when_fitting_is_off() -> None:
     with pytest.raises(
         ConfigError,
         match=r"big\.gguf does not fit: of 15\.0 GiB free in CUDA0 it needs 18\.2 GiB .*"
-        r"weights 10\.0 GiB.*; lower --gpu-layers.*--context \(32768\)",
+        r"weights 10\.0 GiB.*; lower --gpu-layers.*--context \(32768; 19456 would fit\)",
     ):
         fitted(15, config=config)
 
@@ -156,3 +157,46 @@ def test_drafters_that_need_snapshots_have_them() -> None:
     assert with_snapshots(MIB, has_state_reader=True).limits.max_draft == 8
     assert with_snapshots(GIB // 8, no_copies=True).limits.max_draft == 1
     assert with_snapshots(GIB // 8, max_draft=0).limits.max_draft == 0
+
+
+def test_a_context_that_does_not_fit_is_told_what_would() -> None:
+    config = EngineConfig(context=10 * TRAIN, fit="off")
+    with pytest.raises(ConfigError, match=r"lower --context \(327680; (\d+) would fit\)") as told:
+        fitted(15, config=config)
+    most = int(str(told.value).partition("; ")[2].partition("(327680; ")[2].split()[0])
+    assert fitted(15, config=EngineConfig(context=most, fit="off")).config.context == most
+    with pytest.raises(ConfigError):
+        fitted(15, config=EngineConfig(context=most + 512, fit="off"))
+
+
+def test_a_draft_model_that_does_not_fit_is_named_with_its_flags() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"the draft model draft\.gguf does not fit beside big\.gguf: .* lower -cd "
+        r"\(999936; \d+ would fit\), or leave out -md",
+    ):
+        fit(
+            Part(MODEL, EngineConfig(context=4096), Limits(4, 4, 0)),
+            lambda target: [
+                Part(Path("draft.gguf"), EngineConfig(context=999936), Limits(4, 4, 0))
+            ],
+            measure=machine(),
+            free=lambda: {"CUDA0": 24 * GIB, HOST: 64 * GIB},
+        )
+
+
+def test_a_hundred_million_tokens_are_measured_without_planning_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    planned = []
+
+    def plan(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
+        planned.append(context)
+        return Measured(Facts(False, 0, TRAIN, 1, 10), {HOST: Use(7, 2 * context, context + 5)}, 0)
+
+    monkeypatch.setattr(footprint, "_measure", plan)
+    monkeypatch.setattr(footprint, "can_measure", lambda: True)
+    found = footprint.measure(MODEL, EngineConfig(), Limits(1, 1, 0), 99_999_999)
+    assert found is not None
+    assert found.uses[HOST] == Use(7, 2 * 99_999_999, 99_999_999 + 5)
+    assert max(planned) <= 2**18
