@@ -1,14 +1,17 @@
 #!/bin/sh
-# Ask a running server with curl: chat, then the same text without speculation, then what was drafted in total.
+# Ask a running server with curl: an edit, then the same without speculation, then what was drafted in total.
+# The two answers are the same; "timings" at their ends says what the drafts saved.
 set -eu
 URL=${HEADSTART_URL:-http://127.0.0.1:8080}
+RENAME='Rename `data` to `buffer`:\n```python\ndef write(self, data):\n    self.file.write(data)\n    return len(data)\n```'
 
 ask() {
-    curl -sSf "$URL/v1/chat/completions" -H "Authorization: Bearer ${HEADSTART_API_KEY:-none}" -d "$1"
+    curl -sSf "$URL/v1/chat/completions" -H "Authorization: Bearer ${HEADSTART_API_KEY:-none}" \
+        -d "{\"messages\": [{\"role\": \"user\", \"content\": \"$RENAME\"}], \"seed\": 1, $1}"
     echo
 }
 
-ask '{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32, "seed": 1}'
-ask '{"messages": [{"role": "user", "content": "Say hello."}], "max_tokens": 32, "seed": 1, "speculative": {"mode": "off"}}'
+ask '"speculative": {"mode": "auto"}'
+ask '"speculative": {"mode": "off"}'
 
 curl -sSf -H "Authorization: Bearer ${HEADSTART_API_KEY:-none}" "$URL/metrics" | grep '^headstart_draft_tokens'

@@ -198,6 +198,31 @@ def test_sigterm_ends_it_cleanly_and_the_engine_with_it(to_group: bool, tmp_path
     assert not any("restart" in line or "Traceback" in line for line in server.lines)
 
 
+def test_ctrl_c_while_the_engine_starts_ends_without_a_traceback(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "headstart", "serve", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=environment(tmp_path),
+        start_new_session=True,
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while len(children.read_text().split()) < 2:  # the engine, after the tracker of resources
+        assert process.poll() is None
+    # the engine is the last child; until it has all it needs, the server ignores Ctrl-C
+    until(lambda: _catches(process.pid, signal.SIGINT), "Ctrl-C is taken again")
+    os.killpg(process.pid, signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert b"Traceback" not in out
+    assert process.returncode in (130, -signal.SIGINT)
+
+
+def _catches(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+    return bool(caught >> (number - 1) & 1)
+
+
 def test_a_second_signal_does_not_wait_for_an_engine_that_does_not_answer(tmp_path: Path) -> None:
     server = Server(["--context", "4096"], tmp_path)
     engine = server.engine_pid()

@@ -5,6 +5,7 @@ Functions here are entry points: each imports the part of the world that it need
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping, Sequence
@@ -283,7 +284,7 @@ def serve(
             config.server,
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
-            partial(_announce, parent, models.is_demo),
+            partial(_announce, parent, config, models),
             Extras() if parent.is_there else Extras.of(config.tools, os.environ),
         )
     finally:
@@ -291,20 +292,18 @@ def serve(
     return 0
 
 
-def _announce(parent: Parent, is_demo: bool, url: str) -> None:
+def _announce(parent: Parent, config: Config, models: Models, url: str) -> None:
     """Tell the router, or print, that requests can be answered."""
     if parent.is_there:
         parent.tell("loaded", url=url)
         return
-    if is_demo:
-        print(
-            "Serving the embedded demo model: tiny, it copies and renames code. Use -m FILE for a "
-            "real one."
-        )
-    code = "def write(self, data):\\n    self.file.write(data)\\n    return len(data)"
-    question = f"Rename `data` to `buffer`:\\n```python\\n{code}\\n```"
-    body = '{"messages": [{"role": "user", "content": "' + question + '"}], "temperature": 0}'
-    print(
-        f"Headstart listens on {url}. Try:\n\n  curl {url}/v1/chat/completions -d '{body}'\n",
-        flush=True,
-    )
+    from headstart.app.demo import PROMPT
+
+    print(f"Headstart listens on {url} - open it in a browser to chat.")
+    if models.is_demo:
+        print("The embedded demo model renames and copies code. Serve a real one with -m FILE.")
+    has_key = config.server.api_key or config.server.api_key_file
+    key = ' -H "Authorization: Bearer YOUR_KEY"' if has_key else ""
+    message = {"role": "user", "content": PROMPT}
+    body = json.dumps({"messages": [message], "temperature": 0})
+    print(f"Or try:\n\n  curl {url}/v1/chat/completions{key} -d '{body}'\n", flush=True)

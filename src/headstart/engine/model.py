@@ -12,6 +12,7 @@ from headstart.engine import library
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts, model_params
 from headstart.engine.vocab import LlamaVocab
+from headstart.structures.progress import Progress
 from headstart.types import ModelInfo
 from headstart.types.errors import ModelError
 
@@ -45,7 +46,16 @@ class Model:
         params, self._keep = model_params(config, vocab_only=vocab_only)
         params.load_mtp |= is_drafter
         library.take_errors()
+        progress = Progress()
+
+        def tell(share: float, _: object) -> bool:
+            progress.tell(f"loading {self.path.name}: {100 * share:.0f} %")
+            return True
+
+        params.progress_callback = callback = api.llama_progress_callback(tell)
         self.handle: Any = api.llama_model_load_from_file(str(self.path).encode(), params)
+        del callback  # libllama calls it while it loads only
+        progress.end()
         if not self.handle:
             reason = library.take_errors() or "libllama gave no reason"
             raise ModelError(f"cannot load {self.path}: {reason}")

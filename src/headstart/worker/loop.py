@@ -26,6 +26,7 @@ from headstart.types.request import (
     error_event,
 )
 from headstart.worker.messages import Cancel, Command, Message, Stop
+from headstart.worker.request_log import PromptLog, log_begin
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class _EventSender:
     ) -> None:
         self._scheduler, self._send, self._clock = scheduler, send, clock
         self._last_report = 0.0
+        self._prompts = PromptLog(clock)
 
     def deliver(self) -> None:
         """What the scheduler has to tell."""
@@ -82,7 +84,10 @@ class _EventSender:
         if is_due:
             self._last_report = now
         if events or is_due:
-            self._send(Message(events, make_report(self._scheduler) if is_due else None))
+            report = make_report(self._scheduler) if is_due else None
+            if report is not None:
+                self._prompts.note(report.slots)
+            self._send(Message(events, report))
 
 
 def run_loop(
@@ -169,6 +174,7 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
             scheduler.embeddings.submit(command)
         else:
             scheduler.submit(command)
+            log_begin(command)
     except (RequestError, CapacityError, EngineError) as error:
         send(Message([error_event(command.request_id, error)]))
 

@@ -1,14 +1,43 @@
-"""The log line of a request: one when it ends, with the words llama-server's users look for."""
+"""The log of a request: its begin, its long prompt, and its end in llama-server's words."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 
-from headstart.types.request import EmbeddingEvent, ErrorEvent, RequestStats
+from headstart.structures.progress import Progress
+from headstart.types.report import SlotReport
+from headstart.types.request import EmbeddingEvent, ErrorEvent, Request, RequestStats
 from headstart.types.speculation_stats import SpeculationStats
 
 log = logging.getLogger(__name__)
+
+
+class PromptLog:
+    """Says how far long prompts are, from the reports on slots."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._running: dict[str, Progress] = {}  # by request
+
+    def note(self, slots: Iterable[SlotReport]) -> None:
+        """Look at all slots as they are now."""
+        before, self._running = self._running, {}
+        for slot in slots:
+            if slot.is_processing and slot.num_processed < slot.num_prompt:
+                progress = before.pop(slot.request_id, None) or Progress(self._clock)
+                self._running[slot.request_id] = progress
+                progress.tell(
+                    f"request {slot.request_id}: prompt, {slot.num_processed} of "
+                    f"{slot.num_prompt} tokens"
+                )
+        for progress in before.values():
+            progress.end()
+
+
+def log_begin(request: Request) -> None:
+    """Log a request that was taken."""
+    log.info("request %s: begins with %d prompt tokens", request.request_id, len(request.prompt))
 
 
 def log_request(request_id: str, stats: RequestStats, reason: str) -> None:

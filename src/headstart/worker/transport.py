@@ -18,7 +18,7 @@ import queue
 import select
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
@@ -142,7 +142,8 @@ class ProcessTransport:
             daemon=True,
         )
         try:
-            self._process.start()
+            with _ctrl_c_ignored():
+                self._process.start()
         except BaseException:  # as if it had never been
             self._commands.close()
             self._messages.close()
@@ -232,6 +233,19 @@ class ProcessTransport:
         self._sender.close()
         self._messages.close()
         self._receiver.on_end(error)
+
+
+@contextlib.contextmanager
+def _ctrl_c_ignored() -> Iterator[None]:
+    """Ctrl-C is sent to the whole group; a process that starts now goes on ignoring it."""
+    if threading.current_thread() is not threading.main_thread():  # which alone may say so
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _call_in(

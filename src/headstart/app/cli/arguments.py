@@ -10,7 +10,8 @@ from headstart.app.cli.llama_server import OFF, ON
 from headstart.app.cli.settings import Setting, closest
 from headstart.types.errors import ConfigError
 
-SWITCHES = ("--help", "-h", "--usage", "--print-config")
+HELP = ("-h", "--help", "--usage", "--help-all")
+SWITCHES = (*HELP, "--print-config")
 
 
 class Arguments:
@@ -24,6 +25,7 @@ class Arguments:
         self.given: dict[str, str | bool] = {}  # texts and switches by setting
         self.words: list[str] = []  # that belong to no flag; all that follow --, and that itself
         self.switches: set[str] = set()
+        self.help_word: str | None = None  # after a flag that asks for help
         self.file: str | None = None
         self._command, self._argv, self._next = command, argv, 0
         self._by_name = {name: one for one in settings for name in one.spellings}
@@ -55,6 +57,9 @@ class Arguments:
     def _read_flag(self, name: str, value: str | None) -> None:
         if name in SWITCHES:
             self.switches.add(name)
+            if name in HELP:
+                self.help_word = value or next(iter(self._argv[self._next :]), None)
+                self._next = len(self._argv)
         elif name == "--config":
             self.file = self._value(name, value)
         elif setting := self._by_name.get(name):

@@ -6,17 +6,26 @@ import os
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from headstart.app.cli.arguments import Arguments
+from headstart.app.cli.arguments import HELP, Arguments
 from headstart.app.cli.environment import check_environment, from_environment
 from headstart.app.cli.resolve import Given, Resolved, from_file, resolve
 from headstart.app.cli.settings import Setting, all_settings, part_title, settings_of
 from headstart.config import flag_of
 from headstart.types.errors import ConfigError
+
+# settings that people use, for the short help page
+COMMON = (
+    "model", "hf_repo", "draft_model", "context", "parallel", "gpu_layers", "threads", "host",
+    "port", "api_key", "models_dir", "spec", "temp",
+)  # fmt: skip
+
+
+_MOST_SHOWN = 30  # settings on a short help page
 
 
 class HelpRequested(Exception):
@@ -34,6 +43,7 @@ class Command:
     parts: Sequence[str] | None = ()  # of `Config`; None: all
     shared: Collection[str] | None = None  # the settings of these parts that it has; None: all
     usage: str = ""  # the words that it takes, for the help page; empty: none
+    examples: str = ""  # for the help page
 
     def settings(self) -> list[Setting]:
         """What can be set, its own options first."""
@@ -49,7 +59,7 @@ class Command:
             HeadstartError: it cannot be run, or failed.
         """
         resolved, print_config, words = read_flags(
-            self.name, self.about, self.settings(), argv, self.usage
+            self.name, self.about, self.settings(), argv, self.usage, self.examples
         )
         resolved.config()  # raises
         if self.options is not None:
@@ -61,7 +71,12 @@ class Command:
 
 
 def read_flags(
-    command: str, about: str, settings: Sequence[Setting], argv: Sequence[str], usage: str = ""
+    command: str,
+    about: str,
+    settings: Sequence[Setting],
+    argv: Sequence[str],
+    usage: str = "",
+    examples: str = "",
 ) -> tuple[Resolved, bool, list[str]]:
     """Resolve a command's settings.
 
@@ -72,8 +87,15 @@ def read_flags(
         ConfigError: an unknown flag, an impossible value, or a word where `usage` has none.
     """
     arguments = Arguments(command, settings, argv)
-    if arguments.switches & {"-h", "--help", "--usage"}:
-        raise HelpRequested(help_page(f"{command} {usage or '[flags]'}", about, settings))
+    if asked := arguments.switches & set(HELP):
+        if word := arguments.help_word:
+            raise HelpRequested(help_on(word, command, settings))
+        shown = settings
+        if "--help-all" not in asked and len(settings) > _MOST_SHOWN:
+            shown = [one for one in settings if not one.part or one.name in COMMON]
+        about = f"{about}\n\n{examples}" if examples else about
+        usage = f"{command} {usage or '[flags]'}"
+        raise HelpRequested(help_page(usage, about, shown, len(settings) - len(shown)))
     if arguments.words and not usage:
         raise ConfigError(
             f"unexpected argument {arguments.words[0]!r}; flags start with a dash, see headstart "
@@ -102,31 +124,58 @@ def _preset(resolved: Resolved, settings: Sequence[Setting]) -> dict[str, Given]
     return {name: Given(text, "preset", f"{name} in the preset") for name, text in texts.items()}
 
 
-def help_page(usage: str, about: str, settings: Sequence[Setting]) -> str:
+def help_page(usage: str, about: str, settings: Sequence[Setting], num_hidden: int = 0) -> str:
     """The text of `headstart COMMAND --help`, as wide as the terminal.
 
-    `usage` begins with the command.
+    `usage` begins with the command. Paragraphs of `about` with indented lines stay as they are.
     """
-    width = max(60, min(shutil.get_terminal_size().columns, 110))
-    lines = [f"Usage: headstart {usage}", "", *textwrap.wrap(about, width)]
-    for part, members in groupby(settings, lambda setting: setting.part):
-        lines += ["", part_title(part) if part else usage.split()[0].capitalize()]
-        for setting in members:
-            lines += _entry(_spelling(setting), _explanation(setting), width)
+    width = _width()
+    lines = [f"Usage: headstart {usage}"]
+    for paragraph in about.split("\n\n"):
+        is_example = paragraph.startswith(" ")
+        lines += ["", *(paragraph.split("\n") if is_example else textwrap.wrap(paragraph, width))]
+    command = usage.split()[0]
+    if num_hidden:
+        lines += ["", "Flags that people use most", *_entries(settings, width)]
+    else:
+        for part, members in groupby(settings, lambda setting: setting.part):
+            lines += ["", part_title(part) if part else command.capitalize()]
+            lines += _entries(members, width)
     lines += ["", "General"]
-    lines += _entry(
-        "    --config FILE",
-        "TOML file with settings, named as the flags (also HEADSTART_CONFIG)",
-        width,
-    )
+    config = "TOML file with settings, named as the flags (also HEADSTART_CONFIG)"
+    lines += _entry("    --config FILE", config, width)
     lines += _entry("    --print-config", "print every setting with its origin and stop", width)
-    lines += _entry("-h, --help", "print this page and stop", width)
+    if num_hidden:
+        lines += _entry("    --help-all", f"the other {num_hidden} flags too, by topic", width)
+    lines += _entry("-h, --help [WORD]", "this page, or every flag that has to do with WORD", width)
     closing = (
         "llama-server's flags and variables are taken as well (docs/from-llama-server.md). "
         "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats "
         "llama-server's variable, which beats the config file."
     )
     return "\n".join([*lines, "", *textwrap.wrap(closing, width)])
+
+
+def help_on(word: str, command: str, settings: Sequence[Setting]) -> str:
+    """The flags that have a word in their names or in what they say."""
+    wanted = word.lower().lstrip("-")
+    found = [
+        one
+        for one in settings
+        if wanted
+        in " ".join((*one.spellings, one.option.help, *(one.option.choices or ()))).lower()
+    ]
+    if not found:
+        raise ConfigError(f"no flag has to do with {word!r} (all: headstart {command} --help-all)")
+    return "\n".join(_entries(found, _width()))
+
+
+def _width() -> int:
+    return max(60, min(shutil.get_terminal_size().columns, 110))
+
+
+def _entries(settings: Iterable[Setting], width: int) -> list[str]:
+    return [line for one in settings for line in _entry(_spelling(one), _explanation(one), width)]
 
 
 def _spelling(setting: Setting) -> str:

@@ -5,24 +5,29 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import TYPE_CHECKING
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
+from headstart.app.demo import PROMPT
 from headstart.config import SpeculationConfig, option
+from headstart.structures.progress import Progress
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
     from headstart.scheduler.scheduler import Scheduler
     from headstart.server.model import ServedModel
-    from headstart.types.request import Event, FinishEvent, Request, VerifiedDraft
+    from headstart.types.request import Event, FinishEvent, Request
+
+# of an answer that is generated a second time without drafts, to compare the times
+LONGEST_REPEATED = 10.0
 
 # by speculator, in the colours of the page; other styles tell them apart without colour
 STYLES = (
@@ -39,12 +44,14 @@ STYLES = (
 class GenerateOptions:
     """What to generate, and how to show it."""
 
-    prompt: str | None = option(None, "the prompt", "-p")
+    prompt: str | None = option(None, "the prompt; without one, a small task", "-p")
     file: str | None = option(None, "file with the prompt", "-f")
     chat: bool = option(True, "wrap the prompt as a user's message in the model's chat template")
     raw: bool = option(False, "continue the prompt as it is; the same as --no-chat")
-    color: bool | None = option(None, "colour guessed tokens; default: on a terminal")
-    verbose: bool = option(False, "show the log")
+    color: bool | None = option(
+        None, "colour draft tokens that were accepted; default: on a terminal"
+    )
+    verbose: bool = option(False, "show the log, and all counts of drafts")
 
 
 def run(resolved: Resolved, words: list[str]) -> int:
@@ -65,22 +72,39 @@ def run(resolved: Resolved, words: list[str]) -> int:
         request = replace(request, max_tokens=256)
     one_slot = replace(config.scheduler, parallel=1)
     scheduler, info = build_scheduler(replace(config, scheduler=one_slot), models)
-    scheduler.submit(request)
     try:
         speculators = info.speculation.get("types", ())
         console = _console(options.color)
-        finish = show(_events(scheduler), served.vocab.token_bytes, console, speculators)
+        finish = show(_answer(scheduler, request), served.vocab.token_bytes, console, speculators)
+        stats = finish.stats
+        plain = None
+        if stats.drafts.num_accepted and stats.generation_seconds < LONGEST_REPEATED:
+            plain = _seconds_without_drafts(scheduler, request)
+        console.print(closing(finish, plain), highlight=False, soft_wrap=True)
+        if options.verbose:
+            most = most_drafted(config.speculation)
+            console.print(counts(finish, most, request.sampling.seed), soft_wrap=True)
     finally:
         scheduler.drafting.close()
-    print(summary(finish, most_drafted(config.speculation), request.sampling.seed))
     return 0
 
 
-def _events(scheduler: Scheduler) -> Iterator[Event]:
+def _answer(scheduler: Scheduler, request: Request) -> Iterator[Event]:
     """Generate; the last event is a FinishEvent or an ErrorEvent."""
+    scheduler.submit(request)
     while scheduler.has_work:
         scheduler.step()
         yield from scheduler.take_events()
+
+
+def _seconds_without_drafts(scheduler: Scheduler, request: Request) -> float | None:
+    """Of the same answer, generated again one token at a time; None if it failed."""
+    from headstart.types.request import FinishEvent, SpeculativeParams
+
+    off = SpeculativeParams(mode=DraftMode.OFF)
+    events = _answer(scheduler, replace(request, request_id="plain", speculative=off))
+    last = deque(events, maxlen=1).pop()
+    return last.stats.generation_seconds if isinstance(last, FinishEvent) else None
 
 
 def show(
@@ -99,16 +123,17 @@ def show(
     from rich.text import Text
 
     from headstart.text.utf8 import Utf8Decoder
-    from headstart.types.request import ErrorEvent, FinishEvent, TokenEvent
+    from headstart.types.request import ErrorEvent, FinishEvent, ProgressEvent, TokenEvent
 
     decoder = Utf8Decoder()
     counts: dict[str, int] = dict.fromkeys(speculators, 0)  # source -> tokens
-    steps: list[tuple[int, VerifiedDraft]] = []  # tokens emitted, and how
+    progress = Progress()
     pending: deque[tuple[bytes, str]] = deque()  # emitted, but may still begin a stop string
     for event in events:
-        if isinstance(event, TokenEvent):
-            if event.step is not None and event.tokens:
-                steps.append((len(event.tokens), event.step))
+        if isinstance(event, ProgressEvent):
+            progress.tell(f"prompt: {event.num_processed} of {event.num_prompt} tokens")
+        elif isinstance(event, TokenEvent):
+            progress.end()
             for token, source in zip(event.tokens, event.sources, strict=True):
                 counts[source] = counts.get(source, 0) + 1
                 pending.append((token_bytes(token), source))
@@ -120,14 +145,7 @@ def show(
             raise EngineError(f"{event.error}: {event.message}")
         elif isinstance(event, FinishEvent):
             console.print(Text(decoder.finish()))
-            legend = [
-                Text(f"{source or 'target'} {n}", _style(source, counts))
-                for source, n in counts.items()
-                if n
-            ]
-            console.print(Text("\ntokens: ") + Text("  ").join(legend), soft_wrap=True)
-            if len(steps) > 1:
-                console.print(Text(_saved(steps[1:])))  # the first one also read the prompt
+            console.print(_legend(counts), soft_wrap=True)
             return event
     raise EngineError("the generation ended without saying why")
 
@@ -142,16 +160,31 @@ def _take(pending: deque[tuple[bytes, str]], num_bytes: int) -> Iterator[tuple[b
         num_bytes -= len(piece[:num_bytes])
 
 
-def _saved(steps: Sequence[tuple[int, VerifiedDraft]]) -> str:
-    """What drafting saved, estimated from the times of the steps of one answer."""
-    num_tokens = sum(num for num, _ in steps)
-    saved = f"{num_tokens - len(steps)} steps saved"
-    plain = [step.target_ms for _, step in steps if not step.draft]
-    total_ms = sum(step.target_ms + step.draft_ms for _, step in steps)
-    if len(plain) < 5 or not total_ms:  # too few to tell what a step without a draft costs
-        return saved
-    speedup = num_tokens * fmean(plain) / total_ms
-    return f"{saved}, about {speedup:.1f} x as fast as without"
+def _legend(counts: Mapping[str, int]) -> Text:
+    """How many tokens came from whom, each in its style."""
+    from rich.text import Text
+
+    line = Text(f"\n{sum(counts.values())} tokens: {counts.get('', 0)} from the model")
+    for source, count in counts.items():
+        if source and count:
+            line += Text(", ") + Text(f"{count} accepted from {source}", _style(source, counts))
+    return line
+
+
+def closing(finish: FinishEvent, plain_seconds: float | None) -> str:
+    """Two lines: the time, beside that without drafts if it was measured; and why not less."""
+    stats = finish.stats
+    seconds, num_tokens = stats.generation_seconds, stats.num_emitted
+    speed = f"{num_tokens / seconds:.1f}" if seconds else "-"
+    time = f"{seconds:.2f} s, {speed} tokens/s"
+    if plain_seconds and seconds:
+        time += f"; without drafts {plain_seconds:.2f} s ({plain_seconds / seconds:.1f} x as long)"
+    reasons = stats.drafts.reasons
+    without = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    steps = f"{stats.num_steps} steps for {num_tokens} tokens"
+    steps += f"; without a draft: {without}" if without else "; each after the first had a draft"
+    ended = "\nstopped at --predict" if finish.reason == "length" else ""
+    return f"{time}\n{steps}{ended}"
 
 
 def most_drafted(config: SpeculationConfig) -> int | None:
@@ -161,8 +194,8 @@ def most_drafted(config: SpeculationConfig) -> int | None:
     return config.draft_max if config.mode is DraftMode.AUTO else config.longest_draft(config.mode)
 
 
-def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
-    """The lines that llama.cpp's speculative example ends with; without `draft_max` control chose
+def counts(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
+    """The counts that llama.cpp's speculative example ends with; without `draft_max` control chose
     the lengths.
     """
     stats = finish.stats
@@ -186,9 +219,6 @@ def summary(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
         f"seed      = {seed}",
         f"stopped   : {finish.reason}",
     ]
-    lines += [
-        f"no draft  : {reason} ({steps} steps)" for reason, steps in stats.drafts.reasons.items()
-    ]
     return "\n".join(lines)
 
 
@@ -197,7 +227,7 @@ def _speed(verb: str, count: int, seconds: float) -> str:
     return f"{verb} {count:4d} tokens in {seconds:8.3f} seconds, speed: {speed:8.3f} t/s"
 
 
-def _style(source: str, seen: dict[str, int]) -> str:
+def _style(source: str, seen: Mapping[str, int]) -> str:
     """The colour of a speculator; the target's own tokens are plain."""
     speculators = [name for name in seen if name]
     return STYLES[speculators.index(source) % len(STYLES)] if source else ""
@@ -211,11 +241,12 @@ def _read_prompt(options: GenerateOptions) -> str:
     try:
         if options.file is not None:
             return Path(options.file).read_text("utf-8")
-        if not sys.stdin.isatty():
-            return sys.stdin.read()
+        if not sys.stdin.isatty() and (piped := sys.stdin.read()):
+            return piped
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the prompt: {error}") from None
-    raise ConfigError("there is no prompt; give --prompt TEXT or --file FILE")
+    print(f"The prompt, for want of another (--prompt TEXT, --file FILE):\n\n{PROMPT}\n")
+    return PROMPT
 
 
 def _request(served: ServedModel, options: GenerateOptions, prompt: str) -> Request:
@@ -234,7 +265,7 @@ def _request(served: ServedModel, options: GenerateOptions, prompt: str) -> Requ
         prompt=tokens,
         stop=tuple(word.encode() for word in (*stop, *defaults.stop)),
         max_tokens=defaults.max_tokens,
-        wants_provenance=True,
+        wants_progress=True,
         sampling=replace(defaults.sampling, seed=seed),
         constraint=defaults.constraint,
     )
@@ -261,8 +292,8 @@ COMMAND = Command(
     about=(
         "Continue a prompt. Tokens that a speculator drafted and the model accepted are coloured, "
         "each speculator's in its own style; the model's own are plain. The prompt comes from "
-        "--prompt, --file or standard input. The answer has at most 256 tokens, unless --predict "
-        "says otherwise."
+        "--prompt, --file or standard input, or is a small task. The answer has at most 256 "
+        "tokens, unless --predict says otherwise."
     ),
     options=GenerateOptions,
     parts=("model", "engine", "draft_engine", "speculation", "sampling"),

@@ -44,6 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HeadstartError as error:
         print(f"headstart: error: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        if not error.name or error.name.startswith("headstart"):
+            raise
+        print(
+            f"headstart: error: the package {error.name} is not installed; install Headstart with "
+            "its dependencies (pip install headstart, without --no-deps)",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
@@ -62,6 +71,8 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     if as_llama_server:
         command, arguments = "serve", ["serve", *arguments]
+    if command.lower().endswith(".gguf"):
+        command, arguments = "serve", ["serve", "--model", *arguments]
     if command == "serve" and "--version" in arguments:
         print(_version())
         return 0
@@ -105,7 +116,7 @@ def find_command(name: str) -> Command:
 
 def _help() -> str:
     commands = "\n".join(f"  {name:<10} {about}" for name, about in COMMANDS.items())
-    return f"""Usage: headstart COMMAND [flags], or headstart FLAGS for headstart serve FLAGS
+    return f"""Usage: headstart COMMAND [flags], or headstart model.gguf [flags] to serve a model
 
 Serve GGUF language models with speculative decoding: the same text, sooner.
 

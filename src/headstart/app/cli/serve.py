@@ -48,6 +48,10 @@ COMMAND = Command(
         "--models-preset or --models-max several models, each in processes of its own."
     ),
     parts=None,
+    examples=(
+        "  headstart serve -m model.gguf -md draft.gguf\n"
+        "  headstart serve -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384 -np 4"
+    ),
     run=run,
 )
 AS_LLAMA_SERVER = replace(COMMAND, run=partial(run, has_demo=False))

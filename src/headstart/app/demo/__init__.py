@@ -10,6 +10,13 @@ from headstart.types.errors import ModelError
 TARGET = "demo-target"
 DRAFT = "demo-draft"  # of the target's vocabulary
 DRAFT_OTHER = "demo-draft-other"  # of a vocabulary trained apart
+# a request that the demo target answers without a slip, mostly from drafts
+PROMPT = """Rename `data` to `buffer`:
+```python
+def write(self, data):
+    self.file.write(data)
+    return len(data)
+```"""
 NAMES = (TARGET, DRAFT, DRAFT_OTHER)
 
 

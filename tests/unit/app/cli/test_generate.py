@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from headstart.app.cli.generate import most_drafted, show, summary
+from headstart.app.cli.generate import closing, counts, most_drafted, show
 from headstart.config import SpeculationConfig
 from headstart.types.errors import EngineError
 from headstart.types.request import (
@@ -18,7 +18,6 @@ from headstart.types.request import (
     FinishEvent,
     RequestStats,
     TokenEvent,
-    VerifiedDraft,
 )
 from headstart.types.speculation_stats import SpeculationStats
 
@@ -43,13 +42,6 @@ def emitted(
     return TokenEvent("r", tokens, certain, sources)
 
 
-def step_of(tokens: tuple[int, ...], target_ms: float, draft: tuple[int, ...] = ()) -> TokenEvent:
-    sources = ("a",) * len(draft)
-    step = VerifiedDraft(draft, sources, (0.5,) * len(draft), target_ms, 0.0)
-    text = b"".join(PIECES[token] for token in tokens)
-    return TokenEvent("r", tokens, text, (*sources, ""), (), step)
-
-
 def shown(*events: Event, color: bool, speculators: tuple[str, ...] = ()) -> str:
     buffer = io.StringIO()
     console = Console(
@@ -59,29 +51,29 @@ def shown(*events: Event, color: bool, speculators: tuple[str, ...] = ()) -> str
     return buffer.getvalue()
 
 
-def test_guessed_tokens_are_coloured_by_speculator_and_the_targets_own_are_plain() -> None:
+def test_draft_tokens_are_coloured_by_speculator_and_the_targets_own_are_plain() -> None:
     finish = FinishEvent("r", "length", STATS)
     out = shown(emitted((1, 2, 1), ("", "draft-model", "ngram-simple")), finish, color=True)
     assert out.startswith("one \x1b[4;34mtwo \x1b[0m\x1b[3;32mone \x1b[0m")
-    assert "target 1" in out
-    assert "\x1b[4;34mdraft-model 1\x1b[0m" in out
+    assert "3 tokens: 1 from the model, \x1b[4;34m1 accepted from draft-model\x1b[0m, " in out
 
 
 def test_styles_follow_the_order_of_the_speculators_as_on_the_page() -> None:
     events = [emitted((1,), ("draft-model",)), FinishEvent("r", "length", STATS)]
     out = shown(*events, color=True, speculators=("suffix", "draft-model"))
     assert out.startswith("\x1b[3;32mone \x1b[0m")
-    assert "suffix" not in out  # it guessed nothing
+    assert "suffix" not in out  # none of its tokens were accepted
 
 
-def test_what_drafts_saved_is_estimated_from_the_steps_without_a_draft() -> None:
-    prompt = step_of((1,), 500.0)
-    plain = [step_of((1,), 10.0)] * 5
-    drafted = [step_of((1, 2, 1), 12.0, (1, 2))] * 5
-    out = shown(prompt, *plain, *drafted, FinishEvent("r", "length", STATS), color=False)
-    assert "10 steps saved, about 1.8 x as fast as without" in out  # 20 * 10 / (50 + 60)
-    few = shown(prompt, *drafted, FinishEvent("r", "length", STATS), color=False)
-    assert "10 steps saved\n" in few
+def test_the_closing_lines_agree_and_compare_only_what_was_measured() -> None:
+    finish = FinishEvent("r", "length", STATS)
+    assert closing(finish, 3.0).splitlines() == [
+        "2.00 s, 3.0 tokens/s; without drafts 3.00 s (1.5 x as long)",
+        "3 steps for 6 tokens; without a draft: 2 no match",
+        "stopped at --predict",
+    ]
+    assert closing(finish, None).splitlines()[0] == "2.00 s, 3.0 tokens/s"
+    assert closing(FinishEvent("r", "cancelled", RequestStats()), None).startswith("0.00 s")
 
 
 def test_text_is_the_same_without_colour_and_markup_is_not_read() -> None:
@@ -117,8 +109,8 @@ def test_events_that_just_end_are_an_error() -> None:
         shown(*nothing(), color=False)
 
 
-def test_the_summary_counts_what_was_decoded_not_what_was_cached() -> None:
-    text = summary(FinishEvent("r", "length", STATS), draft_max=16, seed=5)
+def test_the_counts_are_of_what_was_decoded_not_what_was_cached() -> None:
+    text = counts(FinishEvent("r", "length", STATS), draft_max=16, seed=5)
     assert "encoded    8 tokens in    0.500 seconds, speed:   16.000 t/s" in text
     assert "decoded    6 tokens in    2.000 seconds, speed:    3.000 t/s" in text
     values = dict(line.split(" = ") for line in text.splitlines() if " = " in line)
@@ -131,7 +123,6 @@ def test_the_summary_counts_what_was_decoded_not_what_was_cached() -> None:
         "length": "2.00 tokens a step",
         "seed": "5",
     }
-    assert "no match (2 steps)" in text
 
 
 @pytest.mark.parametrize(
@@ -149,10 +140,10 @@ def test_the_summary_counts_what_was_decoded_not_what_was_cached() -> None:
 def test_the_summary_says_auto_only_where_control_chooses(
     config: SpeculationConfig, shown: str
 ) -> None:
-    text = summary(FinishEvent("r", "length", STATS), most_drafted(config), seed=5)
+    text = counts(FinishEvent("r", "length", STATS), most_drafted(config), seed=5)
     assert f"n_draft   = {shown}\n" in text
 
 
 def test_the_summary_of_nothing_divides_by_nothing() -> None:
-    text = summary(FinishEvent("r", "cancelled", RequestStats()), draft_max=None, seed=0)
+    text = counts(FinishEvent("r", "cancelled", RequestStats()), draft_max=None, seed=0)
     assert "accept    = -" in text

@@ -7,6 +7,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from headstart.app.cli import main as cli_main
 from headstart.app.cli.main import COMMANDS, main
 from headstart.config import Config
 from headstart.types.errors import ConfigError, EngineError, InvalidParameterError, ModelError
@@ -26,7 +27,34 @@ def test_help_lists_every_command(argv: list[str], capsys: pytest.CaptureFixture
     assert main(argv) == 0
     out = capsys.readouterr().out
     assert all(command in out for command in COMMANDS)
-    assert "or headstart FLAGS" in out.splitlines()[0]
+    assert "or headstart model.gguf" in out.splitlines()[0]
+
+
+def test_a_model_file_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+
+    def find(name: str):
+        def command(argv: list[str]) -> int:
+            given.append([name, *argv])
+            return 0
+
+        return command
+
+    monkeypatch.setattr(cli_main, "find_command", find)
+    assert main(["models/x.GGUF", "-c", "4096"]) == 0
+    assert given == [["serve", "--model", "models/x.GGUF", "-c", "4096"]]
+
+
+def test_a_missing_dependency_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def missing(name: str) -> None:
+        raise ModuleNotFoundError("No module named 'orjson'", name="orjson")
+
+    monkeypatch.setattr(cli_main, "find_command", missing)
+    assert main(["serve"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "the package orjson is not installed" in line
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from headstart.app.cli.command import HelpRequested, read_flags
+from headstart.app.cli.command import COMMON, HelpRequested, read_flags
 from headstart.app.cli.resolve import Resolved, resolve
 from headstart.app.cli.settings import all_settings
 from headstart.config import Config
@@ -204,7 +205,7 @@ def test_the_help_page_explains_every_setting_within_the_width(
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     with pytest.raises(HelpRequested) as page:
-        read("--help")
+        read("--help-all")
     lines = str(page.value).splitlines()
     assert max(map(len, lines)) <= max(60, min(int(columns), 110))
     words = " ".join(lines).split()
@@ -212,10 +213,33 @@ def test_the_help_page_explains_every_setting_within_the_width(
         assert setting.flag in words or setting.flag.replace("--", "--[no-]", 1) in words
 
 
+def test_the_short_help_page_has_a_dozen_flags_and_says_where_the_others_are() -> None:
+    with pytest.raises(HelpRequested) as page:
+        read("--help")
+    text = str(page.value)
+    assert len(re.findall(r"^ {2,6}-+\w.* ", text, re.MULTILINE)) in range(12, 20)
+    assert all(f"--{name.replace('_', '-')} " in text for name in COMMON)
+    shown = COMMON
+    assert f"--help-all                      the other {len(SETTINGS) - len(shown)} " in text
+
+
+@pytest.mark.parametrize("argv", [["--help", "ctk"], ["-h", "--cache-type-k"], ["--help=cache"]])
+def test_help_finds_flags_by_a_word(argv: list[str]) -> None:
+    with pytest.raises(HelpRequested) as page:
+        read(*argv)
+    assert "--cache-type-k" in str(page.value)
+    assert "--api-key" not in str(page.value)
+
+
+def test_help_on_a_word_of_no_flag_says_so() -> None:
+    with pytest.raises(ConfigError, match="no flag has to do with 'xyzzy'"):
+        read("--help", "xyzzy")
+
+
 def test_the_help_page_shows_every_spelling_unbroken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     with pytest.raises(HelpRequested) as page:
-        read("--help")
+        read("--help-all")
     words = {word.strip("(),") for word in str(page.value).split()}
     assert [alias for setting in SETTINGS for alias in setting.aliases if alias not in words] == []
 

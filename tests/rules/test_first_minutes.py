@@ -1,0 +1,67 @@
+"""What a newcomer tries first on the demo model is answered right, and from drafts."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+
+import httpx2
+import pytest
+from tests.rules.source import ROOT
+
+from headstart.app.demo import PROMPT
+
+CODE = re.compile(r"```python\n.*?```", re.DOTALL)
+
+
+def prompts() -> dict[str, str]:
+    """Every prompt that we suggest, by where it stands."""
+    found = {"generate": PROMPT}
+    for file in sorted((ROOT / "src/headstart/web/words").glob("*.js")):
+        listed = re.findall(r"^ +(\"(?:Rename|Describe).*```\"),$", file.read_text("utf-8"), re.M)
+        assert listed, f"{file} suggests nothing"
+        found |= {f"{file.name}-{i}": json.loads(text) for i, text in enumerate(listed, 1)}
+    for name in ("README.md", "examples/curl.sh"):
+        text = (ROOT / name).read_text("utf-8")
+        questions = re.findall(r"(Rename `data`.*?```python.*?```)", text)
+        assert questions, f"{name} suggests nothing"
+        found |= {f"{name}-{i}": json.loads(f'"{q}"') for i, q in enumerate(questions, 1)}
+    return found
+
+
+def right_answer(prompt: str) -> str:
+    code = CODE.findall(prompt)[0]
+    if prompt.startswith("Rename"):
+        return code.replace("data", "buffer")
+    assert prompt.startswith("Describe this function as JSON")
+    return '{"name": "write", "arguments": ["self", "data"], "returns": true}'
+
+
+@pytest.mark.parametrize(
+    ("where", "prompt"), [pytest.param(*i, id=i[0]) for i in prompts().items()]
+)
+def test_a_suggested_prompt_is_answered_right_and_from_drafts(
+    where: str, prompt: str, server_address: str
+) -> None:
+    for seed in range(3):
+        body = {
+            "messages": [{"role": "user", "content": prompt}],
+            "seed": seed,
+            "speculative": {"mode": "fixed"},  # control may find that drafts do not pay here
+        }
+        answer = httpx2.post(f"http://{server_address}/v1/chat/completions", json=body).json()
+        assert answer["choices"][0]["message"]["content"] == right_answer(prompt)
+        assert answer["timings"]["draft_n_accepted"] > 8
+
+
+def test_generate_without_a_prompt_shows_a_right_answer_and_what_drafts_did() -> None:
+    command = [sys.executable, "-m", "headstart", "generate", "--spec", "fixed", "--no-color"]
+    result = subprocess.run(command, input="", capture_output=True, text=True, timeout=100)
+    assert result.returncode == 0, result.stderr
+    assert right_answer(PROMPT) in result.stdout
+    tokens, time, steps = result.stdout.splitlines()[-3:]
+    assert re.fullmatch(r"28 tokens: \d+ from the model, .*\d+ accepted from .*", tokens)
+    assert "; without drafts" in time
+    assert re.match(r"\d+ steps for 28 tokens; ", steps)
