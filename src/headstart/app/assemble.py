@@ -86,6 +86,7 @@ def build_scheduler(
     Raises:
         ConfigError, ModelError: something cannot be used; the message says what and why.
     """
+    from headstart.app.cards import remarks
     from headstart.app.loading import load_drafters, load_target, make_drafting
     from headstart.app.model_files import choose_speculators
     from headstart.app.saved_control import load_control, slots_place
@@ -109,7 +110,8 @@ def build_scheduler(
         rpc.connect(config.engine)
     target = load_target(config, models)
     model, engine, fitted = target.model, target.engine, target.fitted
-    for remark in fitted.remarks:
+    kinds = [device.kind for device in list_devices(config.engine)]
+    for remark in (*fitted.remarks, *remarks(kinds, config.engine.gpu_layers)):
         log.warning("%s", remark)
     drafters = load_drafters(config, models, target)
     if rpc:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from headstart.app.model_files import Models
 from headstart.config import Config
 from headstart.control.controller import Controller
 from headstart.control.state import ModelId, claim_state, why_unusable
+from headstart.structures.cache_folder import cache_folder
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -87,16 +87,8 @@ def slots_place(config: Config, target: Path) -> tuple[Path, str] | None:
     if named == "auto":
         name = config.model.alias or target.stem
         digest = hashlib.sha256(f"{name}\0{target}".encode()).hexdigest()[:16]
-        return cache_directory() / "slots" / digest, identity
+        return cache_folder() / "slots" / digest, identity
     return Path(str(named)), identity
-
-
-def cache_directory() -> Path:
-    """Our folder for what is learned and can be made again."""
-    base = os.environ.get("HEADSTART_CACHE")
-    if base:
-        return Path(base)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
 
 
 def _default_file(config: Config, name: str, ids: Mapping[str, ModelId]) -> Path:
@@ -109,4 +101,4 @@ def _default_file(config: Config, name: str, ids: Mapping[str, ModelId]) -> Path
         repr(config.draft_engine),
     ]
     digest = hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16]
-    return cache_directory() / "control" / f"{name}-{digest}.json"
+    return cache_folder() / "control" / f"{name}-{digest}.json"

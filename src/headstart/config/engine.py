@@ -173,6 +173,11 @@ class EngineConfig:
     )
     repack: bool = option(True, "rearrange weights so that the CPU computes faster", "-repack")
     check_tensors: bool = option(False, "check the weights for invalid values when loading")
+    libllama: str | None = option(
+        None,
+        "folder of libllama; default: what headstart backend install put there, else that of the "
+        "package llama-cpp-python",
+    )
     numa: str | None = option(
         None,
         "on machines with several NUMA nodes: distribute the threads over all, isolate them on "

@@ -1,1 +1,1 @@
-"""libllama behind the `Engine` and `Vocab` protocols: the only folder that imports llama_cpp."""
+"""libllama behind the `Engine` and `Vocab` protocols: the only folder that calls it."""

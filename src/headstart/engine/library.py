@@ -14,7 +14,6 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from ctypes import c_bool, c_char_p, c_int, c_void_p
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
@@ -23,11 +22,17 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger
 if not os.environ.get("OMP_WAIT_POLICY"):
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-import llama_cpp.llama_cpp as api  # after the variables, which it reads when it loads
-
-from headstart.types.errors import ModelError
+from headstart.engine import binding as api  # after the variables, which it reads when it loads
+from headstart.types.errors import ConfigError, ModelError
 
 log = logging.getLogger("headstart.libllama")
+
+if not hasattr(api, "llama_version") or api.llama_version().decode() != api.VERSION:
+    found = api.llama_version().decode() if hasattr(api, "llama_version") else "older"
+    raise ConfigError(
+        f"the libllama in {api.folder} is {found}, but this Headstart needs {api.VERSION} exactly; "
+        f"run headstart backend install, or pip install llama-cpp-python=={api.RELEASE}"
+    )
 
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
 # Logged by libllama when a batch finds no free cells. That is no error: `launch` raises and the
@@ -106,10 +111,8 @@ def take_errors() -> str:
 
 
 def version() -> str:
-    """Version of libllama and of its binding."""
-    import llama_cpp
-
-    return f"libllama {api.llama_version().decode()} (llama-cpp-python {llama_cpp.__version__})"
+    """Version of libllama, and the release of llama-cpp-python that has it."""
+    return f"libllama {api.VERSION} (llama-cpp-python {api.RELEASE})"
 
 
 def system_info() -> str:
@@ -133,15 +136,13 @@ def _shared(name: str) -> ctypes.CDLL:
     In a wheel, links are copies: libggml.so is another file than the libggml.so.0 that libllama
     has loaded, and a second copy would have devices of its own.
     """
-    folder = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(api.__file__).parent / "lib")
-    files = [
-        file for end in (".so", ".so.*", ".*dylib", ".dll") for file in folder.glob(name + end)
-    ]
+    ends = (".so", ".so.*", ".*dylib", ".dll")
+    files = [file for end in ends for file in api.folder.glob(name + end)]
     for mode in (getattr(os, "RTLD_NOLOAD", 0), 0):
         for file in files:
             with suppress(OSError):
                 return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE | mode)
-    raise ModelError(f"{name} is not in {folder}; reinstall llama-cpp-python")
+    raise ModelError(f"{name} is not in {api.folder}, where libllama is; install it again")
 
 
 def ggml_library() -> ctypes.CDLL:

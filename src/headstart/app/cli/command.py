@@ -61,7 +61,8 @@ class Command:
         resolved, print_config, words = read_flags(
             self.name, self.about, self.settings(), argv, self.usage, self.examples
         )
-        resolved.config()  # raises
+        if named := resolved.config().engine.libllama:  # raises
+            os.environ["HEADSTART_LIBLLAMA"] = named  # of our other processes too
         if self.options is not None:
             resolved.own(self.options)
         if print_config:

@@ -37,11 +37,11 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 
 def _fetch(folder: Path) -> Path:
-    """The source of the installed llama-cpp-python, by pip."""
-    from importlib.metadata import version
+    """The source of the llama-cpp-python that has our libllama, by pip."""
+    from headstart.engine.binding import RELEASE
 
     name = "llama-cpp-python"
-    wanted = f"{name}=={version(name)}"
+    wanted = f"{name}=={RELEASE}"
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", name]
     done = subprocess.run([*command, "-d", str(folder), wanted], capture_output=True, text=True)
     archives = list(folder.glob("*.tar.gz"))

@@ -14,8 +14,8 @@ import subprocess
 from ctypes import c_char_p
 from pathlib import Path
 
-from headstart.app.saved_control import cache_directory
 from headstart.engine.library import ggml_base_library, prototype
+from headstart.structures.cache_folder import cache_folder
 from headstart.types.errors import ConfigError
 
 _FILES = ("ggml-rpc.cpp", "transport.cpp")
@@ -24,7 +24,7 @@ _DEFINES = ("GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGM
 
 def plugin_folder() -> Path:
     """Where `headstart rpc-build` puts the plug-in."""
-    return cache_directory() / "rpc"
+    return cache_folder() / "rpc"
 
 
 def plugin_file(folder: Path) -> Path:

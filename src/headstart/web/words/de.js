@@ -41,7 +41,7 @@ export const words = {
   welcomeHint: "Angenommene Entwurfstoken sind markiert. Zeige auf eines, um seinen Entwurf zu sehen.",
   demoSuggestions: [
     "Rename `data` to `buffer`:\n```python\ndef write(self, data):\n    self.file.write(data)\n    return len(data)\n```",
-    "Write a Python function that adds two numbers.",
+    "Describe this function as JSON:\n```python\ndef write(self, data):\n    self.file.write(data)\n    return len(data)\n```",
   ],
   suggestions: [
     "Schreibe eine Python-Klasse für ein Bankkonto, mit Docstrings und Tests.",

@@ -40,7 +40,7 @@ export const words = {
   welcomeHint: "Accepted draft tokens are marked. Point at one to see the draft that it came in.",
   demoSuggestions: [
     "Rename `data` to `buffer`:\n```python\ndef write(self, data):\n    self.file.write(data)\n    return len(data)\n```",
-    "Write a Python function that adds two numbers.",
+    "Describe this function as JSON:\n```python\ndef write(self, data):\n    self.file.write(data)\n    return len(data)\n```",
   ],
   suggestions: [
     "Write a Python class for a bank account, with docstrings and tests.",

@@ -1,0 +1,94 @@
+"""Writes src/headstart/app/backends.json: the prebuilt libllama of this release, with SHA-256.
+
+    python scripts/pin_backends.py [--index https://abetlen.github.io/llama-cpp-python/whl]
+
+Downloads every wheel of the pinned llama-cpp-python that the index has for our platforms, and the
+CUDA libraries that its CUDA wheels need from PyPI; a release runs it before the package is built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import urllib.request
+from pathlib import Path
+from urllib.parse import urljoin
+
+ROOT = Path(__file__).parents[1]
+INDEX = "https://abetlen.github.io/llama-cpp-python/whl"
+# our name, that of the index, and packages that a machine with only a driver lacks
+BACKENDS = (
+    ("cpu", "cpu", ()),
+    ("cuda", "cu125", ("nvidia-cuda-runtime-cu12", "nvidia-cublas-cu12")),
+    ("vulkan", "vulkan", ()),
+    ("metal", "metal", ()),
+    ("rocm", "rocm72", ()),
+)
+PLATFORMS = {
+    "linux-x86_64": r"(?:many)?linux[\w.]*_x86_64",
+    "linux-aarch64": r"(?:many)?linux[\w.]*_aarch64",
+    "darwin-arm64": r"macosx_\d+_\d+_arm64",
+}
+
+
+def links(page: str) -> list[str]:
+    """The addresses of a package's page in an index."""
+    text = urllib.request.urlopen(page).read().decode()
+    return [urljoin(page, link).partition("#")[0] for link in re.findall(r'href="([^"]+)"', text)]
+
+
+def newest_first(link: str) -> list[int]:
+    """Order of versions."""
+    return [-int(number) for number in re.findall(r"\d+", link.rsplit("/", 1)[-1])]
+
+
+def row(backend: str, platform: str, url: str) -> dict[str, object]:
+    """One line of the table; downloads the file."""
+    data = urllib.request.urlopen(url).read()
+    return {
+        "backend": backend,
+        "platform": platform,
+        "url": url,
+        "size": len(data),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+
+
+def table(index: str, packages: str, version: str) -> list[dict[str, object]]:
+    """All rows."""
+    rows = []
+    for backend, folder, needed in BACKENDS:
+        pages = [f"{index}/{folder}/llama-cpp-python/", *(f"{packages}/{one}/" for one in needed)]
+        names = [rf"/llama_cpp_python-{re.escape(version)}-", *("/" for _ in needed)]
+        for platform, tag in PLATFORMS.items():
+            found = []
+            for page, name in zip(pages, names, strict=True):
+                wanted = re.compile(rf"{name}[^/]*-{tag}\.whl$")
+                fitting = sorted(filter(wanted.search, links(page)), key=newest_first)
+                found += fitting[:1]
+            if len(found) == len(pages):
+                rows += [row(backend, platform, url) for url in found]
+    return rows
+
+
+def main() -> None:
+    """Write the table."""
+    parser = argparse.ArgumentParser(description="Pin the prebuilt libllama of a release.")
+    parser.add_argument("--index", default=INDEX)
+    parser.add_argument(
+        "--packages", default="https://pypi.org/simple", help="for CUDA's libraries"
+    )
+    parser.add_argument("--output", type=Path, default=ROOT / "src/headstart/app/backends.json")
+    options = parser.parse_args()
+    pins = (ROOT / "constraints.txt").read_text("utf-8")
+    version = re.search(r"(?mi)^llama.cpp.python==(\S+)", pins)
+    assert version is not None
+    rows = table(options.index, options.packages, version[1])
+    options.output.write_text(json.dumps(rows, indent=1) + "\n", "utf-8")
+    print(f"{len(rows)} archives")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""Graphics cards of this machine that libllama cannot use, and what mends that."""
+
+from __future__ import annotations
+
+import ctypes.util
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+SECONDS = 10.0  # for nvidia-smi, which wakes the driver
+FLAGS = {"cuda": "-DGGML_CUDA=on", "rocm": "-DGGML_HIP=on", "vulkan": "-DGGML_VULKAN=on"}
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """A card, and the backend of libllama that computes on it."""
+
+    name: str
+    backend: str
+
+
+def find_card(root: Path = Path("/")) -> Card | None:
+    """The first card that is found: NVIDIA's, Apple's, AMD's, any other with Vulkan."""
+    if name := _nvidia():
+        return Card(name, "cuda")
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return Card("Apple's GPU", "metal")
+    if (root / "dev/kfd").exists():
+        return Card("an AMD card", "rocm")
+    has_card = any((root / "dev/dri").glob("renderD*"))
+    if has_card and ctypes.util.find_library("vulkan"):
+        return Card("a card with Vulkan", "vulkan")
+    return None
+
+
+def _nvidia() -> str | None:
+    """What nvidia-smi calls the first card."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    command = [program, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):  # no driver
+        return None
+    return done.stdout.partition("\n")[0].strip() or None
+
+
+def remarks(device_kinds: Collection[str], gpu_layers: int) -> list[str]:
+    """What to tell at the start, given the kinds of device that libllama has.
+
+    `gpu_layers` is --gpu-layers; below 0 it was not asked for.
+    """
+    if any("GPU" in kind for kind in device_kinds):
+        return []
+    found = []
+    if gpu_layers > 0:
+        found.append(
+            f"--gpu-layers {gpu_layers} has no effect: this libllama computes on the processor only"
+        )
+    if card := find_card():
+        found.append(f"{card.name} is not used: {_remedy(card.backend)}")
+    return found
+
+
+def _remedy(backend: str) -> str:
+    install = f"this libllama has no {backend}; run: headstart backend install {backend}"
+    if backend == "cuda" and shutil.which("nvcc"):
+        install += f" (or compile it: make serve CMAKE_ARGS={FLAGS[backend]})"
+    return install

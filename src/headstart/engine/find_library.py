@@ -1,0 +1,68 @@
+"""Where libllama is: named by hand, installed by `headstart backend`, or of llama-cpp-python."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from headstart.structures.cache_folder import cache_folder
+from headstart.types.errors import ConfigError
+
+VARIABLES = ("HEADSTART_LIBLLAMA", "LLAMA_CPP_LIB_PATH")  # a folder, or the file in it
+NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
+
+
+def installed_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """Where `headstart backend install` puts libllama."""
+    return cache_folder(environment) / "libllama"
+
+
+def candidates(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
+    """Who says where libllama is, and the folder; the first counts."""
+    for variable in VARIABLES:
+        if value := environment.get(variable):
+            path = Path(value).expanduser()
+            yield variable, path if path.is_dir() else path.parent
+            return  # whatever was named by hand is used or refused
+    yield "headstart backend install", installed_folder(environment)
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is not None and spec.origin:
+        yield "llama-cpp-python", Path(spec.origin).parent / "lib"
+
+
+def find(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The file to load; None if there is none.
+
+    Raises:
+        ConfigError: the one that was named by hand is not there.
+    """
+    for origin, folder in candidates(environment):
+        for name in NAMES:
+            if (folder / name).is_file():
+                return folder / name
+        if origin in VARIABLES:
+            raise ConfigError(
+                f"{origin} is {environment[origin]!r}, but there is no {NAMES[0]} in {folder}"
+            )
+    return None
+
+
+def load() -> tuple[ctypes.CDLL, Path]:
+    """libllama, and the folder that it lies in.
+
+    Raises:
+        ConfigError: there is none, or it cannot be loaded.
+    """
+    file = find()
+    if file is None:
+        raise ConfigError(
+            "there is no libllama: run headstart backend install, which downloads one, or pip "
+            "install llama-cpp-python, which compiles it, or name one with --libllama"
+        )
+    try:
+        return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE), file.parent
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be loaded: {error}") from error

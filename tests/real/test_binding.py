@@ -1,0 +1,156 @@
+"""Our part of llama.h, compared with the header by a compiler, and how libllama is found."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from tests.rules.source import ROOT
+
+from headstart.engine import binding, find_library
+from headstart.types.errors import ConfigError
+
+HEADERS = Path(sysconfig.get_paths()["purelib"]) / "include"
+STRUCTS = [
+    one
+    for one in vars(binding).values()
+    if isinstance(one, type) and issubclass(one, ctypes.Structure | ctypes.Union)
+    if one not in (ctypes.Structure, ctypes.Union) and not one.__name__.endswith("_value")
+]
+PROBE = """
+#include <cstddef>
+#include <cstdio>
+#include <string>
+#include <type_traits>
+#include "llama.h"
+template <class T> std::string code() {
+    if constexpr (std::is_void_v<T>) return "v";
+    else if constexpr (std::is_pointer_v<T>) return "p";
+    else if constexpr (std::is_class_v<T>) return "s" + std::to_string(sizeof(T));
+    else if constexpr (std::is_floating_point_v<T>) return "f" + std::to_string(sizeof(T));
+    else if constexpr (std::is_enum_v<T>) return "i" + std::to_string(sizeof(T));
+    else if constexpr (std::is_signed_v<T>) return "i" + std::to_string(sizeof(T));
+    else return "u" + std::to_string(sizeof(T));
+}
+template <class R, class... A> void function(const char *name, R (*)(A...)) {
+    std::string all = code<R>();
+    ((all += " " + code<A>()), ...);
+    std::printf("%s %s\\n", name, all.c_str());
+}
+int main() {
+"""
+
+
+def code(kind: object) -> str:
+    """What the probe prints for a type."""
+    if kind is None:
+        return "v"
+    assert isinstance(kind, type)
+    if issubclass(kind, ctypes.Structure):
+        return f"s{ctypes.sizeof(kind)}"
+    if kind in (ctypes.c_void_p, ctypes.c_char_p) or not hasattr(kind, "_type_"):
+        return "p"
+    if not isinstance(kind._type_, str):
+        return "p"
+    letter = "f" if kind._type_ in "fd" else "u" if kind._type_ in "BHILQ?" else "i"
+    return f"{letter}{ctypes.sizeof(kind)}"
+
+
+def test_every_struct_and_function_is_as_in_the_header(tmp_path: Path) -> None:
+    compiler = shutil.which("c++")
+    if compiler is None or not (HEADERS / "llama.h").exists():
+        pytest.skip("needs a C++ compiler and the headers that llama-cpp-python installs")
+    lines, expected = [], list[str]()
+    for one in STRUCTS:
+        name = one.__name__
+        lines.append(f'std::printf("{name} %zu\\n", sizeof({name}));')
+        expected.append(f"{name} {ctypes.sizeof(one)}")
+        for field, *_ in one._fields_:
+            if hasattr(one, field) and field != "value":
+                lines.append(f'std::printf("{name}.{field} %zu\\n", offsetof({name}, {field}));')
+                expected.append(f"{name}.{field} {getattr(one, field).offset}")
+    for name, types in binding.functions.items():
+        lines.append(f'function("{name}", {name});')
+        expected.append(f"{name} {' '.join(map(code, types))}")
+    source = tmp_path / "probe.cpp"
+    source.write_text(PROBE + "\n".join(lines) + "\nreturn 0; }\n")
+    program = tmp_path / "probe"
+    # nothing is called, so the library need not be there
+    flags = ["-std=c++17", "-w", f"-I{HEADERS}", "-Wl,--unresolved-symbols=ignore-all"]
+    subprocess.run([compiler, *flags, str(source), "-o", str(program)], check=True)
+    printed = subprocess.run([program], capture_output=True, text=True, check=True).stdout
+    assert len(expected) > 150
+    assert printed.splitlines() == expected
+
+
+def test_the_binding_is_what_its_script_writes() -> None:
+    """Compared without white space, which the formatter decides."""
+    code = "import runpy; print(runpy.run_path('scripts/make_binding.py')['written']())"
+    made = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    formatted = subprocess.run(
+        [sys.executable, "-m", "ruff", "format", "-"], input=made, capture_output=True, text=True
+    ).stdout
+    kept = Path(binding.__file__).read_text("utf-8")
+    assert _definitions(formatted) == _definitions(kept)
+
+
+def _definitions(text: str) -> str:
+    """Without imports, which ruff sorts."""
+    return "".join(text.partition("VERSION")[2].split())
+
+
+def test_a_library_named_by_hand_comes_first_and_is_refused_if_it_is_not_there(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "libllama.so").touch()
+    named = {"HEADSTART_LIBLLAMA": str(tmp_path), "HEADSTART_CACHE": str(tmp_path / "cache")}
+    assert find_library.find(named) == tmp_path / "libllama.so"
+    file = named | {"HEADSTART_LIBLLAMA": str(tmp_path / "libllama.so")}
+    assert find_library.find(file) == tmp_path / "libllama.so"
+    with pytest.raises(ConfigError, match="HEADSTART_LIBLLAMA is"):
+        find_library.find(named | {"HEADSTART_LIBLLAMA": str(tmp_path / "other/x.so")})
+
+
+def test_an_installed_backend_comes_before_llama_cpp_python(tmp_path: Path) -> None:
+    cache = {"HEADSTART_CACHE": str(tmp_path)}
+    package = find_library.find(cache)
+    assert package is not None
+    assert package.parent == binding.folder
+    (tmp_path / "libllama").mkdir()
+    (tmp_path / "libllama/libllama.so").touch()
+    assert find_library.find(cache) == tmp_path / "libllama/libllama.so"
+
+
+@pytest.mark.parametrize("version", [None, "0.4.1"])
+def test_another_version_of_libllama_is_refused(tmp_path: Path, version: str | None) -> None:
+    text = f'extern "C" const char *llama_version() {{ return "{version}"; }}' if version else ""
+    (tmp_path / "x.cpp").write_text(text)
+    library = str(tmp_path / "libllama.so")
+    subprocess.run(["c++", "-shared", "-fPIC", str(tmp_path / "x.cpp"), "-o", library], check=True)
+    result = subprocess.run(
+        [sys.executable, "-m", "headstart", "devices", "--libllama", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 2
+    wanted = f"is {version or 'older'}, but this Headstart needs {binding.VERSION} exactly"
+    assert wanted in result.stderr
+
+
+def test_without_any_libllama_the_remedies_are_named(tmp_path: Path) -> None:
+    (tmp_path / "llama_cpp.py").touch()  # a package without a library
+    environment = {"PYTHONPATH": f"{tmp_path}:{ROOT / 'src'}", "HEADSTART_CACHE": str(tmp_path)}
+    result = subprocess.run(
+        [sys.executable, "-m", "headstart", "generate"],
+        env=environment, input="", capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert "headstart backend install" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,212 @@
+"""A prebuilt libllama is downloaded, checked and unpacked whole, or nothing changes."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import json
+import os
+import runpy
+import subprocess
+import sys
+import threading
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.rules.source import ROOT
+
+from headstart.app import backends, cards
+from headstart.app.backends import install, this_platform
+from headstart.engine import binding
+from headstart.types.errors import ConfigError, ModelError
+
+
+class Site(http.server.ThreadingHTTPServer):
+    """Stands in for a release site: a folder of files, with ranges, cut off if it shall be."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.asked, self.breaks_at = folder, list[str](), None
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def add(self, name: str, library: Path | bytes) -> dict[str, object]:
+        """Put a wheel there; returns its row of the table."""
+        file = self.folder / name
+        with zipfile.ZipFile(file, "w") as wheel:
+            if isinstance(library, bytes):
+                wheel.writestr("llama_cpp/lib/libllama.so", library)
+            else:
+                for one in sorted(library.iterdir()):
+                    wheel.write(one, f"llama_cpp/lib/{one.name}")
+            wheel.writestr("llama_cpp/llama_cpp.py", "not unpacked")
+        data = file.read_bytes()
+        digest = hashlib.sha256(data).hexdigest()
+        where = {"backend": "cpu", "platform": this_platform(), "url": f"{self.url}/{name}"}
+        return where | {"size": len(data), "sha256": digest}
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: Site
+
+    def do_GET(self) -> None:
+        path = self.server.folder / self.path.strip("/")
+        data = (path / "index.html" if path.is_dir() else path).read_bytes()
+        asked = self.headers.get("Range", "")
+        self.server.asked.append(asked)
+        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
+        self.send_response(206 if asked else 200)
+        self.send_header("Content-Length", str(len(data) - start))
+        if asked:
+            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
+        self.end_headers()
+        self.wfile.write(data[start : self.server.breaks_at])
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    (tmp_path / "site").mkdir()
+    server = Site(tmp_path / "site")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def table_of(tmp_path: Path, *rows: dict[str, object]) -> Path:
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps(rows))
+    return table
+
+
+def test_the_libraries_of_an_archive_are_installed_and_nothing_else_is_left(
+    site: Site, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache/libllama"
+    folder.mkdir(parents=True)
+    (folder / "old.so").touch()
+    install("cpu", folder, table_of(tmp_path, site.add("a.whl", b"new")))
+    assert [path.name for path in folder.iterdir()] == ["libllama.so"]
+    assert [path.name for path in folder.parent.iterdir()] == ["libllama"]
+
+
+def test_a_download_that_was_cut_off_goes_on(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = site.add("a.whl", os.urandom(100_000))
+    folder = tmp_path / "cache/libllama"
+    folder.parent.mkdir()
+    whole = (site.folder / "a.whl").read_bytes()
+    (folder.parent / f"{row['sha256']}.part").write_bytes(whole[:60_000])
+    install("cpu", folder, table_of(tmp_path, row))
+    assert site.asked == ["bytes=60000-"]
+    assert (folder / "libllama.so").stat().st_size == 100_000
+
+
+def test_a_wrong_archive_changes_nothing(site: Site, tmp_path: Path) -> None:
+    row = site.add("a.whl", b"new") | {"sha256": "0" * 64}
+    folder = tmp_path / "cache/libllama"
+    folder.mkdir(parents=True)
+    (folder / "libllama.so").write_text("old")
+    with pytest.raises(ModelError, match="but must have 0000"):
+        install("cpu", folder, table_of(tmp_path, row))
+    assert (folder / "libllama.so").read_text() == "old"
+    assert [path.name for path in folder.parent.iterdir()] == ["libllama"]
+
+
+def test_a_site_that_does_not_answer_is_named(site: Site, tmp_path: Path) -> None:
+    row = site.add("a.whl", b"new") | {"url": "http://127.0.0.1:1/a.whl"}
+    with pytest.raises(ModelError, match=r"127\.0\.0\.1:1/a\.whl cannot be downloaded"):
+        install("cpu", tmp_path / "cache/libllama", table_of(tmp_path, row))
+
+
+def test_a_backend_without_an_archive_says_what_there_is(site: Site, tmp_path: Path) -> None:
+    table = table_of(tmp_path, site.add("a.whl", b"new"))
+    with pytest.raises(ConfigError, match=r"no prebuilt rocm .*\(there are: cpu\)"):
+        install("rocm", tmp_path / "x", table)
+
+
+def test_a_release_is_pinned_and_its_library_generates(site: Site, tmp_path: Path) -> None:
+    """As at a release: an index of wheels, the table made from it, `headstart generate`."""
+    tag = this_platform().replace("-", "_")
+    name = f"llama_cpp_python-{binding.RELEASE}-py3-none-{tag}.whl"
+    site.add(name, binding.folder)
+    for backend in ("cpu", "cu125", "vulkan", "metal", "rocm72"):
+        page = site.folder / "whl" / backend / "llama-cpp-python"
+        page.mkdir(parents=True)
+        links = f'<a href="/{name}#x=1">new</a><a href="/{name}.old">o</a>' * (backend == "cpu")
+        (page / "index.html").write_text(links)
+    for package in ("nvidia-cuda-runtime-cu12", "nvidia-cublas-cu12"):
+        (site.folder / "simple" / package).mkdir(parents=True)
+        (site.folder / "simple" / package / "index.html").write_text("")
+    script = runpy.run_path(str(ROOT / "scripts/pin_backends.py"))
+    rows = script["table"](f"{site.url}/whl", f"{site.url}/simple", binding.RELEASE)
+    assert [(row["backend"], row["platform"]) for row in rows] == [("cpu", this_platform())]
+
+    (tmp_path / "empty").mkdir()  # hides the package llama-cpp-python
+    (tmp_path / "empty/llama_cpp.py").touch()
+    environment = os.environ | {
+        "PYTHONPATH": f"{tmp_path / 'empty'}:{ROOT / 'src'}",
+        "HEADSTART_CACHE": str(tmp_path / "cache"),
+    }
+    install("cpu", tmp_path / "cache/libllama", table_of(tmp_path, *rows))
+    done = subprocess.run(
+        [sys.executable, "-m", "headstart", "generate"],
+        env=environment, input="", capture_output=True, text=True,
+    )  # fmt: skip
+    assert "def write(self, buffer):" in done.stdout, done.stderr
+
+
+@pytest.fixture
+def bin_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only folder of PATH."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    return tmp_path
+
+
+def plant(folder: Path, name: str, words: str, code: int = 0) -> None:
+    (folder / name).write_text(f"#!/bin/sh\necho '{words}'\nexit {code}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_a_card_that_this_build_cannot_use_is_named_with_the_remedy(bin_folder: Path) -> None:
+    plant(bin_folder, "nvidia-smi", "NVIDIA RTX 4090")
+    (told,) = cards.remarks(["CPU"], -1)
+    assert told.startswith("NVIDIA RTX 4090 is not used")
+    assert told.endswith("run: headstart backend install cuda")
+    plant(bin_folder, "nvcc", "")
+    assert "CMAKE_ARGS=-DGGML_CUDA=on" in cards.remarks(["CPU"], -1)[0]
+    assert cards.remarks(["CPU", "GPU"], 99) == []
+
+
+def test_layers_for_a_card_that_is_not_there_warn(
+    bin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(bin_folder, "nvidia-smi", "NVIDIA-SMI has failed", code=9)
+    monkeypatch.setattr(cards, "find_card", lambda: None)
+    assert cards.remarks(["CPU"], 99) == [
+        "--gpu-layers 99 has no effect: this libllama computes on the processor only"
+    ]
+    assert cards.remarks(["CPU"], -1) == []
+
+
+def test_other_cards_are_found_by_their_devices(
+    bin_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr("ctypes.util.find_library", lambda name: f"lib{name}.so.1")
+    assert cards.find_card(tmp_path) is None
+    (tmp_path / "dev/dri").mkdir(parents=True)
+    (tmp_path / "dev/dri/renderD128").touch()
+    assert cards.find_card(tmp_path).backend == "vulkan"
+    (tmp_path / "dev/kfd").touch()
+    assert cards.find_card(tmp_path).backend == "rocm"
+
+
+def test_every_backend_has_a_name_in_the_table_that_is_shipped() -> None:
+    rows = json.loads(backends.TABLE.read_text("utf-8"))
+    assert {row["backend"] for row in rows} <= set(backends.NAMES)
