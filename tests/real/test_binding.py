@@ -95,7 +95,11 @@ def test_the_binding_is_what_its_script_writes() -> None:
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
     formatted = subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "-"], input=made, capture_output=True, text=True
+        [sys.executable, "-m", "ruff", "format", "-"],
+        input=made,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     ).stdout
     kept = Path(binding.__file__).read_text("utf-8")
     assert _definitions(formatted) == _definitions(kept)
