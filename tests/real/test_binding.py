@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.rules.source import ROOT
@@ -46,18 +47,18 @@ int main() {
 """
 
 
-def code(kind: object) -> str:
+def code(kind: Any) -> str:
     """What the probe prints for a type."""
     if kind is None:
         return "v"
-    assert isinstance(kind, type)
     if issubclass(kind, ctypes.Structure):
         return f"s{ctypes.sizeof(kind)}"
     if kind in (ctypes.c_void_p, ctypes.c_char_p) or not hasattr(kind, "_type_"):
         return "p"
-    if not isinstance(kind._type_, str):
+    letters = kind._type_
+    if not isinstance(letters, str):
         return "p"
-    letter = "f" if kind._type_ in "fd" else "u" if kind._type_ in "BHILQ?" else "i"
+    letter = "f" if letters in "fd" else "u" if letters in "BHILQ?" else "i"
     return f"{letter}{ctypes.sizeof(kind)}"
 
 

@@ -3,7 +3,7 @@
 Functions are bound when they are first used: `functions` says their results and arguments.
 """
 
-# ruff: noqa: D101, E501
+# ruff: noqa: D101
 
 from __future__ import annotations
 
