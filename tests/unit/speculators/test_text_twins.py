@@ -5,12 +5,14 @@ step.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.speculators.text_support import propose
 
+from headstart.speculators import ngram_map
 from headstart.speculators.base import Speculator
 from headstart.speculators.ngram_map import (
     NgramMapK4vSpeculator,
@@ -26,7 +28,7 @@ Guess = tuple[list[int], list[float]]
 Step = tuple[int, int, list[int], int, bool]
 MAX_PLACES = 8  # that ngram-map-k4v compares
 
-tokens = st.lists(st.integers(0, 2), min_size=1, max_size=5)
+tokens = st.lists(st.integers(0, 2), max_size=5)
 prompts = st.lists(st.integers(0, 2), min_size=1, max_size=25)
 steps = st.lists(
     st.tuples(
@@ -69,7 +71,7 @@ class Pair(ABC):
             )
             assert list(draft.tokens) == tokens
             assert list(draft.confidence) == pytest.approx(scores)
-            emitted, size = [*tokens[:num_accepted], *others], len(history)
+            emitted, size = [*tokens[:num_accepted], *others] or [0], len(history)
             history += emitted
             if is_told:
                 self.accept(history, emitted)
@@ -131,11 +133,14 @@ class MapPair(Pair):
             return
         right, longest = common_prefix_length(guess, emitted), self.options.size_m
         if right == len(guess):
-            self.adaptive_length[what] = min(
-                longest, 2 * max(right, self.adaptive_length.get(what, longest))
-            )
+            length = 2 * max(right, self.adaptive_length.get(what, longest))
         elif right < len(emitted):
-            self.adaptive_length[what] = min(longest, right + 1)
+            length = right + 1
+        else:
+            return
+        if what not in self.adaptive_length and len(self.adaptive_length) == ngram_map.MAX_KEYS:
+            del self.adaptive_length[next(iter(self.adaptive_length))]
+        self.adaptive_length[what] = min(longest, length)
 
     def miss(self, history: list[int], size: int) -> None:
         """A guess whose outcome was not seen says nothing."""
@@ -146,16 +151,19 @@ class MapPair(Pair):
     options=st.builds(NgramMapOptions, st.integers(1, 3), st.integers(1, 5), st.integers(1, 3)),
     prompt=prompts,
     steps=steps,
+    max_keys=st.sampled_from([2, 4096]),
 )
 def test_ngram_map_drafts_what_a_search_of_the_text_and_a_log_of_the_keys_say(
     cls: type[NgramMapKSpeculator | NgramMapK4vSpeculator],
     options: NgramMapOptions,
     prompt: list[int],
     steps: list[Step],
+    max_keys: int,
 ) -> None:
     speculator = cls(options)
     speculator.begin(0, prompt)
-    MapPair(speculator, options, compares=cls is NgramMapK4vSpeculator).play(prompt, steps)
+    with patch.object(ngram_map, "MAX_KEYS", max_keys):
+        MapPair(speculator, options, compares=cls is NgramMapK4vSpeculator).play(prompt, steps)
 
 
 Table = dict[tuple[int, ...], tuple[int, int]]

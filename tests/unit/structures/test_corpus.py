@@ -37,52 +37,6 @@ def look_up(corpus: SuffixCorpus, tail: list[int], namespace: str = "") -> list[
     return sorted(found)
 
 
-def test_a_namespace_sees_its_own_and_the_public_texts_only() -> None:
-    corpus = SuffixCorpus()
-    corpus.add([1, 2, 3], "alice")
-    corpus.add([1, 2, 4], "bob")
-    corpus.add([1, 2, 5])
-    assert look_up(corpus, [1, 2], "alice") == [3, 5]
-    assert look_up(corpus, [1, 2], "bob") == [4, 5]
-    assert look_up(corpus, [1, 2], "carol") == [5]
-    assert look_up(corpus, [1, 2]) == [5]
-
-
-def test_the_fullest_namespace_loses_its_oldest_text() -> None:
-    corpus = SuffixCorpus(capacity=100)
-    corpus.add([7, 8, 9], "quiet")
-    for first in range(100, 200, 10):
-        corpus.add(list(range(first, first + 19)), "busy")
-    assert len(corpus) <= 100
-    assert look_up(corpus, [7, 8], "quiet") == [9]
-    assert look_up(corpus, [100, 101], "busy") == []
-    assert 192 in look_up(corpus, [190, 191], "busy")
-
-
-def test_added_files_are_seen_by_all_and_outlast_all_traffic() -> None:
-    corpus = SuffixCorpus(capacity=100)
-    assert corpus.add_file([7, 8, 9])
-    assert not corpus.add_file([7, 8, 9])
-    for turn in range(40):
-        for namespace in ("", "alice"):
-            corpus.add([turn * 20 + i for i in range(19)], namespace)
-    assert len(corpus) <= 100
-    for namespace in ("", "alice", "bob"):
-        assert look_up(corpus, [7, 8], namespace) == [9]
-    assert corpus.num_file_tokens == 4
-
-
-def test_only_when_they_alone_are_too_many_the_oldest_added_file_goes() -> None:
-    corpus = SuffixCorpus(capacity=50)
-    corpus.add(list(range(100, 120)))
-    for first in (0, 20, 40):
-        corpus.add_file(list(range(first, first + 19)))
-    assert look_up(corpus, [100, 101]) == []
-    assert look_up(corpus, [0, 1]) == []
-    assert look_up(corpus, [20, 21]) == [22]
-    assert look_up(corpus, [40, 41]) == [42]
-
-
 def test_memory_does_not_grow_with_what_was_forgotten() -> None:
     corpus = SuffixCorpus(capacity=1000)
     sizes = []
@@ -145,24 +99,6 @@ def test_what_a_text_costs_does_not_grow_with_the_corpus(
             assert look_up(corpus, text[:8]) == [text[8]]
     assert num_replaced > 3, "it has grown, and was compacted"
     assert most <= len(SIZES) * (2 * (2 * len(text) + 512) + 512 + len(text))
-
-
-def test_the_turns_of_a_chat_are_held_once() -> None:
-    corpus = SuffixCorpus()
-    chat: list[int] = []
-    for turn in range(10):
-        chat += [turn * 200 + i for i in range(200)]
-        assert corpus.add(chat)
-    assert len(corpus) < 1.6 * len(chat)
-    assert look_up(corpus, [198, 199]) == [200]
-
-
-def test_the_same_text_is_not_added_again() -> None:
-    corpus = SuffixCorpus()
-    assert corpus.add([1, 2, 3])
-    assert not corpus.add([1, 2, 3])
-    assert not corpus.add([])
-    assert corpus.add([1, 2, 3], "other")
 
 
 def test_texts_survive_closing_and_opening(tmp_path: Path) -> None:

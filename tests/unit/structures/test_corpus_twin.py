@@ -141,6 +141,7 @@ def test_texts_files_and_answers_are_those_of_lists_of_texts(
             assert is_new == twin.add(name, text)
             assert len(corpus) == twin.size <= capacity
             assert corpus.num_texts == sum(map(len, twin.texts.values()))
+            assert corpus.num_file_tokens == (twin.size_of(FILES) if FILES in twin.texts else 0)
             if name != FILES:
                 answer, held = corpus.newest(name), twin.newest(name)
                 assert (answer is None) == (held is None)

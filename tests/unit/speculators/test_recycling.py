@@ -1,4 +1,4 @@
-"""Likely successors agree with averaging whole distributions."""
+"""Token recycling: likely successors agree with averaging whole distributions, and are chained."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests.unit.speculators.text_support import propose, tokens_of
 
 from headstart.speculators import recycling
-from headstart.speculators.recycling import NextTokenTable
+from headstart.speculators.recycling import NextTokenTable, RecyclingSpeculator
+from headstart.types import Decoded
 
 VOCAB_SIZE = 12
 MAX_ROWS = 15
@@ -84,3 +86,16 @@ def test_of_equally_likely_successors_the_newest_is_kept() -> None:
     found = next_tokens.likeliest(0)
     assert found is not None
     assert found[0] == 5
+
+
+def test_it_chains_what_the_model_expected_of_this_namespace() -> None:
+    speculator = RecyclingSpeculator(RecyclingSpeculator.Options(min_share=0.0))
+    speculator.begin(0, [1], "alice")
+    assert propose(speculator, [1]).reason == "no likely successor"
+    rows = 9.0 * np.eye(4, dtype=np.float32)[[2, 3, 1]]  # what follows 1, 2 and 3
+    numbers = np.arange(3, dtype=np.int32)
+    speculator.observe(Decoded(0 * numbers, numbers, numbers + 1, rows))
+    for namespace, expected in (("bob", []), ("alice", [2, 3, 1, 2, 3])):
+        speculator.end(0)
+        speculator.begin(0, [1], namespace)
+        assert tokens_of(speculator, [1], 5) == expected
