@@ -19,7 +19,8 @@ from typing import Any
 
 import llama_cpp.llama_cpp as theirs
 
-ENGINE = Path(__file__).parents[1] / "src/headstart"
+ROOT = Path(__file__).parents[1]
+FILE = ROOT / "src/headstart/engine/binding.py"
 USED = re.compile(r"\bapi\.((?:llama|LLAMA)_\w+)")
 # by size, because c_ulong has another on Windows
 SIMPLE = {
@@ -91,8 +92,10 @@ class Writer:
 
 
 def names() -> list[str]:
-    """What the engine uses of llama.h."""
-    texts = (path.read_text("utf-8") for path in ENGINE.rglob("*.py") if path.name != "binding.py")
+    """What the engine, the tests and the benchmarks use of llama.h."""
+    folders = ("src", "tests", "benchmarks")
+    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py") if file != FILE)
+    texts = (file.read_text("utf-8") for file in files)
     return sorted({name for text in texts for name in USED.findall(text)})
 
 
@@ -122,7 +125,7 @@ def written() -> str:
 def __getattr__(name: str) -> Any:
     """Bind a function."""
     if name not in functions:
-        raise AttributeError(name)
+        raise AttributeError(f"{name} is not bound; run scripts/make_binding.py")
     function = getattr(_lib, name)
     function.restype, *function.argtypes = functions[name]
     globals()[name] = function
@@ -137,7 +140,6 @@ def __getattr__(name: str) -> Any:
 
 
 if __name__ == "__main__":
-    file = ENGINE / "engine/binding.py"
-    file.write_text(written(), "utf-8")
+    FILE.write_text(written(), "utf-8")
     for command in (("check", "--fix", "-q"), ("format", "-q")):
-        subprocess.run([sys.executable, "-m", "ruff", *command, str(file)], check=True)
+        subprocess.run([sys.executable, "-m", "ruff", *command, str(FILE)], check=True)

@@ -139,6 +139,9 @@ class llama_model_params(Structure):
     ]
 
 
+llama_model_set_tensor_data_t = CFUNCTYPE(None, c_void_p, c_void_p)
+
+
 class llama_token_data(Structure):
     _fields_ = [
         ("id", c_int32),
@@ -167,6 +170,9 @@ functions: dict[str, tuple[Any, ...]] = {
     "llama_adapter_lora_init": (POINTER(c_void_p), c_void_p, c_char_p),
     "llama_adapter_meta_val_str": (c_int32, POINTER(c_void_p), c_char_p, c_char_p, c_uint64),
     "llama_backend_init": (None,),
+    "llama_batch_free": (None, llama_batch),
+    "llama_batch_get_one": (llama_batch, POINTER(c_int32), c_int32),
+    "llama_batch_init": (llama_batch, c_int32, c_int32, c_int32),
     "llama_context_default_params": (llama_context_params,),
     "llama_decode": (c_int32, c_void_p, llama_batch),
     "llama_encode": (c_int32, c_void_p, llama_batch),
@@ -174,6 +180,7 @@ functions: dict[str, tuple[Any, ...]] = {
     "llama_ftype_name": (c_char_p, c_int32),
     "llama_get_embeddings": (POINTER(c_float), c_void_p),
     "llama_get_embeddings_seq": (POINTER(c_float), c_void_p, c_int32),
+    "llama_get_logits": (POINTER(c_float), c_void_p),
     "llama_get_memory": (c_void_p, c_void_p),
     "llama_init_from_model": (c_void_p, c_void_p, llama_context_params),
     "llama_log_set": (None, llama_log_callback, c_void_p),
@@ -192,6 +199,13 @@ functions: dict[str, tuple[Any, ...]] = {
     "llama_model_get_vocab": (c_void_p, c_void_p),
     "llama_model_has_decoder": (c_bool, c_void_p),
     "llama_model_has_encoder": (c_bool, c_void_p),
+    "llama_model_init_from_user": (
+        c_void_p,
+        c_void_p,
+        llama_model_set_tensor_data_t,
+        c_void_p,
+        llama_model_params,
+    ),
     "llama_model_is_diffusion": (c_bool, c_void_p),
     "llama_model_is_hybrid": (c_bool, c_void_p),
     "llama_model_is_recurrent": (c_bool, c_void_p),
@@ -266,6 +280,23 @@ functions: dict[str, tuple[Any, ...]] = {
         c_uint32,
     ),
     "llama_state_seq_get_size_ext": (c_uint64, c_void_p, c_int32, c_uint32),
+    "llama_state_seq_load_file": (
+        c_uint64,
+        c_void_p,
+        c_char_p,
+        c_int32,
+        POINTER(c_int32),
+        c_uint64,
+        POINTER(c_uint64),
+    ),
+    "llama_state_seq_save_file": (
+        c_uint64,
+        c_void_p,
+        c_char_p,
+        c_int32,
+        POINTER(c_int32),
+        c_uint64,
+    ),
     "llama_state_seq_set_data_ext": (
         c_uint64,
         c_void_p,
@@ -274,6 +305,7 @@ functions: dict[str, tuple[Any, ...]] = {
         c_int32,
         c_uint32,
     ),
+    "llama_supports_rpc": (c_bool,),
     "llama_token_to_piece": (c_int32, c_void_p, c_int32, c_char_p, c_int32, c_int32, c_bool),
     "llama_tokenize": (
         c_int32,
@@ -313,7 +345,7 @@ _lib, folder = load()
 def __getattr__(name: str) -> Any:
     """Bind a function."""
     if name not in functions:
-        raise AttributeError(name)
+        raise AttributeError(f"{name} is not bound; run scripts/make_binding.py")
     function = getattr(_lib, name)
     function.restype, *function.argtypes = functions[name]
     globals()[name] = function

@@ -44,7 +44,11 @@ def test_a_long_prompt_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     for step in range(13):
         clock.now = step / 2
         slot = SlotReport(
-            0, "r", is_processing=True, num_prompt=12_000, num_processed=1000 * step, num_in_cache=0
+            slot_id=0,
+            request_id="r",
+            is_processing=True,
+            num_prompt=12_000,
+            num_processed=1000 * step,
         )
         prompts.note([slot])
     assert caplog.messages == [
