@@ -2,8 +2,26 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 from tests.page.support import Window, worker_that_writes, writes
+from tests.page.test_speed import tasks
+from tests.server.server_process import Server
 from tests.server.serving import serving
+
+SMALL = ("--context", "512", "--threads", "1", "-np", "1", "-n", "16")
+# a conversation of so many messages, in the browser's database
+FILL = """async (count) => {
+  const { saveConversation, saveMessages } = await import(new URL("js/store.js", location.href));
+  const list = Array.from({ length: count }, (_, i) => ({
+    id: `m${i}`, conversation: "c", parent: i ? `m${i - 1}` : null, created: i,
+    role: i % 2 ? "assistant" : "user", content: `Message **${i}**\n\n- one\n- two`, state: "done",
+  }));
+  await saveConversation({ id: "c", title: "Long", updated: 1, leaf: `m${count - 1}`, system: "",
+    settings: {}, running: null, queued: null });
+  await saveMessages(...list);
+}"""
 
 
 def test_an_answer_goes_on_while_another_conversation_is_open(window: Window) -> None:
@@ -71,3 +89,34 @@ def test_what_is_queued_comes_back_into_the_field_when_the_answer_is_stopped(
         page.keyboard.press("Escape")
         window.until("document.querySelector('#prompt').value === 'Second question'")
         assert not page.locator("#queued").is_visible()
+
+
+def test_a_server_that_comes_back_is_talked_to_again(window: Window, tmp_path: Path) -> None:
+    window.expected = ("Failed to load", "404")
+    page = window.page
+    server = Server(SMALL, tmp_path)
+    arguments = [*SMALL, "--port", server.url.rsplit(":", 1)[1]]
+    window.open(server.url)
+    window.ask("def f(")
+    server.stop(signal.SIGKILL)
+    page.fill("#prompt", "def g(")
+    page.press("#prompt", "Enter")
+    page.get_by_text("The server does not answer").wait_for()
+    with Server(arguments, tmp_path):
+        page.locator("#status").wait_for(state="hidden")
+        answer = window.answer()  # of what was asked while the server was away
+        assert "tokens" in answer.locator(".facts").inner_text()
+        assert page.locator(".message").count() == 4
+
+
+def test_a_long_conversation_stays_fast_to_write_in(window: Window) -> None:
+    with serving(worker_that_writes("Hello")) as client:
+        window.open(str(client.base_url))
+        page = window.page
+        page.evaluate(FILL, 500)
+        page.reload()
+        window.until("document.querySelectorAll('.message').length === 500")
+        page.locator("#prompt").focus()
+        with tasks(page) as found:
+            page.keyboard.type("Twenty characters or so")
+        assert max(found) < 50

@@ -78,6 +78,20 @@ def test_pointing_at_a_token_shows_its_draft_and_what_was_rejected(window: Windo
         inspector.wait_for(state="hidden")
 
 
+def test_a_name_in_the_legend_marks_what_is_from_it(window: Window) -> None:
+    with serving(worker_that_writes("a ", ("bc", "suffix"), " d ", ("ef", "ngram"))) as client:
+        window.open(str(client.base_url))
+        answer = window.ask("Go on")
+        answer.locator(".facts summary").click()
+        legend = answer.locator(".legend [data-source=ngram]")
+        legend.hover()
+        assert window.tinted()["draft-now"] == "ef"
+        window.page.mouse.move(5, 5)
+        assert window.tinted()["draft-now"] == ""
+        answer.locator(".legend [data-source=suffix]").focus()
+        assert window.tinted()["draft-now"] == "bc"
+
+
 def test_arrow_keys_walk_along_the_tokens(window: Window) -> None:
     with serving(worker_that_writes("a", ("bc", "suffix"))) as client:
         window.open(str(client.base_url))

@@ -67,6 +67,7 @@ test("answers are equal token by token or part at one", () => {
 
 test("lengths of drafts follow from positions", () => {
   assert.deepEqual(draftLengths([5, 3, 3, 1]), [2, 0, 2, 1]);
+  assert.deepEqual(draftLengths([0, 2, 1]), [0, 1, 1]); // continues another's draft
 });
 
 test("the board remembers three minutes, those before it was opened too, and starts over with the engine", () => {

@@ -17,7 +17,7 @@ export function showBars(root, bars, summary) {
     column.style.height = `${Math.max(1, (100 * bar.value) / most)}%`;
     return h("li", {}, h("span", { class: "value" }, bar.text), h("span", { class: "column" }, column), h("span", { class: "label" }, bar.label));
   });
-  fill(root, items.length ? h("ul", { class: "bars", "aria-label": summary }, items) : nothing());
+  fill(root, items.length ? h("ul", { class: "bars", tabindex: "0", "aria-label": summary }, items) : nothing());
 }
 
 /**
@@ -79,10 +79,10 @@ export function showTimeline(root, points) {
   );
 }
 
-/** The top of an axis: 1, 2, 4 or 10 times a power of ten. @param {number} value */
+/** The top of an axis: 1, 2, 5 or 10 times a power of ten. @param {number} value */
 function niceMost(value) {
   const power = 10 ** Math.floor(Math.log10(value));
-  return power * ([1, 2, 4, 10].find((factor) => factor * power >= value) ?? 10);
+  return power * ([1, 2, 5, 10].find((factor) => factor * power >= value) ?? 10);
 }
 
 /**

@@ -24,7 +24,7 @@ export function summary(message, provenance, speed) {
     words.numTokens(count, number(count)),
     isOver && message.timings ? duration(message.timings.predicted_ms / 1000) : speed > 0 && words.perSecond(rate(speed)),
     isOver && message.firstMs && words.firstAfter(duration(message.firstMs / 1000)),
-    isOver && speedup !== null && saved > 0 && words.times(number(speedup, 1)),
+    isOver && speedup !== null && saved > 0 && `≈ ${words.times(number(speedup, 1))}`,
   ].filter(Boolean).join(" · ");
 }
 

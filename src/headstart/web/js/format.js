@@ -12,7 +12,7 @@ export function number(value, digits = 0) {
 
 /** A speed or a factor: two digits that count. @param {number} value */
 export function rate(value) {
-  return number(value, value < 10 ? 1 : 0);
+  return number(value, value && value < 10 ? 1 : 0);
 }
 
 /** @param {number} share */

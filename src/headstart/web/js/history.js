@@ -23,7 +23,8 @@
 /** @typedef {{time: number, tokens: number, num_draft_tokens: number, num_accepted_draft_tokens: number}} Past */
 
 const SECONDS = 180;
-const OVER_SECONDS = 2; // speed and acceptance are those of so long
+const SPEED_SECONDS = 2; // that each speed is measured over
+const ACCEPTANCE_SECONDS = 10; // the same of acceptance, as drafts are fewer than tokens
 
 export class History {
   constructor() {
@@ -42,7 +43,7 @@ export class History {
     this.last = state;
     this.past = [...this.past, state].map(({ time, tokens, num_draft_tokens, num_accepted_draft_tokens }) => ({ time, tokens, num_draft_tokens, num_accepted_draft_tokens }));
     this.past = this.past.filter(({ time }) => time >= state.time - SECONDS);
-    this.recent = [...this.recent, state].filter(({ time }) => time >= state.time - OVER_SECONDS);
+    this.recent = [...this.recent, state].filter(({ time }) => time >= state.time - SPEED_SECONDS);
   }
 
   /**
@@ -50,13 +51,20 @@ export class History {
    * @returns {{time: number, speed: number, accepted: number | null}[]} tokens per second; share of draft tokens
    */
   points() {
-    let first = 0;
+    /** @type {(seconds: number) => (i: number) => Past} the state so long before the i-th */
+    const before = (seconds) => {
+      let at = 0;
+      return (i) => {
+        while (at < i - 1 && this.past[at + 1].time <= this.past[i].time - seconds) at++;
+        return this.past[at];
+      };
+    };
+    const [shortBefore, longBefore] = [before(SPEED_SECONDS), before(ACCEPTANCE_SECONDS)];
     return this.past.slice(1).map((now, i) => {
-      while (first < i && this.past[first + 1].time <= now.time - OVER_SECONDS) first++;
-      const then = this.past[first];
-      const drafted = now.num_draft_tokens - then.num_draft_tokens;
+      const [then, longThen] = [shortBefore(i + 1), longBefore(i + 1)];
+      const drafted = now.num_draft_tokens - longThen.num_draft_tokens;
       const speed = Math.max(0, now.tokens - then.tokens) / Math.max(0.05, now.time - then.time);
-      return { time: now.time, speed, accepted: drafted > 0 ? (now.num_accepted_draft_tokens - then.num_accepted_draft_tokens) / drafted : null };
+      return { time: now.time, speed, accepted: drafted > 0 ? (now.num_accepted_draft_tokens - longThen.num_accepted_draft_tokens) / drafted : null };
     });
   }
 
@@ -74,12 +82,13 @@ export class History {
 }
 
 /**
- * How many drafts had each length, from how many had a token at each position.
+ * How many drafts ended at each length, from how many had a token at each position. Those that continue
+ * another speculator's begin further behind, so a position may have more than the one before it.
  * @param {number[]} byPosition
  * @returns {number[]} [length - 1] = drafts
  */
 export function draftLengths(byPosition) {
-  return byPosition.map((count, i) => count - (byPosition[i + 1] ?? 0));
+  return byPosition.map((count, i) => Math.max(0, count - (byPosition[i + 1] ?? 0)));
 }
 
 /**

@@ -4,7 +4,7 @@ import { byId, fill, h } from "./dom.js";
 import { duration, percent } from "./format.js";
 import { pieceText } from "./provenance.js";
 import { labelOf, styleOf } from "./speculators.js";
-import { markDraft, tokenAt } from "./tint.js";
+import { markDraft, tintOf, tokenAt } from "./tint.js";
 import { words } from "./words.js";
 
 /** @typedef {import("./tint.js").Tint} Tint */
@@ -36,8 +36,21 @@ export function inspect(root) {
     const found = isOn && tokenAt(event.clientX, event.clientY);
     if (found) show(found.tint, found.index);
   });
+  for (const [kind, act] of /** @type {const} */ ([["pointerover", showSource], ["focusin", showSource], ["pointerout", hideSource], ["focusout", hideSource]])) root.addEventListener(kind, act);
   root.addEventListener("pointerleave", hide);
   root.addEventListener("scroll", hide, { passive: true });
+}
+
+/** Mark all that came from the speculator whose name in a legend is pointed at. @param {Event} event */
+function showSource({ target }) {
+  const swatch = /** @type {Element} */ (target).closest?.(".legend [data-source]");
+  const tint = swatch && tintOf(swatch);
+  if (isOn && tint) markDraft(tint.rangesFrom(/** @type {HTMLElement} */ (swatch).dataset.source ?? ""));
+}
+
+/** @param {Event} event */
+function hideSource({ target }) {
+  if (/** @type {Element} */ (target).closest?.(".legend")) markDraft([]);
 }
 
 /**

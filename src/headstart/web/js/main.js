@@ -49,10 +49,13 @@ document.body.dataset.shown = "true";
 await loading;
 document.body.dataset.ready = "true";
 
-/** Show the view that the address names. */
+/** Show the view that the address names, once what it needs is there. */
 async function route() {
-  const name = location.hash.slice(1);
-  const view = VIEWS.includes(name) ? name : VIEWS[0];
+  const named = () => VIEWS.find((one) => location.hash === `#${one}`) ?? VIEWS[0];
+  const view = named();
+  if (view === "compare") await compare();
+  if (view === "board") await board();
+  if (view !== named()) return; // the user went on meanwhile
   hide();
   for (const one of VIEWS) {
     byId(one).hidden = one !== view;
@@ -60,7 +63,6 @@ async function route() {
     if (one === view) tab.setAttribute("aria-current", "page");
     else tab.removeAttribute("aria-current");
   }
-  if (view === "compare") await compare();
   if (view === "board") (await board()).show();
   else if (boarding) (await boarding).leave();
 }

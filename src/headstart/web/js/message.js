@@ -55,7 +55,7 @@ export class MessageView {
       "article",
       { class: `message ${message.role}`, "aria-label": this.isAnswer ? words.answer : words.you },
       !this.isAnswer && h("div", { class: "chips" }, chips(message.attachments)),
-      this.body, this.note, h("footer", {}, this.bar, this.isAnswer && this.facts),
+      this.body, this.note, h("footer", {}, this.isAnswer && this.facts, this.bar),
     );
     this.later = 0; // timer of the rest of a long text
     this.markdown = new MarkdownView(this.text);

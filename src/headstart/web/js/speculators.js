@@ -32,5 +32,5 @@ export function labelOf(name) {
  */
 export function swatch(name, count) {
   const style = name === "" ? "own" : `draft-${styleOf(name)}`;
-  return h("span", { class: "swatch", "data-source": name }, h("span", { class: `sample ${style}` }, labelOf(name)), count && ` ${count}`);
+  return h("span", { class: "swatch", "data-source": name, tabindex: count && "0" }, h("span", { class: `sample ${style}` }, labelOf(name)), count && ` ${count}`);
 }

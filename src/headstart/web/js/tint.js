@@ -54,6 +54,16 @@ export function tokenAt(x, y) {
   return { tint: place.tint, index: place.tint.provenance.indexAt(offset) };
 }
 
+/** The tint of the answer that an element describes. @param {Element} element @returns {Tint | null} */
+export function tintOf(element) {
+  const body = element.closest(".message, .side")?.querySelector(".body");
+  for (const node of body ? textNodes(body) : []) {
+    const place = places.get(node);
+    if (place) return place.tint;
+  }
+  return null;
+}
+
 /** The tints of one answer. */
 export class Tint {
   /**

@@ -1,0 +1,149 @@
+"""Every width shows all of it; a keyboard is enough; the first screen is small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.page.support import Window, worker_that_writes
+from tests.server.fake_worker import FakeWorker
+from tests.server.serving import serving
+
+# pairs of controls of the header and the composer that lie over each other, or outside of it
+COLLISIONS = """(selector) => {
+  const shown = [...document.querySelectorAll(selector)].filter((e) => e.checkVisibility());
+  const boxes = shown.map((e) => [e.id || e.className || e.textContent, e.getBoundingClientRect()]);
+  const found = [];
+  for (const [i, [name, box]] of boxes.entries()) {
+    if (!box.width || box.left < 0 || box.right > innerWidth + 0.5) found.push(`${name} outside`);
+    for (const [other, rival] of boxes.slice(i + 1))
+      if (box.left < rival.right - 0.5 && rival.left < box.right - 0.5
+          && box.top < rival.bottom - 0.5 && rival.top < box.bottom - 0.5)
+        found.push(`${name} and ${other}`);
+  }
+  return found;
+}"""
+WIDTHS = (320, 384, 800, 1280)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_overlaps_and_nothing_is_missing(window: Window, width: int) -> None:
+    page = window.page
+    page.set_viewport_size({"width": width, "height": 780})
+    with serving(worker_that_writes("Some `words`.", ("More words.", "suffix"))) as client:
+        window.open(str(client.base_url))
+        window.ask("A question")
+        for selector in ("#top > *, #top nav > *, #top button", "#composer .row > *"):
+            parts = selector if width > 700 else selector.replace("#top > *, ", "")
+            inner = parts.replace("#top > *", "#top > :not(nav, .tools)")
+            assert page.evaluate(COLLISIONS, inner) == [], selector
+        for name in ("drafts", "theme", "open-settings", "model", "context", "send"):
+            assert page.locator(f"#{name}").is_visible(), name
+        for view in ("chat", "compare", "board"):
+            page.locator(f"#to-{view}").click()
+            page.locator(f"#{view}").wait_for()
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+            section = page.locator(f"#{view}")
+            assert section.evaluate("e => e.scrollWidth <= e.clientWidth"), view
+        page.locator("#to-chat").click()  # ends the stream of the board
+
+
+@pytest.mark.parametrize("system", ["light", "dark"])
+def test_each_click_on_the_theme_button_turns_it_over(window: Window, system: Any) -> None:
+    page = window.page
+    page.emulate_media(color_scheme=system)
+    with serving() as client:
+        window.open(str(client.base_url))
+        ground = "getComputedStyle(document.body).backgroundColor"
+        seen = [page.evaluate(ground)]
+        for _ in range(2):
+            page.locator("#theme").click()
+            seen.append(page.evaluate(ground))
+        assert seen[0] != seen[1]
+        assert seen[0] == seen[2]
+        page.locator("#theme").click()
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        assert page.evaluate(ground) == seen[1]
+
+
+def test_a_keyboard_is_enough(window: Window) -> None:
+    page = window.page
+
+    def tab_to(selector: str) -> None:
+        for _ in range(60):
+            page.keyboard.press("Tab")
+            if page.evaluate(f"document.activeElement.matches('{selector}')"):
+                return
+        raise AssertionError(f"Tab never reached {selector}")
+
+    with serving(worker_that_writes("Hello")) as client:
+        window.open(str(client.base_url))
+        page.keyboard.type("By keyboard")  # the field has the focus from the start
+        page.keyboard.press("Enter")
+        assert "Hello" in window.answer().inner_text()
+        page.locator("#open-settings").focus()
+        page.keyboard.press("Enter")
+        page.locator("#settings").wait_for()
+        tab_to("#setting-temperature")
+        page.keyboard.press("Escape")
+        assert not page.locator("#settings").is_visible()
+        assert page.evaluate("document.activeElement.id") == "open-settings"
+        page.locator("#new").focus()
+        tab_to("#conversations .icon-button")
+        page.keyboard.press("Enter")
+        page.keyboard.press("Enter")  # the first entry: rename
+        page.keyboard.type("Renamed")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="Renamed", exact=True).wait_for()
+        page.locator("#to-compare").focus()
+        page.keyboard.press("Enter")
+        page.locator("#compare").wait_for()
+        tab_to("#compare-prompt")
+        page.keyboard.type("Again")
+        tab_to("#compare-run")
+        page.keyboard.press("Enter")
+        page.locator(".verdict.equal").wait_for()
+        page.locator("#to-board").focus()
+        page.keyboard.press("Enter")
+        page.locator("#board").wait_for()
+        tab_to("#board [role=group]")
+        page.locator("#to-chat").click()
+        page.wait_for_timeout(200)
+
+
+def test_scrolled_up_a_button_leads_to_the_end(window: Window) -> None:
+    with serving(worker_that_writes("A line.\n\n" * 80)) as client:
+        window.open(str(client.base_url))
+        window.ask("Go on")
+        page = window.page
+        button = page.get_by_role("button", name="To the end")
+        assert not button.is_visible()
+        page.mouse.move(600, 300)
+        page.mouse.wheel(0, -2000)
+        button.click()
+        window.until(
+            "(({scrollHeight, scrollTop, clientHeight}) => scrollHeight - scrollTop - clientHeight"
+            " < 5)(document.querySelector('#scroller'))"
+        )
+        assert not button.is_visible()
+
+
+def test_the_first_screen_is_small(window: Window) -> None:
+    """Bytes over the network until the page can be used, without what the API says."""
+    page = window.page
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Network.enable")
+    sizes: dict[str, float] = {}
+    urls: dict[str, str] = {}
+    devtools.on(
+        "Network.responseReceived", lambda e: urls.update({e["requestId"]: e["response"]["url"]})
+    )
+    devtools.on(
+        "Network.loadingFinished", lambda e: sizes.update({e["requestId"]: e["encodedDataLength"]})
+    )
+    with serving(FakeWorker()) as client:
+        window.open(str(client.base_url))
+        page.wait_for_timeout(200)
+    total = sum(size for key, size in sizes.items() if key in urls)
+    assert 20_000 < total < 100_000, (total, sorted(urls.values()))
