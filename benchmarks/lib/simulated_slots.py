@@ -346,7 +346,7 @@ class AutoText(Learner):
         plan, asked = self.begin(slots), list[int]()
         for index, slot in enumerate(slots):
             place = slot.text[slot.at]
-            if self.ask_ms and not self.controller.wants("text", slot.number):
+            if self.ask_ms and not self.controller.wanted("text", [slot.number]):
                 continue
             asked.append(index)
             if place.has_draft:

@@ -36,11 +36,18 @@ class Asking:
 
     def wants(self, seq_id: int) -> bool:
         """Whether to ask in this step; call it once a step."""
-        request = self._requests.get(seq_id)
-        if request is None or request.left <= 0:
-            return True
-        request.left -= 1
-        return False
+        return bool(self.wanted((seq_id,)))
+
+    def wanted(self, seq_ids: Sequence[int]) -> list[int]:
+        """Of these, those to ask for in this step; call it once a step."""
+        wanted = []
+        for seq_id in seq_ids:
+            request = self._requests.get(seq_id)
+            if request is None or request.left <= 0:
+                wanted.append(seq_id)
+            else:
+                request.left -= 1
+        return wanted
 
     @property
     def waits(self) -> bool:

@@ -13,7 +13,7 @@ instruments, in milliseconds and tokens:
 
 One step:
 
-    controller.sleeps(plan), wants(speculator, number)    who is asked
+    controller.sleeps(plan), wanted(...), wants(...)      who is asked
     controller.survival(...), best(...)                   what a draft is worth
     controller.grant(plan)                                how far draft models draft
     controller.share(plan)                                how many tokens of each draft are verified
@@ -96,20 +96,19 @@ class Controller:
         ):
             return False
         for name in texts:
-            for seq_id in numbers:
-                self._asking[name].wants(seq_id)
+            self._asking[name].wanted(numbers)
         for name in models:
             self._model_planner.wants(name)
         return True
 
-    def wants(self, speculator: str, number: int | None = None) -> bool:
-        """Whether to ask a text speculator for this request; without a request, whether to plan for
-        a draft model. Call it once a step.
-        """
-        if number is None:
-            return self._model_planner.wants(speculator)
+    def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
+        """The requests of these for which to ask a text speculator; call it once a step."""
         asking = self._asking.get(speculator)
-        return asking is None or asking.wants(number)
+        return numbers if asking is None else asking.wanted(numbers)
+
+    def wants(self, speculator: str) -> bool:
+        """Whether to plan for a draft model; call it once a step."""
+        return self._model_planner.wants(speculator)
 
     def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
         """How far draft models may draft, for each entry of `plan.wishes`; at most one of them

@@ -24,10 +24,6 @@ class _Followed:
     offer: Offer
     num_seen: int = 0  # of `after` and the draft together, all agreeing
 
-    @property
-    def num_matched(self) -> int:
-        return max(0, self.num_seen - len(self.offer.after))
-
     def follow(self, number: int, emitted: tuple[int, ...]) -> tuple[bool, Outcome | None]:
         """Compare further; returns whether the comparison is over, and the outcome of what is newly
         known.
@@ -35,30 +31,25 @@ class _Followed:
         Bit by bit: a right draft of 32 tokens that was not verified would else be known only 32
         steps later.
         """
-        num_known, after, tokens = self.num_matched, self.offer.after, self.offer.draft.tokens
+        draft, line, after = self.offer.draft, self.offer.line, self.offer.after
+        tokens, first = draft.tokens, len(after)
+        num_known = num_labelled = max(0, self.num_seen - first)
+        is_over = False
         for token in emitted:
-            at = self.num_seen - len(after)
-            expected = tokens[at] if at >= 0 else after[self.num_seen]
-            if token != expected:
-                return True, self._outcome(number, at + 1, num_known) if at >= 0 else None
-            self.num_seen += 1
-            if at + 1 == len(tokens):
-                return True, self._outcome(number, at + 1, num_known)
-        num_matched = self.num_matched
-        is_news = num_matched > num_known
-        return False, self._outcome(number, num_matched, num_known) if is_news else None
-
-    def _outcome(self, number: int, num_labelled: int, num_known: int) -> Outcome:
-        draft = self.offer.draft
-        return Outcome(
-            number,
-            draft.speculator,
-            draft.confidence,
-            self.num_matched,
-            num_labelled,
-            num_known,
-            self.offer.line,
+            at = self.num_seen - first
+            is_right = token == (tokens[at] if at >= 0 else after[self.num_seen])
+            self.num_seen += is_right
+            num_labelled = max(0, at + 1)
+            is_over = not is_right or num_labelled == len(tokens)
+            if is_over:
+                break
+        if num_labelled == num_known:
+            return is_over, None
+        num_matched, name = max(0, self.num_seen - first), draft.speculator
+        outcome = Outcome(
+            number, name, draft.confidence, num_matched, num_labelled, num_known, line
         )
+        return is_over, outcome
 
 
 class Labels:
@@ -77,10 +68,11 @@ class Labels:
                 drafts[offer.draft.speculator] = _Followed(offer)
         # also the tokens behind a text that was read again
         for sequence, emitted in zip(plan.sequences, record.emitted, strict=True):
-            for name, followed in list(all_followed.get(sequence.number, {}).items()):
+            own = all_followed.get(sequence.number, {})
+            for name, followed in list(own.items()):
                 is_over, outcome = followed.follow(sequence.number, emitted)
                 if is_over:
-                    del all_followed[sequence.number][name]
+                    del own[name]
                 if outcome is not None:
                     yield outcome
 

@@ -34,7 +34,7 @@ def emit(
     """
     emitted: list[int] = []
     legality, thoughts = sampler.legality, sampler.thoughts
-    is_free = sampler.is_free
+    is_free = legality is None and thoughts is None
     for row in range(len(draft) + 1):
         if is_free:
             token, legal = sampler.sample(logits[row], position + row), None

@@ -22,7 +22,7 @@ from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.host_cache import Data
 from headstart.scheduler.model_drafting import ModelDrafting
-from headstart.scheduler.offers import ILLEGAL, candidate, is_fixed, legal_parts, may_ask
+from headstart.scheduler.offers import Candidate, askable, candidate, consider, is_fixed
 from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan, StepRecord
@@ -136,8 +136,7 @@ class Drafting:
         self.failure = f"{type(error).__name__}: {error}"
 
     def _draft(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
-        answers = plan.sequences
-        indices = [i for i, sequence in enumerate(answers) if self._may_draft(plan, i, sequence)]
+        indices = self._draftable(plan)
         if not indices or self.controller.sleeps(plan, self._text_names, self._model_names):
             self._pad(plan, batch_limits, can_pad=can_pad)
             return
@@ -162,21 +161,24 @@ class Drafting:
         num_reading = len(plan.prompts)
         plan.price = Step(num, num_rows, context, *batch_limits, can_pad, plan.is_even, num_reading)
 
-    def _may_draft(self, plan: StepPlan, index: int, sequence: Sequence) -> bool:
-        """Whether there may be a draft for this answer; speculators are told of its first step."""
-        policy = sequence.policy
-        if policy.reason:
-            plan.limits[index], plan.reasons[index, ""] = 0, policy.reason
-            return False
-        if sequence.number not in self._begun:
-            self._begin(sequence)
-        limit = min(plan.limits[index], policy.n_max)
-        if sequence.text.sampler.thoughts is not None:
-            limit = min(limit, sequence.num_free)
-        plan.limits[index] = limit
-        if limit > 0:
-            plan.reasons.pop((index, ""), None)  # what bounds it
-        return limit > 0
+    def _draftable(self, plan: StepPlan) -> list[int]:
+        """The answers that may have a draft; speculators are told of the first step of each."""
+        may_draft = []
+        for index, sequence in enumerate(plan.sequences):
+            policy, limit = sequence.policy, plan.limits[index]
+            if policy.reason:
+                plan.limits[index], plan.reasons[index, ""] = 0, policy.reason
+                continue
+            if sequence.number not in self._begun:
+                self._begin(sequence)
+            limit = min(limit, policy.n_max)
+            if sequence.text.sampler.thoughts is not None:
+                limit = min(limit, sequence.num_free)
+            plan.limits[index] = limit
+            if limit > 0:
+                plan.reasons.pop((index, ""), None)  # what bounds it
+                may_draft.append(index)
+        return may_draft
 
     def _pad(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
         """Add rows to a step without drafts where that is faster."""
@@ -187,58 +189,48 @@ class Drafting:
 
     def _ask_texts(self, plan: StepPlan, indices: list[int]) -> None:
         """Ask each text speculator once for all answers; take for each the draft worth most."""
-        found: dict[int, list[Draft]] = {index: [] for index in indices}
+        found: list[dict[str, Draft]] = [{} for _ in plan.sequences]  # by speculator
         for speculator in self._texts:
-            name, wants = speculator.name, self.controller.wants
-            asked = [
-                index
-                for index in indices
-                if may_ask(plan, index, speculator, [draft.speculator for draft in found[index]])
+            name = speculator.name
+            may_draft, asked, requests = askable(plan, indices, speculator, found), [], []
+            wanted = self.controller.wanted(name, [plan.sequences[i].number for i in may_draft])
+            for index in may_draft:
+                sequence = plan.sequences[index]
                 # users get what they set by hand
-                and (is_fixed(plan, index) or wants(name, plan.sequences[index].number))
-            ]
+                if sequence.number in wanted or is_fixed(plan, index):
+                    asked.append(index)
+                    requests.append(_request(sequence, plan.limits[index]))
             if not asked:
                 continue
-            requests = [_request(plan, index) for index in asked]
             drafts = speculator.propose(requests)
             milliseconds = 1000.0 * speculator.last_seconds
             plan.calls.append(DraftCall(name, asked, drafts, milliseconds))
             for index, draft in zip(asked, drafts, strict=True):
                 if draft.tokens:
-                    found[index].append(draft)
+                    found[index][name] = draft
                 else:
                     plan.miss(index, name, draft.reason or "no match")
         for index in indices:
-            self._choose_text(plan, index, found[index])
+            if found[index] or not plan.sequences[index].text.sampler.is_free:
+                self._choose_text(plan, index, found[index])
 
-    def _choose_text(self, plan: StepPlan, index: int, drafts: list[Draft]) -> None:
+    def _choose_text(self, plan: StepPlan, index: int, drafts: dict[str, Draft]) -> None:
         """Fixed lengths take the first draft; auto takes the one that is worth most."""
-        sequence = plan.sequences[index]
-        sampler, legality = sequence.text.sampler, sequence.text.legality
-        if not drafts and sampler.is_free:
-            return
-        if not sampler.is_free and (closing := sampler.closing()[: plan.limits[index]]):
+        sequence, control = plan.sequences[index], self.controller
+        if closing := sequence.text.sampler.closing()[: plan.limits[index]]:
             forced = Draft(list(closing), [1.0] * len(closing), GRAMMAR)
-            plan.take(index, *candidate(plan, index, (forced,), self.controller))
+            plan.take(index, *candidate(plan, index, (forced,), control))
             return
-        order = sequence.policy.types.index
-        candidates = []
-        for draft in sorted(drafts, key=lambda one: order(one.speculator)):
-            parts = legal_parts(plan, index, draft)
-            if any(part.speculator == draft.speculator for part in parts):
-                candidates.append(candidate(plan, index, parts, self.controller))
-            else:
-                plan.miss(index, draft.speculator, ILLEGAL)
-        if not candidates and legality is not None:
-            forced_parts = legal_parts(plan, index, NO_DRAFT)
-            if forced_parts:
-                candidates = [candidate(plan, index, forced_parts, self.controller)]
-        if not candidates:
-            return
-        best: int | None = 0
-        if not is_fixed(plan, index):
+        candidates: list[Candidate] = []
+        for name in sequence.policy.types:
+            if name in drafts and (found := consider(plan, index, drafts[name], control)):
+                candidates.append(found)
+        if not candidates and (forced_only := consider(plan, index, NO_DRAFT, control)):
+            candidates.append(forced_only)
+        best: int | None = 0 if candidates else None
+        if len(candidates) > 1 and not is_fixed(plan, index):
             assert plan.price is not None
-            best = self.controller.best([survival for *_, survival in candidates], plan.price)
+            best = control.best([survival for *_, survival in candidates], plan.price)
         if best is not None:
             plan.take(index, *candidates[best])
 
@@ -333,12 +325,11 @@ class Drafting:
             self.fail(error)
 
 
-def _request(plan: StepPlan, index: int) -> DraftRequest:
+def _request(sequence: Sequence, max_tokens: int) -> DraftRequest:
     """What text speculators are asked."""
-    sequence, cells = plan.sequences[index], plan.sequences[index].cells
+    cells, namespace = sequence.cells, sequence.request.namespace
     assert cells is not None
-    limit, namespace = plan.limits[index], sequence.request.namespace
-    return DraftRequest(cells.seq_id, sequence.text.tokens, limit, namespace=namespace)
+    return DraftRequest(cells.seq_id, sequence.text.tokens, max_tokens, namespace=namespace)
 
 
 def _note_reasons(plan: StepPlan, index: int, length: int) -> None:

@@ -58,17 +58,13 @@ class GuardedSpeculator:
         self.stats = SpeculationStats()  # written by `readers.Counts`
         self.last_seconds = 0.0  # of the last propose
         self._clock = clock
-        self._failed: set[int] = set()
+        self.failed: set[int] = set()  # seq_ids for which it is switched off
         self._seconds = dict.fromkeys(("begin", "propose", "observe", "accept"), 0.0)
         self._empties: dict[tuple[str, bool], Draft] = {}
         self._has_told = False  # that `describe` fails
 
-    def can_draft(self, seq_id: int) -> bool:
-        """Whether it did not fail on this sequence."""
-        return seq_id not in self._failed
-
     def begin(self, seq_id: int, history: Sequence[int], namespace: str) -> None:
-        self._failed.discard(seq_id)
+        self.failed.discard(seq_id)
         self._guarded("begin", [seq_id], lambda: self.speculator.begin(seq_id, history, namespace))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -186,18 +182,18 @@ class GuardedSpeculator:
         if not self.wants_logits:
             return
         seq_ids = set(decoded.seq_ids.tolist())
-        if not self._failed.isdisjoint(seq_ids):
-            decoded = _without(decoded, self._failed)
-            seq_ids -= self._failed
+        if not self.failed.isdisjoint(seq_ids):
+            decoded = _without(decoded, self.failed)
+            seq_ids -= self.failed
         if seq_ids:
             self._guarded("observe", seq_ids, lambda: self.speculator.observe(decoded))
 
     def observe_states(self, decoded: DecodedStates) -> None:
         """Show it the rows, but for those of sequences that it failed on."""
         seq_ids = set(decoded.seq_ids.tolist())
-        if not self._failed.isdisjoint(seq_ids):
-            decoded = _states_without(decoded, self._failed)
-            seq_ids -= self._failed
+        if not self.failed.isdisjoint(seq_ids):
+            decoded = _states_without(decoded, self.failed)
+            seq_ids -= self.failed
         if seq_ids:
             self._guarded(
                 "observe_states", seq_ids, lambda: self.speculator.observe_states(decoded)
@@ -216,7 +212,7 @@ class GuardedSpeculator:
 
     def accept(self, texts: Sequence[tuple[int, Sequence[int], int]]) -> None:
         """Sequences grew: (seq_id, emitted, num_accepted) of each."""
-        started, accept, failed = self._clock(), self.speculator.accept, self._failed
+        started, accept, failed = self._clock(), self.speculator.accept, self.failed
         for seq_id, emitted, num_accepted in texts:
             if seq_id not in failed:
                 try:
@@ -303,7 +299,7 @@ class GuardedSpeculator:
 
     def _fail(self, name: str, seq_ids: Sequence[int] | set[int], error: BaseException) -> None:
         """Called while the exception is handled."""
-        self._failed.update(seq_ids)
+        self.failed.update(seq_ids)
         failure = _failure(name, error)
         if not self.failure:
             log.exception(

@@ -10,7 +10,7 @@ from headstart.control.values import Allowance, ModelDraftCall, ModelSlot
 from headstart.sampling.grammar.draft_legality import StateLegality
 from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
-from headstart.scheduler.offers import ILLEGAL, candidate, is_fixed, legal_parts, may_ask
+from headstart.scheduler.offers import askable, consider, is_fixed
 from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan
 from headstart.types import Draft, DraftRequest
 
@@ -45,7 +45,7 @@ class ModelDrafting:
         """Let models draft where control expects it to pay, one at most for each answer."""
         asked: dict[str, list[int]] = {}
         for model in self._models:
-            candidates = [i for i in indices if may_ask(plan, i, model, plan.sources[i])]
+            candidates = askable(plan, indices, model, plan.sources)
             if candidates and (
                 any(is_fixed(plan, index) for index in candidates)
                 or self._controller.wants(model.name)
@@ -106,7 +106,7 @@ class ModelDrafting:
         """Let one of them draft as far as control allows."""
         granted = []
         for index, allowance in zip(indices, allowances, strict=True):
-            has_failed = not model.can_draft(plan.sequences[index].seq_id)  # in `num_catch_up`
+            has_failed = plan.sequences[index].seq_id in model.failed  # in `num_catch_up`
             if has_failed or not allowance.max_tokens:
                 plan.miss(index, model.name, FAILED if has_failed else BELOW_BREAK_EVEN)
                 continue
@@ -131,21 +131,18 @@ class ModelDrafting:
             call.run = _describe(plan, model, call, granted, catch_ups)
         for one, draft in zip(granted, drafts, strict=True):
             if draft.tokens:
-                self._choose(plan, one, model, draft)
+                self._choose(plan, one, draft)
             else:
                 plan.miss(one.index, model.name, draft.reason or "no match")
 
-    def _choose(
-        self, plan: StepPlan, one: _Granted, model: GuardedSpeculator, draft: Draft
-    ) -> None:
+    def _choose(self, plan: StepPlan, one: _Granted, draft: Draft) -> None:
         """Append the model's draft to the text's, or take it instead if it is worth more."""
         index = one.index
         before = plan.drafts[index] if one.lead is not None else []
-        parts = legal_parts(plan, index, draft, before)
-        if all(part.speculator != model.name for part in parts):
-            plan.miss(index, model.name, ILLEGAL)
+        found = consider(plan, index, draft, self._controller, before)
+        if found is None:
             return
-        tokens, sources, survival = candidate(plan, index, parts, self._controller, before)
+        tokens, sources, survival = found
         if before:
             plan.take(
                 index,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from headstart.control.controller import Controller
@@ -15,25 +15,34 @@ from headstart.types import Draft, DraftMode
 ILLEGAL = "illegal under the constraint"
 
 
-def may_ask(
-    plan: StepPlan, index: int, speculator: GuardedSpeculator, found: Collection[str]
-) -> bool:
-    """Whether this speculator may draft for an answer.
+Candidate = tuple[list[int], list[str], list[float]]
+"""Draft tokens, the speculator of each, and their survival."""
 
-    found: who made the draft that there is, or drafts. With lengths set by hand, the first in the
-    order of `--spec-type` that has a draft wins.
+
+def askable(
+    plan: StepPlan,
+    indices: list[int],
+    speculator: GuardedSpeculator,
+    found: Sequence[Collection[str]],
+) -> list[int]:
+    """The answers that this speculator may draft for.
+
+    found: by answer, who made the draft that there is, or drafts. With lengths set by hand, the
+    first in the order of `--spec-type` that has a draft wins.
     """
-    sequence, name = plan.sequences[index], speculator.name
-    types = sequence.policy.types
-    if name not in types:
-        return False
-    if not speculator.can_draft(sequence.seq_id):
-        plan.reasons[index, name] = FAILED
-        return False
-    if not found or not is_fixed(plan, index):
-        return True
-    at = types.index(name)
-    return all(other == GRAMMAR or types.index(other) > at for other in found)
+    name, may_draft = speculator.name, list[int]()
+    for index in indices:
+        sequence = plan.sequences[index]
+        types, cells = sequence.policy.types, sequence.cells
+        if name not in types or cells is None:
+            continue
+        if cells.seq_id in speculator.failed:
+            plan.reasons[index, name] = FAILED
+        elif not (found[index] and is_fixed(plan, index)) or all(
+            one == GRAMMAR or types.index(one) > types.index(name) for one in found[index]
+        ):
+            may_draft.append(index)
+    return may_draft
 
 
 def is_fixed(plan: StepPlan, index: int) -> bool:
@@ -41,20 +50,25 @@ def is_fixed(plan: StepPlan, index: int) -> bool:
     return plan.sequences[index].policy.mode is DraftMode.FIXED
 
 
-def legal_parts(
-    plan: StepPlan, index: int, draft: Draft, before: list[int] | None = None
-) -> tuple[Draft, ...]:
-    """What can be verified of a draft: its own tokens and forced ones. Control will follow it.
+def consider(
+    plan: StepPlan,
+    index: int,
+    draft: Draft,
+    controller: Controller,
+    before: list[int] | None = None,
+) -> Candidate | None:
+    """What can be verified of a draft, with forced tokens; None if nothing of its own is legal.
 
     before: draft tokens that it continues.
     """
-    before = before or []
     legality = plan.sequences[index].text.legality
-    parts: tuple[Draft, ...] = (draft,)
-    if legality is not None:
-        parts = splice(legality, draft, plan.limits[index] - len(before), before)
-    _offer(plan, index, parts, before)
-    return parts
+    if legality is None:
+        return candidate(plan, index, (draft,), controller, before) if draft.tokens else None
+    parts = splice(legality, draft, plan.limits[index] - len(before or ()), before or [])
+    if draft.tokens and all(part.speculator != draft.speculator for part in parts):
+        plan.miss(index, draft.speculator, ILLEGAL)
+        return None
+    return candidate(plan, index, parts, controller, before) if parts else None
 
 
 def candidate(
@@ -63,25 +77,32 @@ def candidate(
     parts: tuple[Draft, ...],
     controller: Controller,
     before: list[int] | None = None,
-) -> tuple[list[int], list[str], list[float]]:
-    """Tokens, their speculators and their survival, of a draft or of what continues one."""
+) -> Candidate:
+    """A draft, or what continues one, as it may be verified. Control follows a speculator's own
+    tokens, up to the next forced ones.
+    """
     sequence = plan.sequences[index]
     tokens, sources, survival = list[int](), list[str](), list[float]()
-    is_by_hand = is_fixed(plan, index)
+    is_by_hand = sequence.policy.mode is DraftMode.FIXED
     reached = plan.survivals[index][-1] if before else 1.0
     previous = before[-1] if before else sequence.text.tokens[-1]
+    offer: Offer | None = None
     for part in parts:
-        num = len(part.tokens)
-        if is_by_hand:
-            survival += [1.0] * num
-        elif part.speculator == GRAMMAR:
-            survival += [reached] * num
-        else:
-            name, line = control_name(plan, index, part.speculator), [previous, *part.tokens]
-            own = controller.survival(name, part.confidence, sequence.number, line)
-            survival += own if reached == 1.0 else [reached * s for s in own]
+        own, name = [1.0 if is_by_hand else reached] * len(part.tokens), part.speculator
+        if name != GRAMMAR:
+            if sequence.text.legality is not None or plan.gaps:
+                name = control_name(plan, index, name)
+            line = [previous, *part.tokens]
+            if offer is None:
+                known = part if name == part.speculator else replace(part, speculator=name)
+                offer = Offer(index, known, line, [*(before or ()), *tokens])
+                plan.offers.append(offer)
+            if not is_by_hand:
+                own = controller.survival(name, part.confidence, sequence.number, line)
+                own = own if reached == 1.0 else [reached * s for s in own]
+        survival += own
         tokens += part.tokens
-        sources += [part.speculator] * num
+        sources += [part.speculator] * len(part.tokens)
         previous, reached = tokens[-1], survival[-1]
     return tokens, sources, survival
 
@@ -93,17 +114,3 @@ def control_name(plan: StepPlan, index: int, speculator: str) -> str:
     legality = plan.sequences[index].text.legality
     is_constrained = legality is not None and legality.is_active
     return constrained_name(speculator) if is_constrained else speculator
-
-
-def _offer(plan: StepPlan, index: int, parts: tuple[Draft, ...], before: list[int]) -> None:
-    """Note a speculator's own tokens, up to the next forced ones: control follows them."""
-    after = list(before)
-    for part in parts:
-        if part.speculator == GRAMMAR:
-            after += part.tokens
-            continue
-        name = control_name(plan, index, part.speculator)
-        known = part if name == part.speculator else replace(part, speculator=name)
-        previous = after[-1] if after else plan.sequences[index].text.tokens[-1]
-        plan.offers.append(Offer(index, known, [previous, *part.tokens], after))
-        return

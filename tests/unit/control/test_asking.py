@@ -101,7 +101,7 @@ def test_a_slow_speculator_silences_only_itself() -> None:
     controller = learned(1.0)
     num_asked = dict.fromkeys(("slow", "fast"), 0)
     for _ in range(200):
-        asked = [name for name in num_asked if controller.wants(name, 1)]
+        asked = [name for name in num_asked if controller.wanted(name, [1])]
         if not asked:
             continue
         own = {"slow": 50.0, "fast": 0.01}
@@ -155,8 +155,8 @@ def test_all_sleep_or_none() -> None:
     controller = learned(FAST)
     for _ in range(40):
         if not controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], []):
-            asked = [i for i in (1, 2) if controller.wants("text", i)]
+            asked = list(controller.wanted("text", [1, 2]))
             saved = [5.0 if i == 2 else 0.0 for i in asked]
             asked_together(controller, {"text": (asked, COST * len(asked))}, saved, TWO, by="text")
     assert not controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], [])
-    assert controller.wants("text", 2)
+    assert controller.wanted("text", [2])
