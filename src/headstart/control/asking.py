@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 
 ASK_SHARE = 0.01  # of the time may go into asking those that do not earn it
 GAIN_RATE = 0.2  # of a request's average: a copied passage is found within a few steps
@@ -52,7 +53,7 @@ class Asking:
     @property
     def waits(self) -> bool:
         """Whether it is not to be asked for some request."""
-        return any(request.left > 0 for request in self._requests.values())
+        return max(map(attrgetter("left"), self._requests.values()), default=0) > 0
 
     def sleeps(self, seq_ids: Sequence[int]) -> bool:
         """Whether it is to be asked for none of these."""

@@ -155,7 +155,8 @@ class Budget:
         is_drafting = sum(given) > num_fixed
         saved_ms = self._saved(slots, given, extra_ms, step) if is_drafting else ()
         if not num_fixed:  # drafts whose length was set by hand say nothing about the speedup
-            gained = sum(sum(slot.survival[:n]) for slot, n in zip(slots, given, strict=True) if n)
+            shares = [sum(slot.survival[:n]) for slot, n in zip(slots, given, strict=True) if n]
+            gained = sum(shares)
             self._average(step.num_slots).follow(
                 1.0 + gained / step.num_slots,
                 1.0 + (extra_ms + sunk_ms) / curve[step.num_slots],

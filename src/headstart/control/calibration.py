@@ -70,7 +70,8 @@ class LabelCounts:
 
     def rates(self, confidence: Sequence[float]) -> list[float]:
         """Conditional acceptance of each token of a draft."""
-        overall, is_probability = self.overall(), self.is_probability
+        is_probability = self.is_probability
+        overall = 0.0 if is_probability else self.overall()
         bucket_m, bucket_n = self.bucket_m, self.bucket_n
         rates = []
         for score in confidence:

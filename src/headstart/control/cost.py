@@ -277,9 +277,9 @@ class CostTable:
 
     def _build(self, rows: int) -> NDArray[np.float64]:
         scale, points = exp(self._level), self._points()
-        last = next((knot for knot in KNOTS if knot >= rows), KNOTS[-1])
-        at = [0, *(knot for knot in KNOTS if knot <= last)]
-        values = [0.0, *(scale * _read(points, knot) for knot in at[1:])]
+        last = KNOTS[min(bisect_left(KNOTS, rows), len(KNOTS) - 1)]
+        at = [0, *KNOTS[: bisect_left(KNOTS, last) + 1]]
+        values = [0.0, *[scale * _read(points, knot) for knot in at[1:]]]
         slope = max(0.0, (values[-1] - values[-2]) / (at[-1] - at[-2]))
         widths = np.arange(max(rows, last) + 1)
         # and beyond the last knot

@@ -56,7 +56,7 @@ class Committer:
         ]
         endings: list[tuple[Sequence, Ending]] = []
         verified = self._verify_all(plan, logits, record, endings)
-        told = []
+        grown = []
         for index, emitted in verified:
             sequence = plan.sequences[index]
             try:
@@ -64,12 +64,13 @@ class Committer:
             except EngineError as error:
                 endings.append((sequence, failure(error)))
             else:
-                told.append((sequence, record.emitted[index], record.num_accepted[index]))
-        self._drafting.accept(told)
+                grown.append(index)
+        self._drafting.accept(record, grown)
         yield from endings
-        for sequence, tokens, _ in told:
+        for index in grown:
+            sequence, last = plan.sequences[index], record.emitted[index][-1]
             try:
-                ending = self._ending(sequence, tokens[-1], record.now)
+                ending = self._ending(sequence, last, record.now)
             except EngineError as error:  # of a context shift
                 ending = failure(error)
             if ending is not None:
@@ -133,7 +134,10 @@ class Committer:
             else None
         )
         emitted = emit(text.sampler, rows, draft, position, text.final, note)
-        record.num_accepted[index] = _num_accepted(emitted, draft)
+        # all but the last, and that too if the turn ended inside the draft
+        num_drafted = len(emitted) - 1
+        num_drafted += num_drafted < len(draft) and emitted[-1] == draft[num_drafted]
+        record.num_accepted[index] = num_drafted
         record.logprobs[index] = tuple(noted)
         return emitted
 
@@ -215,14 +219,6 @@ def _is_late(sequence: Sequence, now: float) -> bool:
     """
     limit, first = sequence.request.max_seconds, sequence.first_token
     return limit is not None and first is not None and now - first > limit
-
-
-def _num_accepted(emitted: list[int], draft: list[int]) -> int:
-    """Emitted tokens that were drafted: all but the last one, and that too if the turn ended inside
-    the draft.
-    """
-    last = len(emitted) - 1
-    return last + 1 if last < len(draft) and emitted[last] == draft[last] else last
 
 
 def _score(sequence: Sequence, logits: Logits, start: int, end: int) -> tuple[TokenLogprob, ...]:

@@ -198,8 +198,10 @@ class Drafting:
                 sequence = plan.sequences[index]
                 # users get what they set by hand
                 if sequence.number in wanted or is_fixed(plan, index):
+                    tokens, namespace = sequence.text.tokens, sequence.request.namespace
+                    limit, seq_id = plan.limits[index], sequence.seq_id
                     asked.append(index)
-                    requests.append(_request(sequence, plan.limits[index]))
+                    requests.append(DraftRequest(seq_id, tokens, limit, namespace=namespace))
             if not asked:
                 continue
             drafts = speculator.propose(requests)
@@ -217,7 +219,8 @@ class Drafting:
     def _choose_text(self, plan: StepPlan, index: int, drafts: dict[str, Draft]) -> None:
         """Fixed lengths take the first draft; auto takes the one that is worth most."""
         sequence, control = plan.sequences[index], self.controller
-        if closing := sequence.text.sampler.closing()[: plan.limits[index]]:
+        sampler = sequence.text.sampler
+        if sampler.thoughts and (closing := sampler.closing()[: plan.limits[index]]):
             forced = Draft(list(closing), [1.0] * len(closing), GRAMMAR)
             plan.take(index, *candidate(plan, index, (forced,), control))
             return
@@ -253,12 +256,12 @@ class Drafting:
         for speculator in self.speculators.values():
             speculator.observe(decoded)
 
-    def accept(self, texts: list[tuple[Sequence, tuple[int, ...], int]]) -> None:
-        """The target emitted these tokens: (sequence, tokens, of them drafted)."""
+    def accept(self, record: StepRecord, indices: list[int]) -> None:
+        """These sequences of the step's have grown."""
         told = [
-            (sequence.seq_id, emitted, num_accepted)
-            for sequence, emitted, num_accepted in texts
-            if sequence.number in self._begun
+            (record.seq_ids[i], record.emitted[i], record.num_accepted[i])
+            for i in indices
+            if record.plan.sequences[i].number in self._begun
         ]
         if told:
             for speculator in self.speculators.values():
@@ -323,13 +326,6 @@ class Drafting:
             log.warning("what control learned is not kept: %s", error)
         except Exception as error:
             self.fail(error)
-
-
-def _request(sequence: Sequence, max_tokens: int) -> DraftRequest:
-    """What text speculators are asked."""
-    cells, namespace = sequence.cells, sequence.request.namespace
-    assert cells is not None
-    return DraftRequest(cells.seq_id, sequence.text.tokens, max_tokens, namespace=namespace)
 
 
 def _note_reasons(plan: StepPlan, index: int, length: int) -> None:

@@ -82,18 +82,17 @@ class GuardedSpeculator:
     def _checked(
         self, drafts: Sequence[Draft], seq_ids: Sequence[int], limits: Sequence[int]
     ) -> list[Draft]:
-        drafts = listed(drafts, len(seq_ids))
-        return [self._cut_or_none(*one) for one in zip(drafts, seq_ids, limits, strict=True)]
-
-    def _cut_or_none(self, draft: Draft, seq_id: int, max_tokens: int) -> Draft:
-        """The draft as it may be used. A bad one costs its own sequence the speculator, not those
-        of other requests that were drafted for in the same call.
+        """The drafts as they may be used. A bad one costs its own sequence the speculator, not
+        those of other requests that were drafted for in the same call.
         """
-        try:
-            return self._cut(draft, max_tokens)
-        except Exception as error:
-            self._fail("propose", [seq_id], explained(draft, error))
-            return Draft(reason=FAILED, is_ready=False)
+        checked = []
+        for draft, seq_id, limit in zip(listed(drafts, len(seq_ids)), seq_ids, limits, strict=True):
+            try:
+                checked.append(self._cut(draft, limit))
+            except Exception as error:
+                self._fail("propose", [seq_id], explained(draft, error))
+                checked.append(Draft(reason=FAILED, is_ready=False))
+        return checked
 
     def _cut(self, draft: Draft, max_tokens: int) -> Draft:
         """The draft in plain numbers and no longer than asked for.

@@ -6,7 +6,6 @@ nothing but the record: cells that it names may belong to another request by now
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from itertools import groupby
 
@@ -71,7 +70,9 @@ class Counts:
         for call in plan.calls:
             total = self._totals[call.speculator]
             for index, draft in zip(call.indices, call.drafts, strict=True):
-                own = self._request(plan.sequences[index]).by_speculator[call.speculator]
+                sequence = plan.sequences[index]
+                counts = self._requests.get(sequence.number) or self._request(sequence)
+                own = counts.by_speculator[call.speculator]
                 has_draft = len(draft.tokens) > 0
                 for stats in (own, total):
                     stats.num_calls += 1
@@ -99,18 +100,21 @@ class Counts:
         self, record: StepRecord, index: int, policy: Policy, counts: RequestCounts
     ) -> None:
         plan = record.plan
-        verified: Collection[str] = ()
+        verified: list[str] = []
         if length := plan.lengths[index]:
             num_accepted, start = record.num_accepted[index], 0
             verified = plan.sources[index][:length]
-            for name, part in groupby(verified):
-                num_drafted = len(list(part))
-                num_right = max(0, min(num_drafted, num_accepted - start))
+            parts = [(verified[0], length)]
+            if verified.count(verified[0]) < length:
+                parts = [(name, len(list(part))) for name, part in groupby(verified)]
+            for name, num_drafted in parts:
+                key = start, num_drafted, max(0, min(num_drafted, num_accepted - start))
                 for stats in self._stats_of(counts, name):
-                    stats.verified[start, num_drafted, num_right] += 1
+                    stats.verified[key] = stats.verified.get(key, 0) + 1
                 start += num_drafted
+            key = 0, length, num_accepted
             for stats in (counts.drafts, self.stats):
-                stats.verified[0, length, num_accepted] += 1
+                stats.verified[key] = stats.verified.get(key, 0) + 1
         else:
             reason = policy.reason or plan.reasons.get((index, ""))
             reason = reason or plan.reason(index, policy.types[0])

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import accumulate, takewhile
-from operator import mul
+from operator import itemgetter, mul
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, CorpusPart, KeptText, SuffixCorpus
 from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.suffix_index import SuffixIndex
+from headstart.structures.suffix_index import SuffixIndex, Tail
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.variants import Variants
 from headstart.types import Draft, DraftRequest, Vocab
@@ -146,13 +146,15 @@ class SuffixSpeculator(Speculator):
         return running
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._draft(request) for request in requests]
+        visible = {one.namespace: self.corpus.indexes(one.namespace) for one in requests}
+        return [self._draft(request, visible) for request in requests]
 
-    def _draft(self, request: DraftRequest) -> Draft:
+    def _draft(self, request: DraftRequest, visible: dict[str, list[SuffixIndex]]) -> Draft:
+        """`visible`: indexes of past texts by namespace."""
         running, text = self._running.get(request.seq_id), request.tokens
         if running is None:
             running = self._begin(request.seq_id, text, request.namespace)
-        own, alignment, _, _ = running
+        own, alignment, namespace, _ = running
         if len(own.tokens) != len(text) or own.tokens[-8:].tolist() != text[-8:]:
             own.follow(text)
         # no other place can have a longer match than that
@@ -163,7 +165,9 @@ class SuffixSpeculator(Speculator):
             tokens = alignment.index.copy(position, size)
             scores: Sequence[float] = agreeing_scores(length, 1, len(tokens))
         else:
-            best = self._best_copy(running, request.max_tokens)
+            past = visible.get(namespace)
+            past = self.corpus.indexes(namespace) if past is None else past
+            best = self._best_copy(running, (own, *past), request.max_tokens)
             if best is None:
                 return _NO_MATCH
             _, index, start, tokens, scores = best
@@ -172,13 +176,15 @@ class SuffixSpeculator(Speculator):
             alignment.start(index, start)
         return Draft(*alignment.rewrite(tokens, scores, request.max_tokens), self.name)
 
-    def _best_copy(self, running: _Running, max_tokens: int) -> _Copy | None:
+    def _best_copy(
+        self, running: _Running, indexes: Sequence[SuffixIndex], max_tokens: int
+    ) -> _Copy | None:
         """The copy worth most, over all texts that this sequence may see."""
-        own, alignment, namespace, prompt = running
-        tail, best = own.tail(), None
+        own, alignment, _, prompt = running
+        tail, best = Tail(own.tokens[-MAX_MATCH:]), None
         answer = self._answers.get(prompt)
         known = self.corpus.where(answer) if answer is not None else None
-        for index in (own, *self.corpus.indexes(namespace)):
+        for index in indexes:
             places = index.find(tail, self._options.max_places)
             if len(places) > 1:
                 places.sort(reverse=True)  # longest match first, newest first among equals
@@ -200,7 +206,7 @@ class SuffixSpeculator(Speculator):
         best: _Copy | None,
     ) -> _Copy:
         """What to copy of one index, and from where, unless the best so far is worth as much."""
-        longest, weight = places[0][0], sum([length for length, _ in places])
+        longest, weight = places[0][0], sum(map(itemgetter(0), places))
         size = min(max_tokens, max(1, int(self._options.factor * longest)))
         if best is not None and worth(weight, len(places), size) <= best[0]:
             return best  # also if all places agree
