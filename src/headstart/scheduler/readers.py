@@ -21,7 +21,7 @@ from headstart.types.request import (
     Event,
     FinishEvent,
     PromptEvent,
-    TokenEvent,
+    StepTokens,
     VerifiedDraft,
     error_event,
 )
@@ -143,24 +143,27 @@ class Events:
 
     def __init__(self, counts: Counts, counters: Counters) -> None:
         self._counts, self._counters = counts, counters
-        self._events: list[Event] = []
+        self._events: list[Event | StepTokens] = []
 
     def add(self, event: Event) -> None:
         """Tell this before what the next step says."""
         self._events.append(event)
 
-    def take(self) -> list[Event]:
+    def take(self) -> list[Event | StepTokens]:
         """Events since the last call, in order."""
         events, self._events = self._events, []
         return events
 
     def read(self, record: StepRecord) -> None:
         """Tell the tokens of a step, then the requests that ended in it."""
+        grown = []
         for index, sequence in record.plan.decoded:
             if index >= record.plan.num_generating:
                 self._tell_prompt(record, index, sequence)
             if record.emitted[index]:
-                self._events.append(_tokens(record, index, sequence))
+                grown.append(index)
+        if grown:
+            self._events.append(_tokens(record, grown))
         for end in record.left:
             self._events.append(self._end(end))
 
@@ -190,29 +193,33 @@ class Events:
         if has_run:
             self._counters.add_request(stats)
         if end.rest:
-            self._events.append(TokenEvent(request_id, (), end.rest, ()))
+            self._events.append(StepTokens([request_id], [-1], [end.rest], [0], [], []))
         text = sequence.text
         word = text.stop.found.decode("utf-8", "replace") if ending.reason == "word" else ""
         is_truncated = ending.is_truncated or text.num_dropped > 0
         return FinishEvent(request_id, ending.reason, stats, word, is_truncated)
 
 
-def _tokens(record: StepRecord, index: int, sequence: Sequence) -> TokenEvent:
-    """What a sequence emitted in this step."""
-    plan, tokens = record.plan, record.emitted[index]
-    num_accepted = record.num_accepted[index]
-    sources = _ITS_OWN * (len(tokens) - num_accepted)
-    if num_accepted:
-        sources = (*plan.sources[index][:num_accepted], *sources)
-    return TokenEvent(
-        sequence.request.request_id,
-        tokens,
-        record.texts[index],
-        sources,
-        record.logprobs[index],
-        _describe(record, index, sequence) if sequence.request.wants_provenance else None,
-        record.seq_ids[index],
-    )
+def _tokens(record: StepRecord, grown: list[int]) -> StepTokens:
+    """What these sequences emitted in this step."""
+    plan = record.plan
+    told = StepTokens([], [], [], [], [], [])
+    for row, index in enumerate(grown):
+        request, tokens = plan.sequences[index].request, record.emitted[index]
+        num_accepted = record.num_accepted[index]
+        told.request_ids.append(request.request_id)
+        told.slot_ids.append(record.seq_ids[index])
+        told.texts.append(record.texts[index])
+        told.counts.append(len(tokens))
+        told.tokens += tokens
+        if num_accepted:
+            told.sources += plan.sources[index][:num_accepted]
+        told.sources += _ITS_OWN * (len(tokens) - num_accepted)
+        if record.logprobs[index]:
+            told.logprobs[row] = record.logprobs[index]
+        if request.wants_provenance:
+            told.steps[row] = _describe(record, index, plan.sequences[index])
+    return told
 
 
 def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDraft:

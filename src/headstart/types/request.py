@@ -117,17 +117,44 @@ class TokenEvent:
     step: VerifiedDraft | None = None  # where the request wants provenance
     slot_id: int = -1
 
+
+@dataclass(slots=True)
+class StepTokens:
+    """What one step emitted, as the engine process sends it: a `TokenEvent` per row, in columns."""
+
+    request_ids: list[str]
+    slot_ids: list[int]
+    texts: list[bytes]
+    counts: list[int]  # tokens of each row
+    tokens: list[int]  # of all rows, and the source of each
+    sources: list[str]
+    # by row, of requests that want them
+    logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
+    steps: dict[int, VerifiedDraft] = field(default_factory=dict)
+
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without the names of the fields, which takes half the time."""
-        return TokenEvent, (
-            self.request_id,
-            self.tokens,
-            self.text,
-            self.sources,
-            self.logprobs,
-            self.step,
-            self.slot_id,
-        )
+        """Pickle without the names of the fields: there is one for every step."""
+        columns = self.request_ids, self.slot_ids, self.texts, self.counts
+        return StepTokens, (*columns, self.tokens, self.sources, self.logprobs, self.steps)
+
+    def events(self) -> list[TokenEvent]:
+        """The rows, each as the event of its request."""
+        events, tokens, sources = list[TokenEvent](), tuple(self.tokens), tuple(self.sources)
+        end = 0
+        for row, request_id in enumerate(self.request_ids):
+            start, end = end, end + self.counts[row]
+            events.append(
+                TokenEvent(
+                    request_id,
+                    tokens[start:end],
+                    self.texts[row],
+                    sources[start:end],
+                    self.logprobs.get(row, ()),
+                    self.steps.get(row),
+                    self.slot_ids[row],
+                )
+            )
+        return events
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from headstart.types.request import (
     FinishEvent,
     ProgressEvent,
     PromptEvent,
-    TokenEvent,
+    StepTokens,
     Work,
 )
 from headstart.types.worker import Deliver
@@ -35,7 +35,7 @@ from headstart.worker.transport import Receiver
 
 log = logging.getLogger(__name__)
 
-_NOT_THE_LAST = (TokenEvent, ProgressEvent, PromptEvent)  # events of a request that goes on
+_NOT_THE_LAST = (ProgressEvent, PromptEvent)  # events of a request that goes on
 _SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
 MAX_RESTARTS = 3  # of engines that answered nothing, before the worker gives up
 STABLE_SECONDS = 60.0  # an engine that was ready for so long counts as one that answers
@@ -185,7 +185,12 @@ class WorkerClient:
         if message.report is not None:
             self._report = message.report
         for event in message.events:
-            if isinstance(event, _NOT_THE_LAST):
+            if isinstance(event, StepTokens):
+                for tokens in event.events():
+                    deliver = self._deliver.get(tokens.request_id)
+                    if deliver is not None:
+                        deliver(tokens)
+            elif isinstance(event, _NOT_THE_LAST):
                 deliver = self._deliver.get(event.request_id)
                 if deliver is not None:
                     deliver(event)

@@ -22,6 +22,7 @@ from headstart.types.request import (
     EmbeddingRequest,
     Event,
     SlotAction,
+    StepTokens,
     Work,
     error_event,
 )
@@ -74,12 +75,12 @@ class _EventSender:
 
     def deliver(self) -> None:
         """What the scheduler has to tell."""
-        self.tell(self._scheduler.take_events())
+        self.tell(self._scheduler.events.take())
 
-    def tell(self, events: list[Event]) -> None:
+    def tell(self, events: Sequence[Event | StepTokens]) -> None:
         now = self._clock()
         is_due = now - self._last_report > REPORT_SECONDS or any(
-            not hasattr(event, "tokens") for event in events
+            not isinstance(event, StepTokens) for event in events
         )
         if is_due:
             self._last_report = now

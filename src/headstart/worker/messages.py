@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headstart.types.report import WorkerReport
-from headstart.types.request import Event, Work
+from headstart.types.request import Event, StepTokens, Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ Command = Work | Cancel | Stop
 class Message:
     """What the loop sends: events in order, and now and then a report."""
 
-    events: Sequence[Event] = ()
+    events: Sequence[Event | StepTokens] = ()
     report: WorkerReport | None = None
 
     def __reduce__(self) -> tuple[object, ...]:

@@ -26,7 +26,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepRecord
 from headstart.types import Batch, CacheKind, Logits
 from headstart.types.errors import EngineError
-from headstart.types.request import ErrorEvent, FinishEvent, TokenEvent
+from headstart.types.request import ErrorEvent, FinishEvent, StepTokens, TokenEvent
 from headstart.worker.loop import run_loop
 from headstart.worker.messages import Cancel, Command, Message, Stop
 
@@ -234,7 +234,7 @@ def test_the_loop_tells_all_that_was_said_before_it_stops() -> None:
     messages: list[Message] = []
     scheduler = make_scheduler(Device())
     run_loop(scheduler, lambda _: commands.pop(0), messages.append)
-    told = [e for message in messages for e in message.events if isinstance(e, TokenEvent)]
+    told = [e for message in messages for e in message.events if isinstance(e, StepTokens)]
     assert sum(len(event.tokens) for event in told) == 4
 
 

@@ -18,7 +18,7 @@ from tests.harness import (
 )
 
 from headstart.config import SpeculationConfig
-from headstart.types.request import TokenEvent, VerifiedDraft
+from headstart.types.request import StepTokens, TokenEvent, VerifiedDraft
 
 CHAIN = ("suffix", "recycling", "draft-model")
 
@@ -36,7 +36,9 @@ def steps_of(spec: SpeculationConfig, wants_provenance: bool) -> dict[str, list[
     answers = {}
     while scheduler.has_work:
         scheduler.step()
-        events += [e for e in scheduler.events._events if isinstance(e, TokenEvent) and e.tokens]
+        for told in scheduler.events._events:
+            if isinstance(told, StepTokens):
+                events += [event for event in told.events() if event.tokens]
         collect(scheduler, answers)
     check(engine, requests, answers)
     return {r.request_id: [e for e in events if e.request_id == r.request_id] for r in requests}
