@@ -48,6 +48,8 @@ def flags_page() -> str:
         "on or off has a",
         "`--no-` form.",
         "",
+        "The variable of `--draft-max` is `HEADSTART_DRAFT_MAX`, and so for all; llama-server's own "
+        "are in [from-llama-server.md](from-llama-server.md).",
         "`HEADSTART_CONFIG` names a config file as `--config` does, and `HEADSTART_CACHE` the "
         "folder for what the server learns",
         "(default: `~/.cache/headstart`). Any other `HEADSTART_` name that is not in a table is "
@@ -117,10 +119,8 @@ def _flag_table(settings: Iterable[Setting]) -> list[str]:
         spellings = ", ".join(f"`{name}`" for name in (setting.flag, *setting.aliases))
         option = setting.option
         values = f" ({', '.join(option.choices)})" if option.choices else ""
-        theirs = [flag.environment for flag in setting.theirs if flag.environment]
-        variables = ", ".join(f"`{name}`" for name in (setting.environment_name, *theirs))
-        rows.append((spellings, variables, _shown(setting), option.help + values))
-    return _table(("flag", "environment", "default", "meaning"), rows)
+        rows.append((spellings, _shown(setting), option.help + values))
+    return _table(("flag", "default", "meaning"), rows)
 
 
 def _shown(setting: Setting) -> str:
