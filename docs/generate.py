@@ -48,8 +48,8 @@ def flags_page() -> str:
         "on or off has a",
         "`--no-` form.",
         "",
-        "The variable of `--draft-max` is `HEADSTART_DRAFT_MAX`, and so for all; llama-server's own "
-        "are in [from-llama-server.md](from-llama-server.md).",
+        "The variable of `--draft-max` is `HEADSTART_DRAFT_MAX`, and so on; llama-server's are "
+        "in [from-llama-server.md](from-llama-server.md).",
         "`HEADSTART_CONFIG` names a config file as `--config` does, and `HEADSTART_CACHE` the "
         "folder for what the server learns",
         "(default: `~/.cache/headstart`). Any other `HEADSTART_` name that is not in a table is "

@@ -1,6 +1,6 @@
 """Writes docs/images/generate.svg: what `headstart generate` prints on a terminal.
 
-    python scripts/generate_svg.py
+python scripts/generate_svg.py
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ class Resolved:
     def describe(self) -> str:
         """One line per setting, in the syntax of the config file, with its origin as a comment."""
         lines = [(_toml_line(s.name, self._shown(s)), self.origins[s.name]) for s in self.settings]
-        width = min(60, max(len(line) for line, _ in lines))
+        width = min(60, max((len(line) for line, _ in lines), default=0))
         return "\n".join(f"{line:<{width}}  # {origin}" for line, origin in lines)
 
     def _shown(self, setting: Setting) -> Value:
