@@ -72,6 +72,26 @@ def test_the_board_lives(window: Window, server: Server) -> None:
     assert "flag" in row.inner_text()
 
 
+def test_the_chart_is_full_when_the_board_is_opened(window: Window, server: Server) -> None:
+    window.open(server.url)
+    window.ask(RENAME)
+    window.page.wait_for_timeout(5000)  # two of the states that the server keeps
+    window.page.get_by_role("link", name="Board").click()
+    line = window.page.locator("#throughput .speed")
+    assert line.get_attribute("d").count("L") >= 2  # type: ignore[union-attr]
+
+
+def test_an_outage_leaves_what_was_last_seen(window: Window) -> None:
+    window.expected = ("Failed to load",)
+    with serving() as client:
+        window.open(str(client.base_url), "board")
+        window.until("document.querySelectorAll('#slots tr').length > 0")
+        before = window.page.locator("#board .cards").inner_text()
+    note = window.page.locator("#board-note")
+    note.get_by_text("The server does not answer; this is how it was at").wait_for()
+    assert window.page.locator("#board .cards").inner_text() == before
+
+
 @pytest.mark.parametrize("width", [320, 390])
 def test_a_phone_shows_all_of_it_without_scrolling_sideways(
     window: Window, server: Server, width: int

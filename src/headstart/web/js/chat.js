@@ -10,6 +10,7 @@ import { MessageView } from "./message.js";
 import { bodyOf, newSettings } from "./settings.js";
 import { Sidebar, toggleSidebar } from "./sidebar.js";
 import * as store from "./store.js";
+import { runCall, toolsBody } from "./tools.js";
 import { asMarkdown } from "./transfer.js";
 import { leafBelow, newId, pathTo, siblings, titleOf, toMessages, withAllBelow } from "./tree.js";
 import { words } from "./words.js";
@@ -57,6 +58,7 @@ export class Chat {
       compare: (message) => this.links.compare(messagesBefore(message, this)),
       proceed: (message) => this.proceed(message),
       remove: (message) => this.removeMessage(message),
+      runCalls: (message) => this.runCalls(message),
     };
     inspect(scroller);
     server.onChange(() => {
@@ -224,7 +226,7 @@ export class Chat {
   async generate(message, answer, messages, { conversation }) {
     conversation.leaf = message.id;
     conversation.updated = Date.now();
-    const generated = this.generations.start(conversation, message, answer, { messages, ...bodyOf(conversation.settings) });
+    const generated = this.generations.start(conversation, message, answer, { messages, ...bodyOf(conversation.settings), ...toolsBody(this.server.tools, conversation.settings?.tools) });
     if (conversation === this.conversation) {
       this.show();
       this.follow.toEnd();
@@ -250,6 +252,16 @@ export class Chat {
     if (message.state === "done") await this.ask(queued, message.id, isOpen ? this : { conversation, tree: await store.loadMessages(conversation.id) });
     else this.composer.putBack(queued);
     await store.saveConversation(conversation);
+  }
+
+  /** Run what an answer called, and let the model go on. @param {Message} message */
+  async runCalls(message) {
+    for (const call of message.toolCalls ?? []) {
+      call.result ??= await runCall(call);
+      this.views.get(message.id)?.update();
+    }
+    await store.saveMessages(message);
+    await this.answer(message.id);
   }
 
   stop() {

@@ -21,6 +21,7 @@ import { words } from "./words.js";
  * @property {(message: Message) => void} compare
  * @property {(message: Message) => void} proceed with an answer that was cut off
  * @property {(message: Message) => void} remove
+ * @property {(message: Message) => void} runCalls of tools
  */
 
 const LATER = 16; // milliseconds until the rest of a long text is shown
@@ -110,11 +111,14 @@ export class MessageView {
   }
 
   showCalls() {
-    const calls = this.message.toolCalls ?? [];
+    const { toolCalls: calls = [], state } = this.message;
     if (!calls.length) return;
+    const canRun = state === "done" && calls.some((call) => call.result === undefined);
+    const result = (/** @type {string} */ text) => h("details", { "data-not-model-text": true }, h("summary", {}, words.result), h("pre", { tabindex: "0" }, text));
     fill(
       this.calls,
-      calls.map((call) => h("div", { class: "call" }, h("div", { class: "code-head", "data-not-model-text": true }, words.callsTool), h("p", {}, h("code", {}, call.name)), h("pre", { tabindex: "0" }, h("code", {}, call.arguments)))),
+      calls.map((call) => h("div", { class: "call" }, h("div", { class: "code-head", "data-not-model-text": true }, words.callsTool), h("p", {}, h("code", {}, call.name)), h("pre", { tabindex: "0" }, h("code", {}, call.arguments)), call.result !== undefined && result(call.result))),
+      canRun && h("button", { type: "button", class: "small", "data-not-model-text": true, onclick: () => this.actions.runCalls(this.message) }, words.run),
     );
   }
 

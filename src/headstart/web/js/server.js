@@ -4,6 +4,7 @@ import { getJson, talkTo, whyNotReady } from "./api.js";
 import { byId } from "./dom.js";
 import { ModelList } from "./models.js";
 import { knowSpeculators } from "./speculators.js";
+import { listTools } from "./tools.js";
 import { words } from "./words.js";
 
 const PAUSE = 700; // milliseconds between two tries
@@ -12,6 +13,8 @@ export class Server {
   constructor() {
     /** @type {any} what /props says of the model; null while it is loaded */
     this.props = null;
+    /** @type {import("./tools.js").Tool[]} */
+    this.tools = [];
     /** @type {Promise<void> | null} */
     this.waiting = null;
     /** @type {(() => void)[]} called when `props` are new */
@@ -37,6 +40,7 @@ export class Server {
       await new Promise((resolve) => setTimeout(resolve, PAUSE));
     }
     const props = await getJson("props");
+    this.tools = await listTools(props);
     if (props.role === "router") await this.change(await this.models.start());
     else this.take(props);
   }

@@ -42,8 +42,22 @@ export class SettingsPanel {
         h("textarea", { id, rows: 4, value: this.conversation.system, placeholder: words.none, oninput: (/** @type {any} */ event) => this.change({ system: event.target.value }) }),
       ),
       groups.map((group) => h("fieldset", {}, h("legend", {}, words.groups[group]), FIELDS.filter((field) => field.group === group).map((field) => this.row(field)))),
+      this.server.tools.length > 0 && this.tools(),
       h("button", { type: "button", class: "quiet", onclick: () => this.choose("") }, words.resetSettings),
     );
+  }
+
+  tools() {
+    const chosen = new Set((this.conversation.settings?.tools ?? "").split("\n").filter(Boolean));
+    const box = (/** @type {import("./tools.js").Tool} */ { tool, display_name: name, definition }) =>
+      h("label", { class: "check", title: definition.function.description },
+        h("input", { type: "checkbox", checked: chosen.has(tool), onchange: (/** @type {any} */ event) => {
+          if (event.target.checked) chosen.add(tool);
+          else chosen.delete(tool);
+          this.change({ settings: { ...this.conversation.settings, tools: [...chosen].join("\n") } });
+        } }),
+        h("span", { class: "name" }, name));
+    return h("fieldset", {}, h("legend", {}, words.tools), this.server.tools.map(box));
   }
 
   get conversation() {

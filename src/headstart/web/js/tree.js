@@ -9,7 +9,7 @@
  * @property {string} content
  * @property {string} [reasoning]
  * @property {Attachment[]} [attachments] of what the user says
- * @property {any[]} [toolCalls]
+ * @property {{id: string, name: string, arguments: string, result?: string}[]} [toolCalls]
  * @property {number} created milliseconds since 1970
  * @property {string} [model] that answered
  * @property {number} [firstMs] until the first token
@@ -82,7 +82,16 @@ export function leafBelow(tree, id) {
  */
 export function toMessages(path, system) {
   const head = system.trim() ? [{ role: "system", content: system }] : [];
-  return [...head, ...path.map((message) => ({ role: message.role, content: contentOf(message) }))];
+  return [...head, ...path.flatMap(asSaid)];
+}
+
+/** @param {Message} message @returns {any[]} what the API gets of it: tool results too */
+function asSaid(message) {
+  const said = { role: message.role, content: contentOf(message) };
+  const calls = message.toolCalls ?? [];
+  if (!calls.length || calls.some((call) => call.result === undefined)) return [said];
+  const called = calls.map(({ id, name, arguments: given }) => ({ id, type: "function", function: { name, arguments: given } }));
+  return [{ ...said, tool_calls: called }, ...calls.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result }))];
 }
 
 /** @param {Message} message */

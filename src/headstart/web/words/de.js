@@ -51,7 +51,7 @@ export const words = {
   you: "Du", answer: "Antwort", answerKeys: "Antwort. Pfeiltasten gehen ihre Token entlang.",
   message: "Nachricht; Enter sendet, Umschalt+Enter beginnt eine neue Zeile", ask: "Frag etwas", send: "Senden", stop: "Anhalten",
   toTheEnd: "Zum Ende", queued: "Danach", unqueue: "Nicht senden",
-  reasoning: "Gedankengang", callsTool: "Ruft ein Werkzeug auf",
+  reasoning: "Gedankengang", callsTool: "Ruft ein Werkzeug auf", run: "Ausführen", result: "Ergebnis", tools: "Werkzeuge",
   copy: "Kopieren", copied: "Kopiert", code: (language) => `Code, ${language}`, table: "Tabelle", task: "Aufgabe",
   cannotCopy: "Der Browser erlaubt das Kopieren hier nicht: er verlangt https oder localhost",
   edit: "Ändern und neu fragen", yourMessage: "Deine Nachricht", cancel: "Abbrechen", askAgain: "Fragen",

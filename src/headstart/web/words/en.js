@@ -50,7 +50,7 @@ export const words = {
   you: "You", answer: "Answer", answerKeys: "Answer. Arrow keys walk along its tokens.",
   message: "Message; Enter sends, Shift+Enter makes a new line", ask: "Ask something", send: "Send", stop: "Stop",
   toTheEnd: "To the end", queued: "Next", unqueue: "Do not send",
-  reasoning: "Reasoning", callsTool: "Calls a tool",
+  reasoning: "Reasoning", callsTool: "Calls a tool", run: "Run", result: "Result", tools: "Tools",
   copy: "Copy", copied: "Copied", code: (/** @type {string} */ language) => `Code, ${language}`, table: "Table", task: "task",
   cannotCopy: "The browser does not allow copying here: it wants https or localhost",
   edit: "Edit and ask again", yourMessage: "Your message", cancel: "Cancel", askAgain: "Ask",

@@ -1,0 +1,216 @@
+"""Conversations: each with its settings, found again, renamed, exported, cut; and in German."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tests.page.support import Window, worker_that_writes
+from tests.server.fake_worker import FakeWorker
+from tests.server.serving import serving
+
+from headstart.config import ToolsConfig
+from headstart.server.extras import Extras
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
+
+PIXEL = base64.b64decode(
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
+    "gg=="
+)
+
+
+def test_each_conversation_has_its_own_settings_and_presets_fill_them(window: Window) -> None:
+    worker = FakeWorker()
+    with serving(worker) as client:
+        window.open(str(client.base_url))
+        page = window.page
+        page.get_by_role("button", name="Settings", exact=True).click()
+        system, temperature = (
+            page.get_by_label("System prompt"),
+            page.locator("#setting-temperature"),
+        )
+        system.fill("Be brief.")
+        temperature.fill("0.25")
+        window.ask("First")
+        page.get_by_role("button", name="New conversation").click()
+        page.locator("#welcome").wait_for()
+        assert (system.input_value(), temperature.input_value()) == ("", "")
+        window.ask("Second")
+        page.get_by_role("button", name="First", exact=True).click()
+        page.locator(".message.user", has_text="First").wait_for()
+        assert (system.input_value(), temperature.input_value()) == ("Be brief.", "0.25")
+        page.evaluate("window.prompt = () => 'brief'")
+        page.get_by_role("button", name="Save as…").click()
+        page.get_by_role("button", name="New conversation").click()
+        page.locator("#welcome").wait_for()
+        assert system.input_value() == "Be brief."  # new ones have the chosen preset
+        page.get_by_label("Preset", exact=True).select_option("")
+        assert system.input_value() == ""
+        window.ask("Third")
+    sent = [b"Be brief." in bytes(request.prompt) for request in worker.requests]
+    assert sent == [True, False, False]
+    assert [request.sampling.temperature for request in worker.requests] == [0.25, 0.8, 0.8]
+
+
+def test_reasoning_can_be_switched_and_bounded(window: Window) -> None:
+    bodies: list[Any] = []
+    with serving() as client:
+        window.open(str(client.base_url))
+        page = window.page
+        page.on(
+            "request",
+            lambda one: bodies.append(one.post_data_json) if "completions" in one.url else None,
+        )
+        page.get_by_role("button", name="Settings", exact=True).click()
+        page.get_by_label("Reasoning", exact=True).select_option("false")
+        page.get_by_label("Most reasoning tokens").fill("0")
+        window.ask("Question")
+    assert bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
+    assert bodies[0]["reasoning_budget_tokens"] == 0
+
+
+def test_conversations_are_found_by_what_was_said_in_them(window: Window) -> None:
+    with serving(worker_that_writes("A needle in it")) as client:
+        window.open(str(client.base_url))
+        page = window.page
+        window.ask("Haystack")
+        page.get_by_role("button", name="New conversation").click()
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(body="data: [DONE]\n\n"))
+        window.ask("Other")
+        titles = page.locator("#conversations .title")
+        assert titles.all_inner_texts() == ["Other", "Haystack"]
+        page.get_by_label("Search").fill("NEEDLE")
+        window.until("document.querySelectorAll('#conversations .title').length === 1")
+        assert titles.all_inner_texts() == ["Haystack"]
+        page.get_by_label("Search").fill("nowhere")
+        page.get_by_text("Nothing found").wait_for()
+
+
+def test_a_conversation_is_renamed_and_exported_as_markdown(window: Window, tmp_path: Path) -> None:
+    with serving(worker_that_writes("It is **bold**.")) as client:
+        window.open(str(client.base_url))
+        page = window.page
+        window.ask("What is it?")
+        page.get_by_role("button", name="More on What is it?").click()
+        page.get_by_role("menuitem", name="Rename").click()
+        page.get_by_label("Title").fill("A better title")
+        page.get_by_label("Title").press("Enter")
+        page.get_by_role("button", name="More on A better title").click()
+        with page.expect_download() as download:
+            page.get_by_role("menuitem", name="Export as Markdown").click()
+        file = tmp_path / "chat.md"
+        download.value.save_as(file)
+        assert download.value.suggested_filename == "A better title.md"
+        text = file.read_text("utf-8")
+        assert text == "# A better title\n\n## You\n\nWhat is it?\n\n## tiny\n\nIt is **bold**.\n"
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        page.get_by_role("button", name="A better title", exact=True).wait_for()
+
+
+def test_a_deleted_message_goes_with_all_that_follows(window: Window) -> None:
+    worker = worker_that_writes("Hello")
+    with serving(worker) as client:
+        window.open(str(client.base_url))
+        page = window.page
+        window.ask("First")
+        window.ask("Second")
+        second = page.locator(".message.user", has_text="Second")
+        second.get_by_role("button", name="Delete").click()
+        second.wait_for(state="detached")
+        assert page.locator(".message").count() == 2
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        assert page.locator(".message").count() == 2
+        window.ask("Third")
+        assert b"Second" not in bytes(worker.requests[-1].prompt)
+
+
+def test_images_go_to_a_model_that_takes_them_and_to_no_other(
+    window: Window, tmp_path: Path
+) -> None:
+    image = tmp_path / "pixel.png"
+    image.write_bytes(PIXEL)
+    bodies: list[Any] = []
+
+    def answer(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        route.fulfill(body="data: [DONE]\n\n")
+
+    with serving() as client:
+        page = window.page
+        window.open(str(client.base_url))
+        page.set_input_files("#file", image)
+        page.get_by_text("pixel.png is an image, and this model takes none").wait_for()
+        props = client.get("/props").json() | {"modalities": {"vision": True}}
+        page.route("**/props", lambda route: route.fulfill(json=props))
+        page.route("**/v1/chat/completions", answer)
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        page.set_input_files("#file", image)
+        page.locator("#attachments .chip", has_text="pixel.png").wait_for()
+        window.ask("What is it?")
+    picture, text = bodies[0]["messages"][0]["content"]
+    assert text == {"type": "text", "text": "What is it?"}
+    assert picture["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_a_chosen_tool_is_run_when_the_user_says_so(window: Window, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("what the file says")
+    function = {"name": "read_file", "arguments": json.dumps({"path": str(tmp_path / "a.txt")})}
+    call = {"tool_calls": [{"index": 0, "id": "c", "function": function}]}
+    answers = iter([call, {"content": "I read it."}])
+    bodies: list[Any] = []
+
+    def answer(route: Route) -> None:
+        bodies.append(route.request.post_data_json)
+        chunk = json.dumps({"choices": [{"index": 0, "delta": next(answers)}]})
+        route.fulfill(body=f"data: {chunk}\n\ndata: [DONE]\n\n")
+
+    with serving(extras=Extras.of(ToolsConfig(agent=True), {})) as client:
+        page = window.page
+        props = client.get("/props").json() | {"settings": [{"name": "agent", "value": True}]}
+        page.route("**/props", lambda route: route.fulfill(json=props))
+        page.route("**/v1/chat/completions", answer)
+        window.open(str(client.base_url))
+        page.get_by_role("button", name="Settings", exact=True).click()
+        page.get_by_label("Read file").check()
+        window.ask("What does the file say?")
+        assert [one["function"]["name"] for one in bodies[0]["tools"]] == ["read_file"]
+        page.get_by_role("button", name="Run", exact=True).click()
+        page.locator(".message.assistant", has_text="I read it.").wait_for()
+        assert "what the file says" in bodies[1]["messages"][2]["content"]
+        assert bodies[1]["messages"][1]["tool_calls"][0]["id"] == "c"
+        page.get_by_text("Result").click()
+        assert page.get_by_text("what the file says").is_visible()
+
+
+def test_the_page_speaks_the_browsers_language(window: Window) -> None:
+    browser = window.page.context.browser
+    assert browser is not None
+    with serving(worker_that_writes("Hallo")) as client:
+        context = browser.new_context(locale="de-CH")
+        page = context.new_page()
+        page.goto(str(client.base_url))
+        page.wait_for_selector("body[data-ready]")
+        assert page.get_attribute("html", "lang") == "de"
+        page.get_by_role("button", name="Neues Gespräch").wait_for()
+        page.get_by_placeholder("Frag etwas").fill("Hallo")
+        page.keyboard.press("Enter")
+        page.locator(".facts", has_text="erstes nach").wait_for()
+        context.close()
+
+
+def test_the_pages_of_the_api_and_the_manifest_are_there(window: Window) -> None:
+    with serving() as client:
+        page = window.page
+        page.goto(f"{client.base_url}/docs")
+        page.wait_for_selector("body[data-ready]")
+        row = page.locator("#paths details", has_text="Answer chat messages.")
+        row.locator("summary").click()
+        assert "most tokens; -1 no limit" in row.inner_text()
+        assert client.get("/manifest.json").json()["icons"]
