@@ -9,11 +9,14 @@ from dataclasses import replace
 
 import httpx2
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.server.fake_worker import REPORT, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.server import events
+from headstart.server.counterfactual import counterfactual
 from headstart.server.events import SPEED_SECONDS, _Speed, num_tokens
 from headstart.structures.rss import resident_bytes
 from headstart.types.report import SlotReport, WorkerReport
@@ -165,6 +168,44 @@ CALLS = [
     ("/v1/completions", {"prompt": "a"}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
 ]
+
+
+OFFERS = ("suffix", (72, 0xC3, 1)), ("draft-model", (73,))
+ALONE = {
+    "suffix": {"steps": 1, "accepted": 2, "mean_acceptance_length": 3.0},
+    "draft-model": {"steps": 3, "accepted": 0, "mean_acceptance_length": 1.0},
+}
+
+
+@pytest.mark.parametrize(("route", "body"), CALLS[1:])
+def test_what_a_speculator_alone_would_have_given_is_told_with_the_provenance(route, body):
+    def offered(request: Request) -> list:
+        first, *rest = guessed(request)
+        step = first.step and replace(first.step, offers=OFFERS)
+        return [replace(first, step=step), *rest]
+
+    with serving(FakeWorker(offered)) as client:
+        assert (
+            client.post(route, json=body | {"provenance": True}).json()["counterfactual"] == ALONE
+        )
+        text = client.post(route, json=body | {"provenance": True, "stream": True}).text
+        last = json.loads(text.split("data: ")[-2])
+        assert last["counterfactual"] == ALONE
+        assert "counterfactual" not in client.post(route, json=body).json()
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 3)), max_size=9))
+def test_a_speculator_that_drafted_alone_would_have_given_what_it_gave(steps):
+    emissions = []
+    for number, (num_right, num_wrong) in enumerate(steps):
+        tokens = tuple(range(10 * number, 10 * number + num_right + 1))
+        offer = (*tokens[:num_right], *[-1] * num_wrong)
+        offers = (("suffix", offer),) if offer else ()
+        step = VerifiedDraft((), (), (), 0.0, 0.0, offers)
+        emissions.append((number, TokenEvent("", tokens, b"", ("",) * len(tokens), step=step)))
+    alone = counterfactual([emissions]).get("suffix")
+    if alone is not None:
+        assert (alone["steps"], alone["accepted"]) == (len(steps), sum(n for n, _ in steps))
 
 
 @pytest.mark.parametrize(("route", "body"), CALLS)

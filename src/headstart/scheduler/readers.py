@@ -28,6 +28,7 @@ from headstart.types.request import (
 from headstart.types.speculation_stats import SpeculationStats
 
 _ITS_OWN = ("",)  # source of a token that was not drafted
+MOST_OFFERED = 32  # tokens of an offer that a request hears of
 
 
 class RequestCounts:
@@ -230,12 +231,18 @@ def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDra
         draft, sources = plan.drafts[index][:length], plan.sources[index][:length]
         chances = plan.survivals[index][:length]
     is_fixed = sequence.policy.mode is DraftMode.FIXED  # then control was not asked
+    offers = [offer for offer in plan.offers if offer.index == index and not offer.after]
     return VerifiedDraft(
         tuple(map(int, draft)),
         tuple(sources),
         (None,) * len(draft) if is_fixed else tuple(map(float, chances)),
         record.target_ms,
         record.draft_ms,
+        # control's name for a speculator says more behind a "+"
+        tuple(
+            (offer.draft.speculator.partition("+")[0], tuple(offer.draft.tokens[:MOST_OFFERED]))
+            for offer in offers
+        ),
     )
 
 

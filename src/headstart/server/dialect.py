@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import orjson
 
 from headstart.server import sse
+from headstart.server.counterfactual import counterfactual
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.results import (
@@ -318,6 +319,9 @@ class OpenAIDialect(SingleDialect):
             "metrics": speculative_metrics(stats, is_whole=self.body.return_metrics),
             "seed": self.choices[0].request.sampling.seed,
         }
+        if self.body.provenance:
+            emissions = [choice.emissions for choice in self.choices]
+            numbers["counterfactual"] = counterfactual(emissions)
         is_verbose = self.body.verbose
         if is_verbose or (is_verbose is None and self.call.model.defaults.is_verbose):
             first = self.choices[0]

@@ -99,6 +99,8 @@ class VerifiedDraft:
     chances: tuple[float | None, ...]  # that each is accepted; None where control did not say
     target_ms: float
     draft_ms: float
+    # what each speculator offered by itself, verified or not: its name, and the first tokens
+    offers: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(slots=True)

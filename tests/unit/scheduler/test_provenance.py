@@ -63,6 +63,9 @@ def test_accepted_tokens_are_the_first_of_the_draft(spec):
                 == len(step_of(event).chances)
             )
             assert step_of(event).target_ms >= 0
+            offered = [tokens for _, tokens in step_of(event).offers]
+            own = step_of(event).draft
+            assert not own or any(own[: len(tokens)] == tokens[: len(own)] for tokens in offered)
             num_drafts += bool(step_of(event).draft)
     assert num_drafts
 
