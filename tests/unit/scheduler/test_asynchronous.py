@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from tests.harness import (
-    AUTO,
     Answer,
     Model,
     check,
@@ -82,47 +81,6 @@ def test_texts_and_counts_are_those_of_a_device_that_is_waited_for(cache_kind: C
         parts = ("acceptance", "cost_ms", "draft_models")
         found.append([*counted(scheduler, answers), *(learned[part] for part in parts)])
     assert found[0] == found[1]
-
-
-def test_the_text_does_not_depend_on_when_control_learns() -> None:
-    requests = make_requests(12)
-    engine = Device()
-    scheduler = drafting_scheduler(engine, AUTO)
-    check(engine, requests, run(scheduler, requests))
-    assert scheduler.counts.stats.num_accepted > 0
-
-
-def test_texts_stay_where_the_context_is_too_small_for_all() -> None:
-    requests = make_requests(8)
-    engine = Device(num_cells=120)
-    scheduler = drafting_scheduler(engine, fixed(4))
-    answers = run(scheduler, requests)
-    check(engine, requests, answers)
-    assert scheduler.counters.preemptions > 0
-    # each step of an answer was counted once; those that ended a prompt, the first time or again
-    # after a preemption, have no reason
-    for answer in answers.values():
-        stats = answer.finish.stats
-        num_ends = stats.num_steps - stats.drafts.num_drafts - stats.drafts.reasons.total()
-        assert 1 <= num_ends <= 1 + scheduler.counters.preemptions
-
-
-class Wavering(Device):
-    """Found to be asynchronous in one step and not in the next: that is judged by timing."""
-
-    def wait(self) -> Logits:
-        self.is_asynchronous = not self.is_asynchronous
-        return super().wait()
-
-
-def test_nothing_is_lost_where_a_device_is_found_to_be_none() -> None:
-    requests = make_requests(12)
-    engine = Wavering()
-    scheduler = drafting_scheduler(engine, fixed(4))
-    answers = run(scheduler, requests)
-    check(engine, requests, answers)
-    for answer in answers.values():
-        assert answer.finish.stats.num_emitted == len(answer.tokens)
 
 
 class NotingController(Controller):

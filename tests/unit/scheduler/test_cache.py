@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -184,24 +183,6 @@ def test_reuse_never_changes_the_text(cache_kind: CacheKind) -> None:
         histories += [[*r.prompt, *answers[r.request_id].tokens] for r in batch]
     assert scheduler.counters.prompt_tokens_cached > 0
     assert engine.copies
-
-
-@pytest.mark.parametrize("num_cells", [70, 100, 150])
-@pytest.mark.parametrize(
-    "chain", [(), ("suffix", "draft-model")], ids=["off", "suffix+draft-model"]
-)
-def test_too_few_cells_delay_requests_and_change_nothing(
-    num_cells: int, chain: Sequence[str]
-) -> None:
-    requests = make_requests(10)  # up to 64 tokens each
-    for order in (2, None):
-        engine = Model(order, context_size=70, num_cells=num_cells)
-        scheduler = make_scheduler(
-            engine, make_speculators(chain, lambda order=order: Model(order, skew=0.3))
-        )
-        check(engine, requests, run(scheduler, requests))
-        if num_cells < 150:
-            assert scheduler.counters.preemptions > 0
 
 
 def test_a_preempted_request_reads_its_text_again_only_when_there_is_room() -> None:
