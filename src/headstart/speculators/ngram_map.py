@@ -176,7 +176,7 @@ class NgramMapKSpeculator(_NgramMap):
     _num_places = 1
 
     def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:
-        return _Continuation(places[0].position, 1, 1, index.key)
+        return _Continuation(places[0][1], 1, 1, index.key)
 
 
 @register

@@ -37,7 +37,7 @@ from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, CorpusPart, KeptText, SuffixCorpus
 from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.suffix_index import SuffixIndex, Tail
+from headstart.structures.suffix_index import Place, SuffixIndex, Tail
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.variants import Variants
 from headstart.types import Draft, DraftRequest, Vocab
@@ -49,7 +49,7 @@ _Prompt = tuple[str, bytes]
 _NO_PROMPT: _Prompt = ("", b"")
 
 
-_Copy = tuple[float, SuffixIndex, tuple[int, int], list[int], Sequence[float]]
+_Copy = tuple[float, SuffixIndex, Place, list[int], Sequence[float]]
 """Expected accepted tokens; where they are copied from: index, (length of the match, position);
 tokens, and that each is accepted if those before it are.
 """
@@ -201,7 +201,7 @@ class SuffixSpeculator(Speculator):
     def _vote(
         self,
         index: SuffixIndex,
-        places: Sequence[tuple[int, int]],
+        places: Sequence[Place],
         max_tokens: int,
         best: _Copy | None,
     ) -> _Copy:
@@ -263,7 +263,7 @@ class SuffixSpeculator(Speculator):
         }
 
 
-def _winner(index: SuffixIndex, places: Sequence[tuple[int, int]]) -> int:
+def _winner(index: SuffixIndex, places: Sequence[Place]) -> int:
     """The longest match among those whose next token has most votes."""
     tokens = index.tokens
     firsts = [tokens[position] for _, position in places]
@@ -282,7 +282,7 @@ then.
 
 
 def _partings(
-    index: SuffixIndex, places: Sequence[tuple[int, int]], leader: int, draft: list[int]
+    index: SuffixIndex, places: Sequence[Place], leader: int, draft: list[int]
 ) -> tuple[_Parting, ...]:
     """Of the copies that leave the draft, sorted."""
     partings, first = [], draft[0]

@@ -86,9 +86,9 @@ class Alignment:
         index, position = self.index, self.position
         if index is None or self._written or not index.floor < position < len(index.tokens):
             return None
-        return None if index.tokens[position] == SEPARATOR else Place(self.run, position)
+        return None if index.tokens[position] == SEPARATOR else (self.run, position)
 
-    def start(self, index: SuffixIndex, place: tuple[int, int]) -> None:
+    def start(self, index: SuffixIndex, place: Place) -> None:
         """This place was drafted from: the text is copied from here, unless that is little more
         than a guess.
         """
@@ -189,7 +189,7 @@ class Alignment:
         is_end = source[at] == SEPARATOR or (
             index.tokens[self.position] in self._changes and self._under_way(index) is not None
         )
-        return None if is_end else Place(HUNCH, first + at)
+        return None if is_end else (HUNCH, first + at)
 
     def _known(self, source: list[int], at: int) -> Change | None:
         """The longest change whose old tokens stand there; of several the one made most."""

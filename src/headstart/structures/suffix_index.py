@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,11 +27,10 @@ _BULK = 512  # tokens that are put in chains together
 _PRIME = 2038074743  # below 2^31, and 2^32 is no small number modulo it
 
 
-class Place(NamedTuple):
-    """A place in a text that continues like the text looked up."""
-
-    length: int  # how many tokens before it are equal
-    position: int  # of the token that followed
+Place = tuple[int, int]
+"""A place in a text that continues like the text looked up: how many tokens before it are equal,
+and the position of the token that followed.
+"""
 
 
 class Tail:
@@ -214,16 +212,14 @@ class SuffixIndex:
 
     def places(self, limit: int) -> list[Place]:
         """Earlier places that continue like the end of this text, newest first."""
-        return [Place(*place) for place in self.find(self.tail(), limit)]
+        return self.find(self.tail(), limit)
 
-    def find(self, tail: Tail, limit: int) -> list[tuple[int, int]]:
+    def find(self, tail: Tail, limit: int) -> list[Place]:
         """Places after the end of a text, newest first; of the largest n that has any.
 
         Args:
             tail: of that text.
             limit: most places.
-
-        Returns (length, position) of each, as `Place` but faster to make.
         """
         tokens, floor, size, number = self.tokens, self.floor, tail.size, tail.number
         # the end of the text, and as much before it as the longest n-gram needs
@@ -235,7 +231,7 @@ class SuffixIndex:
             n = chains.n
             if n > size:
                 continue
-            found: list[tuple[int, int]] = []
+            found: list[Place] = []
             if is_recent:  # places that are in no chain yet
                 ngram, start = text[-4 * n :], 4 * (max(self.num_linked, floor + n) - n - first)
                 at = recent.rfind(ngram, start)

@@ -10,7 +10,7 @@ from headstart.speculators.suffix_alignment import (
     MAX_FURTHER,
     Alignment,
 )
-from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
+from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
 
 OLD, NEW = 100, 200
 SCORE = 0.9
@@ -22,13 +22,13 @@ def copying(source, position=1, variants=None):
     index = SuffixIndex((2, 4))
     index.extend(source)
     alignment = Alignment(variants)
-    alignment.start(index, Place(2, position))
+    alignment.start(index, (2, position))
     return alignment, index
 
 
 def position(alignment, index):
     place = alignment.place() if alignment.index is index else None
-    return None if place is None else place.position
+    return None if place is None else place[1]
 
 
 def rewritten(alignment, source):
@@ -41,7 +41,7 @@ def test_an_exact_copy_is_followed_token_by_token():
     alignment, _ = copying([0, 1, 2, 3, 4, 5])
     alignment.follow([1, 2])
     alignment.follow([3])
-    assert alignment.place() == Place(5, 4)
+    assert alignment.place() == (5, 4)
     assert alignment.exact()
 
 
@@ -139,10 +139,10 @@ def test_a_change_inside_a_longer_one_is_not_made_twice():
 def test_only_a_place_with_a_longer_match_than_others_have_is_named():
     alignment, _ = copying([0, 1, 2, 3, OLD, 4, 5])
     alignment.follow([1, 2, 3])
-    assert alignment.place(longest=4) == Place(5, 4)
+    assert alignment.place(longest=4) == (5, 4)
     assert alignment.place(longest=5) is None
     alignment.follow([NEW, 4])
-    assert alignment.place(longest=HUNCH - 1) == Place(HUNCH, 6)
+    assert alignment.place(longest=HUNCH - 1) == (HUNCH, 6)
     assert alignment.place(longest=HUNCH) is None
 
 
@@ -163,7 +163,7 @@ def test_a_source_that_was_cut_short_is_left():
             alignment.follow(written)
             index.truncate(length)
             place = alignment.place()
-            assert place is None or place.position < length
+            assert place is None or place[1] < length
             alignment.follow([4, 5])
             assert alignment.index is None or alignment.position <= length
 
@@ -192,18 +192,18 @@ def test_the_longer_of_two_changes_that_fit_is_expected():
 def test_one_equal_token_behind_a_change_is_a_hunch():
     alignment, _ = copying([0, 1, OLD, 2, 3, 4])
     alignment.follow([1, NEW, 2])
-    assert alignment.place() == Place(HUNCH, 4)
+    assert alignment.place() == (HUNCH, 4)
 
 
 def test_a_weak_match_elsewhere_does_not_end_the_search():
     alignment, index = copying([0, 1, OLD, 2, 3, 4, 9, 9])
     alignment.follow([1, NEW])
-    alignment.start(index, Place(2, 7))
+    alignment.start(index, (2, 7))
     alignment.follow([2, 3])
     assert position(alignment, index) == 5
     alignment.follow([NEW])
-    alignment.start(index, Place(8, 7))
-    assert alignment.place() == Place(8, 7)
+    alignment.start(index, (8, 7))
+    assert alignment.place() == (8, 7)
 
 
 def test_a_text_that_goes_its_own_way_is_not_followed():
@@ -224,12 +224,12 @@ def test_a_text_never_follows_what_it_is_just_writing():
     index = SuffixIndex((2, 4))
     index.extend([1, 2, 3, 4, 1, 2])
     alignment = Alignment()
-    alignment.start(index, Place(2, 2))
+    alignment.start(index, (2, 2))
     for token in (9, 8, 7, 9, 8, 7):
         alignment.follow([token])
         index.extend([token])
         place = alignment.place()
-        assert place is None or place.position < 6
+        assert place is None or place[1] < 6
 
 
 edits = st.dictionaries(
@@ -258,9 +258,9 @@ def test_places_are_always_inside_the_source(source, text):
         alignment.follow([token])
         place = alignment.place()
         if place is not None:
-            assert 0 < place.position < len(index)
-            assert index.tokens[place.position] != SEPARATOR
+            assert 0 < place[1] < len(index)
+            assert index.tokens[place[1]] != SEPARATOR
             tokens, scores = alignment.rewrite(
-                index.copy(place.position, LONGEST_OLD), [SCORE] * LONGEST_OLD, ALL
+                index.copy(place[1], LONGEST_OLD), [SCORE] * LONGEST_OLD, ALL
             )
             assert len(tokens) == len(scores[: len(tokens)])

@@ -47,7 +47,7 @@ def brute_places(text: list[int], tail: list[int] | None = None) -> list[Place]:
                 length, adaptive_length = n, min(MAX_MATCH, position, len(tail))
                 while length < adaptive_length and text[position - length - 1] == tail[-length - 1]:
                     length += 1
-                found.append(Place(length, position))
+                found.append((length, position))
         if found:
             return found
     return []
@@ -143,7 +143,7 @@ def test_a_shorter_history_is_followed() -> None:
     index = SuffixIndex(SIZES, MAX_MATCH)
     index.extend([1, 2, 3, 1, 2, 9, 9])
     index.follow([1, 2, 3, 1, 2])
-    assert index.places(ALL) == [Place(2, 2)]
+    assert index.places(ALL) == [(2, 2)]
 
 
 def test_separators_are_neither_copied_nor_crossed() -> None:
@@ -162,9 +162,9 @@ def test_a_copy_that_reaches_the_end_goes_round_the_loop() -> None:
 def test_places_below_the_floor_are_forgotten() -> None:
     index = SuffixIndex(SIZES, MAX_MATCH)
     index.extend([1, 2, 3, 1, 2, 4, 1, 2])
-    assert [place.position for place in index.places(ALL)] == [5, 2]
+    assert [place[1] for place in index.places(ALL)] == [5, 2]
     index.floor = 3
-    assert index.places(ALL) == [Place(2, 5)]
+    assert index.places(ALL) == [(2, 5)]
 
 
 @given(tokens, tokens)
