@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from headstart.gateway.router.presets import ModelPreset
 
@@ -21,25 +21,11 @@ OWN_ARGUMENTS = ("--host=127.0.0.1", "--port=0", f"--tenant-header={TENANT_HEADE
 LONGEST_LINE = 2**20  # bytes
 
 
-class Child(Protocol):
-    """A model's server, as the pool uses it."""
-
-    key: str
-
-    def stop(self) -> None:
-        """Ask it to end; kill it after the seconds of its preset."""
-
-    def kill(self) -> None: ...
-
-
 OnState = Callable[[Mapping[str, Any]], None]
 """Called with what a child reports: its `state` is loading, loaded, sleeping or failed."""
 
 OnExit = Callable[[int], None]
 """Called when a child ended with all of its processes; the code is negative for a signal."""
-
-Start = Callable[[ModelPreset, Sequence[str], OnState, OnExit], Child]
-"""Starts a model's server with further arguments."""
 
 
 class ChildProcess:
@@ -48,6 +34,7 @@ class ChildProcess:
     def __init__(
         self, preset: ModelPreset, arguments: Sequence[str], on_state: OnState, on_exit: OnExit
     ) -> None:
+        """Start a model's server with further arguments."""
         self.key = secrets.token_urlsafe(24)
         self._preset, self._arguments = preset, arguments
         self._on_state, self._on_exit = on_state, on_exit
@@ -57,6 +44,7 @@ class ChildProcess:
         self._task = asyncio.create_task(self._run())
 
     def stop(self) -> None:
+        """Ask it to end; kill it after the seconds of its preset."""
         self._is_stopped = True
         self._send(signal.SIGTERM)
         if self._killing is None:

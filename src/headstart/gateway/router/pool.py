@@ -19,7 +19,7 @@ from typing import Any
 
 from headstart.gateway.proxy import Backend
 from headstart.gateway.router.broadcast import Broadcast
-from headstart.gateway.router.child import TENANT_HEADER, Start
+from headstart.gateway.router.child import TENANT_HEADER, ChildProcess, OnExit, OnState
 from headstart.gateway.router.eviction import LoadLimits
 from headstart.gateway.router.pooled_model import (
     LOADED,
@@ -38,6 +38,8 @@ PATIENCE = 30.0
 
 Describe = Callable[[Backend], Awaitable[Mapping[str, Any]]]
 """What a model's server says of it."""
+
+Start = Callable[[ModelPreset, Sequence[str], OnState, OnExit], ChildProcess]
 
 Measure = Callable[[ModelPreset], Awaitable[Estimate]]
 """What a model would take if no other one were loaded."""
@@ -60,7 +62,7 @@ class Pool:
         self,
         presets: Sequence[ModelPreset],
         limits: LoadLimits,
-        start: Start,
+        start: Start = ChildProcess,
         measure: Measure | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.gateway.proxy import Backend
-from headstart.gateway.router.child import Child
+from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Bytes, Estimate, ModelPreset
 
 UNLOADED, LOADING, LOADED, SLEEPING = "unloaded", "loading", "loaded", "sleeping"
@@ -19,7 +19,7 @@ class PooledModel:
 
     preset: ModelPreset
     status: str = UNLOADED
-    child: Child | None = None
+    child: ChildProcess | None = None
     backend: Backend | None = None
     is_stopping: bool = False
     is_draining: bool = False  # takes no new requests

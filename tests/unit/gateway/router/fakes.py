@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from headstart.gateway.router.child import OnExit, OnState
+from headstart.gateway.router.child import ChildProcess, OnExit, OnState
 from headstart.gateway.router.eviction import LoadLimits
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LOADED, PooledModel
@@ -20,15 +20,13 @@ def preset(name: str, **more) -> ModelPreset:
     return ModelPreset(name=name, source="preset", arguments=(), **more)
 
 
-class FakeChild:
+class FakeChild(ChildProcess):
     """Loads in one turn of the loop, unless it is held or fails."""
-
-    key = "inner"
 
     def __init__(
         self, fleet: FakeChildren, name: str, arguments: tuple[str, ...], *tells: Callable
     ) -> None:
-        self.name, self.arguments = name, arguments
+        self.key, self.name, self.arguments = "inner", name, arguments
         self.on_state, self._on_exit = tells
         self._fleet, self._is_over = fleet, False
         self._task = asyncio.create_task(self._start())
