@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
 
-from headstart.app.cli import devices, generate, llama_server, router
+from headstart.app.cli import devices, generate, llama_server, router, verify
 from headstart.app.cli.settings import Setting, all_settings, part_title
 from headstart.extras.bench import command as bench
 from headstart.extras.cluster import command as cluster
@@ -59,7 +59,7 @@ def flags_page() -> str:
     ]
     for part, members in groupby(all_settings(), lambda setting: setting.part):
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
-    for module in (generate, bench, router, cluster, devices, worker, build):
+    for module in (generate, verify, bench, router, cluster, devices, worker, build):
         own = [one for one in module.COMMAND.settings() if not one.part]
         lines += ["", f"## Only `headstart {module.COMMAND.name}`", "", *_flag_table(own)]
     return _page(lines)

@@ -121,6 +121,7 @@ def build_scheduler(
     limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(model.vocab)
     scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
+    scheduler.widths = target.classes
     embedding = None
     if embedder := target.embedder:
         scheduler.embeddings = EmbeddingQueue(embedder, scheduler.counters, scheduler.clock)

@@ -34,6 +34,7 @@ from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, 
 from headstart.types.counters import Counters
 from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.request import Event, Request, SlotAction, SlotEvent, StepTokens
+from headstart.types.widths import WidthClasses
 
 if TYPE_CHECKING:
     from headstart.sampling.grammar.compiler import GrammarCompiler
@@ -88,6 +89,7 @@ class Scheduler:
         self.record: StepRecord | None = None  # that was not read yet
         self.num_failed_decodes = 0  # since the last one that worked
         self.warm_up: WarmUp | None = None  # goes on while there is no work; the loop's
+        self.widths: WidthClasses | None = None  # what was compared, where that was done
         self.turns = Turns(engine.attention_tile, config.prefill_chunk)
         self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's

@@ -21,6 +21,7 @@ COMMANDS = {
     "generate": "continue a prompt and show which tokens were drafted",
     "bench": "measure what drafts give on this machine",
     "backend": "download libllama for this machine, so that nothing is compiled",
+    "verify": "compare texts with speculation and without, on this machine",
     "devices": "list what libllama can compute on",
     "router": "pass requests to several servers",
     "cluster": "start replicas on Ray Serve, as many as the load needs",

@@ -1,0 +1,142 @@
+"""`headstart verify`: is the text the same with speculation and without, on this machine?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headstart.app.cli.command import Command
+from headstart.app.cli.resolve import Resolved
+from headstart.config import Config, option
+
+if TYPE_CHECKING:
+    from headstart.app.verify import Difference, TextComparison, Way
+    from headstart.scheduler.scheduler import Scheduler
+    from headstart.types.request import Request
+
+TEXT_SPECULATORS = "suffix,ngram-simple,ngram-mod,recycling"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
+    """How much to compare."""
+
+    prompts_limit: int = option(6, "prompts to answer in each way", least=1)
+    tokens: int = option(48, "tokens of each answer", least=1)
+    json: bool = option(False, "print JSON, for programs")
+
+
+def run(resolved: Resolved, words: list[str]) -> int:
+    """Compare, print the table and the verdict; 1 if a text is different."""
+    options, config = resolved.own(VerifyOptions), resolved.config()
+
+    from headstart.app.assemble import build_scheduler, check, find_models
+    from headstart.app.verify import verify
+
+    config = _settings(config)
+    check(config)
+    models = find_models(config)
+
+    def open_scheduler(num_slots: int) -> Scheduler:
+        limits = replace(config.scheduler, parallel=num_slots)
+        return build_scheduler(replace(config, scheduler=limits), models)[0]
+
+    def tell(way: Way, temperature: float, num: int, found: list[Difference]) -> None:
+        if not options.json:
+            kinds = [f"{one.kind} ({one.error or _shown(one.margin)})" for one in found]
+            same = f"{num - len(found)} of {num} the same"
+            print(f"{way!s:<44} {temperature:<4} {same}", *kinds, sep="  ", flush=True)
+
+    requests = make_requests(config, options, models.target)
+    slots = tuple(dict.fromkeys((1, config.scheduler.parallel)))
+    verdict = verify(open_scheduler, requests, slots, is_exact=config.engine.exact, tell=tell)
+    print(json.dumps(verdict.describe(), indent=2) if options.json else _summary(verdict))
+    return int(verdict.num_different > 0)
+
+
+def _settings(config: Config) -> Config:
+    """Speculators of every kind, nothing learned before, no warm-up to wait for."""
+    speculation = config.speculation
+    types = speculation.spec_type
+    named = config.model
+    if types is None and named.draft_model is None and named.draft_hf_repo is None:
+        is_demo = named.model is None and named.hf_repo is None  # which has a draft model
+        types = TEXT_SPECULATORS + ",draft-model" * is_demo
+    options = {"ngram-simple": {"size_n": 3}} | dict(speculation.options)
+    speculation = replace(speculation, spec_type=types, spec_state="none", options=options)
+    return replace(config, speculation=speculation)
+
+
+def make_requests(config: Config, options: VerifyOptions, target: Path) -> list[Request]:
+    """Prompts cut from this package's source, with sampling parameters in turn."""
+    from headstart.config import EngineConfig
+    from headstart.engine.model import Model
+    from headstart.types.request import Request
+    from headstart.types.sampling_params import SamplingParams
+
+    vocab = Model(target, EngineConfig(gpu_layers=0), vocab_only=True).vocab
+    files = sorted(Path(__file__).parents[2].rglob("*.py"))
+    variations: Sequence[dict[str, Any]] = (
+        {},
+        {"top_k": 0, "top_p": 1.0, "min_p": 0.0},
+        {"repeat_penalty": 1.1, "presence_penalty": 0.2},
+    )
+    requests = []
+    for index in range(options.prompts_limit):
+        lines = files[index * 7 % len(files)].read_text(encoding="utf-8").splitlines()
+        code = "\n".join(lines[:14])[:400]
+        text = f"{code}\n\n# again:\n{code[:40]}"
+        prompt = vocab.tokenize(text, add_special=True, parse_special=False)
+        sampling = SamplingParams(seed=index, **variations[index % len(variations)])
+        requests.append(
+            Request(
+                request_id=str(index),
+                prompt=tuple(prompt),
+                sampling=sampling,
+                max_tokens=options.tokens,
+            )
+        )
+    return requests
+
+
+def _shown(margin: float | None) -> str:
+    return "no rise of its logit gives it" if margin is None else f"margin {margin:.2g}"
+
+
+def _summary(verdict: TextComparison) -> str:
+    classes = verdict.classes
+    times = dict(classes.milliseconds)
+    shown = [f"{n}: {times[n]:.1f}" for n in (1, 2, 4, 8, 16, 63) if n in times]
+    lines = [
+        "",
+        f"rows of a decode that agree bit for bit: {classes}; others change a logit by up to "
+        f"{classes.change:.2g}",
+        f"milliseconds of a decode by rows: {', '.join(shown)}",
+        f"draft tokens: {verdict.num_drafted} verified, {verdict.num_accepted} accepted",
+        str(verdict),
+    ]
+    if verdict.num_different:
+        lines.append("DIFFERENT: this is a fault; please report it with the lines above")
+    elif verdict.num_near_ties:
+        lines.append("same but for near ties; --exact rules them out")
+    else:
+        lines.append("SAME" + ", with --exact" * verdict.is_exact)
+    return "\n".join(lines)
+
+
+COMMAND = Command(
+    name="verify",
+    about=(
+        "Answer the same prompts without speculation and in every other way: each speculator, "
+        "auto, one slot and several, temperatures 0, 0.8 and 1.5, fresh and cached prompts. Each "
+        "text that differs is explained: a near tie, which kernels decide by the number of "
+        "rows, or different, which is a fault. Exit code 1 if any text is different. Without -m on "
+        "the embedded model."
+    ),
+    options=VerifyOptions,
+    parts=("model", "engine", "draft_engine", "scheduler", "speculation"),
+    run=run,
+)

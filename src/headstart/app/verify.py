@@ -1,0 +1,276 @@
+"""Whether texts are the same with speculation and without, and why where they are not.
+
+The same requests are answered by one slot without speculation, then in every other way. Where two
+texts part, the model reads what they have in common, and the question is how much the other token's
+logit has to rise until the rule of sampling gives it. Widths of decodes change logits a little; as
+little makes it a near tie, which libllama's kernels decide. More does not happen without a fault.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.sampling.sampler import Sampler
+from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.widths import LONG, SHORT, WidthComparison
+from headstart.types import Batch, DraftMode
+from headstart.types.request import (
+    ErrorEvent,
+    FinishEvent,
+    Request,
+    SpeculativeParams,
+    TokenEvent,
+)
+from headstart.types.widths import WidthClasses
+
+TEMPERATURES = (0.0, 0.8, 1.5)
+LENGTHS = (3, 16)  # draft tokens a step, where they are fixed
+NEAR_TIE = 4.0  # times what the compared widths changed a logit: in a text, changes add up
+_MOST_RISE = 64.0  # of a logit; where no rise helps, the filters or the text differ
+_HALVINGS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to answer the requests."""
+
+    slots: int
+    speculation: str  # off, auto, or a speculator and how far it drafts: "suffix 16"
+    wishes: SpeculativeParams
+    is_cached: bool  # the prompt was answered before, and may be restored
+
+    def __str__(self) -> str:
+        prompt = "cached" if self.is_cached else "fresh"
+        return f"{self.speculation}, {self.slots} slot{'s' * (self.slots > 1)}, {prompt} prompts"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a text parts from the one without speculation."""
+
+    way: str
+    temperature: float
+    request_id: str
+    position: int  # of the answer's tokens
+    kind: str  # "near tie" or "different"
+    margin: float | None  # how much the other token's logit has to rise; None: no rise gives it
+    error: str = ""
+
+
+@dataclass(slots=True)
+class TextComparison:
+    """What was compared, and how it went."""
+
+    classes: WidthClasses
+    is_exact: bool
+    num_texts: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    differences: tuple[Difference, ...] = ()
+
+    @property
+    def num_different(self) -> int:
+        return sum(one.kind == "different" for one in self.differences)
+
+    @property
+    def num_near_ties(self) -> int:
+        return len(self.differences) - self.num_different
+
+    def __str__(self) -> str:
+        same = self.num_texts - len(self.differences)
+        words = f"{self.num_texts} texts: {same} the same, {self.num_near_ties} part at a near tie"
+        return f"{words}, {self.num_different} are different"
+
+    def describe(self) -> dict[str, Any]:
+        """For programs."""
+        return {
+            "verdict": str(self),
+            "is_exact": self.is_exact,
+            "widths": str(self.classes),
+            "change": self.classes.change,
+            "milliseconds": dict(self.classes.milliseconds),
+            "texts": self.num_texts,
+            "same": self.num_texts - len(self.differences),
+            "near_ties": self.num_near_ties,
+            "different": self.num_different,
+            "drafted": self.num_drafted,
+            "accepted": self.num_accepted,
+            "differences": [asdict(one) for one in self.differences],
+        }
+
+
+Told = Callable[[Way, float, int, list[Difference]], None]
+"""(way, temperature, number of texts, those that differ)"""
+
+
+def verify(
+    open_scheduler: Callable[[int], Scheduler],
+    requests: Sequence[Request],
+    slots: Sequence[int] = (1, 4),
+    *,
+    temperatures: Sequence[float] = TEMPERATURES,
+    is_exact: bool = False,
+    tell: Told = lambda *_: None,
+) -> TextComparison:
+    """Answer the requests in every way and compare.
+
+    Args:
+        open_scheduler: with so many slots, speculators loaded; the first one has one slot.
+        requests: their temperature is replaced.
+        is_exact: no difference is allowed, near ties neither.
+        tell: called after each way.
+    """
+    plain = open_scheduler(1)
+    verdict = TextComparison(_compare_widths(plain), is_exact)
+    near = 0.0 if verdict.is_exact else NEAR_TIE * verdict.classes.change
+    for num_slots in slots:
+        scheduler = plain if num_slots == 1 else open_scheduler(num_slots)
+        for temperature in temperatures:
+            asked = [_at(request, temperature) for request in requests]
+            off = Way(1, "off", SpeculativeParams(mode=DraftMode.OFF), False)
+            expected = _answer(plain, asked, off)
+            for way in _ways(scheduler, num_slots):
+                if way == off:
+                    continue
+                got = _answer(scheduler, asked, way)
+                found = [
+                    _explain(plain, request, way, expected[i], got[i], near)
+                    for i, request in enumerate(asked)
+                    if expected[i] != got[i]
+                ]
+                verdict.num_texts += len(asked)
+                verdict.differences += tuple(found)
+                tell(way, temperature, len(asked), found)
+        stats = scheduler.counts.stats
+        verdict.num_drafted += stats.num_drafted
+        verdict.num_accepted += stats.num_accepted
+    return verdict
+
+
+def _at(request: Request, temperature: float) -> Request:
+    return replace(request, sampling=replace(request.sampling, temperature=temperature))
+
+
+def _compare_widths(scheduler: Scheduler) -> WidthClasses:
+    if scheduler.widths is not None:
+        return scheduler.widths
+    engine = scheduler.engine
+    classes = WidthComparison(engine, [0], scheduler.clock).run((SHORT, LONG))
+    assert classes is not None, "nobody interrupts it"
+    return classes
+
+
+def _ways(scheduler: Scheduler, num_slots: int) -> Iterator[Way]:
+    """Every speculator by itself, fresh prompts first: the next answers find them in the cache."""
+    wishes = {"off": SpeculativeParams(mode=DraftMode.OFF)}
+    for name in scheduler.drafting.speculators:
+        for length in LENGTHS:
+            wishes[f"{name} {length}"] = SpeculativeParams(
+                mode=DraftMode.FIXED, types=(name,), n_max=length
+            )
+    if scheduler.drafting.speculators:
+        wishes["auto"] = SpeculativeParams(mode=DraftMode.AUTO)
+    for name, wish in wishes.items():
+        for is_cached in (False, True):
+            yield Way(num_slots, name, wish, is_cached)
+
+
+def _answer(
+    scheduler: Scheduler, requests: Sequence[Request], way: Way
+) -> list[tuple[int, ...] | str]:
+    """Tokens of each answer, or why there is none."""
+    tokens: dict[str, tuple[int, ...]] = {}
+    errors: dict[str, str] = {}
+    for request in requests:
+        wanted = replace(request, speculative=way.wishes, cache_prompt=way.is_cached)
+        scheduler.submit(wanted)
+    while scheduler.has_work:
+        scheduler.step()
+        for event in scheduler.take_events():
+            name = event.request_id
+            if isinstance(event, TokenEvent):
+                tokens[name] = tokens.get(name, ()) + event.tokens
+            elif isinstance(event, ErrorEvent):
+                errors[name] = f"{event.error}: {event.message}"
+            elif isinstance(event, FinishEvent):
+                tokens.setdefault(name, ())
+    ids = [request.request_id for request in requests]
+    return [errors[name] if name in errors else tokens.get(name, "it did not end") for name in ids]
+
+
+def _explain(
+    scheduler: Scheduler,
+    request: Request,
+    way: Way,
+    expected: tuple[int, ...] | str,
+    got: tuple[int, ...] | str,
+    near: float,
+) -> Difference:
+    """Why two answers differ."""
+    place = (str(way), request.sampling.temperature, request.request_id)
+    if isinstance(expected, str) or isinstance(got, str):
+        error = got if isinstance(got, str) else f"without speculation: {expected}"
+        return Difference(*place, 0, "different", None, error)
+    pairs = zip(expected, got, strict=False)
+    position = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+    if position is None:
+        shorter = min(len(expected), len(got))
+        return Difference(*place, shorter, "different", None, "one ends, the other goes on")
+    logits = _logits_behind(scheduler, [*request.prompt, *expected[:position]])
+    margin = _margin(scheduler, request, expected[:position], logits, got[position])
+    kind = "near tie" if margin is not None and margin <= near else "different"
+    return Difference(*place, position, kind, margin)
+
+
+def _logits_behind(scheduler: Scheduler, tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Of the token after these, read anew on an idle slot."""
+    engine, cells = scheduler.engine, scheduler.cells[0]
+    scheduler.cache.empty(cells)
+    batch, logits = Batch(engine.max_batch_tokens), np.zeros(0, np.float32)
+    size = min(32, engine.max_batch_tokens)
+    for start in range(0, len(tokens), size):
+        batch.clear()
+        batch.add(cells.seq_id, start, tokens[start : start + size], 1)
+        logits = engine.decode(batch)[-1].copy()
+    scheduler.cache.empty(cells)
+    return logits
+
+
+def _margin(
+    scheduler: Scheduler,
+    request: Request,
+    answer: Sequence[int],
+    logits: NDArray[np.float32],
+    token: int,
+) -> float | None:
+    """How much this token's logit has to rise until the rule chooses it.
+
+    Filters and noise are in it: the rule is asked, not imitated.
+    """
+    sampler = Sampler(request.sampling, scheduler.engine, scheduler.vocab.eog_ids)
+    sampler.read([*request.prompt, *answer])
+    position = len(request.prompt) + len(answer)
+
+    def is_chosen(rise: float) -> bool:
+        raised = logits.copy()
+        raised[token] += np.float32(rise)
+        return sampler.sample(raised, position) == token
+
+    if is_chosen(0.0):
+        return 0.0
+    high = 2.0**-12
+    while not is_chosen(high):
+        high *= 2.0
+        if high > _MOST_RISE:
+            return None
+    low = 0.0 if high == 2.0**-12 else high / 2.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        low, high = (low, middle) if is_chosen(middle) else (middle, high)
+    return high if math.isfinite(high) else None

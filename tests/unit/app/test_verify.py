@@ -1,0 +1,150 @@
+"""`headstart verify` finds what it is for: faults planted into a server, each named where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.harness import EOS, Model, Oracle, make_scheduler
+
+from headstart.app.verify import TextComparison, verify
+from headstart.sampling import SamplingParams
+from headstart.sampling.sampler import Sampler
+from headstart.sampling.verify import Note, emit
+from headstart.scheduler import commit
+from headstart.scheduler.scheduler import Scheduler
+from headstart.types import Batch
+from headstart.types.request import Request
+
+PREFIX = [*range(20), *range(20)]
+REQUESTS = [
+    Request(
+        request_id=str(i),
+        prompt=(*PREFIX, *(i * k % 29 for k in range(1, 41))),  # each another conversation
+        sampling=SamplingParams(seed=i, top_k=8, ignore_eos=True),
+        max_tokens=12,
+    )
+    for i in range(5)
+]
+
+
+def run(make: Callable[[], Model] = Model) -> TextComparison:
+    def open_scheduler(slots: int) -> Scheduler:
+        engine = make()
+        oracle = Oracle(Model(), REQUESTS, wrong=0.4)
+        return make_scheduler(engine, [oracle], parallel=slots)
+
+    return verify(open_scheduler, REQUESTS, (1, 3), temperatures=(0.0, 0.8))
+
+
+def ways(verdict: TextComparison) -> set[str]:
+    assert verdict.num_different
+    return {one.way for one in verdict.differences}
+
+
+def test_all_texts_of_a_sound_server_are_the_same() -> None:
+    verdict = run()
+    assert verdict.differences == ()
+    assert verdict.classes.is_one
+    assert verdict.num_accepted > 0
+    assert verdict.num_texts == 5 * 2 * (7 + 8)
+    assert verdict.describe()["different"] == 0
+
+
+def test_a_draft_token_that_leaks_past_verification_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leak(
+        sampler: Sampler,
+        logits: NDArray[np.float32],
+        draft: Sequence[int],
+        position: int,
+        final: Container[int],
+        note: Note | None = None,
+    ) -> list[int]:
+        emitted = emit(sampler, logits, draft, position, final, note)
+        is_rejected = draft and emitted[-1] != draft[min(len(emitted), len(draft)) - 1]
+        return (
+            [*emitted[:-1], draft[len(emitted) - 1]]
+            if is_rejected and len(emitted) <= len(draft)
+            else emitted
+        )
+
+    monkeypatch.setattr(commit, "emit", leak)
+    found = ways(run())
+    assert found
+    assert not any(way.startswith("off") for way in found)
+
+
+def test_a_noise_counter_off_by_one_behind_drafts_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def miscount(
+        sampler: Sampler,
+        logits: NDArray[np.float32],
+        draft: Sequence[int],
+        position: int,
+        final: Container[int],
+        note: Note | None = None,
+    ) -> list[int]:
+        return emit(sampler, logits, draft, position + bool(draft), final, note)
+
+    monkeypatch.setattr(commit, "emit", miscount)
+    verdict = run()
+    assert not any(way.startswith("off") for way in ways(verdict))
+    assert {one.temperature for one in verdict.differences} == {0.8}
+
+
+class Uncut(Model):
+    """Attention goes on seeing the rows that were rejected last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._left: list[int] = []
+
+    def truncate(self, seq_id: int, length: int) -> bool:
+        self._left = [*self.cache.get(seq_id, [])[length:]] or self._left
+        return super().truncate(seq_id, length)
+
+    def launch(self, batch: Batch) -> None:
+        super().launch(batch)
+        self._left = []
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        return super().logits_after([*tokens, *self._left])
+
+
+def test_a_cache_that_is_not_cut_is_found() -> None:
+    found = ways(run(Uncut))
+    assert any(way.startswith("oracle 16, 1 slot") for way in found)
+
+
+class Mistaken(Model):
+    """A prompt that is taken over begins with another token."""
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        is_copied = super().copy_prefix(source, target, length)
+        if is_copied and self.cache[target]:
+            self.cache[target][0] = EOS - 1
+        return is_copied
+
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        is_restored = super().restore_sequence(seq_id, data)
+        if is_restored and self.has_begun:
+            self.cache[seq_id][0] = EOS - 1
+        return is_restored
+
+    @property
+    def has_begun(self) -> bool:
+        return self.num_decodes > 200  # the comparison of widths restores, too
+
+    def share_prefix(self, source: int, target: int, length: int) -> None:
+        """Texts are not the same, which the fake would notice."""
+
+
+def test_a_restored_prompt_of_another_text_is_found() -> None:
+    found = ways(run(Mistaken))
+    assert found
+    assert all("cached prompts" in way for way in found)
