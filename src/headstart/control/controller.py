@@ -295,8 +295,12 @@ class Controller:
             fresh._model_planner = ModelDraftPlanner(
                 fresh._cost, fresh._budget, fresh._calibration, models
             )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"{type(error).__name__}: {error}"
+        except (OSError, ValueError) as error:
+            return str(error)
+        except KeyError as error:
+            return f"it lacks {error}: it is of another version of Headstart; control begins anew"
+        except (TypeError, AttributeError) as error:
+            return f"a value has the wrong form ({error}); control begins anew"
         for speculator in self._trusted:
             fresh.trust_scores(speculator)
         self.__dict__.update(fresh.__dict__)

@@ -207,6 +207,14 @@ class Scheduler:
                 reader.read(record)
         self.deliver()
 
+    def finish(self) -> None:
+        """Let the readers have the last record, and the requests that left after it."""
+        self.read()
+        if self._left:
+            self._batch.clear()
+            self.record = self.commit(StepPlan(self._batch, self.clock()), _NO_LOGITS)
+            self.read()
+
     def plan(self) -> StepPlan:
         """What the next step does: who takes part, with which drafts; its batch is filled."""
         is_even = self.engine.cache_kind is CacheKind.ROLLBACK

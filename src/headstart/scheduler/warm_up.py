@@ -12,6 +12,7 @@ from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.sequence import Cells
 from headstart.types import Batch, CacheKind, ContextFullError, Engine
+from headstart.types.errors import EngineError
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,9 @@ class WarmUp:
                 self._times.go_on(timer, is_interrupted)
         except ContextFullError:
             log.warning("too few free cells: what steps cost is learned from requests")
+            self.is_done = True
+        except EngineError as error:
+            log.warning("no more decodes are timed, because one failed: %s", error)
             self.is_done = True
         timer.clear()
         if len(self._times.samples) > num_known:

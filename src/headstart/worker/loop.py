@@ -136,7 +136,7 @@ def run_loop(
         taken, commands[:] = list(commands), []
         for command in taken:
             if isinstance(command, Stop):
-                scheduler.read()
+                scheduler.finish()
                 scheduler.drafting.close()
                 if scheduler.kept_slots is not None:
                     scheduler.cache.host.bring_back()

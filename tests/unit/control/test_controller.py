@@ -73,6 +73,18 @@ def test_damaged_state_is_refused_and_changes_nothing(tmp_path: Path, damage: An
     assert controller.describe() == before
 
 
+def test_an_older_state_is_refused_in_words(tmp_path: Path) -> None:
+    path = tmp_path / "state.json"
+    trained().save(path)
+    state = json.loads(path.read_text())
+    del state["change_ms"]
+    path.write_text(json.dumps(state))
+    reason = Controller().load(path)
+    assert (
+        reason == "it lacks 'change_ms': it is of another version of Headstart; control begins anew"
+    )
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"null"])
 def test_a_file_that_is_no_state_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "state.json"

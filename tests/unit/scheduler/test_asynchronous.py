@@ -196,6 +196,17 @@ def test_the_loop_tells_all_that_was_said_before_it_stops() -> None:
     assert sum(len(event.tokens) for event in told) == 4
 
 
+def test_a_request_that_is_cancelled_when_the_loop_stops_has_its_end_told() -> None:
+    (request,) = make_requests(1, max_tokens=100)
+    request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
+    commands: list[Sequence[Command]] = [[request], [], [Cancel(request.request_id), Stop()]]
+    messages: list[Message] = []
+    run_loop(make_scheduler(Device()), lambda _: commands.pop(0), messages.append)
+    *_, end = (event for message in messages for event in message.events)
+    assert isinstance(end, FinishEvent)
+    assert end.reason == "cancelled"
+
+
 def test_the_loop_tells_of_a_cancelled_request_though_no_step_follows() -> None:
     (request,) = make_requests(1, max_tokens=100)
     request = replace(request, sampling=replace(request.sampling, ignore_eos=True))

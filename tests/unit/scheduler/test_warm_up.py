@@ -25,6 +25,7 @@ from headstart.scheduler.warm_up import (
 )
 from headstart.testing import FakeEngine
 from headstart.types import Batch, CacheKind, ContextFullError
+from headstart.types.errors import EngineError
 from headstart.types.request import Request
 
 
@@ -211,6 +212,19 @@ def test_a_cache_with_fewer_free_cells_than_it_should_have_ends_it_and_nothing_e
     assert isinstance(scheduler.engine, FakeEngine)
     warm_up, before = a_warm_up(scheduler), dict(scheduler.engine.cache)
     scheduler.engine.fail = full_after(9)
+    warm_up.go_on()
+    assert warm_up.is_done
+    assert {s: cells for s, cells in scheduler.engine.cache.items() if cells} == before
+
+
+def test_a_decode_that_fails_ends_it_and_nothing_else() -> None:
+    def fail(_: Batch) -> None:
+        raise EngineError("the device is gone")
+
+    scheduler = a_scheduler(2, 1)
+    assert isinstance(scheduler.engine, FakeEngine)
+    warm_up, before = a_warm_up(scheduler), dict(scheduler.engine.cache)
+    scheduler.engine.fail = fail
     warm_up.go_on()
     assert warm_up.is_done
     assert {s: cells for s, cells in scheduler.engine.cache.items() if cells} == before

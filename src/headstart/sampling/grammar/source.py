@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llguidance import LLMatcher
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from headstart.sampling.grammar.forcing import lark_may_force_much, schema_may_force_much
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import InvalidParameterError
 
@@ -60,17 +61,26 @@ def grammar_text(constraint: Constraint, *, forces: bool = True) -> str:
         raise InvalidParameterError(
             f"the {constraint.kind.title} cannot be used: {_reason(error)}"
         ) from error
+    is_lark = constraint.kind in (ConstraintKind.LARK, ConstraintKind.GBNF)
     before = "before? " * bool(constraint.before) + "SPACE? " * constraint.allows_space
     options = ""
-    if not forces or _MAY_FORCE_MUCH.search(constraint.text):
+    if not forces or _MAY_FORCE_MUCH.search(constraint.text) or _is_multiplied(constraint, text):
         options = '%llguidance {"no_forcing": true}'
     if not before and not options:
         return text
-    is_lark = constraint.kind in (ConstraintKind.LARK, ConstraintKind.GBNF)
     (grammar,) = [{"lark_grammar": text}] if is_lark else json.loads(text)["grammars"]
     lines = [options, f"start: {before}@body", _SPACE * constraint.allows_space, constraint.before]
     whole = {"lark_grammar": "\n".join(filter(None, lines))}
     return json.dumps({"grammars": [whole, {**grammar, "name": "body"}]})
+
+
+def _is_multiplied(constraint: Constraint, converted: str) -> bool:
+    """Whether its rules refer to each other so often that short literals become long texts."""
+    if constraint.kind in (ConstraintKind.LARK, ConstraintKind.GBNF):
+        return lark_may_force_much(converted)
+    if constraint.kind is ConstraintKind.JSON_SCHEMA:
+        return schema_may_force_much(json.loads(constraint.text))
+    return False
 
 
 def _convert(constraint: Constraint) -> str:

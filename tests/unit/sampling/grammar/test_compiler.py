@@ -17,6 +17,7 @@ from tests.unit.sampling.grammar.test_state import TOKENS, begin, constraint
 from headstart.sampling.grammar import compiled, compiler
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import MAX_CACHED, GrammarCompiler
+from headstart.sampling.grammar.forcing import MOST_BYTES
 from headstart.sampling.grammar.sandbox import LOW_PRIORITY, Sandbox
 from headstart.sampling.grammar.source import grammar_text
 from headstart.structures.rss import resident_bytes
@@ -241,3 +242,44 @@ def test_compiling_gives_way_to_the_model_s_threads() -> None:
     assert lowered == min(19, own + LOW_PRIORITY)
     assert os.getpriority(os.PRIO_PROCESS, 0) == own
     one.close()
+
+
+DOUBLED = "\n".join(f"r{i}: r{i + 1} r{i + 1}" for i in range(15)) + '\nr15: "abcdefgh"'
+DEFINITIONS = {
+    f"d{i}": {
+        "properties": {"a": {"$ref": f"#/$defs/d{i + 1}"}, "b": {"$ref": f"#/$defs/d{i + 1}"}},
+        "required": ["a", "b"],
+        "type": "object",
+    }
+    for i in range(14)
+} | {"d14": {"const": "abcdefgh"}}
+CHOICE = {
+    "type": "object",
+    "properties": {"q": {"type": "boolean"}, "z": {"$ref": "#/$defs/d0"}},
+    "required": ["q", "z"],
+    "$defs": DEFINITIONS,
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "forces"),
+    [
+        ("lark", f'start: "x" r0 | "y" r0\n{DOUBLED}', False),
+        ("lark", 'start: x\nx: "(" x "abc" | "y"', False),  # "abc" for each bracket
+        ("lark", 'start: ("x" | "y") r{99}\nr: "' + "a" * 100 + '"', False),
+        ("lark", 'start: "key: " WORD ("," WORD)*\nWORD: /[a-z]+/ | "a|b"', True),
+        ("lark", 'start: %json {"type": "object"}', False),
+        ("gbnf", 'root ::= "key: " word\nword ::= [a-z]+', True),
+        ("json_schema", CHOICE, False),
+        ("json_schema", {"type": "object", "properties": {"a": {"$ref": "#"}}}, True),
+    ],
+)
+def test_texts_that_rules_multiply_are_not_forced(kind: str, text: Any, forces: bool) -> None:
+    wanted = constraint(kind, text)
+    assert ('"no_forcing": true' not in grammar_text(wanted).replace("\\", "")) == forces
+
+
+def test_no_step_computes_a_long_forced_text() -> None:
+    state = begin("lark", f'start: "x" r0 | "y" r0\n{DOUBLED}')
+    state.read(ord("x"))
+    assert len(state.forced()) <= MOST_BYTES

@@ -1,0 +1,103 @@
+"""Whether a grammar can force long texts, which llguidance would compute all at once.
+
+It takes some microseconds a byte, inside a step. Text is forced between two places where the
+grammar leaves a choice, so none is longer than all that one alternative of the start expands to.
+That bound is computed from the grammar's text; it may be too high, never too low.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MOST_BYTES = 2048  # that a step may compute
+_RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)\s*(?:\.-?\d+|\[[^\]\n]*\])?\s*:", re.MULTILINE)
+_NESTED = re.compile(r"%(json|lark|regex)\b")  # grammars in another language
+# comments, texts and regexes; what is left are names, numbers and signs
+_LITERAL = re.compile(r'//[^\n]*|#[^\n]*|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/')
+_WORD = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)|([A-Za-z_]\w*)")
+
+
+def lark_may_force_much(text: str) -> bool:
+    """Whether this may be so of a Lark grammar; a recursive one counts as if it were."""
+    found = list(_RULE.finditer(text))
+    ends = [one.start() for one in found[1:]] + [len(text)]
+    rules = {one[1]: text[one.end() : end] for one, end in zip(found, ends, strict=True)}
+    if _NESTED.search(text):
+        return True
+
+    def size(name: str, of: Callable[[str], float]) -> float:
+        return max(_alternative_size(part, of) for part in _alternatives(rules.get(name, "")))
+
+    return _expand("start", size) > MOST_BYTES
+
+
+def schema_may_force_much(schema: Any) -> bool:
+    """Whether this may be so of a JSON schema, by references that multiply its text."""
+
+    def size(reference: str, of: Callable[[str], float]) -> float:
+        part: Any = schema
+        try:
+            for key in reference.lstrip("#/").split("/") if reference != "#" else ():
+                part = part[int(key) if isinstance(part, list) else key]
+        except (LookupError, TypeError, ValueError):
+            return 0.0  # refused elsewhere
+        return _schema_size(part, of)
+
+    # recursion always passes a choice, and objects that hold themselves are common
+    return _expand("#", size, cycle=0.0) > max(MOST_BYTES, 4 * len(json.dumps(schema)))
+
+
+def _expand(
+    first: str, size: Callable[[str, Callable[[str], float]], float], cycle: float = math.inf
+) -> float:
+    """The size of a name, where `size` asks for those of others; `cycle` is that of its own."""
+    known: dict[str, float] = {}
+
+    def of(name: str) -> float:
+        if name not in known:
+            known[name] = cycle
+            known[name] = size(name, of)
+        return known[name]
+
+    try:
+        return of(first)
+    except RecursionError:
+        return math.inf
+
+
+def _alternatives(text: str) -> list[str]:
+    """The parts between two `|` that are no part of a literal."""
+    marks = [0]
+    literals = [(one.start(), one.end()) for one in _LITERAL.finditer(text)]
+    marks += [
+        one.start()
+        for one in re.finditer(r"\|", text)
+        if not any(start <= one.start() < end for start, end in literals)
+    ]
+    return [text[a:b] for a, b in zip(marks, [*marks[1:], len(text)], strict=True)]
+
+
+def _alternative_size(text: str, of: Callable[[str], float]) -> float:
+    times, total = 1.0, float(sum(len(one[0]) for one in _LITERAL.finditer(text)))
+    for count, most, tilde, name in _WORD.findall(_LITERAL.sub(" ", text)):
+        if name:
+            total += of(name)
+        else:
+            times *= max(1, *(int(number) for number in (count, most, tilde) if number))
+    return total * times
+
+
+def _schema_size(schema: Any, of: Callable[[str], float]) -> float:
+    """Bytes of all keys and values, with what is referred to; of definitions only if it is."""
+    if isinstance(schema, Mapping):
+        kept = {key: one for key, one in schema.items() if key not in ("$defs", "definitions")}
+        total = sum(len(key) + _schema_size(one, of) for key, one in kept.items())
+        reference = schema.get("$ref")
+        return total + (of(reference) if isinstance(reference, str) else 0.0)
+    if isinstance(schema, list):
+        return sum(_schema_size(one, of) for one in schema)
+    return float(len(schema)) if isinstance(schema, str) else 4.0
