@@ -170,9 +170,11 @@ def errors_page() -> str:
     """What HTTP clients see, then the exception tree, as errors.py draws it."""
     answers = [(str(status), f"`{type}`", when) for status, type, when in ANSWERS]
     http = [
-        'Every error has the body `{"error": {"code": status, "message": "...", "type": "..."}}`. '
-        "In a stream that has",
-        "begun, where the status is sent already, it is the last event.",
+        'Every error has the body `{"error": {"code": status, "message": "...", "type": "..."}}`; '
+        "those of a route of",
+        'Ollama\'s API may have `{"error": "..."}`, and those of `/v1/messages` have Anthropic\'s '
+        "form. In a stream that",
+        "has begun, where the status is sent already, it is the last event.",
     ]
     rows = [
         (f"`{name}`", meaning)

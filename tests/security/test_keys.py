@@ -5,9 +5,10 @@ room for the others.
 from __future__ import annotations
 
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
-from tests.server.fake_worker import HOLD, FakeWorker, say
+from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
@@ -107,3 +108,19 @@ def test_an_engine_that_refuses_for_another_tenant_is_429_and_says_when_to_come_
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "7")
         assert refused.json()["error"]["type"] == "rate_limit_error"
         assert 'headstart_quota_refusals_total{quota="queue"} 1\n' in client.get("/metrics").text
+
+
+def test_a_call_of_more_requests_than_fit_is_refused_before_the_engine_sees_it():
+    worker = FakeWorker(lambda request: [*say(request, b"x")[:-1], HOLD])
+    worker.info_when_ready = replace(INFO, max_requests=6)
+    with serving(worker, ServerConfig(api_key="a,b")) as client:
+        body = {"prompt": ["x"] * 4, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body, headers=A):
+            refused = client.post("/v1/completions", json=body, headers=A)
+            assert refused.status_code == 503
+            assert (
+                "4 of your requests wait or run, and 4 more" in refused.json()["error"]["message"]
+            )
+            with client.stream("POST", "/v1/completions", json=body, headers=B) as other:
+                assert other.status_code == 200
+            assert len(worker.requests) == 8

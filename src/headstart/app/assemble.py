@@ -140,6 +140,7 @@ def build_scheduler(
         target=model.info(engine.context_size, engine.cache_kind.value),
         draft=_draft_info(drafters),
         num_slots=config.scheduler.parallel,
+        max_requests=config.scheduler.parallel + config.scheduler.max_queue,
         context_size=engine.context_size,
         max_batch_tokens=engine.max_batch_tokens,
         speculation=drafting.describe()

@@ -67,6 +67,7 @@ async def answer(http: HttpRequest, prepare: Callable[[], Dialect]) -> Response:
     max_silence = pings if dialect.can_ping and dialect.body.stream else None
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
+        stack.enter_context(service.holding(tenant, len(requests)))
         events = await stack.enter_async_context(
             EventStream(service.worker, requests, http.receive, max_silence)
         )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.find import find_format
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint
+from headstart.types.errors import CapacityError
 from headstart.types.report import WorkerInfo
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.worker import Worker
@@ -108,10 +110,36 @@ class Service:
     history: deque[dict[str, float]] = field(default_factory=partial(deque, maxlen=90))
     is_stopping: bool = False  # ends the streams of /events
 
+    _num_held: Counter[str] = field(default_factory=Counter)  # requests by tenant
+
     def __post_init__(self) -> None:
         self.started_at = self.clock()
         num_bytes = self.config.tenant_responses_mb * 2**20
         self.responses = ResponseStore(self.config.tenant_responses, num_bytes)
+
+    @contextmanager
+    def holding(self, tenant: str, count: int) -> Iterator[None]:
+        """Count requests while they wait or run.
+
+        Those that cannot fit are refused here: an engine that is sent hundreds of them to refuse
+        has less time for others.
+
+        Raises:
+            CapacityError: the tenant alone would have more than may wait and run.
+        """
+        most = self.info.max_requests
+        if most is not None and self._num_held[tenant] + count > most:
+            raise CapacityError(
+                f"{self._num_held[tenant]} of your requests wait or run, and {count} more do not "
+                f"fit the {most} that --max-queue and the slots allow; try again later"
+            )
+        self._num_held[tenant] += count
+        try:
+            yield
+        finally:
+            self._num_held[tenant] -= count
+            if not self._num_held[tenant]:
+                del self._num_held[tenant]
 
     def why_not_ready(self, *, with_details: bool = True) -> str | None:
         """Why requests cannot be answered now; None if they can.

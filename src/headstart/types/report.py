@@ -31,6 +31,7 @@ class WorkerInfo:
     max_batch_tokens: int  # most tokens in one decode
     speculation: Mapping[str, Any]  # mode, types, and why something is off; JSON-ready
     system: str  # libllama's build and processor features
+    max_requests: int | None = None  # that run or wait; None: without limit
     embedding: EmbeddingInfo | None = None  # None: it does not embed
     why_no_text: str = ""  # of a model that only embeds
     # of LoRA: path, scale at the start, ...; JSON-ready

@@ -5,11 +5,17 @@ It is run as a script: reads one JSON object and writes text. It uses the standa
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import re
 import sys
+from collections import deque
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TextIO
+
+MOST_CHARS = 1 << 17  # of a line; the rest of a longer one is searched as lines of its own
+MOST_CONTEXT = 100  # lines around a match
 
 
 def main() -> int:
@@ -20,48 +26,62 @@ def main() -> int:
     except (re.error, RecursionError) as error:
         print(f"invalid regex: {error}")
         return 1
-    count = 0
-    is_full = False
-    for name, lines, index in _hits(task, pattern):
-        if count == task["max_results"]:
-            is_full = True
+    count, is_full = 0, False
+    for name, path, content in task["files"]:
+        try:
+            file = _open(path) if content is None else io.StringIO(content, newline="")
+        except OSError:
+            continue  # it cannot be read
+        with file:
+            for shown in _matches(task, pattern, name, file):
+                is_full = count == task["max_results"]
+                if is_full:
+                    break
+                count += 1
+                print(shown)
+        if is_full:
             break
-        count += 1
-        _show(task, name, lines, index)
     print(f"\n---\nTotal matches: {count}")
     if is_full:
         print(f"[more than {count} matches; narrow path, pattern or include to see others]")
     return 0
 
 
-def _hits(task: dict[str, Any], pattern: re.Pattern[str]) -> Iterator[tuple[str, list[str], int]]:
-    for name, path, content in task["files"]:
-        text = _read(path) if content is None else content
-        lines = text.split("\n")
-        if not lines[-1]:
-            lines.pop()
-        for index, line in enumerate(lines):
-            if pattern.search(line):
-                yield name, lines, index
+def _open(path: str) -> TextIO:
+    return open(path, encoding="utf-8", errors="replace", newline="")
 
 
-def _read(path: str) -> str:
-    """The content of a file; empty if it cannot be read."""
-    try:
-        with open(path, encoding="utf-8", errors="replace", newline="") as file:
-            return file.read()
-    except OSError:
-        return ""
+def _matches(
+    task: dict[str, Any], pattern: re.Pattern[str], name: str, file: TextIO
+) -> Iterator[str]:
+    """Each line that matches, as it is shown, with those around it. Holds no more of the file."""
+    around = min(task["context"], MOST_CONTEXT)
+    before: deque[str] = deque(maxlen=around)  # lines in front of the one that is looked at
+    ahead = deque(itertools.islice(_lines(file), around + 1))
+    rest = _lines(file)
+    number = 0
+    while ahead:
+        number += 1
+        if pattern.search(ahead[0]):
+            yield _shown(task, name, [*before, *ahead], number, len(before))
+        before.append(ahead.popleft())
+        ahead.extend(itertools.islice(rest, 1))
 
 
-def _show(task: dict[str, Any], name: str, lines: list[str], index: int) -> None:
-    around = task["context"]
-    for place in range(max(0, index - around), min(len(lines), index + around + 1)):
-        mark = ":" if place == index else "-"
-        number = f"{place + 1}{mark}" if task["numbers"] or around else ""
-        print(f"{name}{mark}{number}{lines[place]}")
-    if around:
-        print("--")
+def _lines(file: TextIO) -> Iterator[str]:
+    """Lines at line feeds only, which are left out."""
+    while line := file.readline(MOST_CHARS):
+        yield line.removesuffix("\n")
+
+
+def _shown(task: dict[str, Any], name: str, lines: list[str], number: int, place: int) -> str:
+    """The line of this number, which is at `place` of those around it."""
+    around, shown = task["context"], []
+    for index, line in enumerate(lines):
+        mark = ":" if index == place else "-"
+        at = f"{number + index - place}{mark}" if task["numbers"] or around else ""
+        shown.append(f"{name}{mark}{at}{line}")
+    return "\n".join([*shown, "--"] if around else shown)
 
 
 if __name__ == "__main__":

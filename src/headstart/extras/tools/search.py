@@ -22,6 +22,7 @@ from headstart.extras.tools.tool import (
 )
 
 MAX_RESULTS = 100
+MAX_REMOTE_BYTES = 64 * 2**20  # fetched from another machine for one search
 # a pattern can take for ever, which only a process of its own can be freed from
 GREP_LIMITS = CommandLimits(seconds=20, output_bytes=4 * 2**20)
 IGNORED = (
@@ -146,12 +147,20 @@ async def _files(call: ToolInvocation) -> list[tuple[str, str, str | None]]:
         named = [(path, f"{base}/{path}") for path in await _filtered(call, listed)]
     if not machine.is_remote:
         return [(name, whole, None) for name, whole in named]
-    read = [(name, whole, await machine.read(whole)) for name, whole in named]
-    return [
-        (name, whole, content.decode("utf-8", "replace"))
-        for name, whole, content in read
-        if content is not None
-    ]
+    read: list[tuple[str, str, str | None]] = []
+    left = MAX_REMOTE_BYTES
+    for name, whole in named:
+        content = await machine.read(whole)
+        if content is None:
+            continue
+        left -= len(content)
+        if left < 0:
+            raise ToolError(
+                f"the files hold more than {MAX_REMOTE_BYTES >> 20} MiB, all of which would be "
+                "fetched; narrow path or include"
+            )
+        read.append((name, whole, content.decode("utf-8", "replace")))
+    return read
 
 
 async def _folder(call: ToolInvocation) -> str:

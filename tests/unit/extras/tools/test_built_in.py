@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import time
 import tracemalloc
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.config import ToolsConfig
-from headstart.extras.tools import glob, search
+from headstart.extras.tools import glob, grep_child, search
 from headstart.extras.tools.command import CommandLimits
 from headstart.extras.tools.edit import normalize, replace_texts
 from headstart.extras.tools.tool import ToolError
@@ -172,6 +175,28 @@ def test_a_pattern_without_end_ends(monkeypatch, tmp_path):
     monkeypatch.setattr(search, "GREP_LIMITS", CommandLimits(seconds=1, output_bytes=1000))
     failed = run_tool("grep_search", path=str(tmp_path), pattern="(a+)+$x")
     assert "narrow" in failed["error"]
+
+
+def test_a_search_holds_little_of_a_large_file(tmp_path):
+    file = tmp_path / "a"
+    with file.open("wb") as writer:
+        writer.write(b"one\ntwo\nthree\nfour\n")
+        writer.truncate(300 << 20)  # one more line of zeros
+    task = {
+        "pattern": "two|four", "ignore_case": False, "context": 1, "numbers": True,
+        "max_results": 100, "files": [("a", str(file), None)],
+    }  # fmt: skip
+    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (200 << 20, 200 << 20))
+    done = subprocess.run(
+        [sys.executable, "-I", grep_child.__file__],
+        input=json.dumps(task).encode(),
+        capture_output=True,
+        preexec_fn=limit,
+        check=True,
+    )
+    lines = done.stdout.split(b"\n")
+    assert lines[:6] == [b"a-1-one", b"a:2:two", b"a-3-three", b"--", b"a-3-three", b"a:4:four"]
+    assert b"Total matches: 2" in lines
 
 
 def test_a_large_file_is_read_in_parts_and_whole_in_base64(tmp_path):
