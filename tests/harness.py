@@ -19,7 +19,7 @@ from headstart.sampling.grammar.compiler import GrammarCompiler
 from headstart.sampling.grammar.state import GrammarState
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import sequence as scheduling
-from headstart.scheduler.drafting import Drafting, no_clock
+from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.policy import Policy, make_policy
 from headstart.scheduler.scheduler import Scheduler
@@ -239,7 +239,8 @@ def make_scheduler(
 ) -> Scheduler:
     clock = Clock()
     guarded = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
-    drafting = Drafting(guarded, spec or fixed(4), controller or Controller(), clock=no_clock)
+    # asking takes no time: every speculator is asked in every step
+    drafting = Drafting(guarded, spec or fixed(4), controller or Controller(), clock=lambda: 0.0)
     return Scheduler(
         engine,
         vocab or Letters(),

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import httpx2
 import uvicorn
 from tests.server.fake_worker import FakeWorker
+from tests.thread_transport import ThreadTransport
 
 from headstart.app.assemble import Models, build_scheduler, find_models, load_served_model
 from headstart.config import Config, ServerConfig
@@ -20,7 +21,6 @@ from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types.worker import Worker
 from headstart.worker.client import WorkerClient
-from headstart.worker.transport import ThreadTransport
 
 
 def served_model(template: str | None = None) -> ServedModel:

@@ -11,12 +11,12 @@ import pytest
 from tests.harness import Model, make_requests, make_scheduler
 from tests.server.fake_worker import INFO
 from tests.server.server_process import Server, until
+from tests.thread_transport import ThreadTransport
 
 from headstart.server.sleeping import IdleTimer
 from headstart.types.errors import ModelError, UnavailableError
 from headstart.types.request import FinishEvent
 from headstart.worker.client import WorkerClient
-from headstart.worker.transport import ThreadTransport
 
 PROMPT = {"prompt": "def f(", "n_predict": 4, "temperature": 0}
 

@@ -34,11 +34,6 @@ log = logging.getLogger(__name__)
 _CONTROL_FAILED = "control failed"
 
 
-def no_clock() -> float:
-    """Asking takes no time: every speculator is asked in every step, so that tests are exact."""
-    return 0.0
-
-
 class Drafting:
     """All speculators of a worker, and control over them."""
 

@@ -1,4 +1,4 @@
-"""Where the engine's loop lives: a thread (tests, command line) or a process (the server).
+"""The engine's loop in a process of its own.
 
 A process, because libllama aborts on some faults and because other Python threads take the
 interpreter away from decode steps (0.3 ms became 1.8 ms when measured with one busy thread).
@@ -14,7 +14,6 @@ import logging
 import multiprocessing
 import os
 import pickle
-import queue
 import select
 import signal
 import threading
@@ -56,58 +55,6 @@ class Receiver(Protocol):
 
     def on_end(self, error: BaseException | None) -> None:
         """The loop ended; `error` says why unless it was told to stop."""
-
-
-class ThreadTransport:
-    """The loop in a thread of this process."""
-
-    def __init__(self, build: Build) -> None:
-        self._build = build
-        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-
-    def start(self, receiver: Receiver) -> None:
-        self._thread = threading.Thread(
-            target=self._run,
-            args=(receiver, partial(_call_in, asyncio.get_running_loop())),
-            name="headstart-engine",
-            daemon=True,
-        )
-        self._thread.start()
-
-    def send(self, command: Command) -> None:
-        self._commands.put(command)
-
-    def close(self) -> None:
-        self.send(Stop())
-        if self._thread is not None:
-            self._thread.join()
-
-    def kill(self) -> None:
-        """A thread cannot be ended: it stops after its step, as for `close`."""
-
-    def _run(self, receiver: Receiver, call: Callable[..., None]) -> None:
-        from headstart.worker.loop import run_loop
-
-        error: BaseException | None = None
-        try:
-            scheduler, info = self._build()
-            call(receiver.on_ready, info)
-            run_loop(scheduler, self._receive, partial(call, receiver.on_message))
-        except BaseException as caught:
-            error = caught
-            if not isinstance(caught, HeadstartError):
-                log.exception("the engine thread stopped")
-        call(receiver.on_end, error)
-
-    def _receive(self, seconds: float | None) -> list[Command]:
-        commands: list[Command] = []
-        if seconds != 0.0:
-            with contextlib.suppress(queue.Empty):
-                commands.append(self._commands.get(timeout=seconds))
-        while not self._commands.empty():
-            commands.append(self._commands.get())
-        return commands
 
 
 class ProcessTransport:
@@ -246,16 +193,6 @@ def _ctrl_c_ignored() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _call_in(
-    loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: object
-) -> None:
-    """Call a function in a loop, from another thread."""
-    try:
-        loop.call_soon_threadsafe(function, argument)
-    except RuntimeError:
-        log.debug("the asyncio loop is closed; %s was dropped", function.__name__)
 
 
 def _exit_words(code: int | None) -> str:

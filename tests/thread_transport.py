@@ -1,0 +1,70 @@
+"""The engine's loop in a thread of the test's process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from headstart.types.errors import HeadstartError
+from headstart.worker.loop import run_loop
+from headstart.worker.messages import Command, Stop
+from headstart.worker.transport import Build, Receiver
+
+log = logging.getLogger(__name__)
+
+
+class ThreadTransport:
+    """The loop in a thread of this process."""
+
+    def __init__(self, build: Build) -> None:
+        self._build = build
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def start(self, receiver: Receiver) -> None:
+        loop = asyncio.get_running_loop()
+
+        def call(function: Callable[[Any], None], argument: object) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(function, argument)
+
+        self._thread = threading.Thread(target=self._run, args=(receiver, call), daemon=True)
+        self._thread.start()
+
+    def send(self, command: Command) -> None:
+        self._commands.put(command)
+
+    def close(self) -> None:
+        self.send(Stop())
+        if self._thread is not None:
+            self._thread.join()
+
+    def kill(self) -> None:
+        """A thread cannot be ended: it stops after its step, as for `close`."""
+
+    def _run(self, receiver: Receiver, call: Callable[..., None]) -> None:
+        error: BaseException | None = None
+        try:
+            scheduler, info = self._build()
+            call(receiver.on_ready, info)
+            run_loop(scheduler, self._receive, partial(call, receiver.on_message))
+        except BaseException as caught:
+            error = caught
+            if not isinstance(caught, HeadstartError):
+                log.exception("the engine thread stopped")
+        call(receiver.on_end, error)
+
+    def _receive(self, seconds: float | None) -> list[Command]:
+        commands: list[Command] = []
+        if seconds != 0.0:
+            with contextlib.suppress(queue.Empty):
+                commands.append(self._commands.get(timeout=seconds))
+        while not self._commands.empty():
+            commands.append(self._commands.get())
+        return commands
