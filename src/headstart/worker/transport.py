@@ -178,6 +178,7 @@ class ProcessTransport:
         assert self._sender is not None
         assert self._messages is not None
         self._sender.close()
+        self._sender = None  # it knows this transport: the pipes would wait for the collector
         self._messages.close()
         self._receiver.on_end(error)
 
