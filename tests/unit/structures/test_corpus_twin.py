@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.structures.test_suffix_index import brute_places
 
 from headstart.structures import corpus as corpus_module
 from headstart.structures.corpus import SIZES, KeptText, SuffixCorpus
@@ -73,25 +74,6 @@ class Twin:
         ]
 
 
-def places(text: list[int], tail: list[int]) -> list[tuple[int, int]]:
-    """What `SuffixIndex.find` must find: O(n^2) and obvious."""
-    for n in sorted(SIZES, reverse=True):
-        found = []
-        for position in range(len(text) - 1, n - 1, -1):
-            if (
-                len(tail) >= n
-                and text[position - n : position] == tail[-n:]
-                and text[position] != SEPARATOR
-            ):
-                length, adaptive_length = n, min(MAX_MATCH, position, len(tail))
-                while length < adaptive_length and text[position - length - 1] == tail[-length - 1]:
-                    length += 1
-                found.append((length, position))
-        if found:
-            return found
-    return []
-
-
 def check_view(corpus: SuffixCorpus, twin: Twin, name: str, tail: list[int]) -> None:
     indexes, texts = corpus.indexes(name), twin.seen_by(name)
     assert [index.tokens[index.floor :].tolist() for index in indexes] == texts
@@ -101,7 +83,7 @@ def check_view(corpus: SuffixCorpus, twin: Twin, name: str, tail: list[int]) -> 
         found = [
             (length, position - index.floor) for length, position in index.find(query.tail(), ALL)
         ]
-        assert found == places(text, tail)
+        assert found == brute_places(text, tail, SIZES, MAX_MATCH)
 
 
 def check_answer(corpus: SuffixCorpus, twin: Twin, answer: KeptText, held: Held) -> None:

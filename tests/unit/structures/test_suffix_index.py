@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from headstart.structures import suffix_index
 from headstart.structures.histories import Histories
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
+from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex, Tail
 
 SIZES = (2, 4)
 MAX_MATCH = 6
@@ -33,10 +34,15 @@ operations = st.lists(
 )
 
 
-def brute_places(text: list[int], tail: list[int] | None = None) -> list[Place]:
+def brute_places(
+    text: list[int],
+    tail: list[int] | None = None,
+    sizes: Sequence[int] = SIZES,
+    max_match: int = MAX_MATCH,
+) -> list[Place]:
     """What `places` must find, or `find` for the end of another text: O(n^2) and obvious."""
     tail = text if tail is None else tail
-    for n in sorted(SIZES, reverse=True):
+    for n in sorted(sizes, reverse=True):
         found = []
         for position in range(len(text) - 1, n - 1, -1):
             if (
@@ -44,8 +50,8 @@ def brute_places(text: list[int], tail: list[int] | None = None) -> list[Place]:
                 and text[position - n : position] == tail[-n:]
                 and text[position] != SEPARATOR
             ):
-                length, adaptive_length = n, min(MAX_MATCH, position, len(tail))
-                while length < adaptive_length and text[position - length - 1] == tail[-length - 1]:
+                length, most = n, min(max_match, position, len(tail))
+                while length < most and text[position - length - 1] == tail[-length - 1]:
                     length += 1
                 found.append((length, position))
         if found:
@@ -102,22 +108,6 @@ def test_few_tokens_wait_for_their_chains(pieces: list[list[int]], bulk: int) ->
             assert len(index) - index.num_linked < bulk
 
 
-def index_of(text: list[int]) -> SuffixIndex:
-    """The same text, token by token."""
-    index = SuffixIndex(SIZES, MAX_MATCH)
-    for token in text:
-        index.extend([token])
-    return index
-
-
-@given(st.lists(st.integers(0, 3), max_size=400))
-def test_appending_at_once_equals_appending_one_by_one(text: list[int]) -> None:
-    at_once = SuffixIndex(SIZES, MAX_MATCH)
-    at_once.extend(text)
-    one_by_one = index_of(text)
-    assert at_once.places(ALL) == one_by_one.places(ALL)
-
-
 def test_truncating_undoes_extending_across_a_table_growth() -> None:
     index = SuffixIndex(SIZES, MAX_MATCH)
     text = [i * i % 7 for i in range(3000)]
@@ -149,7 +139,7 @@ def test_a_shorter_history_is_followed() -> None:
 def test_separators_are_neither_copied_nor_crossed() -> None:
     index = SuffixIndex(SIZES, MAX_MATCH)
     index.extend([5, 6, SEPARATOR, 7, 8, 9, SEPARATOR])
-    assert index.find(index_of([5, 6]).tail(), ALL) == []
+    assert index.find(Tail(array("i", [5, 6])), ALL) == []
     assert index.copy(4, 10) == [8, 9]
 
 
@@ -157,14 +147,6 @@ def test_a_copy_that_reaches_the_end_goes_round_the_loop() -> None:
     index = SuffixIndex(SIZES, MAX_MATCH)
     index.extend([1, 2, 3, 1, 2, 3])
     assert index.copy(3, 8) == [1, 2, 3, 1, 2, 3, 1, 2]
-
-
-def test_places_below_the_floor_are_forgotten() -> None:
-    index = SuffixIndex(SIZES, MAX_MATCH)
-    index.extend([1, 2, 3, 1, 2, 4, 1, 2])
-    assert [place[1] for place in index.places(ALL)] == [5, 2]
-    index.floor = 3
-    assert index.places(ALL) == [(2, 5)]
 
 
 @given(tokens, tokens)
