@@ -1,4 +1,4 @@
-"""What each way of guessing earns: workloads x temperatures x users, all arms on the same prompts.
+"""What each way of drafting earns: workloads x temperatures x users, all arms on the same prompts.
 
     python -m benchmarks.speculation --models models/ --quick
         about five minutes

@@ -1,4 +1,4 @@
-"""Chat with a running server through OpenAI's client, and see which tokens were guessed.
+"""Chat through OpenAI's client, and see which tokens were drafted and accepted.
 
 pip install openai
 headstart serve &
@@ -15,7 +15,7 @@ from openai import OpenAI
 
 
 def main(prompt: str) -> None:
-    """Stream an answer; guessed tokens come out green, numbers at the end."""
+    """Stream an answer; accepted draft tokens come out green, numbers at the end."""
     client = OpenAI(
         base_url=os.environ.get("HEADSTART_URL", "http://127.0.0.1:8080") + "/v1",
         api_key=os.environ.get("HEADSTART_API_KEY", "none"),
@@ -44,5 +44,12 @@ def main(prompt: str) -> None:
     )
 
 
+RENAME = """Rename `data` to `buffer`:
+```python
+def write(self, data):
+    self.file.write(data)
+    return len(data)
+```"""
+
 if __name__ == "__main__":
-    main(" ".join(sys.argv[1:]) or "Write a function that adds two numbers.")
+    main(" ".join(sys.argv[1:]) or RENAME)

@@ -1,4 +1,4 @@
-"""Headstart: a server for GGUF language models that guesses ahead. Same text, sooner.
+"""Headstart: a server for GGUF language models with speculative decoding. Same text, sooner.
 
 Importing the package loads nothing; each part is imported where it is used.
 """

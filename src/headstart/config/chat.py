@@ -49,7 +49,7 @@ class ChatConfig:
         if self.reasoning_budget < -1:
             raise ConfigError(
                 f"--reasoning-budget is {self.reasoning_budget} but must be a number of tokens, 0 "
-                "for no thoughts, or -1 for no limit"
+                "for no reasoning, or -1 for no limit"
             )
 
     @property

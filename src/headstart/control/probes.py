@@ -5,12 +5,12 @@ text (they need not be verified). Savings of a small share of the time pay for t
 of sizes never measured. The steps between two probes double, to PROBE_LAST, while guesses are
 wrong.
 
-A model that has not read a request's prompt must read some of it before it can guess. That begins
+A model that has not read a request's prompt must read some of it before it can draft. That begins
 when the savings pay for it and for some probes behind it, which are cheap then, and only where a
 perfect model would earn it back in this request. A call is charged with the time it took, when that
 is known.
 
-Of a long prompt a probe leaves out the middle, if the model can do that. What it guesses then is
+Of a long prompt a probe leaves out the middle, if the model can do that. What it drafts then is
 hardly better than with the whole text before it: good enough to see that it is not useless, for a
 sixteenth of the price of 4,000 tokens. But a model may be good only where it knows all of the text,
 so whole prompts are read too, out of savings of their own. That takes several calls, and half a
@@ -66,7 +66,7 @@ class Probes:
     reading: int | None = None  # the sequence whose prompt is being read for a probe
     goal: float = 0.0  # what the probe that is being saved for costs
     prompt_goal: float = 0.0  # the same with a whole prompt
-    promising: int | None = None  # the sequence of which the last guess was right
+    promising: int | None = None  # the sequence of which the last draft was right
     can_skip: bool = False  # the probe that is being made may leave out the middle of the text
 
     def save(self) -> None:
@@ -160,7 +160,7 @@ class Probes:
             self.probed, self.has_credit = None, True
 
     def was_right(self, seq_id: int) -> None:
-        """All of a guess agreed with the text: look again soon, if need be on debt."""
+        """All of a draft agreed with the text: look again soon, if need be on debt."""
         self.wait, self.promising = PROBE_FIRST, seq_id
 
     def was_wrong(self, seq_id: int) -> None:

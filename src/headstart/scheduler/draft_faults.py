@@ -25,7 +25,7 @@ def listed(drafts: Iterable[Draft], num_requests: int) -> Sequence[Draft]:
     if len(drafts) != num_requests:
         raise ValueError(
             f"propose returned {len(drafts)} drafts for {num_requests} requests; return one per "
-            "request, in the same order, and Draft() where there is no guess"
+            "request, in the same order, and Draft() where there is no draft"
         )
     return drafts
 
@@ -35,7 +35,7 @@ def explained(draft: object, error: Exception) -> Exception:
     if not isinstance(draft, Draft):
         return TypeError(
             f"propose returned {_shown(draft)} where a Draft was expected; return Draft() where "
-            "there is no guess"
+            "there is no draft"
         )
     if not isinstance(error, TypeError) or not isinstance(draft.reason, str):
         return error

@@ -1,6 +1,6 @@
 """Who drafts for which answer, and how many of the tokens are verified.
 
-Text speculators are asked first: a guess costs microseconds. Control then says whether a model
+Text speculators are asked first: a draft costs microseconds. Control then says whether a model
 should run, for whom and how far, which draft each answer verifies, and how many of its tokens.
 Lengths set by hand ("fixed") take the same path: the first speculator with a draft wins and all of
 it is verified.
@@ -98,7 +98,7 @@ class Drafting:
             return
         try:
             self._draft(plan, batch_limits, can_pad=can_pad)
-        except Exception as error:  # a guess is never worth a request
+        except Exception as error:  # a draft is never worth a request
             self.fail(error)
             plan.answer(plan.sequences)
             plan.drop_all(_CONTROL_FAILED)

@@ -32,7 +32,7 @@ def splice(
 
     Args:
         legality: where the text stands.
-        draft: what a speculator guesses; may be empty.
+        draft: what a speculator drafts; may be empty.
         max_tokens: of all parts together.
         before: tokens of the proposal that the draft continues.
     """

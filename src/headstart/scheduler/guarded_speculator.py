@@ -289,7 +289,7 @@ class GuardedSpeculator:
         started = self._clock()
         try:
             return call()
-        except (Exception, SystemExit) as error:  # a guess is never worth a request
+        except (Exception, SystemExit) as error:  # a draft is never worth a request
             self._fail(name, seq_ids, error)
             return None
         finally:

@@ -64,7 +64,7 @@ def _why_not(cls: type[Speculator]) -> str | None:
 
 
 class Speculator(ABC):
-    """Guesses tokens. It never decides what is emitted: a bad guess costs time, not output.
+    """Drafts tokens. It never decides what is emitted: a bad draft costs time, not output.
 
     Only `propose` is required. For each sequence the scheduler calls `begin`, then, at every step,
     perhaps `propose`, perhaps `observe`, and always `accept`, and `end` when the request is over.
@@ -99,7 +99,7 @@ class Speculator(ABC):
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in the same order, of at most its `max_tokens` tokens.
 
-        Draft(reason="no match") where there is no guess.
+        Draft(reason="no match") where there is no draft.
         """
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:

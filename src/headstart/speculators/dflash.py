@@ -1,7 +1,7 @@
 """DFlash: a block of tokens in one decode, from what enters several layers of the target.
 
 The target's states become keys and values of the draft model. A block is the last token of the text
-and a mask for each token to be guessed; all of them see each other. A longer block costs little
+and a mask for each token to be drafted; all of them see each other. A longer block costs little
 more, so control decides how much of it is verified.
 
 Source: llama.cpp, src/models/dflash.cpp and common/speculative.cpp
@@ -55,7 +55,7 @@ class DflashSpeculator(StateSpeculator):
         if not active:
             return
         self._read(active)
-        first = int(not self.blocks.has_anchor)  # the row that guesses the first token
+        first = int(not self.blocks.has_anchor)  # the row that drafts the first token
         size = first + max(draft.limit for draft in active)
         logits, states = self._decode(active, size)
         for index, draft in enumerate(active):

@@ -1,6 +1,6 @@
 """Gemma 4's assistants: a few layers that read the target's own cache.
 
-An assistant has no keys and values. All tokens of its draft are guessed at one position, each from
+An assistant has no keys and values. All tokens of its draft are drafted at one position, each from
 the state that the one before it left, and look at what the target cached.
 
 Source: llama.cpp, src/models/gemma4-assistant.cpp and common/speculative.cpp

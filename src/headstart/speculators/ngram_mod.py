@@ -1,7 +1,7 @@
 """One hash table of constant size for all sequences: n tokens to the token that followed.
 
 Every text that is read or written feeds the table, so a text seen in one request drafts in the
-next, for the same namespace. Drafts are walked token by token: the guessed token enters the window
+next, for the same namespace. Drafts are walked token by token: the draft token enters the window
 for the next look. The score of a token is the running product of c / (c + 1 / (n + i)), where c is
 how often the entry was confirmed (1 to 15).
 

@@ -35,7 +35,7 @@ def add_files(
 ) -> AddReport:
     """Add text files, and those in folders, to a corpus; binary and huge ones are skipped.
 
-    In folders also hidden ones: all users may be served guesses from these texts, and `.env` is no
+    In folders also hidden ones: all users may be served drafts from these texts, and `.env` is no
     source.
 
     Raises:

@@ -73,20 +73,20 @@ class DraftRequest:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Draft:
-    """A guess: tokens that may follow, with a score for each.
+    """Tokens that may follow, with a score for each.
 
     `confidence[i]` is about token i *given that the tokens before it are right*: never a running
     product. It is a probability up to 1 (a model's, or a share of counts), or a score above 1 (a
     match length); finite and not negative. `control` learns what scores are worth and multiplies
-    what comes of them. Empty means no guess; then `reason` may say why, and a model that did not
-    get as far as guessing is not `is_ready`.
+    what comes of them. Empty means no draft; then `reason` may say why, and a model that did not
+    get as far as drafting is not `is_ready`.
     """
 
     tokens: Sequence[int] = ()
     confidence: Sequence[float] = ()
     speculator: str = ""  # set by the scheduler
     reason: str = ""  # one of a few fixed texts: each is counted by itself
-    is_ready: bool = True  # False: it still reads, or cannot; says nothing about its guesses
+    is_ready: bool = True  # False: it still reads, or cannot; says nothing about its drafts
 
 
 NO_DRAFT = Draft()

@@ -114,7 +114,7 @@ class TokenEvent:
     request_id: str
     tokens: tuple[int, ...]
     text: bytes
-    sources: tuple[str, ...]  # per token: the speculator that guessed it, "" for the target's own
+    sources: tuple[str, ...]  # per token: the speculator that drafted it, "" for the target's own
     logprobs: tuple[TokenLogprob, ...] = ()
     step: VerifiedDraft | None = None  # where the request wants provenance
     slot_id: int = -1

@@ -43,11 +43,11 @@ class StateBatch(Batch):
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a model drafts that guesses several tokens in one decode."""
+    """How a model drafts that proposes several tokens in one decode."""
 
     size: int  # rows of a block, the first of which is the last token of the text
-    mask_id: int  # what stands for a token to be guessed
-    # the first row guesses the next token; otherwise each row guesses what stands there itself
+    mask_id: int  # what stands for a token to be drafted
+    # the first row drafts the next token; otherwise each row drafts what stands there itself
     has_anchor: bool
     has_confidence: bool  # states are probabilities of acceptance
 

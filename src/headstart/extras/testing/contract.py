@@ -134,7 +134,7 @@ def it_keeps_namespaces_apart(make: Make) -> None:
     """What one tenant wrote is in no draft of another's."""
     speculator = make()
     if speculator.is_model or speculator.needs:
-        return  # a model may guess any token
+        return  # a model may draft any token
     common, secret = [*range(1, 17)], [*range(20, 26)]
     texts = {"one": [*common, *secret] * 4, "two": [18, *common]}
     for seq_id, (namespace, text) in enumerate(texts.items()):
