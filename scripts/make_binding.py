@@ -119,7 +119,7 @@ def written() -> str:
         f'VERSION = "{theirs.llama_version().decode()}"  # what llama_version() must say',
         f'RELEASE = "{version("llama-cpp-python")}"  # the release that brings it',
     ]
-    end = '''_lib, folder = load()
+    end = '''_lib, folder = load(RELEASE)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,6 +19,7 @@ from headstart.app.parent import Parent
 from headstart.config import Config, EngineConfig
 from headstart.config.fields import listed
 from headstart.structures.entry_points import load
+from headstart.types.errors import ConfigError
 
 if TYPE_CHECKING:
     from headstart.engine.devices import Device
@@ -36,8 +37,10 @@ SHORT_WARM_UP_SECONDS = 3.0  # of the same without speculation: fewer widths are
 
 def libllama_version() -> str:
     """Version of libllama and of its binding."""
-    from headstart.engine import library
-
+    try:
+        from headstart.engine import library
+    except ConfigError as error:  # none, or another one
+        return str(error)
     return library.version()
 
 

@@ -52,9 +52,9 @@ def archives(backend: str, table: Path) -> list[Archive]:
     if not found:
         others = ", ".join(sorted({one.backend for one in here})) or "none"
         raise ConfigError(
-            f"{table} names no prebuilt {backend} libllama for {this_platform()} (there are: "
-            f"{others}); install the package llama-cpp-python, which compiles it, or write the "
-            "table with scripts/pin_backends.py"
+            f"this copy of Headstart has no prebuilt {backend} libllama for {this_platform()} "
+            f"(there are: {others}); have pip compile one, as docs/install.md says: pip install "
+            "'headstart[compiled]'"
         )
     return found
 

@@ -339,7 +339,7 @@ functions: dict[str, tuple[Any, ...]] = {
     "llama_vocab_type": (c_int32, c_void_p),
 }
 
-_lib, folder = load()
+_lib, folder = load(RELEASE)
 
 
 def __getattr__(name: str) -> Any:

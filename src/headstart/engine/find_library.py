@@ -50,8 +50,8 @@ def find(environment: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-def load() -> tuple[ctypes.CDLL, Path]:
-    """libllama, and the folder that it lies in.
+def load(release: str) -> tuple[ctypes.CDLL, Path]:
+    """libllama, and the folder that it lies in; `release` of llama-cpp-python is one that fits.
 
     Raises:
         ConfigError: there is none, or it cannot be loaded.
@@ -60,7 +60,7 @@ def load() -> tuple[ctypes.CDLL, Path]:
     if file is None:
         raise ConfigError(
             "there is no libllama: run headstart backend install, which downloads one, or pip "
-            "install llama-cpp-python, which compiles it, or name one with --libllama"
+            f"install llama-cpp-python=={release}, which compiles it, or name one with --libllama"
         )
     try:
         return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE), file.parent
