@@ -38,7 +38,7 @@ HEAD = '''"""llama.h as far as the engine uses it, for ctypes. Written by script
 Functions are bound when they are first used: `functions` says their results and arguments.
 """
 
-# ruff: noqa: D101, E501
+# ruff: noqa: D101
 
 from __future__ import annotations
 
@@ -141,5 +141,5 @@ def __getattr__(name: str) -> Any:
 
 if __name__ == "__main__":
     FILE.write_text(written(), "utf-8")
-    for command in (("check", "--fix", "-q"), ("format", "-q")):
+    for command in (("format", "-q"), ("check", "--fix", "-q")):
         subprocess.run([sys.executable, "-m", "ruff", *command, str(FILE)], check=True)
