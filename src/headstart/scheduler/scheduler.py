@@ -27,7 +27,7 @@ from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.readers import Counts, Events, Metrics
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.step import End, RecordReader, StepPlan, StepRecord
-from headstart.scheduler.tenant_turns import TenantTurns, find_surplus
+from headstart.scheduler.tenant_turns import TenantTurns, find_largest, find_surplus
 from headstart.scheduler.turns import Turns
 from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
@@ -243,12 +243,12 @@ class Scheduler:
         batching.pad(plan, self.engine)
 
     def make_room(self, plan: StepPlan) -> None:
-        """Free cells: drop padding, drafts, idle prefixes, then preempt the youngest request."""
+        """Free cells: drop padding, drafts, idle prefixes, then preempt a request."""
         if plan.num_padding or any(plan.lengths):
             plan.shrink("context full")
         elif not self.cache.evict():
-            youngest = max(self.running, key=lambda sequence: sequence.submitted)
-            self.leave(youngest, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
+            largest = find_largest(self.running)
+            self.leave(largest, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
         self._build(plan)
 
     def fail(self, plan: StepPlan, error: EngineError) -> None:
@@ -303,14 +303,13 @@ class Scheduler:
     def _preempt(self, sequence: Sequence, ending: Ending) -> None:
         """It has lost its cells and no text, and continues later."""
         sequence.leader, sequence.is_resumed = None, True
-        sequence.goes_first = ending is _PREEMPTED
         self.waiting.appendleft(sequence)
         self.cache.share(self.running)  # before it is back: avoids a circular wait
         self.counters.preemptions += 1
         log.info(
             "request %s waits until cells are free: %s",
             sequence.request.request_id,
-            "the context is full" if sequence.goes_first else "another tenant has fewer of them",
+            "the context is full" if ending is _PREEMPTED else "another tenant has fewer of them",
         )
 
     def _take_compiled(self) -> None:

@@ -95,7 +95,6 @@ class Sequence:
     pauses: list[int] = field(default_factory=list)  # lengths at which reading makes a checkpoint
     num_cached: int = 0  # prompt tokens that were not decoded for this request
     is_resumed: bool = False  # it was preempted: what is read again is not counted
-    goes_first: bool = False  # before those that wait: the context was full
     admitted: float | None = None
     first_token: float | None = None
 

@@ -21,6 +21,15 @@ def find_surplus(sequences: Iterable[Sequence], tenant: str) -> Sequence | None:
     return max(own, key=lambda one: one.number, default=None)
 
 
+def find_largest(running: Iterable[Sequence]) -> Sequence:
+    """The newest request of the tenant whose requests take most cells."""
+    sequences, held = list(running), Counter[str]()
+    for one in sequences:
+        held[one.tenant] += one.num_decoded
+    most = max(held, key=held.__getitem__)
+    return max((one for one in sequences if one.tenant == most), key=lambda one: one.submitted)
+
+
 class TenantTurns:
     """Remembers which tenant was served longest ago."""
 
@@ -29,8 +38,7 @@ class TenantTurns:
         self._num_turns = 0
 
     def order(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> list[Sequence]:
-        """Requests that found the context full, then the first request of each tenant, the second
-        ..., those that run included.
+        """The first request of each tenant, then the second ..., those that run included.
 
         The tenant that was served longest ago is the first in each round. The requests of a tenant
         keep their order.
@@ -39,10 +47,8 @@ class TenantTurns:
         places: dict[Sequence, tuple[int, int]] = {}
         for sequence in waiting:
             tenant = sequence.tenant
-            places[sequence] = (0, 0)
-            if not sequence.goes_first:
-                ranks[tenant] += 1
-                places[sequence] = (ranks[tenant], self._served.get(tenant, 0))
+            ranks[tenant] += 1
+            places[sequence] = (ranks[tenant], self._served.get(tenant, 0))
         return sorted(places, key=places.__getitem__)
 
     def serve(self, sequence: Sequence) -> None:

@@ -73,13 +73,28 @@ def test_other_adapters_are_no_other_tenant() -> None:
     assert order_of_admission(scheduler) == ["a0", "b", "a1", "a2"]
 
 
-def test_preempted_requests_go_first() -> None:
+def test_a_preempted_request_is_the_first_of_its_tenant() -> None:
     scheduler = make_scheduler(Model(context_size=256), parallel=1)
     for name in ("a1", "a2", "b1"):
         submit(scheduler, name)
     scheduler.step()
     scheduler.leave(scheduler.running[0], _PREEMPTED)
-    assert order_of_admission(scheduler) == ["a1", "b1", "a2"]
+    assert order_of_admission(scheduler) == ["b1", "a1", "a2"]
+
+
+def test_requests_that_fill_the_context_hold_up_no_other_tenant() -> None:
+    engine = Model(context_size=64, num_cells=64)
+    scheduler = make_scheduler(engine)
+    requests = [submit(scheduler, f"a{number}", max_tokens=60) for number in range(6)]
+    while not scheduler.counters.preemptions:
+        scheduler.step()
+    requests += [submit(scheduler, "b0", max_tokens=10)]
+    answers: dict[str, Answer] = {}
+    for _ in range(14):
+        scheduler.step()
+        collect(scheduler, answers)
+    assert answers["b0"].finish is not None
+    check(engine, requests, play(scheduler, (), answers))
 
 
 def test_a_tenant_without_a_slot_gets_one_of_a_tenant_with_many_at_once() -> None:
