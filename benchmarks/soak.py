@@ -223,7 +223,7 @@ class Client(threading.Thread):
 
     def _wrong(self) -> None:
         wrong = ({"max_tokens": -7}, {"samplers": "?"}, {"n_probs": 10**9}, {"prompt": "a" * 10**6})
-        self._post("/completion", {"prompt": "a"} | self._random.choice(wrong))
+        self._post("/completion", {"prompt": "a", "n_predict": 8} | self._random.choice(wrong))
 
     def _count(self) -> None:
         self._post("/tokenize", {"content": self._random.choice(PROMPTS) * 50})
