@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.page.support import Window, worker_that_writes, writes
 from tests.page.test_speed import tasks
-from tests.server.server_process import Server
+from tests.server.server_process import Server, until
 from tests.server.serving import serving
 
 SMALL = ("--context", "512", "--threads", "1", "-np", "1", "-n", "16")
@@ -120,3 +120,20 @@ def test_a_long_conversation_stays_fast_to_write_in(window: Window) -> None:
         with tasks(page) as found:
             page.keyboard.type("Twenty characters or so")
         assert max(found) < 50
+
+
+def test_an_answer_that_the_server_no_longer_has_is_kept_as_far_as_it_came(
+    window: Window,
+) -> None:
+    window.expected = ("404",)
+    worker = worker_that_writes("Half of it", hold=True)
+    with serving(worker) as client:
+        window.open(str(client.base_url))
+        page = window.page
+        window.ask("Go on", wait=False).get_by_text("Half of it").wait_for()
+        until(lambda: window.kept()["content"] == "Half of it", "the beginning is kept")
+        page.route("**/v1/stream?*", lambda route: route.fulfill(status=404, json={}))
+        page.reload()
+        page.locator(".note", has_text="no longer has the rest of this answer").wait_for()
+        assert "Half of it" in window.answer().inner_text()
+        assert page.get_by_role("button", name="Continue").is_visible()

@@ -36,9 +36,7 @@ class Page:
     def __init__(self, app: ASGIApp, *, files: Mapping[str, Path], policy: str | None) -> None:
         self._app = app
         self._files = files
-        self._headers = (
-            HEADERS if policy is None else {**HEADERS, "Content-Security-Policy": policy}
-        )
+        self._policy = {} if policy is None else {"Content-Security-Policy": policy}
         self._static = StaticFiles()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,7 +45,8 @@ class Page:
             file = self._files.get(url or "/")
             if file is not None and file.is_file():
                 response = self._static.file_response(file, os.stat(file), scope)
-                response.headers.update(self._headers)
+                is_document = file.suffix in (".html", ".svg")
+                response.headers.update(HEADERS | (self._policy if is_document else {}))
                 await GZipMiddleware(response, compresslevel=6)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

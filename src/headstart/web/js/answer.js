@@ -17,6 +17,8 @@ export class Answer {
   timings = null;
   /** @type {any} */
   metrics = null;
+  /** @type {any} what each speculator alone would have given */
+  counterfactual = null;
   seed = -1;
   /** @type {{total: number, processed: number} | null} while the prompt is processed */
   progress = null;
@@ -60,6 +62,7 @@ export class Answer {
     this.model = chunk.model ?? this.model;
     this.timings = chunk.timings ?? this.timings;
     this.metrics = chunk.metrics ?? this.metrics;
+    this.counterfactual = chunk.counterfactual ?? this.counterfactual;
     this.seed = chunk.seed ?? this.seed;
   }
 

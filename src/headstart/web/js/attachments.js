@@ -13,11 +13,11 @@ const MOST_BYTES = 10_000_000;
 export class Attachments {
   /**
    * @param {HTMLElement} root
-   * @param {() => boolean} takesImages
+   * @param {import("./server.js").Server} server
    */
-  constructor(root, takesImages) {
+  constructor(root, server) {
     this.root = root;
-    this.takesImages = takesImages;
+    this.server = server;
     /** @type {Attachment[]} */
     this.list = [];
   }
@@ -34,7 +34,7 @@ export class Attachments {
   /** @param {File} file @returns {Promise<string>} what is wrong with it */
   async take(file) {
     if (file.type.startsWith("image/")) {
-      if (!this.takesImages()) return words.noImages(file.name);
+      if (!this.server.props?.modalities?.vision) return words.noImages(file.name);
       this.list.push({ name: file.name, image: await asDataUrl(file) });
       return "";
     }
@@ -58,7 +58,11 @@ export class Attachments {
       this.root,
       this.list.map((one) => {
         const count = h("span", { class: "hint" });
-        countTokens(one).then((words) => (count.textContent = words), () => {});
+        const show = (/** @type {number} */ tokens) => {
+          count.textContent = words.tokensOf(number(tokens));
+          count.classList.toggle("problem", tokens > this.server.contextSize);
+        };
+        if (one.text !== undefined) countTokens(one.name, one.text).then(show, () => {});
         const remove = iconButton("close", words.remove(one.name), () => {
           this.list = this.list.filter((other) => other !== one);
           this.draw();
@@ -74,11 +78,9 @@ export function chips(list = []) {
   return list.map((one) => h("span", { class: "chip" }, icon("file"), h("span", { class: "name" }, one.name)));
 }
 
-/** How long a file is for the model. @param {Attachment} file @returns {Promise<string>} */
-async function countTokens({ name, text }) {
-  if (text === undefined) return "";
-  const { tokens } = await postJson("tokenize", { content: fenced(name, text) });
-  return words.tokensOf(number(tokens.length));
+/** How long a file is for the model. @param {string} name @param {string} text @returns {Promise<number>} */
+async function countTokens(name, text) {
+  return (await postJson("tokenize", { content: fenced(name, text) })).tokens.length;
 }
 
 /** @param {File} file @returns {Promise<string>} */

@@ -38,11 +38,10 @@ export class Chat {
     /** @type {Map<string, MessageView>} */
     this.views = new Map();
     this.generations = new Generations(server, (generation) => this.views.get(generation.message.id)?.update(generation.answer), (generation) => this.onEnd(generation));
-    this.composer = new Composer({
+    this.composer = new Composer(server, {
       send: (said) => this.say(said),
       stop: () => this.stop(),
       unqueue: () => this.queue(null),
-      takesImages: () => Boolean(server.props?.modalities?.vision),
     });
     this.sidebar = new Sidebar({
       open: (id) => this.open(id),

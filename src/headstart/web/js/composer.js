@@ -8,11 +8,14 @@ import { words } from "./words.js";
 /** @typedef {{text: string, attachments: import("./tree.js").Attachment[]}} Said */
 
 export class Composer {
-  /** @param {{send: (said: Said) => void, stop: () => void, unqueue: () => void, takesImages: () => boolean}} actions */
-  constructor({ send, stop, unqueue, takesImages }) {
+  /**
+   * @param {import("./server.js").Server} server
+   * @param {{send: (said: Said) => void, stop: () => void, unqueue: () => void}} actions
+   */
+  constructor(server, { send, stop, unqueue }) {
     this.area = byId("prompt");
     this.stopButton = byId("stop");
-    this.attachments = new Attachments(byId("attachments"), takesImages);
+    this.attachments = new Attachments(byId("attachments"), server);
     this.unqueue = unqueue;
     const submit = () => {
       const text = this.area.value.trim();

@@ -34,7 +34,8 @@ export function summary(message, provenance, speed) {
  * @param {Provenance} provenance
  */
 export function showDetails(root, message, provenance) {
-  const { timings, metrics, seed, model } = message;
+  const { timings, metrics, seed, model, counterfactual } = message;
+  const alone = Object.entries(counterfactual ?? {}).map(([name, one]) => swatch(name, number(one.mean_acceptance_length, 1)));
   const totals = provenance.totals(message.baselineMs);
   const isDrafted = totals.drafted > 0;
   const reasons = rankedReasons(metrics?.speculative_decoding?.reasons_not_drafted ?? {}).slice(0, 3);
@@ -46,6 +47,7 @@ export function showDetails(root, message, provenance) {
     timings && row(words.prompt, words.promptFacts(number(timings.prompt_n + timings.cache_n), number(timings.cache_n), duration(timings.prompt_ms / 1000))),
     isDrafted && row(words.draftTokens, words.acceptedOf(number(totals.accepted), number(totals.drafted), percent(totals.accepted / totals.drafted))),
     totals.tokens > 0 && row(words.perStep, words.stepsSaved(number(totals.perStep, 1), number(totals.saved))),
+    alone.length > 0 && row(words.eachAlone, h("span", { class: "legend" }, alone)),
     reasons.length > 0 && row(words.withoutDraft, reasons.map((one) => h("div", {}, `${percent(one.share)} ${one.words}`))),
     Number(seed) >= 0 && row(words.seed, String(seed)),
     totals.tokens > 0 && row(words.from, legend(totals.bySource)),

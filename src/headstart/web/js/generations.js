@@ -165,6 +165,7 @@ function copyAnswer(message, answer) {
   message.firstMs = answer.firstTokenAt ? answer.firstTokenAt - answer.startedAt : message.firstMs;
   message.timings = answer.timings;
   message.metrics = answer.metrics;
+  message.counterfactual = answer.counterfactual;
   message.seed = answer.seed;
   return message;
 }

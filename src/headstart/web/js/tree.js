@@ -20,6 +20,7 @@
  * @property {number} [seed]
  * @property {any} [timings]
  * @property {any} [metrics]
+ * @property {Record<string, {mean_acceptance_length: number}> | null} [counterfactual] of each speculator alone
  * @property {import("./provenance.js").ProvenanceData} [provenance]
  */
 

@@ -81,7 +81,7 @@ export const words = {
   promptFacts: (total, cached, time) => `${total} Token, ${cached} davon im Cache; der Rest dauerte ${time}`,
   draftTokens: "Entwurfstoken", acceptedOf: (accepted, drafted, share) => `${accepted} von ${drafted} angenommen (${share})`,
   perStep: "Token pro Schritt", stepsSaved: (rate, saved) => `${rate}; ${saved} Schritte gespart`,
-  withoutDraft: "Schritte ohne Entwurf", seed: "Seed", from: "Token von",
+  eachAlone: "Allein, pro Schritt", withoutDraft: "Schritte ohne Entwurf", seed: "Seed", from: "Token von",
   context: (used, size) => `${used} / ${size}`,
   contextTitle: (used, size) => `${used} von ${size} Token Kontext belegt`,
 

@@ -80,7 +80,7 @@ export const words = {
   promptFacts: (/** @type {string} */ total, /** @type {string} */ cached, /** @type {string} */ time) => `${total} tokens, ${cached} of them cached; the rest took ${time}`,
   draftTokens: "Draft tokens", acceptedOf: (/** @type {string} */ accepted, /** @type {string} */ drafted, /** @type {string} */ share) => `${accepted} of ${drafted} accepted (${share})`,
   perStep: "Tokens per step", stepsSaved: (/** @type {string} */ rate, /** @type {string} */ saved) => `${rate}; ${saved} steps saved`,
-  withoutDraft: "Steps without a draft", seed: "Seed", from: "Tokens from",
+  eachAlone: "Alone, per step", withoutDraft: "Steps without a draft", seed: "Seed", from: "Tokens from",
   context: (/** @type {string} */ used, /** @type {string} */ size) => `${used} / ${size}`,
   contextTitle: (/** @type {string} */ used, /** @type {string} */ size) => `${used} of ${size} tokens of context used`,
 
