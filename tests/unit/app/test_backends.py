@@ -118,7 +118,10 @@ def test_a_wrong_archive_changes_nothing(site: Site, tmp_path: Path) -> None:
     assert [path.name for path in folder.parent.iterdir()] == ["libllama"]
 
 
-def test_a_site_that_does_not_answer_is_named(site: Site, tmp_path: Path) -> None:
+def test_a_site_that_does_not_answer_is_named(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the tries of the hub's client
     row = site.add("a.whl", b"new") | {"url": "http://127.0.0.1:1/a.whl"}
     with pytest.raises(ModelError, match=r"127\.0\.0\.1:1/a\.whl cannot be downloaded"):
         install("cpu", tmp_path / "cache/libllama", table_of(tmp_path, row))
