@@ -100,7 +100,6 @@ def build_scheduler(
     from headstart.scheduler.adapter_turns import AdapterTurns
     from headstart.scheduler.kept_slots import keep_slots
     from headstart.scheduler.scheduler import Scheduler
-    from headstart.scheduler.warm_up import WarmUp
     from headstart.types.report import EmbeddingInfo, WorkerInfo
     from headstart.worker.embedding import EmbeddingQueue
 
@@ -124,7 +123,8 @@ def build_scheduler(
     limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(model.vocab)
     scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
-    scheduler.widths = target.classes
+    if target.classes is not None:
+        scheduler.know_widths(target.classes, is_exact=True)
     embedding = None
     if embedder := target.embedder:
         scheduler.embeddings = EmbeddingQueue(embedder, scheduler.counters, scheduler.clock)
@@ -132,12 +132,7 @@ def build_scheduler(
     if target.adapters:
         scheduler.turns.adapters = AdapterTurns(target.adapters.use)
     if models.types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
-        seconds = WARM_UP_SECONDS if models.types else SHORT_WARM_UP_SECONDS
-        scheduler.warm_up = WarmUp(
-            scheduler.engine, drafting, scheduler.cells, scheduler.clock, seconds
-        )
-        if not warms_up_later:
-            scheduler.warm_up.go_on()
+        _warm_up(scheduler, bool(models.types), warms_up_later=warms_up_later)
     keep_slots(scheduler, slots_place(config, models.target))
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.cache_kind.value),
@@ -158,6 +153,21 @@ def build_scheduler(
     if memory := fitted.describe():
         log.info("memory: %s", memory)
     return scheduler, info
+
+
+def _warm_up(scheduler: Scheduler, is_drafting: bool, *, warms_up_later: bool) -> None:
+    """Find out what steps cost, or let the loop do it, which also compares widths."""
+    from headstart.scheduler.warm_up import WarmUp
+    from headstart.types import CacheKind
+
+    seconds = WARM_UP_SECONDS if is_drafting else SHORT_WARM_UP_SECONDS
+    warm_up = scheduler.warm_up = WarmUp(
+        scheduler.engine, scheduler.drafting, scheduler.cells, scheduler.clock, seconds
+    )
+    if not warms_up_later:
+        warm_up.go_on()
+    elif scheduler.widths is None and scheduler.engine.cache_kind is CacheKind.CUT:
+        warm_up.compare, warm_up.is_done = scheduler.know_widths, False
 
 
 def _draft_info(loaded: Mapping[str, Any]) -> ModelInfo | None:

@@ -66,6 +66,9 @@ class Sampler:
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)
         self._gap = self._filters.decisive_gap if is_untouched else None
+        # a choice that is won by less than this, in logits, may fall otherwise in another decode
+        self.tie_margin = 0.0
+        self.num_near_ties = 0
 
     def sample(
         self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
@@ -79,16 +82,25 @@ class Sampler:
             if math.isnan(logits[token]):
                 raise EngineError(_NOT_NUMBERS)
             if not self._is_banned[token]:
+                self._count_tie(logits, token, self.tie_margin)
                 return token
         ids, scores = self._survivors(logits, position, legal)
         if not len(ids) or math.isnan(scores[0]):
             raise EngineError(_NOT_NUMBERS)
-        chosen = (
-            int(scores.argmax()) if self.params.is_greedy else self._drawn(ids, scores, position)
-        )
+        noisy: NDArray[Any] = scores
+        margin = self.tie_margin
+        if not self.params.is_greedy and len(ids) > 1:
+            margin /= self.params.temperature
+            noisy = scores + gumbel(self.params.seed, position + self.num_dropped, ids)
+        chosen = int(noisy.argmax())
+        self._count_tie(noisy, chosen, margin)
         if scores[chosen] == -math.inf:
             raise InvalidParameterError(_ALL_BANNED)
         return int(ids[chosen])
+
+    def _count_tie(self, scores: NDArray[Any], chosen: int, margin: float) -> None:
+        if margin and np.count_nonzero(scores > scores[chosen] - margin) > 1:
+            self.num_near_ties += 1
 
     def couple(self, logits: NDArray[np.float32], position: int) -> TokenChoice:
         """Choose from a draft model's logits with this request's filters and noise."""

@@ -90,6 +90,7 @@ class Scheduler:
         self.num_failed_decodes = 0  # since the last one that worked
         self.warm_up: WarmUp | None = None  # goes on while there is no work; the loop's
         self.widths: WidthClasses | None = None  # what was compared, where that was done
+        self.near_tie = 0.0  # of a choice that is won by less, in logits
         self.turns = Turns(engine.attention_tile, config.prefill_chunk)
         self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
@@ -110,6 +111,15 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether a step has something to do, or to tell."""
         return bool(self.compiling or self.waiting or self.running or self._left or self.record)
+
+    def know_widths(self, classes: WidthClasses, *, is_exact: bool = False) -> None:
+        """What widths of decodes change; choices that may fall otherwise are counted from now on.
+
+        With `is_exact` all decodes have widths that agree.
+        """
+        self.widths = classes
+        # either of two logits may rise or fall
+        self.near_tie = 0.0 if is_exact else 2.0 * classes.change
 
     def submit(self, request: Request) -> None:
         """Queue a request.
@@ -341,6 +351,8 @@ class Scheduler:
                 # not at submission: hundreds of waiting requests would hold memory for nothing
                 try:
                     sequence.begin(self.engine, self.vocab)
+                    if sequence.text.sampler is not None and self.near_tie:
+                        sequence.text.sampler.tie_margin = self.near_tie
                 except HeadstartError as error:
                     self.leave(sequence, failure(error))
                     continue

@@ -11,8 +11,10 @@ from statistics import median
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.sequence import Cells
+from headstart.scheduler.widths import SHORT, WIDE, WidthComparison
 from headstart.types import Batch, CacheKind, ContextFullError, Engine
 from headstart.types.errors import EngineError
+from headstart.types.widths import WidthClasses
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +56,16 @@ class WarmUp:
         self._times = DecodeTimes(clock, seconds)
         self._change_ms: float | None = None
         self._gave_way = False
-        self.is_done = drafting.controller.knows_costs(min(NEEDED_ROWS, engine.max_outputs))
+        self._knows_costs = drafting.controller.knows_costs(min(NEEDED_ROWS, engine.max_outputs))
+        self.compare: Callable[[WidthClasses], object] | None = None  # gets what was compared
+        self.is_done = self._knows_costs
 
     def go_on(self, is_interrupted: Interrupted = never) -> None:
         """Time what is left to be timed, until somebody asks for something."""
         timer = Timer(self._engine, self._clock, *self._unused())
+        if self._knows_costs and self.compare is not None:
+            self._compare_widths(timer, is_interrupted)
+            return
         if self.is_done or not timer.fits(REFERENCE_ROWS):
             return
         timer.clear()
@@ -82,7 +89,23 @@ class WarmUp:
         elif self._times.is_done:
             if not self._gave_way:  # else draft models' caches may hold something
                 self._drafting.time_models(self._clock)
-            self.is_done = True
+            self._knows_costs = True
+            self.is_done = self.compare is None
+            self.go_on(is_interrupted)
+
+    def _compare_widths(self, timer: Timer, is_interrupted: Interrupted) -> None:
+        sequences, _ = self._unused()
+        if not sequences or not timer.fits(max(WIDE) // 2):
+            return
+        comparison = WidthComparison(self._engine, sequences[:1], self._clock, cuts=True)
+        try:
+            classes = comparison.run((SHORT,), is_interrupted)
+        except ContextFullError:
+            classes = None
+        if classes is not None and self.compare is not None:
+            log.info("the number of rows that give the same logits: %s", classes)
+            self.compare(classes)
+            self.compare, self.is_done = None, True
 
     def _unused(self) -> tuple[list[int], int]:
         """Sequences that hold nothing, and cells that are free."""

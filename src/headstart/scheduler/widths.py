@@ -40,8 +40,20 @@ class _Found:
 class WidthComparison:
     """Decodes the same rows in all widths."""
 
-    def __init__(self, engine: Engine, sequences: Sequence[int], clock: Callable[[], float]):
-        """Sequences that hold nothing; several, with following ids, to tell of neighbours."""
+    def __init__(
+        self,
+        engine: Engine,
+        sequences: Sequence[int],
+        clock: Callable[[], float],
+        *,
+        cuts: bool = False,
+    ) -> None:
+        """Compare on sequences that hold nothing; several, with following ids, tell of neighbours.
+
+        With `cuts` a sequence is cut before it is decoded again, not restored: quicker, but a fault
+        in cutting would look like a kernel's.
+        """
+        self._cuts = cuts
         self._engine, self._sequences, self._clock = engine, sequences, clock
         self._batch = Batch(engine.max_batch_tokens)
         self._first: NDArray[np.float32] | None = None
@@ -61,7 +73,8 @@ class WidthComparison:
                 self._first = None
                 self._read(self._sequences[0], length)
                 others = self._read_others(length)
-                saved = self._engine.save_sequence(self._sequences[0])
+                own = self._sequences[0]
+                saved = bytearray() if self._cuts else self._engine.save_sequence(own)
                 for width in widths:
                     if is_interrupted():
                         return None
@@ -83,17 +96,17 @@ class WidthComparison:
             )
             self._measure(logits, index * width)
             found.rows += [_digest(row) for row in logits]
-        self._put(own, saved)
+        self._put(own, saved, length)
         alike = self._decode([(own, length, [self._token(length)] * width)], found)
         found.others.add(_digest(alike[0]))
-        self._put(own, saved)
+        self._put(own, saved, length)
         if 2 <= width <= 1 + len(others):
             rows = [(own, length, [self._token(length)])]
             for index, seq_id in enumerate(self._sequences[1:width]):
                 rows.append((seq_id, others[index], [self._token(others[index])]))
                 others[index] += 1
             found.strangers.add(_digest(self._decode(rows, found)[0]))
-            self._put(own, saved)
+            self._put(own, saved, length)
         return found
 
     def _decode(self, rows: list[tuple[int, int, list[int]]], found: _Found) -> Logits:
@@ -120,8 +133,11 @@ class WidthComparison:
         with np.errstate(invalid="ignore"):
             self._change = max(self._change, float(np.abs(known - logits).max()))
 
-    def _put(self, seq_id: int, saved: bytearray) -> None:
-        self._engine.restore_sequence(seq_id, saved)
+    def _put(self, seq_id: int, saved: bytearray, length: int) -> None:
+        if self._cuts:
+            self._engine.truncate(seq_id, length)
+        else:
+            self._engine.restore_sequence(seq_id, saved)
 
     def _read_others(self, length: int) -> list[int]:
         """Fill the other sequences, longer than the first one; returns their lengths."""

@@ -202,6 +202,11 @@ METRICS: tuple[Metric[WorkerReport], ...] = (
         "Requests that ended with an error",
     ),
     _value(
+        "headstart_near_ties_total",
+        "counters.near_ties",
+        "Tokens that were chosen by less than the number of rows in a decode changes a logit",
+    ),
+    _value(
         "headstart_preemptions_total",
         "counters.preemptions",
         "Requests put back into the queue because the cache was full or another tenant had no slot",

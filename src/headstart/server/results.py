@@ -40,6 +40,8 @@ def timings(stats: RequestStats) -> dict[str, Any]:
     }
     if num_drafted := stats.drafts.num_drafted:
         result |= {"draft_n": num_drafted, "draft_n_accepted": stats.drafts.num_accepted}
+    if stats.num_near_ties:
+        result["near_ties"] = stats.num_near_ties
     return result
 
 

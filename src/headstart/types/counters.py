@@ -18,6 +18,7 @@ class Counters:
     prompt_seconds: float = 0.0
     tokens_predicted: int = 0
     predicted_seconds: float = 0.0
+    near_ties: int = 0
     num_decodes: int = 0
     busy_slots: int = 0  # summed over decodes
     padding_rows: int = 0
@@ -45,6 +46,7 @@ class Counters:
         self.prompt_seconds += stats.prompt_seconds
         self.tokens_predicted += stats.num_emitted
         self.predicted_seconds += stats.generation_seconds
+        self.near_ties += stats.num_near_ties
         self.max_tokens_in_cache = max(
             self.max_tokens_in_cache, stats.num_prompt + stats.num_emitted
         )

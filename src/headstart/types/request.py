@@ -188,6 +188,7 @@ class RequestStats:
     num_unread: int = 0  # of them, not read before it ended
     num_emitted: int = 0  # tokens
     num_steps: int = 0  # verify steps, those without a draft included
+    num_near_ties: int = 0  # tokens that were chosen by less than widths of decodes change
     drafts: SpeculationStats = field(default_factory=SpeculationStats)  # all of them together
     by_speculator: Mapping[str, SpeculationStats] = field(default_factory=dict)
     queue_seconds: float = 0.0

@@ -195,6 +195,7 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         memory_bytes=resident_bytes(),
         control={
             **scheduler.drafting.describe_control(),
+            "widths": str(scheduler.widths or ""),
             "is_warmed_up": scheduler.warm_up is None or scheduler.warm_up.is_done,
         },
     )

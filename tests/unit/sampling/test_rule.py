@@ -286,3 +286,16 @@ def test_values_that_cannot_be_honoured_are_refused_by_name(name: str, value: An
         InvalidParameterError, match=rf"{name}.*{value if name != 'samplers' else 'mirostat'}"
     ):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0, 2.0])
+def test_a_near_tie_is_a_choice_that_is_won_by_less_than_its_margin(temperature: float) -> None:
+    one = sampler(seed=3, temperature=temperature)
+    scores = LOGITS + temperature * gumbel(3, 7, np.arange(SIZE, dtype=np.int32))
+    second, best = np.sort(scores)[-2:]
+    counts = []
+    for share in (0.0, 0.9, 1.1):
+        one.tie_margin = share * float(best - second)
+        one.sample(LOGITS, 7)
+        counts.append(one.num_near_ties)
+    assert counts == [0, 0, 1]
