@@ -62,7 +62,8 @@ def make_record(plan: StepPlan, milliseconds: float = 0.0, num_prompt_rows: int 
     if num_prompt_rows:
         plan.num_rows.append(num_prompt_rows)
     emitted: list[tuple[int, ...]] = [()] * len(plan.sequences)
-    record = StepRecord(plan, milliseconds / 1000.0, emitted=emitted)
+    seconds = milliseconds / 1000.0
+    record = StepRecord(plan, seconds, seconds, emitted)
     record.context = plan.price.context if plan.price is not None else 0
     return record
 
@@ -75,7 +76,8 @@ def make_end(sequence: Any, num_emitted: int) -> End:
 
 def decode(controller: Controller, rows: int, context: int, milliseconds: float) -> None:
     """Tell control of a decode of so many rows."""
-    record = StepRecord(StepPlan(NO_BATCH, 0.0, num_rows=[rows]), milliseconds / 1000.0)
+    seconds = milliseconds / 1000.0
+    record = StepRecord(StepPlan(NO_BATCH, 0.0, num_rows=[rows]), seconds, seconds)
     record.context = context
     controller.read(record)
 

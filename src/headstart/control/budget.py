@@ -30,6 +30,10 @@ step that reads prompts has the same rate as one that does not: a price relative
 time lets drafts pay that make everybody wait (`benchmarks.control_simulation --arrivals`: busy time
 1.04 of off's and median time to the first token 1.37, against 0.98 and 0.94).
 
+What plain steps take is measured even while all steps have drafts or padding: a level that is too
+high for the width in use cannot be told from a slower machine, and drafts that lose would go on for
+ever. So now and then a step is plain, out of PLAIN_SHARE of the time.
+
 A number of rows that no text has had would stay so if it were thought too dear. So, while it might
 pay, as many are verified as savings of EXPLORE_SHARE of the time allow.
 """
@@ -50,7 +54,8 @@ MARGIN = 0.05  # a draft must gain this share more than it costs, against wrong 
 SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
 EXPLORE_SHARE = 0.005  # of the time may go into trying row counts that no text has had
 HOPE = 0.15  # of their expected price: as little may they cost
-UNFILLED_SHARE = 0.01  # of the time may go into looking again at widths that are filled up
+LEAST_LOST = 0.05  # of a plain step, that another one is thought to lose
+PLAIN_SHARE = 0.005  # of the time may go into timing plain steps while all others draft
 
 
 @dataclass(slots=True)
@@ -88,7 +93,7 @@ class Budget:
         self._cost = cost
         self.averages = {} if averages is None else averages  # by number of slots
         self._savings = 1.0  # for exploring, in plain steps
-        self._filled: dict[int, int] = {}  # steps since one of so many rows was left as it is
+        self._unseen: dict[int, int] = {}  # steps since a plain one, by number of slots
         self.graphs = GraphReuse()
 
     def rate(self, step: Step) -> float:
@@ -144,7 +149,7 @@ class Budget:
         """
         given, left = _fixed_lengths(slots, step.max_draft_rows)
         num_fixed = sum(given)
-        is_bare = not num_fixed and self._looks_again(step)
+        is_bare = not num_fixed and self._is_plain_again(step)
         if not is_bare and step.is_even:
             self._share_evenly(slots, given, step)
         elif not is_bare:
@@ -184,20 +189,21 @@ class Budget:
             for slot, n in zip(slots, given, strict=True)
         ]
 
-    def _looks_again(self, step: Step) -> bool:
-        """Whether this step has neither drafts nor padding, to see if fewer rows are still slower.
-
-        They are not timed otherwise, and the warm-up may have been disturbed.
-        """
-        rows = step.num_base_rows
-        if not step.can_pad or self.graphs.held(step.num_slots):
+    def _is_plain_again(self, step: Step) -> bool:
+        """Whether this step has neither drafts nor padding, so that it is known what that takes."""
+        num_slots = step.num_slots
+        if step.is_mixed or self.graphs.held(num_slots):
             return False
-        width = self._cost.width(rows, step.context)
+        width = self._cost.width(num_slots, step.context) if step.can_pad else num_slots
+        if width == num_slots and not self._average(num_slots).is_on:
+            self._unseen[num_slots] = 0
+            return False
         curve = self._cost.curve(width, step.context)
-        steps = self._filled[rows] = self._filled.get(rows, 0) + (width > rows)
-        if steps * UNFILLED_SHARE <= curve[rows] / curve[width] - 1.0 or width == rows:
+        lost = curve[num_slots] / curve[width] - 1.0 / self.speedup(num_slots)
+        steps = self._unseen[num_slots] = self._unseen.get(num_slots, 0) + 1
+        if steps * PLAIN_SHARE <= max(lost, LEAST_LOST):
             return False
-        self._filled[rows] = 0
+        self._unseen[num_slots] = 0
         return True
 
     def _padding(self, num_rows: int, step: Step) -> int:

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from headstart.scheduler.policy import Policy
     from headstart.scheduler.step import StepPlan, StepRecord
 
+MOST_ASLEEP = 64  # steps that are waited at once: other requests may come, and their wait be over
+
 
 class Controller:
     """Calibration, costs and the budget of one worker. One thread at a time."""
@@ -59,6 +61,8 @@ class Controller:
         self._asking: dict[str, Asking] = {}  # by text speculator
         self._labels = Labels()
         self._running: set[int] = set()  # numbers of the requests
+        self._num_asleep = 0  # further steps in which nobody is asked for these requests
+        self._sleepers: list[int] = []
 
     def trust_scores(self, speculator: str) -> None:
         """This speculator's scores are probabilities, as a draft model's are: believe them until
@@ -81,24 +85,32 @@ class Controller:
         return self._budget.best(survivals, step)
 
     def sleeps(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
-        """Whether no speculator is to be asked in this step, because none earned it for some time;
-        then the step counts as one of their wait.
+        """Whether no speculator is to be asked in this step, because none earned it for some time.
+
+        How long that lasts is found once: after that a step takes one comparison.
         """
-        if not all(name in self._asking and self._asking[name].waits for name in texts):
-            return False
         answers = plan.sequences[: plan.num_generating]
+        numbers = [sequence.number for sequence in answers]
+        if self._num_asleep and numbers == self._sleepers:
+            self._num_asleep -= 1
+            return True
+        self._num_asleep = 0
         for one in answers:
             if one.policy.reason or one.policy.mode is not DraftMode.AUTO or one.text.legality:
                 return False
-        numbers = [sequence.number for sequence in answers]
-        if not all(self._asking[name].sleeps(numbers) for name in texts) or not all(
-            self._model_planner.sleeps(name) for name in models
-        ):
+        num_steps = MOST_ASLEEP
+        for name in texts:
+            asking = self._asking.get(name)
+            num_steps = min(num_steps, asking.sleeps(numbers) if asking else 0)
+        for name in models:
+            num_steps = min(num_steps, self._model_planner.sleeps(name))
+        if num_steps < 1:
             return False
         for name in texts:
-            self._asking[name].wanted(numbers)
+            self._asking[name].wait(num_steps * len(numbers))
         for name in models:
-            self._model_planner.wants(name)
+            self._model_planner.wait(name, num_steps)
+        self._num_asleep, self._sleepers = num_steps - 1, numbers
         return True
 
     def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
@@ -183,7 +195,7 @@ class Controller:
                 asking.earned(seq_id, saved, slot_ms)
 
     def _read_decode(self, record: StepRecord) -> None:
-        rows, milliseconds = record.num_computed, record.target_ms
+        rows, milliseconds = record.num_computed, record.cost_ms
         graphs = self._budget.graphs
         if graphs.decoded(rows):
             milliseconds = _without(milliseconds, graphs.change_ms)

@@ -136,10 +136,17 @@ class ModelDraftPlanner:
         drafter.probes.steps += 1
         return False
 
-    def sleeps(self, speculator: str) -> bool:
-        """Whether `wants` will say no."""
+    def sleeps(self, speculator: str) -> int:
+        """Steps in which `wants` will say no."""
         drafter = self._drafter(speculator)
-        return drafter.probes.reading is None and drafter.asking.sleeps([ALL])
+        return 0 if drafter.probes.reading is not None else drafter.asking.sleeps([ALL])
+
+    def wait(self, speculator: str, num_steps: int) -> None:
+        """It is not planned for in so many steps."""
+        drafter = self._drafter(speculator)
+        drafter.asking.wait(num_steps)
+        drafter.probes.save(num_steps)
+        drafter.probes.steps += num_steps
 
     def planned(self, speculator: str, milliseconds: float, step: Step) -> None:
         """Learn what planning takes."""

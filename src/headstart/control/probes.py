@@ -69,12 +69,12 @@ class Probes:
     promising: int | None = None  # the sequence of which the last draft was right
     can_skip: bool = False  # the probe that is being made may leave out the middle of the text
 
-    def save(self) -> None:
-        """One more step."""
+    def save(self, num_steps: int = 1) -> None:
+        """So many more steps."""
         if self.savings < max(CREDIT, self.goal):
-            self.savings += PROBE_SHARE
+            self.savings += num_steps * PROBE_SHARE
         if self.prompt_savings < max(CREDIT, self.prompt_goal):
-            self.prompt_savings += PROBE_SHARE
+            self.prompt_savings += num_steps * PROBE_SHARE
 
     def choose(self, slots: Sequence[ProbeSlot], price: float) -> int | None:
         """Index of the slot to probe with now, if any; `can_skip` says how.

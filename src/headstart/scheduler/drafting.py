@@ -65,6 +65,7 @@ class Drafting:
         self._text_names = [one.name for one in self._texts]
         self._model_names = [one.name for one in everyone if one.is_model]
         self._models = ModelDrafting([one for one in everyone if one.is_model], controller, clock)
+        self._reading_ms = 0.0  # that control took for the last record with drafts
         self._begun: set[int] = set()  # numbers of the sequences that speculators know
         self.observes = any(speculator.wants_logits for speculator in everyone)
         for speculator in everyone:
@@ -114,8 +115,11 @@ class Drafting:
         return min(least, most)
 
     def read(self, record: StepRecord) -> None:
-        """Let control learn from a step."""
+        """Let control learn from a step; what that takes is part of asking."""
+        started = self._clock()
         self._tell(self.controller.read, record)
+        if record.plan.calls:
+            self._reading_ms = 1000.0 * (self._clock() - started)
 
     def _tell(self, observe: Callable[..., None], *what: Any) -> None:
         """Tell control what was measured."""
@@ -145,7 +149,7 @@ class Drafting:
         for index, survival in enumerate(plan.survivals):
             if survival:
                 _note_reasons(plan, index, plan.lengths[index])
-        plan.asking_ms = 1000.0 * (asked - started + self._clock() - resumed)
+        plan.asking_ms = self._reading_ms + 1000.0 * (asked - started + self._clock() - resumed)
 
     def _price(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
         """The step as control sees it."""

@@ -74,7 +74,7 @@ class StepPlan:
     calls: list[DraftCall] = field(default_factory=list)
     # draft models that may draft, with what each could do for some of the answers
     wishes: dict[str, list[ModelSlot]] = field(default_factory=dict)
-    asking_ms: float = 0.0  # of asking text speculators, and of sharing
+    asking_ms: float = 0.0  # of asking text speculators, sharing, and learning from a record
     granting_ms: float = 0.0  # of planning for draft models
     copies_ms: list[float] = field(default_factory=list)  # of states, so that drafts can be undone
     saved_ms: list[float] = field(default_factory=list)  # by each answer's draft, as expected
@@ -202,6 +202,11 @@ class StepRecord:
     def target_ms(self) -> float:
         """Of the decode."""
         return 1000.0 * (self.now - self.plan.drafted)
+
+    @property
+    def cost_ms(self) -> float:
+        """Of the decode and of what each row takes afterwards: sampling, the text, speculators."""
+        return 1000.0 * (self.finished - self.plan.drafted)
 
     @property
     def draft_ms(self) -> float:

@@ -103,9 +103,8 @@ def test_the_draft_worth_most_is_taken_not_the_first() -> None:
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
 @pytest.mark.parametrize(("workload", "num_slots"), [("nothing", 1), ("nothing", 4), ("low", 4)])
 def test_auto_is_never_slower_than_off(curve: str, workload: str, num_slots: int) -> None:
-    run, controller = Simulation(workload, curve, num_slots, tokens=700), Controller()
-    run.warm_up(controller)
-    assert run.auto(controller).speed >= 0.97 * run.off().speed
+    run = Simulation(workload, curve, num_slots, tokens=700)
+    assert run.auto().speed >= 0.97 * run.off().speed
 
 
 @pytest.mark.parametrize("curve", ["cpu", "gpu", "moe"])
