@@ -16,10 +16,13 @@ from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS,
 
 from headstart.config import ChatConfig
 from headstart.server.conversation import render_chat
+from headstart.server.native_answer import generation_settings
 from headstart.server.schemas import ChatBody
 from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.chat_template import ChatTemplate
 from headstart.types.errors import HeadstartError
+from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 BOS, EOS = "<|endoftext|>", "<|im_end|>"  # of the demo model, which lent them to the recording
 REFUSED = "the template refuses"
@@ -88,6 +91,18 @@ def test_templates_with_a_name_are_llama_servers(name):
         if prompt(template, body) != recording()["built_in"][name][conversation]
     }
     assert differing == differences_with_a_reason().get(name, set())
+
+
+def test_sampling_parameters_have_llama_servers_defaults():
+    request = Request(request_id="", prompt=(), sampling=SamplingParams())
+    ours = json.loads(json.dumps(generation_settings(request)))
+    theirs = recording()["defaults"]
+    assert theirs.keys() <= ours.keys()
+    named = {"seed", "chat_format", "reasoning_format"}  # of the server or the template
+    rounded = {k: round(v, 5) if isinstance(v, float) else v for k, v in theirs.items()}
+    assert {k: ours[k] for k in theirs if k not in named} == {
+        k: v for k, v in rounded.items() if k not in named
+    }
 
 
 def test_every_name_of_llama_server_is_known():

@@ -15,6 +15,8 @@ from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types.constraint import ConstraintKind, ThoughtMarks
+from headstart.types.request import ThoughtsEndEvent
+from headstart.types.thought_limit import NO_LIMIT
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = """\
@@ -130,6 +132,19 @@ def test_a_budget_of_thoughts_becomes_their_limit(client, worker):
     assert worker.requests[-1].thoughts is None
     bad = client.post(CHAT, json=ASKED | {"reasoning_budget_tokens": -2})
     assert "reasoning_budget_tokens" in error_of(bad, 400)
+
+
+def test_thoughts_may_be_ended_while_they_are_written(client, worker):
+    ask(client, reasoning_control=True)
+    assert worker.requests[-1].thoughts.max_tokens == NO_LIMIT
+    script = worker.script
+    worker.script = lambda one: [ThoughtsEndEvent(one.request_id, "no" * (one.answer == "x"))]
+    for name, said in (("a", {"success": True}), ("x", {"success": False, "message": "no"})):
+        body = {"id": name, "action": "reasoning_end"}
+        assert client.post(f"{CHAT}/control", json=body).json() == said
+    worker.script = script
+    bad = client.post(f"{CHAT}/control", json={"id": "a", "action": "x"})
+    assert "action is 'x' but must be reasoning_end" in error_of(bad, 400)
 
 
 def constraint(client, worker, **fields):

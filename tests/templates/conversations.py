@@ -61,6 +61,13 @@ ASKED = _turn("user", "How is the weather in Paris?")
 PARIS = _call("call00001", "get_weather", '{"city": "Paris", "days": 2}')
 ROME = _call("call00002", "send", '{"to": ["a@b.c"], "text": "Line 1\\nLine \\"2\\""}')
 THOUGHTS = "I should be brief."
+SCHEMA_FORMAT = {
+    "type": "json_schema",
+    "json_schema": {
+        "name": "weather",
+        "schema": {"type": "object", "properties": {"rain": {"type": "boolean"}}},
+    },
+}
 PARTS = [{"type": "text", "text": "First part."}, {"type": "text", "text": "Second part."}]
 
 CONVERSATIONS: dict[str, dict[str, Any]] = {
@@ -124,6 +131,23 @@ CONVERSATIONS: dict[str, dict[str, Any]] = {
             {"role": "assistant", "tool_calls": [PARIS]},
             _turn("tool", "It rains.", tool_call_id="call00001"),
         ],
+    },
+    "no_budget": {"messages": [SYSTEM, HELLO], "reasoning_budget_tokens": 0},
+    "no_budget_without_thinking": {
+        "messages": [HELLO],
+        "reasoning_budget_tokens": 0,
+        "chat_template_kwargs": {"enable_thinking": False},
+    },
+    "no_budget_with_tools": {
+        "messages": [HELLO, ANSWER, ASKED],
+        "tools": TOOLS,
+        "reasoning_budget_tokens": 0,
+    },
+    "schema": {"messages": [SYSTEM, HELLO], "response_format": SCHEMA_FORMAT},
+    "schema_with_tools": {
+        "messages": [ASKED],
+        "tools": TOOLS,
+        "response_format": SCHEMA_FORMAT,
     },
 }
 BUILT_IN_CONVERSATIONS = {

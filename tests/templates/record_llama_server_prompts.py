@@ -3,10 +3,12 @@
 The test tests/server/test_llama_server_prompts.py compares ours with the recording. Run it again
 for another commit of llama.cpp:
 
-    python tests/templates/record_llama_server_prompts.py --llama-cpp LLAMA_CPP --model MODEL.gguf
+    python tests/templates/record_llama_server_prompts.py --llama-cpp LLAMA_CPP \
+        --llama-server BINARY --model MODEL.gguf
 
-LLAMA_CPP is the source tree with llama-server built in build/bin. The model only lends its start
-and end tokens. Every template gets a server of its own, which renders by POST /apply-template.
+LLAMA_CPP is the source tree. The model only lends its start and end tokens. Every template gets a
+server of its own, which renders by POST /apply-template; what /props says of the sampling
+parameters is recorded as well.
 """
 
 from __future__ import annotations
@@ -37,10 +39,11 @@ def main() -> None:
     """Record all templates and write the fixture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--llama-cpp", type=Path, required=True)
+    parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--port", type=int, default=18631)
     options = parser.parse_args()
-    recorder = Recorder(options.llama_cpp, options.model, options.port)
+    recorder = Recorder(options.llama_cpp, options.llama_server, options.model, options.port)
     templates = sorted((options.llama_cpp / "models" / "templates").glob("*.jinja"))
     recording: dict[str, Any] = {"recorded_at": datetime.now().isoformat(timespec="seconds")}
     recording["templates"] = {path.stem: path.read_text(encoding="utf-8") for path in templates}
@@ -52,6 +55,7 @@ def main() -> None:
         name: recorder.record(["--no-jinja", "--chat-template", name], BUILT_IN_CONVERSATIONS)
         for name in recorder.built_in_names()
     }
+    recording["defaults"] = recorder.defaults
     data = json.dumps(recording, ensure_ascii=False).encode()
     FIXTURE.write_bytes(lzma.compress(data, preset=9 | lzma.PRESET_EXTREME))
     print(f"{FIXTURE}: {FIXTURE.stat().st_size:,} bytes of {len(data):,}")
@@ -60,8 +64,9 @@ def main() -> None:
 class Recorder:
     """Starts llama-server once for each template and asks it for prompts."""
 
-    def __init__(self, llama_cpp: Path, model: Path, port: int) -> None:
-        self._server = llama_cpp / "build" / "bin" / "llama-server"
+    def __init__(self, llama_cpp: Path, server: Path, model: Path, port: int) -> None:
+        self.defaults: dict[str, Any] = {}  # of sampling parameters
+        self._server = server
         self._model = model
         self._port = port
         self._source = llama_cpp / "src" / "llama-chat.cpp"
@@ -82,6 +87,7 @@ class Recorder:
         ) as server:
             try:
                 self._wait(server)
+                self.defaults = self._get("/props")["default_generation_settings"]["params"]
                 return {name: self._prompt(body) for name, body in conversations.items()} | {
                     "caps": self._get("/props").get("chat_template_caps")
                 }

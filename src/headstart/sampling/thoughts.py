@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headstart.text.vocabulary.encoder import num_incomplete
-from headstart.types.thought_limit import ThoughtLimit
-
-NO_LIMIT = 2**30
+from headstart.types.thought_limit import NO_LIMIT, ThoughtLimit
 
 
 class ThoughtCounter:
@@ -36,6 +34,10 @@ class ThoughtCounter:
         if not self._is_thinking or self._num_left > 0 or num_incomplete(self._tail):
             return ()
         return self._limit.closing[self._num_closed :]
+
+    def end(self) -> None:
+        """Use up the budget of thoughts that are open: their end is forced from here on."""
+        self._num_left = 0
 
     def read(self, token: int) -> None:
         """The answer grew by this token."""

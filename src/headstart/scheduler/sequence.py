@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from headstart.sampling.sampler import Sampler
-from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
+from headstart.sampling.thoughts import ThoughtCounter
 from headstart.scheduler.owned_tokens import OwnedTokens
 from headstart.scheduler.policy import Policy
 from headstart.structures.tenants import tenant_of
@@ -14,6 +14,7 @@ from headstart.text.indentation import Indentation
 from headstart.text.stop_strings import StopStrings
 from headstart.types import Engine, Vocab
 from headstart.types.request import ProgressEvent, Request, RequestStats
+from headstart.types.thought_limit import NO_LIMIT
 
 if TYPE_CHECKING:
     from headstart.sampling.grammar.compiled import Compiled

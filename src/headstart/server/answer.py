@@ -15,6 +15,7 @@ from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect
 from headstart.server.errors import error_body, log_failure, wrong_value
 from headstart.server.event_stream import EventStream
+from headstart.server.kept_streams import HEADER
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import Prompt
 from headstart.server.results import timings
@@ -60,22 +61,49 @@ async def answer(http: HttpRequest, prepare: Callable[[], Dialect]) -> Response:
         ClientGoneError: the client disconnected before the answer began.
         HeadstartError: before the first event; later errors end the stream.
     """
+    service, conversation = service_of(http), http.headers.get(HEADER)
+    preparing = service.prompt_threads.run(prepare, http.scope["headstart.namespace"])
+    dialect = await (preparing if conversation else unless_left(http.receive, preparing))
+    if conversation and dialect.body.stream:
+        return await _kept(http, dialect, conversation)
+    begun = await _begin(http, dialect, http.receive)
+    if isinstance(begun, Response):
+        return begun
+    return _StreamedAnswer(begun, media_type=dialect.media_type, headers=sse.HEADERS)
+
+
+async def _kept(http: HttpRequest, dialect: Dialect, conversation: str) -> Response:
+    """A streamed answer that goes on when its client leaves."""
+    streams, namespace = service_of(http).streams, http.scope["headstart.namespace"]
+    kept = streams.begin(namespace, conversation, dialect.media_type)
+    try:
+        begun = await _begin(http, dialect, kept.receive)
+    except BaseException:
+        streams.stop(namespace, conversation)
+        raise
+    assert not isinstance(begun, Response)
+    kept.write(begun)
+    return StreamingResponse(kept.read(), media_type=dialect.media_type, headers=sse.HEADERS)
+
+
+async def _begin(
+    http: HttpRequest, dialect: Dialect, receive: Receive
+) -> Response | AsyncIterator[bytes]:
+    """The whole answer, or the pieces of a streamed one; `receive` tells when nobody waits."""
     service = service_of(http)
     tenant = http.scope["headstart.namespace"]
-    dialect = await unless_left(http.receive, service.prompt_threads.run(prepare, tenant))
     pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
     max_silence = pings if dialect.can_ping and dialect.body.stream else None
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
         stack.enter_context(service.holding(tenant, len(requests)))
         events = await stack.enter_async_context(
-            EventStream(service.worker, requests, http.receive, max_silence)
+            EventStream(service.worker, requests, receive, max_silence)
         )
         if not dialect.body.stream:
             return await _whole(dialect, events, service, tenant)
         first = await events.take()  # an early failure still gets its own status
-        chunks = _stream(dialect, events, first, stack.pop_all())
-        return _StreamedAnswer(chunks, media_type=dialect.media_type, headers=sse.HEADERS)
+        return _stream(dialect, events, first, stack.pop_all())
 
 
 class _StreamedAnswer(StreamingResponse):

@@ -30,6 +30,7 @@ from headstart.server import (
     ollama,
     responses,
     status,
+    streams,
     text,
 )
 from headstart.server.extras import Extras
@@ -43,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings,
-    ollama, text, metrics, adapters, corpus,
+    ollama, text, metrics, adapters, corpus, streams,
 )  # fmt: skip
 
 

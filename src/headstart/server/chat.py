@@ -6,15 +6,19 @@ has a dialect of its own.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.answer import answer, make_choices, new_call
-from headstart.server.body import read_body
+from headstart.server.body import Body, read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
+from headstart.server.errors import wrong_value
+from headstart.server.event_stream import single_event
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
 from headstart.server.routing import Routes
@@ -23,6 +27,7 @@ from headstart.server.threads import unless_left
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
+from headstart.types.request import ThoughtsEnd, ThoughtsEndEvent
 
 routes = Routes()
 
@@ -48,6 +53,31 @@ async def input_tokens(http: HttpRequest) -> dict[str, Any]:
     """Count the tokens of the prompt that chat messages become."""
     number = await count_chat_tokens(http, await read_body(http, ChatBody))
     return {"object": "response.input_tokens", "input_tokens": number}
+
+
+class ControlBody(Body):
+    """POST /v1/chat/completions/control."""
+
+    id: str = Field(description="of the answer, as its chunks have it")
+    action: str = Field(description="reasoning_end")
+
+
+@routes.post(
+    "/v1/chat/completions/control",
+    "/chat/completions/control",
+    body=ControlBody,
+    answer="`success`, and else `message`",
+)
+async def control(http: HttpRequest) -> dict[str, Any]:
+    """End the thoughts of an answer that was asked with `reasoning_control`."""
+    body = await read_body(http, ControlBody)
+    if body.action != "reasoning_end":
+        raise wrong_value("action", body.action, "reasoning_end")
+    namespace = http.scope["headstart.namespace"]
+    command = ThoughtsEnd(f"control-{secrets.token_hex(12)}", body.id, namespace)
+    event = await single_event(service_of(http).worker, command)
+    assert isinstance(event, ThoughtsEndEvent)
+    return {"success": False, "message": event.reason} if event.reason else {"success": True}
 
 
 async def answer_chat(

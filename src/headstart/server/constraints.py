@@ -52,6 +52,17 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
     return None
 
 
+def wanted_schema(body: GenerationBody) -> dict[str, Any] | None:
+    """The JSON schema that a body demands of its answer; None without one."""
+    constraint = _from_format(body.response_format) if body.response_format else None
+    if body.json_schema:
+        constraint = _schema("json_schema", body.json_schema)
+    if constraint is None:
+        return None
+    schema: dict[str, Any] = orjson.loads(constraint.text or '{"type":"object"}')
+    return schema
+
+
 def default_constraint(config: SamplingConfig) -> Constraint | None:
     """The constraint that flags set for every answer.
 

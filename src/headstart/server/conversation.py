@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.config import ChatConfig
+from headstart.server.constraints import wanted_schema
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.text.chat_template import ChatTemplate
@@ -39,6 +40,8 @@ def render_chat(
     tools = read_tools(body.tools)
     messages = [_check_message(index, message) for index, message in enumerate(body.messages)]
     arguments = _template_arguments(body, defaults)
+    if template.reads_schema and (schema := wanted_schema(body)):
+        arguments["response_format"] = schema
     part = _continued_part(body, defaults)
     if part is None:
         text = template.render(

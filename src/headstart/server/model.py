@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import ChatConfig, ServerConfig
+from headstart.server.kept_streams import KeptStreams
 from headstart.server.response_store import ResponseStore
 from headstart.server.threads import Threads
 from headstart.text.chat_template import ChatTemplate
@@ -98,6 +99,7 @@ class Service:
     # separate, so that prompts do not wait for requests that only count or show tokens
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
+    streams: KeptStreams = field(default_factory=KeptStreams)
     responses: ResponseStore = field(init=False)
     # by tenant, held while a slot is saved, restored or erased
     slot_actions: WeakValueDictionary[str, asyncio.Lock] = field(

@@ -118,6 +118,9 @@ class GenerationBody(SamplingBody):
     thinking_budget_tokens: Int | None = Field(
         None, ge=-1, description="the same as reasoning_budget_tokens"
     )
+    reasoning_control: bool = Field(
+        False, description="thoughts can be ended by POST /v1/chat/completions/control"
+    )
     reasoning_budget_message: str | None = Field(
         None, max_length=4096, description="text in front of the end of thoughts that were too long"
     )

@@ -10,7 +10,7 @@ from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.types import Vocab
 from headstart.types.constraint import ThoughtMarks
 from headstart.types.errors import RequestError
-from headstart.types.thought_limit import ThoughtLimit
+from headstart.types.thought_limit import NO_LIMIT, ThoughtLimit
 
 
 def thought_marks(
@@ -30,11 +30,11 @@ def thought_marks(
 def chat_thoughts(body: ChatBody, model: ServedModel, chat: RenderedChat) -> ThoughtLimit | None:
     """The limit on a chat answer's reasoning; None without one."""
     budget, thinking = reasoning_budget(body, model.chat), model.answer_format.thinking
-    if budget < 0 or thinking is None:
+    if thinking is None or (budget < 0 and not body.reasoning_control):
         return None
     begins_with_thoughts = not thinking.start and chat.start == "answer" and chat.may_think
     return ThoughtLimit(
-        max_tokens=budget,
+        max_tokens=budget if budget >= 0 else NO_LIMIT,
         start=thinking.start.strip().encode(),
         end=thinking.end.strip().encode(),
         closing=_closing(body, model, thinking.end + thinking.answer),

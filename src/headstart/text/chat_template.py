@@ -22,7 +22,13 @@ from headstart.text.capabilities import (
 )
 from headstart.text.environment import chat_environment
 from headstart.text.messages import Message, adapt_messages, adapt_tools
-from headstart.text.quirks import answer_opening, find_quirk, finish_prompt, patch_source
+from headstart.text.quirks import (
+    answer_opening,
+    find_quirk,
+    finish_prompt,
+    patch_source,
+    sort_results,
+)
 from headstart.text.thinking import Thinking, find_thinking
 from headstart.text.time_limit import TimeLimitError, run_within
 from headstart.types.errors import ConfigError, InvalidParameterError, ModelError
@@ -79,6 +85,7 @@ class ChatTemplate:
         self.eos_token = eos_token
         self._now = now
         self._adapt = find_quirk(self.source)
+        self.reads_schema = self._adapt is sort_results  # DeepSeek V4, as `response_format`
         self.thinking: Thinking | None = None
         try:
             run_within(PROBE_SECONDS, self._compile_and_probe)

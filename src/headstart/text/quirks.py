@@ -25,7 +25,7 @@ def _trim(messages: Messages) -> Messages:
     return messages
 
 
-def _thinking_parts(messages: Messages) -> Messages:
+def thinking_parts(messages: Messages) -> Messages:
     """Ministral 3: reasoning is a part of the content."""
     for message in messages:
         if message["role"] not in ("system", "assistant"):
@@ -55,7 +55,7 @@ def _harmony(messages: Messages) -> Messages:
     return messages
 
 
-def _sort_results(messages: Messages) -> Messages:
+def sort_results(messages: Messages) -> Messages:
     """DeepSeek V4: tool results follow in the order of their calls."""
     order: dict[str, int] = {}
     start = 0
@@ -114,11 +114,11 @@ def _value(content: Any) -> Any:
 _QUIRKS: Sequence[tuple[tuple[str, ...], str, Adapt]] = (
     # words that the template contains, a word that it does not, and what it needs
     (("the following functions in JSONSchema format",), "", _trim),
-    (("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]"), "[CALL_ID]", _thinking_parts),
+    (("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]"), "[CALL_ID]", thinking_parts),
     (("<|channel|>",), "", _harmony),
     (("<|tool_list_start|>",), "", _thinking_field),
     (("List of tools: [",), "", _thinking_field),
-    (("dsml_token", "tool_calls"), "function_calls", _sort_results),
+    (("dsml_token", "tool_calls"), "function_calls", sort_results),
     (("'<|tool_call>call:'",), "{#- OpenAI Chat Completions:", _tool_responses),
 )
 _PATCHES = (

@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from headstart.text.quirks import find_quirk, thinking_parts
+
 _MARKER = r"(?:<[^>]*>|\[[^\]]*\])"
 _QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
 _CONTENT = "A_ASST_MSG I can help END_A"
@@ -48,10 +50,6 @@ RenderProbe = Callable[..., str | None]
 
 _KNOWN: tuple[tuple[tuple[str, ...], Thinking], ...] = (
     # words of the template, thinking
-    (
-        ("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]", "[THINK]"),
-        Thinking("[THINK]", "[/THINK]", opening=""),
-    ),
     (
         ("<|channel|>",),
         Thinking(
@@ -97,6 +95,8 @@ _KNOWN: tuple[tuple[tuple[str, ...], Thinking], ...] = (
 
 def find_thinking(source: str, render: RenderProbe) -> Thinking | None:
     """The reasoning markers; None if no reasoning is found."""
+    if find_quirk(source) is thinking_parts:
+        return Thinking("[THINK]", "[/THINK]", opening="")
     for words, thinking in _KNOWN[:-1]:
         if all(word in source for word in words):
             return thinking

@@ -229,6 +229,23 @@ class SlotAction:
 
 
 @dataclass(frozen=True, slots=True)
+class ThoughtsEnd:
+    """End the thoughts of an answer that is being generated; answered by a `ThoughtsEndEvent`."""
+
+    request_id: str
+    answer: str  # the request whose thoughts they are
+    namespace: str  # of who asks: only its own answers are found
+
+
+@dataclass(frozen=True, slots=True)
+class ThoughtsEndEvent:
+    """Why the thoughts cannot be ended; empty if they are, or are over."""
+
+    request_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
     """Texts to be turned into vectors or scores; answered by an `EmbeddingEvent`."""
 
@@ -304,8 +321,9 @@ Event = (
     | ProgressEvent
     | FinishEvent
     | SlotEvent
+    | ThoughtsEndEvent
     | CorpusEvent
     | EmbeddingEvent
     | ErrorEvent
 )
-Work = Request | SlotAction | CorpusQuestion | EmbeddingRequest  # what is submitted
+Work = Request | SlotAction | ThoughtsEnd | CorpusQuestion | EmbeddingRequest  # what is submitted

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+NO_LIMIT = 2**30
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThoughtLimit:

@@ -23,6 +23,8 @@ from headstart.types.request import (
     Event,
     SlotAction,
     StepTokens,
+    ThoughtsEnd,
+    ThoughtsEndEvent,
     Work,
     error_event,
 )
@@ -167,6 +169,9 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
     try:
         if isinstance(command, SlotAction):
             send(Message([scheduler.act_on_slot(command)]))
+        elif isinstance(command, ThoughtsEnd):
+            reason = scheduler.end_thoughts(command)
+            send(Message([ThoughtsEndEvent(command.request_id, reason)]))
         elif isinstance(command, CorpusQuestion):
             send(Message([read_corpus(scheduler.drafting.speculators.values(), command)]))
         elif isinstance(command, EmbeddingRequest):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from headstart.sampling.thoughts import NO_LIMIT, ThoughtCounter
-from headstart.types.thought_limit import ThoughtLimit
+from headstart.sampling.thoughts import ThoughtCounter
+from headstart.types.thought_limit import NO_LIMIT, ThoughtLimit
 
 CLOSING = tuple(b"!</t>")
 

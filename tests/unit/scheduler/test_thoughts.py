@@ -15,8 +15,8 @@ from headstart.speculators import Speculator
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
-from headstart.types.request import Request
-from headstart.types.thought_limit import ThoughtLimit
+from headstart.types.request import Request, ThoughtsEnd
+from headstart.types.thought_limit import NO_LIMIT, ThoughtLimit
 
 CLOSING = b" so: </t>"
 LIMIT = ThoughtLimit(
@@ -73,3 +73,18 @@ def test_what_follows_the_thoughts_is_constrained_as_ever() -> None:
 def test_the_end_of_the_thoughts_is_drafted_for_nothing() -> None:
     answer = answers(thinking(0.0)[:1], speculators(), fixed(16))["r0"]
     assert answer.finish.stats.by_speculator[GRAMMAR].num_accepted >= len(CLOSING) - 1
+
+
+def test_thoughts_end_on_demand_and_only_for_their_tenant() -> None:
+    request = replace(thinking(0.8)[0], thoughts=replace(LIMIT, max_tokens=NO_LIMIT), namespace="a")
+    scheduler = make_scheduler(bytes_engine(), speculators(), AUTO)
+    scheduler.submit(request)
+    for _ in range(3):
+        scheduler.step()
+    end = ThoughtsEnd("c", request.request_id, "b")
+    assert scheduler.end_thoughts(end) == "no active completion for this id"
+    emitted = len(scheduler.running[0].text.tokens)
+    assert scheduler.end_thoughts(replace(end, namespace="a")) == ""
+    answer = run(scheduler)[request.request_id]
+    assert CLOSING in bytes(token for token in answer.tokens if token < 256)
+    assert len(scheduler.running) == 0 < emitted

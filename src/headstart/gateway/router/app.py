@@ -22,6 +22,7 @@ from headstart.gateway.router.listing import OwnRoutes, ReadPresets
 from headstart.gateway.router.metrics import render
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import PooledModel
+from headstart.gateway.router.streams import Streams, conversation_of
 from headstart.server import guard
 from headstart.server.errors import ApiError, shorten
 from headstart.server.extras import Extras
@@ -72,6 +73,7 @@ class Forward:
 
     def __init__(self, own: OwnRoutes, proxy: Proxy) -> None:
         self._own, self._pool, self.proxy = own, own.pool, proxy
+        self._streams = Streams()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -85,6 +87,11 @@ class Forward:
             elif path == "/metrics" and not names_model:
                 text = Response(render(self._pool), media_type="text/plain; version=0.0.4")
                 await text(scope, receive, send)
+            elif path == "/v1/streams/lookup":
+                found = await self._look_up(ProxiedRequest.of(scope, body), scope)
+                await json_response(found)(scope, receive, send)
+            elif path == "/v1/stream" and (answer := self._without_model(http)):
+                await answer(scope, receive, send)
             else:
                 model = await self._model(http, body)
                 await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)
@@ -110,10 +117,12 @@ class Forward:
         Raises:
             ApiError: there is none, or it is not loaded and must not be.
         """
-        query = http.query_params
+        query, conversation = http.query_params, conversation_of(http)
         name: object = query.get("model")
         if http.method == "POST":
             name = await self._own.named(body, http.scope["headstart.namespace"])
+        elif conversation and http.scope["path"] == "/v1/stream":
+            name = self._streams.model_of(conversation)
         if not isinstance(name, str) or not name:
             raise ApiError(400, "model name is missing from the request; GET /models lists them")
         model = self._pool.find(name)
@@ -134,13 +143,62 @@ class Forward:
         send: Send,
     ) -> None:
         is_task = request.method == "POST"
-        backend = await unless_left(receive, self._pool.acquire(model, wakes=is_task))
+        conversation = conversation_of(HttpRequest(scope)) if is_task else None
+        acquiring = self._pool.acquire(model, wakes=is_task)
+        if conversation:  # its answer goes on without the client
+            backend = await self._streams.wait(conversation, model.name, acquiring)
+        else:
+            backend = await unless_left(receive, acquiring)
         with ExitStack() as lease:
             lease.callback(self._pool.release, model, is_use=is_task)
-            tenant = {TENANT_HEADER.lower(): scope.get("headstart.namespace", "")}
-            backend = replace(backend, headers={**backend.headers, **tenant})
+            backend = _for_tenant(backend, scope)
             opening = self.proxy.open(backend, request, wants_first_piece=is_task)
-            answer = await unless_left(receive, opening)
+            answer = await (opening if conversation else unless_left(receive, opening))
             if answer.is_event_stream and not is_task:
                 lease.close()  # such a stream lasts as long as the model; it must not keep it
             await relay(answer, receive, send)
+
+    def _without_model(self, http: HttpRequest) -> Response | None:
+        """The answer about a stream whose model does not run; None if it does.
+
+        Raises:
+            ApiError: there is no stream, or not yet.
+        """
+        if (conversation := conversation_of(http)) is None:
+            raise ApiError(400, "conv_id is missing; name the conversation as ?conv_id=ID")
+        model = self._pool.find(self._streams.model_of(conversation))
+        is_waiting, stops = self._streams.is_waiting(conversation), http.method == "DELETE"
+        if stops:
+            self._streams.stop(conversation)
+        elif is_waiting:
+            raise ApiError(503, "the model of this stream is loading; try again")
+        if model is not None and model.is_running and not is_waiting:
+            return None
+        if not stops:
+            raise ApiError(404, f"there is no stream of {shorten(conversation[1])}, or no longer")
+        return Response(status_code=204)
+
+    async def _look_up(self, request: ProxiedRequest, scope: Scope) -> list[Any]:
+        """What the servers of the running models say."""
+        found: list[Any] = []
+        for name in self._streams.models_of(scope.get("headstart.namespace", "")):
+            model = self._pool.find(name)
+            if model is None or not model.is_ready:
+                continue
+            backend = _for_tenant(await self._pool.acquire(model, wakes=False), scope)
+            try:
+                answer = await self.proxy.open(backend, request)
+                said = orjson.loads(await answer.read())
+                answer.close()
+                if answer.status != 200:
+                    raise ApiError(answer.status, said["error"]["message"])
+                found += said
+            finally:
+                self._pool.release(model, is_use=False)
+        return found
+
+
+def _for_tenant(backend: Backend, scope: Scope) -> Backend:
+    """The backend with the header that names whose request it is."""
+    tenant = {TENANT_HEADER.lower(): scope.get("headstart.namespace", "")}
+    return replace(backend, headers={**backend.headers, **tenant})

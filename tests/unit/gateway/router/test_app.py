@@ -76,6 +76,32 @@ async def status_of(client, name):
     return next(one["status"] for one in listed if one["id"] == name)
 
 
+async def test_the_stream_of_a_conversation_is_where_its_model_is() -> None:
+    name, ask = {"X-Conversation-Id": "c::a"}, {"model": "a"} | PROMPT
+    stream = "/v1/stream?conv_id=c::a"
+    async with router("a", "b") as routed:
+        client = routed.client
+        assert (await client.get(stream)).status_code == 404
+        assert (await client.get("/v1/stream")).status_code == 400
+        routed.children.gate.clear()
+        waiting = asyncio.create_task(client.post("/completion", json=ask, headers=name))
+        while not routed.children.log:
+            await asyncio.sleep(0.01)
+        assert (await client.get(stream)).status_code == 503
+        assert (await client.delete(stream)).status_code == 204
+        stopped = await waiting
+        assert (stopped.status_code, "cancelled" in stopped.text) == (400, True)
+        with pytest.raises(httpx2.TimeoutException):  # a client that leaves while it loads
+            await client.post("/completion", json=ask, headers=name, timeout=0.2)
+        routed.children.gate.set()
+        while not routed.echo.tenants:
+            await asyncio.sleep(0.01)
+        assert (await client.get(stream)).json()["path"] == "/v1/stream"
+        assert (await client.post("/v1/streams/lookup", json={})).json() == list(
+            (await client.get(stream)).json()
+        )
+
+
 async def test_a_post_goes_to_the_model_that_its_body_names() -> None:
     async with router("a", preset("b", aliases=("bee",))) as routed:
         answer = await routed.client.post("/v1/completions?x=1", json=PROMPT | {"model": "bee"})
