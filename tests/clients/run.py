@@ -40,6 +40,7 @@ CLIENTS: dict[str, tuple[str, ...]] = {
     "instructor": ("instructor==1.17.0",),
     "llm": ("llm==0.36", "llm-llama-server==0.2"),
     "openai_agents": ("openai-agents==0.24.0",),
+    "llama_index": ("llama-index-llms-openai-like==0.8.1",),
     "openai_npm": ("openai@6.49.0",),
     "recorded": (),
 }
