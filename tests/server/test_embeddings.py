@@ -131,6 +131,14 @@ def test_an_encoder_generates_no_text(embedding: httpx2.Client) -> None:
     assert "headstart_embedded_tokens_total" in embedding.get("/metrics").text
 
 
+def test_texts_are_embedded_where_64_do_not_divide_a_batch(tmp_path: Path) -> None:
+    config = settings(tiny_bert(tmp_path / "bert.gguf"), EmbeddingConfig(embeddings=True))
+    engine = dataclasses.replace(config.engine, ubatch=300)
+    with serving_models(dataclasses.replace(config, engine=engine)) as client:
+        answer = client.post("/v1/embeddings", json={"input": TEXTS * 50}).json()
+        assert len(answer["data"]) == 150
+
+
 def test_embedded_tokens_are_counted_as_those_of_prompts(embedding: httpx2.Client) -> None:
     def number() -> float:
         lines = embedding.get("/metrics").text.splitlines()

@@ -72,8 +72,9 @@ class LlamaEmbedder:
 
     def _params(self, config: EngineConfig, pooling: str | None) -> Any:
         facts, ubatch = self.model.facts, config.ubatch or config.batch
-        # at most 64 texts in one decode
-        num_texts = 1 if facts.is_recurrent else min(64, ubatch)
+        # at most 64 texts in one decode; libllama aborts where they do not divide its tokens
+        most = 1 if facts.is_recurrent else min(64, ubatch)
+        num_texts = next(number for number in range(most, 0, -1) if ubatch % number == 0)
         cells = min(facts.train_context, 8192)
         if config.context:
             cells = min(config.context, facts.train_context)
