@@ -26,6 +26,8 @@ ELSE = {
     "/tools": "403",
     "/cors-proxy": "403",
     "/predict": "404",
+    "-X DELETE 'http": "204",
+    "/v1/stream?": "404",
 }
 
 
