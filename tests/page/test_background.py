@@ -26,7 +26,6 @@ FILL = """async (count) => {
 
 def test_an_answer_goes_on_while_another_conversation_is_open(window: Window) -> None:
     worker = worker_that_writes("Half of it", hold=True)
-    window.expected = ("404 (Not Found)",)
     with serving(worker) as client:
         window.open(str(client.base_url))
         page = window.page
@@ -46,7 +45,6 @@ def test_an_answer_goes_on_while_another_conversation_is_open(window: Window) ->
 
 def test_a_deleted_conversation_takes_its_running_answer_with_it(window: Window) -> None:
     worker = worker_that_writes("Half of it", hold=True)
-    window.expected = ("404 (Not Found)",)
     with serving(worker) as client:
         window.open(str(client.base_url))
         page = window.page
@@ -79,7 +77,6 @@ def test_what_is_sent_meanwhile_is_asked_when_the_answer_is_over(window: Window)
 def test_what_is_queued_comes_back_into_the_field_when_the_answer_is_stopped(
     window: Window,
 ) -> None:
-    window.expected = ("404 (Not Found)",)
     with serving(worker_that_writes("Half of it", hold=True)) as client:
         window.open(str(client.base_url))
         page = window.page
@@ -120,6 +117,25 @@ def test_a_long_conversation_stays_fast_to_write_in(window: Window) -> None:
         with tasks(page) as found:
             page.keyboard.type("Twenty characters or so")
         assert max(found) < 50
+
+
+def test_an_answer_goes_on_while_the_page_is_loaded_again(window: Window) -> None:
+    worker = worker_that_writes("Half of it", hold=True)
+    with serving(worker) as client:
+        window.open(str(client.base_url))
+        page = window.page
+        window.ask("Go on", wait=False).get_by_text("Half of it").wait_for()
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        page.locator(".message.assistant.running", has_text="Half of it").wait_for()
+        assert worker.cancelled.empty()
+        worker.go_on()
+        answer = window.answer()
+        assert "10 tokens" in answer.locator(".facts").inner_text()
+        assert len(worker.requests) == 1
+        page.reload()
+        page.wait_for_selector("body[data-ready]")
+        assert "Half of it" in window.answer().inner_text()
 
 
 def test_an_answer_that_the_server_no_longer_has_is_kept_as_far_as_it_came(
