@@ -65,7 +65,9 @@ def _settings(config: Config) -> Config:
     if types is None and named.draft_model is None and named.draft_hf_repo is None:
         is_demo = named.model is None and named.hf_repo is None  # which has a draft model
         types = TEXT_SPECULATORS + ",draft-model" * is_demo
-    options = {"ngram-simple": {"size_n": 3}} | dict(speculation.options)
+    options = dict(speculation.options)
+    if types is not None and "ngram-simple" in types:  # 12 as a rule: too long for texts so short
+        options = {"ngram-simple": {"size_n": 3}} | options
     speculation = replace(speculation, spec_type=types, spec_state="none", options=options)
     return replace(config, speculation=speculation)
 
