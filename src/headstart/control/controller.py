@@ -328,4 +328,4 @@ def _offered(survival: list[float], policy: Policy) -> SlotDraft:
     """An answer's draft; what is never accepted is not worth looking at."""
     if not survival[-1]:
         survival = survival[: survival.index(0.0)]
-    return SlotDraft(survival, policy.shortest, policy.mode is DraftMode.FIXED)
+    return SlotDraft(survival, policy.n_min, policy.mode is DraftMode.FIXED)

@@ -337,5 +337,5 @@ def _note_reasons(plan: StepPlan, index: int, length: int) -> None:
         left_out = set(sources) - set(sources[:length])
         plan.reasons.update({(index, name): BELOW_BREAK_EVEN for name in left_out})
     else:
-        is_short = len(survival) < plan.sequences[index].policy.shortest
+        is_short = len(survival) < plan.sequences[index].policy.n_min
         plan.reasons[index, ""] = "shorter than n_min" if is_short else BELOW_BREAK_EVEN

@@ -18,24 +18,18 @@ class Policy:
     mode: DraftMode
     types: tuple[str, ...]  # speculators that may draft, in order of preference
     n_max: int
-    n_min: int
+    n_min: int  # shorter drafts are dropped
     p_min: float
     reason: str = ""  # why nothing is drafted
-
-    @property
-    def shortest(self) -> int:
-        """Shorter drafts are dropped: n_min, but a draft of n_max tokens is never too short.
-
-        So it is at llama-server: a request may set one of the two and get the other from the
-        server.
-        """
-        return min(self.n_min, self.n_max)
 
 
 def make_policy(
     params: SpeculativeParams, config: SpeculationConfig, loaded: Collection[str], unusable: str
 ) -> Policy:
     """Merge a request's wishes with the server's settings.
+
+    A draft of n_max tokens is never too short: as at llama-server, a request may set one of n_min
+    and n_max and get the other from the server.
 
     Args:
         params: the request's wishes.
@@ -58,7 +52,7 @@ def make_policy(
         mode,
         types,
         n_max,
-        config.draft_min if params.n_min is None else params.n_min,
+        min(n_max, config.draft_min if params.n_min is None else params.n_min),
         config.draft_p_min if params.p_min is None else params.p_min,
         reason,
     )

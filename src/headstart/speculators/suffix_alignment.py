@@ -194,9 +194,12 @@ class Alignment:
     def _known(self, source: list[int], at: int) -> Change | None:
         """The longest change whose old tokens stand there; of several the one made most."""
         best, longest = None, 0
+        second = source[at + 1 : at + 2]
         for change in self._changes.get(source[at], ()):
-            size = len(change.old)
-            if size < longest or source[at : at + size] != change.old:
+            old, size = change.old, len(change.old)
+            if size < longest or (size > 1 and (not second or old[1] != second[0])):
+                continue  # most differ there
+            if size > 2 and source[at : at + size] != old:
                 continue
             if best is None or size > longest or change.made > best.made:
                 best, longest = change, size
