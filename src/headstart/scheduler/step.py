@@ -166,6 +166,10 @@ class StepRecord:
     lengths: list[int] = field(default_factory=list)  # tokens in the cache after the decode
     context: int = 0  # tokens that a row of the batch attended to on average
     left: list[End] = field(default_factory=list)
+    num_rows: int = field(init=False)  # of the batch, padding included
+
+    def __post_init__(self) -> None:
+        self.num_rows = sum(self.plan.num_rows) + self.plan.num_padding
 
     @property
     def num_emitted(self) -> int:
@@ -192,11 +196,6 @@ class StepRecord:
     def num_prompt_rows(self) -> int:
         """Rows without."""
         return sum(self.plan.num_rows) - self.num_verify_rows
-
-    @property
-    def num_rows(self) -> int:
-        """Of the batch, padding included."""
-        return sum(self.plan.num_rows) + self.plan.num_padding
 
     @property
     def target_ms(self) -> float:
