@@ -172,8 +172,8 @@ CALLS = [
 
 OFFERS = ("suffix", (72, 0xC3, 1)), ("draft-model", (73,))
 ALONE = {
-    "suffix": {"steps": 1, "accepted": 2, "mean_acceptance_length": 3.0},
-    "draft-model": {"steps": 3, "accepted": 0, "mean_acceptance_length": 1.0},
+    "suffix": {"offers": 1, "steps": 1, "accepted": 2, "mean_acceptance_length": 3.0},
+    "draft-model": {"offers": 1, "steps": 3, "accepted": 0, "mean_acceptance_length": 1.0},
 }
 
 

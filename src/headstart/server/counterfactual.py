@@ -2,6 +2,7 @@
 
 An offer is known where a step began. Where a step of the speculator alone would begin elsewhere,
 the newest offer that the text agrees with so far goes on; without one, the step gives one token.
+So the result is a lower bound, the closer the more often the speculator was asked.
 """
 
 from __future__ import annotations
@@ -14,23 +15,24 @@ from headstart.structures.prefix import common_prefix_length
 
 
 def counterfactual(answers: Sequence[Sequence[Emission]]) -> dict[str, Any]:
-    """Steps and accepted tokens by speculator, over answers whose provenance is known.
+    """Offers, steps and accepted tokens by speculator, over answers whose provenance is known.
 
     O(tokens), those of the offers included.
     """
-    sums: dict[str, list[int]] = {}  # tokens, steps, accepted
+    sums: dict[str, list[int]] = {}  # offers, tokens, steps, accepted
     for emissions in answers:
         text, right = _rights(emissions)
         for name, ends in right.items():
-            found = (len(text), *_replay(len(text), ends))
-            sums[name] = [a + b for a, b in zip(sums.get(name, (0, 0, 0)), found, strict=True)]
+            found = (len(ends), len(text), *_replay(len(text), ends))
+            sums[name] = [a + b for a, b in zip(sums.get(name, (0,) * 4), found, strict=True)]
     return {
         name: {
+            "offers": offers,
             "steps": steps,
             "accepted": accepted,
             "mean_acceptance_length": round(tokens / steps, 3),
         }
-        for name, (tokens, steps, accepted) in sums.items()
+        for name, (offers, tokens, steps, accepted) in sums.items()
     }
 
 
