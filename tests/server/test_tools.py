@@ -98,6 +98,14 @@ def test_where_tools_run_pages_of_other_machines_may_not_ask_even_with_a_key(cli
         assert ("access-control-allow-origin" in response.headers) == is_named
 
 
+def test_without_a_key_no_other_page_of_this_machine_runs_a_tool():
+    with serving(extras=Extras.of(ToolsConfig(agent=True), {})) as client:
+        page = {"Origin": "http://localhost:1", "Sec-Fetch-Site": "same-site"}
+        assert client.post("/tools", json=READ, headers=page).status_code == 403
+        own = {"Origin": str(client.base_url).rstrip("/")}
+        assert client.post("/tools", json=READ, headers=own).status_code == 200
+
+
 def test_a_call_works_where_the_client_says_and_never_where_the_model_does(client, tmp_path):
     (tmp_path / "a").write_text("text")
     here = {"x-tool-cwd": str(tmp_path)}

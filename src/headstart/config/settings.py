@@ -250,7 +250,7 @@ class ServerConfig:
         None,
         "origins, separated by commas, whose web pages may use the server; localhost for pages "
         "from this machine, * for any. Default: any with an API key, else only the server's own "
-        "page; localhost with --tools or MCP servers",
+        "page; localhost with a key and --tools or MCP servers",
         for_router=True,
     )
     cors_methods: str = option(

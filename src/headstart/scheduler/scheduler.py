@@ -33,14 +33,7 @@ from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
 from headstart.types.counters import Counters
 from headstart.types.errors import EngineError, HeadstartError
-from headstart.types.request import (
-    Event,
-    Request,
-    SlotAction,
-    SlotEvent,
-    StepTokens,
-    ThoughtsEnd,
-)
+from headstart.types.request import Event, Request, SlotAction, SlotEvent, StepTokens, ThoughtsEnd
 from headstart.types.widths import WidthClasses
 
 if TYPE_CHECKING:

@@ -48,9 +48,14 @@ class HostedTools(Extra):
         self.risks = tuple(name for name, is_on in named if is_on)
 
     def applied(self, config: ServerConfig) -> ServerConfig:
-        """Allow only pages of this machine, unless --cors-origins names others."""
-        origins = "localhost" if config.cors_origins is None else config.cors_origins
-        return replace(config, cors_origins=origins)
+        """With API keys, allow only pages of this machine unless --cors-origins names others.
+
+        Without keys only the server's own page may ask: any other of this machine could run tools.
+        """
+        has_keys = config.api_key or config.api_key_file
+        if config.cors_origins is None and has_keys:
+            return replace(config, cors_origins="localhost")
+        return config
 
     def install(self, app: Starlette) -> None:
         """Add the routes, and what they use."""
