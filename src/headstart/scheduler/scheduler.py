@@ -33,7 +33,7 @@ from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
 from headstart.types.counters import Counters
 from headstart.types.errors import EngineError, HeadstartError
-from headstart.types.request import Event, Request, SlotAction, SlotEvent, StepTokens, ThoughtsEnd
+from headstart.types.request import Event, Request, SlotAction, SlotEvent, StepTokens
 from headstart.types.widths import WidthClasses
 
 if TYPE_CHECKING:
@@ -168,19 +168,6 @@ class Scheduler:
         """
         action = replace(action, namespace=self._prompt_namespace(action))
         return slot_actions.perform(action, self.cache, self.engine, self.clock)
-
-    def end_thoughts(self, command: ThoughtsEnd) -> str:
-        """End the thoughts of a running answer; returns why not."""
-        for sequence in self.running:
-            request, sampler = sequence.request, sequence.text.sampler
-            name = request.request_id
-            if name != command.answer or not request.namespace.startswith(command.namespace):
-                continue
-            if sampler is None or sampler.thoughts is None:
-                return "reasoning control not enabled for this completion"
-            sampler.thoughts.end()
-            return ""
-        return "no active completion for this id"
 
     def _prompt_namespace(self, asked: Request | SlotAction) -> str:
         """Whose prompts it may use."""

@@ -1,18 +1,19 @@
-"""What users may do with an idle slot: keep its prompt in a file, bring it back, forget it.
+"""What users may do with a slot: keep its prompt in a file, bring it back, forget it, and end the
+thoughts of its answer.
 
 The files are libllama's own, so llama-server reads ours and we read its.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from headstart.scheduler.prompt_cache import PromptCache
-from headstart.scheduler.sequence import Cells
+from headstart.scheduler.sequence import Cells, Sequence
 from headstart.types import ContextFullError, Engine
 from headstart.types.errors import CapacityError, InvalidParameterError
-from headstart.types.request import SlotAction, SlotEvent
+from headstart.types.request import SlotAction, SlotEvent, ThoughtsEnd
 
 
 def perform(
@@ -67,3 +68,18 @@ def _restore(cells: Cells, path: Path, cache: PromptCache, engine: Engine) -> tu
         else:
             cells.hold(saved.tokens, saved.num_exact)
             return len(saved.tokens), saved.num_bytes
+
+
+def end_thoughts(command: ThoughtsEnd, running: Iterable[Sequence]) -> str:
+    """End the thoughts of a running answer; returns why not."""
+    for sequence in running:
+        request, sampler = sequence.request, sequence.text.sampler
+        if request.request_id != command.answer:
+            continue
+        if not request.namespace.startswith(command.namespace):
+            continue
+        if sampler is None or sampler.thoughts is None:
+            return "reasoning control not enabled for this completion"
+        sampler.thoughts.end()
+        return ""
+    return "no active completion for this id"

@@ -14,6 +14,7 @@ from headstart.scheduler.corpus import read_corpus
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells
+from headstart.scheduler.slot_actions import end_thoughts
 from headstart.structures.rss import resident_bytes
 from headstart.types.errors import CapacityError, EngineError, NotSupportedError, RequestError
 from headstart.types.report import SlotReport, WorkerReport
@@ -170,7 +171,7 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
         if isinstance(command, SlotAction):
             send(Message([scheduler.act_on_slot(command)]))
         elif isinstance(command, ThoughtsEnd):
-            reason = scheduler.end_thoughts(command)
+            reason = end_thoughts(command, scheduler.running)
             send(Message([ThoughtsEndEvent(command.request_id, reason)]))
         elif isinstance(command, CorpusQuestion):
             send(Message([read_corpus(scheduler.drafting.speculators.values(), command)]))

@@ -11,6 +11,7 @@ from tests.unit.scheduler.constrained import bytes_engine, make_constrained, mak
 
 from headstart.config import SpeculationConfig
 from headstart.scheduler.grammar_drafts import GRAMMAR
+from headstart.scheduler.slot_actions import end_thoughts
 from headstart.speculators import Speculator
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
@@ -82,9 +83,9 @@ def test_thoughts_end_on_demand_and_only_for_their_tenant() -> None:
     for _ in range(3):
         scheduler.step()
     end = ThoughtsEnd("c", request.request_id, "b")
-    assert scheduler.end_thoughts(end) == "no active completion for this id"
+    assert end_thoughts(end, scheduler.running) == "no active completion for this id"
     emitted = len(scheduler.running[0].text.tokens)
-    assert scheduler.end_thoughts(replace(end, namespace="a")) == ""
+    assert end_thoughts(replace(end, namespace="a"), scheduler.running) == ""
     answer = run(scheduler)[request.request_id]
     assert CLOSING in bytes(token for token in answer.tokens if token < 256)
     assert len(scheduler.running) == 0 < emitted
