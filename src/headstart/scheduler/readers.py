@@ -155,6 +155,16 @@ class Events:
         events, self._events = self._events, []
         return events
 
+    def take_rows(self) -> list[Event]:
+        """As `take`, the tokens of each request as its own event."""
+        rows: list[Event] = []
+        for event in self.take():
+            if isinstance(event, StepTokens):
+                rows += event.events()
+            else:
+                rows.append(event)
+        return rows
+
     def read(self, record: StepRecord) -> None:
         """Tell the tokens of a step, then the requests that ended in it."""
         grown = []

@@ -33,7 +33,7 @@ from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
 from headstart.types.counters import Counters
 from headstart.types.errors import EngineError, HeadstartError
-from headstart.types.request import Event, Request, SlotAction, SlotEvent, StepTokens
+from headstart.types.request import Event, Request, SlotAction, SlotEvent
 from headstart.types.widths import WidthClasses
 
 if TYPE_CHECKING:
@@ -175,13 +175,7 @@ class Scheduler:
 
     def take_events(self) -> list[Event]:
         """Events since the last call, in order; `events.take` has the tokens in columns."""
-        events: list[Event] = []
-        for event in self.events.take():
-            if isinstance(event, StepTokens):
-                events += event.events()
-            else:
-                events.append(event)
-        return events
+        return self.events.take_rows()
 
     def step(self) -> StepRecord:
         """Advance every running request by one decode; returns what was done."""
