@@ -140,15 +140,16 @@ def test_texts_are_embedded_where_64_do_not_divide_a_batch(tmp_path: Path) -> No
 
 
 def test_embedded_tokens_are_counted_as_those_of_prompts(embedding: httpx2.Client) -> None:
-    def number() -> float:
+    def number(name: str = "prompt_tokens_total") -> float:
         lines = embedding.get("/metrics").text.splitlines()
-        return next(float(x.split()[1]) for x in lines if x.startswith("llamacpp:prompt_tokens_to"))
+        return next(float(x.split()[1]) for x in lines if x.startswith(f"llamacpp:{name}"))
 
     before = number()
     embedding.post("/v1/embeddings", json={"input": "hello"}).raise_for_status()
     while number() == before:  # reports come 0.25 s apart
         time.sleep(0.05)
     assert number() == before + 5
+    assert number("n_decode_total") > 0
 
 
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/reranking", "/v1/reranking"])

@@ -166,6 +166,7 @@ class EmbeddingQueue:
         self._counters.embedded_tokens += num_tokens
         self._counters.prompt_tokens += num_tokens  # as at llama-server
         self._counters.prompt_seconds += self._clock() - began
+        self._counters.num_decodes += 1
         if not self._long:
             self._jobs.rotate(-1)
         return self._finished()
