@@ -1,14 +1,14 @@
 """Whether texts are the same with speculation and without, and why where they are not.
 
 The same requests are answered by one slot without speculation, then in every other way. Where two
-texts part, the model reads what they have in common, and the question is how much the other token's
-logit has to rise until the rule of sampling gives it. Widths of decodes change logits a little; as
-little makes it a near tie, which libllama's kernels decide. More does not happen without a fault.
+texts part, the model reads what they have in common, and the question is how much their logits have
+to change until the rule of sampling gives the other token. Widths of decodes change logits a
+little, and what the cache keeps of earlier tokens too; as little makes it a near tie, which
+libllama's kernels decide. More does not happen without a fault.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -31,8 +31,9 @@ from headstart.types.widths import WidthClasses
 
 TEMPERATURES = (0.0, 0.8, 1.5)
 LENGTHS = (3, 16)  # draft tokens a step, where they are fixed
-NEAR_TIE = 4.0  # times what the compared widths changed a logit: in a text, changes add up
-_MOST_RISE = 64.0  # of a logit; where no rise helps, the filters or the text differ
+NEAR_TIE = 4.0  # times what was seen to change a logit: few of many ways to read a text are tried
+_READ_ROWS = (32, 5, 2, 128)  # of a decode that reads a text; each fills the cache by other kernels
+_FINEST, _MOST_CHANGE = 2.0**-12, 64.0  # of a logit; where none helps, filters or text differ
 _HALVINGS = 16
 
 
@@ -59,7 +60,7 @@ class Difference:
     request_id: str
     position: int  # of the answer's tokens
     kind: str  # "near tie" or "different"
-    margin: float | None  # how much the other token's logit has to rise; None: no rise gives it
+    margin: float | None  # how much logits have to change; None: no change gives the other token
     error: str = ""
 
 
@@ -128,7 +129,6 @@ def verify(
     """
     plain = open_scheduler(1)
     verdict = TextComparison(_compare_widths(plain), is_exact)
-    near = 0.0 if verdict.is_exact else NEAR_TIE * verdict.classes.change
     for num_slots in slots:
         scheduler = plain if num_slots == 1 else open_scheduler(num_slots)
         for temperature in temperatures:
@@ -140,7 +140,7 @@ def verify(
                     continue
                 got = _answer(scheduler, asked, way)
                 found = [
-                    _explain(plain, request, way, expected[i], got[i], near)
+                    _explain(plain, request, way, (expected[i], got[i]), verdict)
                     for i, request in enumerate(asked)
                     if expected[i] != got[i]
                 ]
@@ -208,11 +208,11 @@ def _explain(
     scheduler: Scheduler,
     request: Request,
     way: Way,
-    expected: tuple[int, ...] | str,
-    got: tuple[int, ...] | str,
-    near: float,
+    answers: tuple[tuple[int, ...] | str, tuple[int, ...] | str],
+    verdict: TextComparison,
 ) -> Difference:
-    """Why two answers differ."""
+    """Why two answers differ, that without speculation first."""
+    expected, got = answers
     place = (str(way), request.sampling.temperature, request.request_id)
     if isinstance(expected, str) or isinstance(got, str):
         error = got if isinstance(got, str) else f"without speculation: {expected}"
@@ -222,18 +222,22 @@ def _explain(
     if position is None:
         shorter = min(len(expected), len(got))
         return Difference(*place, shorter, "different", None, "one ends, the other goes on")
-    logits = _logits_behind(scheduler, [*request.prompt, *expected[:position]])
-    margin = _margin(scheduler, request, expected[:position], logits, got[position])
-    kind = "near tie" if margin is not None and margin <= near else "different"
-    return Difference(*place, position, kind, margin)
+    text = [*request.prompt, *expected[:position]]
+    logits, *others = (_logits_behind(scheduler, text, rows) for rows in _READ_ROWS)
+    margin = _margin(scheduler, request, expected[: position + 1], logits, got[position])
+    change = max(verdict.classes.change, *(float(np.abs(logits - one).max()) for one in others))
+    is_near = margin is not None and margin <= NEAR_TIE * change and not verdict.is_exact
+    return Difference(*place, position, "near tie" if is_near else "different", margin)
 
 
-def _logits_behind(scheduler: Scheduler, tokens: Sequence[int]) -> NDArray[np.float32]:
-    """Of the token after these, read anew on an idle slot."""
+def _logits_behind(
+    scheduler: Scheduler, tokens: Sequence[int], num_rows: int
+) -> NDArray[np.float32]:
+    """Of the token after these, read anew on an idle slot, so many rows in a decode."""
     engine, cells = scheduler.engine, scheduler.cells[0]
     scheduler.cache.empty(cells)
     batch, logits = Batch(engine.max_batch_tokens), np.zeros(0, np.float32)
-    size = min(32, engine.max_batch_tokens)
+    size = min(num_rows, engine.max_batch_tokens)
     for start in range(0, len(tokens), size):
         batch.clear()
         batch.add(cells.seq_id, start, tokens[start : start + size], 1)
@@ -249,28 +253,36 @@ def _margin(
     logits: NDArray[np.float32],
     token: int,
 ) -> float | None:
-    """How much this token's logit has to rise until the rule chooses it.
+    """How much logits have to change until the rule chooses this token in place of the answer's
+    last one: its own rises, and the other's falls, which a filter may then leave out.
 
     Filters and noise are in it: the rule is asked, not imitated.
     """
     sampler = Sampler(request.sampling, scheduler.engine, scheduler.vocab.eog_ids)
-    sampler.read([*request.prompt, *answer])
-    position = len(request.prompt) + len(answer)
+    *before, last = answer
+    sampler.read([*request.prompt, *before])
+    position = len(request.prompt) + len(before)
 
-    def is_chosen(rise: float) -> bool:
-        raised = logits.copy()
-        raised[token] += np.float32(rise)
-        return sampler.sample(raised, position) == token
+    def is_chosen(change: float) -> bool:
+        other = logits.copy()
+        other[token] += np.float32(change)
+        other[last] -= np.float32(change)
+        return sampler.sample(other, position) == token
 
-    if is_chosen(0.0):
+    return _least(is_chosen)
+
+
+def _least(is_enough: Callable[[float], bool]) -> float | None:
+    """The smallest number that is enough; None if none is."""
+    if is_enough(0.0):
         return 0.0
-    high = 2.0**-12
-    while not is_chosen(high):
+    high = _FINEST
+    while not is_enough(high):
         high *= 2.0
-        if high > _MOST_RISE:
+        if high > _MOST_CHANGE:
             return None
-    low = 0.0 if high == 2.0**-12 else high / 2.0
+    low = 0.0 if high == _FINEST else high / 2.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2.0
-        low, high = (low, middle) if is_chosen(middle) else (middle, high)
-    return high if math.isfinite(high) else None
+        low, high = (low, middle) if is_enough(middle) else (middle, high)
+    return high

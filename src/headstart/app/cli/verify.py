@@ -105,7 +105,7 @@ def make_requests(config: Config, options: VerifyOptions, target: Path) -> list[
 
 
 def _shown(margin: float | None) -> str:
-    return "no rise of its logit gives it" if margin is None else f"margin {margin:.2g}"
+    return "no change of its logit gives it" if margin is None else f"margin {margin:.2g}"
 
 
 def _summary(verdict: TextComparison) -> str:
