@@ -33,7 +33,7 @@ CONSTRAINTS = (
     Constraint(
         kind=ConstraintKind.JSON_SCHEMA,
         text=json.dumps(PERSON),
-        thoughts=ThoughtMarks(b"", b" ", is_open=True),
+        thoughts=ThoughtMarks(b"", b"\n", is_open=True),
         allows_space=True,
     ),
     Constraint(kind=ConstraintKind.LARK, text='start: "It is " NUM " o\'clock."\nNUM: /1?[0-9]/'),
@@ -77,7 +77,7 @@ def test_a_finished_text_satisfies_its_constraint(temperature: float) -> None:
     jsonschema.validate(json.loads(texts[0]), PERSON)
     jsonschema.validate(json.loads(texts[1]), PEOPLE)
     assert re.fullmatch("([A-Z][a-z]{2,8} ){3}[0-9]{2}", texts[2])
-    jsonschema.validate(json.loads(texts[5].partition(" ")[2]), PERSON)
+    jsonschema.validate(json.loads(texts[5].partition("\n")[2]), PERSON)
     assert re.fullmatch("It is 1?[0-9] o'clock.", texts[6])
     finish = results[requests[0].request_id].finish
     assert finish is not None

@@ -192,7 +192,7 @@ class Sequence:
             num_cached=self.num_cached,
             num_unread=num_unread,
             num_emitted=self.num_emitted,
-            num_near_ties=sampler.num_near_ties if (sampler := self.text.sampler) else 0,
+            num_near_ties=0 if self.admitted is None else self.text.sampler.num_near_ties,
             queue_seconds=admitted - self.submitted,
             prompt_seconds=first - admitted,
             generation_seconds=now - first,
