@@ -54,7 +54,8 @@ def test_the_text_is_the_same_in_every_chain(kind: str, tmp_path: Path) -> None:
         assert not guarded.failure
         assert guarded.describe()["missing_states"] == 0
         assert guarded.stats.num_drafted > 0
-        assert bool(num_behind_texts(scheduler, name)) == (name not in BLOCKS)
+    behind_texts = [num_behind_texts(scheduler, name) for scheduler in chains]
+    assert any(behind_texts) == (name not in BLOCKS)
 
 
 @pytest.mark.parametrize("kind", RIGHT_KINDS)

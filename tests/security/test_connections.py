@@ -12,7 +12,7 @@ from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.server import connections
-from headstart.server.connections import MAX_HEAD_BYTES, ConnectionLimits
+from headstart.server.connections import MAX_HEAD_BYTES, ConnectionLimits, affordable
 from headstart.types.errors import ConfigError
 
 
@@ -175,11 +175,14 @@ def test_thousands_of_pipelined_requests_are_refused():
 def test_the_start_tells_when_too_few_files_may_be_opened(monkeypatch, caplog):
     monkeypatch.setattr("headstart.server.connections.resource.setrlimit", lambda *_: None)
     monkeypatch.setattr("headstart.server.connections.resource.getrlimit", lambda _: (256, 256))
+    affordable.cache_clear()  # asked once a process
     assert ConnectionLimits.of(ServerConfig()).max_connections == 192
     assert "ulimit -n" in caplog.text
+    affordable.cache_clear()
     monkeypatch.setattr("headstart.server.connections.resource.getrlimit", lambda _: (70, 70))
     with pytest.raises(ConfigError, match=r"may open 70 files.*ulimit -n"):
         ConnectionLimits.of(ServerConfig())
+    affordable.cache_clear()
 
 
 def test_a_hundred_clients_come_and_go_while_one_hangs():

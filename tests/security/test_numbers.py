@@ -98,8 +98,8 @@ def test_the_breakers_of_a_second_request_are_not_searched_for_again() -> None:
         ({"speculative": {"types": ["x"] * 20_000}}, "speculative.types holds 20000 entries"),
         ({"speculative": {"types": "x," * 50_000}}, "100000 characters"),
         ({"response_fields": ["a/b"] * 20_000}, "response_fields holds 20000 entries"),
-        ({"n_probs": 129}, "n_probs is 129 but must be from 0 to 128"),
-        ({"logprobs": 10**6}, "logprobs is 1000000 but must be from 0 to 128"),
+        ({"n_probs": 10**5}, "n_probs is 100000 but must be from 0 to 258"),
+        ({"logprobs": 10**6}, "logprobs is 1000000 but must be from 0 to 258"),
     ],
 )
 def test_a_list_that_no_honest_client_sends_is_refused_at_once(client, fields, says):

@@ -345,9 +345,9 @@ class Pool:
 
     def _fail(self, model: PooledModel, reason: str) -> None:
         """Note that a model cannot be loaded, before it was tried."""
-        model.failure, model.exit_code = reason, 2
+        model.failure, model.exit_code = reason, 1
         log.error("%s: %s", model.name, reason)
-        self.events.tell("status_change", model.name, {"status": UNLOADED, "exit_code": 2})
+        self.events.tell("status_change", model.name, {"status": UNLOADED, "exit_code": 1})
         error = BackendError(f"{model.name} could not be loaded: {reason}")
         self._fail_waiting(model.name, error)
 

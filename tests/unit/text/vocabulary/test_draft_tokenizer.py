@@ -77,7 +77,8 @@ def test_output_is_that_of_the_target_alone(pair: Pair, temperature: float) -> N
         engine = Model(order)
         scheduler = make_scheduler(engine, [pair.drafter(order, 0.3)], spec)
         check(engine, requests, run(scheduler, requests))
-        assert scheduler.counts.stats.num_drafted > 0
+        if spec is not AUTO:  # which may find that it does not pay
+            assert scheduler.counts.stats.num_drafted > 0
 
 
 def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> None:
