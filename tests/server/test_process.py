@@ -214,7 +214,7 @@ def test_ctrl_c_while_the_engine_starts_ends_without_a_traceback(tmp_path: Path)
     os.killpg(process.pid, signal.SIGINT)
     out, _ = process.communicate(timeout=60)
     assert b"Traceback" not in out
-    assert process.returncode in (130, -signal.SIGINT)
+    assert process.returncode in (0, 130, -signal.SIGINT)  # 0: the port was open, it stopped
 
 
 def _catches(pid: int, number: int) -> bool:
