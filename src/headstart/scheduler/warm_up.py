@@ -95,7 +95,9 @@ class WarmUp:
 
     def _compare_widths(self, timer: Timer, is_interrupted: Interrupted) -> None:
         sequences, _ = self._unused()
-        if not sequences or not timer.fits(max(WIDE) // 2):
+        if self._engine.max_outputs < max(WIDE) // 2:  # no step will ever be so wide
+            self.compare, self.is_done = None, True
+        if self.is_done or not sequences or not timer.fits(max(WIDE) // 2):
             return
         comparison = WidthComparison(self._engine, sequences[:1], self._clock, cuts=True)
         try:
