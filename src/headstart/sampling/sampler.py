@@ -99,8 +99,13 @@ class Sampler:
         return int(ids[chosen])
 
     def _count_tie(self, scores: NDArray[Any], chosen: int, margin: float) -> None:
-        if margin and np.count_nonzero(scores > scores[chosen] - margin) > 1:
-            self.num_near_ties += 1
+        """Count a choice that was won by less than `margin`; the scores are as before then."""
+        if not margin:
+            return
+        best = scores[chosen]
+        scores[chosen] = -np.inf  # no array of the vocabulary's size is made for each token
+        self.num_near_ties += bool(scores.max() > best - margin)
+        scores[chosen] = best
 
     def couple(self, logits: NDArray[np.float32], position: int) -> TokenChoice:
         """Choose from a draft model's logits with this request's filters and noise."""
