@@ -50,7 +50,7 @@ class Probe:
     Logits may differ in what rounding does to them, unless decodes have widths that agree.
     """
 
-    def __init__(self, path: Path, *, is_exact: bool = False) -> None:
+    def __init__(self, path: Path, *, is_exact: bool = False, swa_full: bool = False) -> None:
         self.kind = KINDS.get(path.stem, CacheKind.CUT)
         self.tolerance = TOLERANCES.get(path.stem, 2e-3)
         settings = EngineConfig(
@@ -60,6 +60,7 @@ class Probe:
             threads=1,
             gpu_layers=0,
             exact=is_exact,
+            swa_full=swa_full,
             cache_type_k="f32",
             cache_type_v="f32",
         )
@@ -187,6 +188,28 @@ def test_an_edited_history_goes_on_from_what_is_left(model_file: Path, length: i
     assert left == length or length < 2 * WINDOW or left == 2 * WINDOW
     if left:
         assert probe.is_as_fresh(0, TEXT[:left])
+
+
+@pytest.mark.parametrize("is_exact", [False, True])
+@pytest.mark.parametrize("length", [len(TEXT) - 1, 2 * WINDOW, 10])
+def test_a_restored_prompt_is_cut_only_where_a_window_kept_whole_is_still_held(
+    model_file: Path, length: int, *, is_exact: bool
+) -> None:
+    """libllama saves only what the next token sees, also with --swa-full."""
+    if KINDS.get(model_file.stem) is not CacheKind.WINDOW:
+        return
+    probe = Probe(model_file, is_exact=is_exact, swa_full=True)
+    probe.decode(TEXT, 0)
+    assert probe.engine.restore_sequence(0, probe.engine.save_sequence(0))
+    reusable = probe.engine.reusable(0, length)
+    assert reusable == probe.engine.reusable(0, length, by_copy=True)
+    assert reusable in (0, length)
+    if reusable:
+        assert probe.engine.copy_prefix(0, 1, length)
+        assert probe.is_as_fresh(1, TEXT[:length])
+    assert probe.engine.rewind(0, length) == reusable
+    if reusable:
+        assert probe.is_as_fresh(0, TEXT[:length])
 
 
 @pytest.mark.parametrize("length", [len(TEXT), 2 * WINDOW, 10])

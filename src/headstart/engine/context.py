@@ -115,13 +115,13 @@ class LlamaEngine(Sequences):
             kind, max_rollback = CacheKind.ROLLBACK, num_snapshots
         elif self.model.facts.is_recurrent:
             kind, max_rollback = CacheKind.CHECKPOINT, 0
-        elif window:
+        elif window and not self.params.swa_full:
             kind = CacheKind.WINDOW
         return CacheRules(kind, max_rollback, window, is_split=self.is_exact)
 
     def _window(self, config: EngineConfig) -> int:
-        """Tokens that sliding windows keep; 0 if all layers keep the whole context."""
-        if self.params.swa_full or self.model.facts.window >= self.context_size:
+        """Tokens that layers with sliding windows see; 0 if all see the whole context."""
+        if self.model.facts.is_recurrent or self.model.facts.window >= self.context_size:
             return 0
         # Some models name a window that their layers do not have. Only in a cache with windows is
         # the part that cannot be cut smaller than all of it, also of an empty sequence.

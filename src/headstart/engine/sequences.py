@@ -5,7 +5,9 @@ allow only the sound ones. They follow from how each kind of cache works:
 
 - CUT: every token has cells of its own, so that any tail can go.
 - WINDOW: layers with a sliding window reuse the cells of tokens that no later token can see. A
-  sequence can be cut where the window that ends there is still held.
+  sequence can be cut where the window that ends there is still held. With --swa-full the kind is
+  CUT, but the same holds: a saved state has only the last window, and libllama may reuse the cells
+  before it although there are others.
 - ROLLBACK: recurrent layers keep one state, and a snapshot after each of the last tokens of one
   decode.
 - CHECKPOINT: recurrent layers keep one state.
@@ -44,7 +46,7 @@ class CacheRules:
 
     kind: CacheKind
     max_rollback: int  # tokens of one decode that ROLLBACK can drop
-    window: int = 0  # tokens that sliding windows see, where they are not kept whole; 0: none
+    window: int = 0  # tokens that sliding windows see; 0: none
     is_split: bool = False  # each sequence has a cache of its own
 
     @property
@@ -140,6 +142,9 @@ class Sequences:
             if not self._set(seq_id, state, _WHOLE):
                 self.clear(seq_id)
                 return False
+        if not self._can_cut(seq_id, start):
+            self.clear(seq_id)
+            return False
         api.llama_memory_seq_rm(self._memory, seq_id, start, end)
         api.llama_memory_seq_add(self._memory, seq_id, end, -1, start - end)
         return True
@@ -158,8 +163,10 @@ class Sequences:
         """Make `target` (emptied first) hold the first `length` tokens of `source`."""
         self.clear(target)
         if self.rules.kind is CacheKind.CUT:
-            self._copy(source, target, length)
-            return True
+            can_copy = self._can_copy(source, length)
+            if can_copy:
+                self._copy(source, target, length)
+            return can_copy
         if self.rules.is_split:  # the kinds that are left have recurrent layers
             if length != self._lengths.get(source, 0):
                 return False
@@ -176,7 +183,8 @@ class Sequences:
 
     def share_prefix(self, source: int, target: int, length: int) -> None:
         """Let `target` use the cells of `source` for the first tokens, which both hold."""
-        if self.rules.kind is CacheKind.CUT and not self.rules.is_split:
+        is_shared = self.rules.kind is CacheKind.CUT and not self.rules.is_split
+        if is_shared and self._can_copy(source, length):
             api.llama_memory_seq_rm(self._memory, target, 0, length)
             self._copy(source, target, length)
 
@@ -251,7 +259,8 @@ class Sequences:
 
     def _can_cut(self, seq_id: int, length: int) -> bool:
         dropped = self._lengths.get(seq_id, 0) - length
-        if self.rules.kind is CacheKind.CUT or length == 0 or dropped <= 0:
+        is_cut = self.rules.kind is CacheKind.CUT  # whose lengths are not known here
+        if length == 0 or (dropped <= 0 and not is_cut):
             return True
         if self.rules.is_recurrent:
             last_rows = self._last_rows.get(seq_id, 0)

@@ -147,8 +147,8 @@ class HostPrompts:
                 f"the prompt of slot {cells.seq_id} is in main memory and the cache has no room "
                 f"for its {len(stored.tokens)} tokens; try again when a request is over"
             )
-        self._engine.truncate(cells.seq_id, num_tokens)
-        cells.hold(cells.tokens[:num_tokens], num_prompt=stored.num_prompt)
+        length = self._engine.rewind(cells.seq_id, num_tokens)
+        cells.hold(cells.tokens[:length], num_prompt=stored.num_prompt)
         self.forget(cells)
 
     def erase(self, cells: Cells) -> int:
