@@ -59,6 +59,7 @@ def _asked(workload: str) -> Callable[[Library, Random], Prompt | None]:
         if question is None:
             return None
         (text,) = question.turns
+        assert isinstance(text, str), "one message of a user"
         return Prompt(text if question.is_raw else _ask(text), question.max_tokens)
 
     return make

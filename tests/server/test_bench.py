@@ -9,6 +9,8 @@ import pytest
 from tests.server.serving import serving_models
 
 from headstart.config import Config, EngineConfig, SpeculationConfig
+from headstart.control.controller import Controller
+from headstart.extras.bench import tune
 from headstart.extras.bench.command import COMMAND
 from headstart.types.errors import ConfigError, HeadstartError
 
@@ -29,10 +31,15 @@ def test_it_starts_a_server_and_answers_the_same_prompts_in_every_way(
     prompts: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--prompts", str(prompts), "--tokens", "8", "--seconds", "0", "--users", "1"]
+    flags += ["--settings", "@4;suffix@2;auto:suffix", "--svg", str(prompts.with_suffix(".svg"))]
     assert COMMAND([*flags, "--temperatures", "0", "--context", "1024", "--json"]) == 0
-    (cell,) = json.loads(capsys.readouterr().out)
+    found = json.loads(capsys.readouterr().out)
+    (cell,) = found["lines"]
     assert (cell["workload"], cell["users"]) == ("prompts", 1)
-    assert list(cell["arms"]) == ["off", "fixed 4", "fixed 8", "fixed 16", "auto"]
+    assert list(cell["arms"]) == ["off", "fixed 4", "suffix@2", "auto:suffix", "auto"]
+    assert sum(cell["arms"]["auto"]["shares"].values()) == pytest.approx(1.0)
+    assert prompts.with_suffix(".svg").read_text().count("<polyline") == 1  # rows; no acceptance
+    assert found["control"]["cost_ms"]["rows"]
     for arm in cell["arms"].values():
         assert len(arm["rates"]) == 3
         assert min(arm["rates"]) > 0.0
@@ -41,15 +48,35 @@ def test_it_starts_a_server_and_answers_the_same_prompts_in_every_way(
 
 def test_any_server_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
     config = Config(
-        engine=EngineConfig(context=1024, threads=1),
+        engine=EngineConfig(context=4096, threads=1),
         speculation=SpeculationConfig(spec_state="none"),
     )
     with serving_models(config) as client:
         flags = ["--url", str(client.base_url), "--workloads", "agent", "--tokens", "16"]
         assert COMMAND([*flags, "--users", "2", "--temperatures", "0.8", "--seconds", "0"]) == 0
-    heads, _, line = capsys.readouterr().out.strip().splitlines()
+    heads, _, line, *_ = capsys.readouterr().out.strip().splitlines()
     assert "server, tokens/s" in heads
     assert line.startswith("| agent | 0.8 | 2 |")
+
+
+def test_a_tuned_server_need_not_time_its_steps(
+    prompts: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = prompts.with_suffix(".json")
+    flags = ["--prompts", str(prompts), "--tokens", "8", "--quick", "--context", "1024", "--json"]
+    assert tune.COMMAND([*flags, "--spec-state", str(profile)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["profile"] == str(profile)
+    assert list(found["arms"]) == ["auto:suffix", "auto:draft-model", "auto"]
+    assert set(found["pays_from"]) == {"suffix", "draft-model"}
+    controller = Controller()
+    assert controller.load(profile) is None
+    assert controller.knows_costs(8)
+
+
+def test_tune_needs_a_place_for_the_profile() -> None:
+    with pytest.raises(ConfigError, match="keeps no profile"):
+        tune.COMMAND(["--spec-state", "none"])
 
 
 @pytest.mark.parametrize(
@@ -59,6 +86,8 @@ def test_any_server_can_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
         (["--users", "0"], "numbers from 1 on"),
         (["--temperatures", "warm"], "numbers from 0 on"),
         (["--error", "0"], "above 0"),
+        (["--settings", "suffix"], "SPECULATORS@LENGTH"),
+        (["--settings", "@0"], "names '@0'"),
         (["--prompts", "/nowhere.txt"], "cannot read /nowhere.txt"),
         (["stairs"], "the only one is steps"),
     ],

@@ -20,6 +20,7 @@ COMMANDS = {
     "serve": "start the server",
     "generate": "continue a prompt and show which tokens were drafted",
     "bench": "measure what drafts give on this machine",
+    "tune": "measure this machine before the first user comes",
     "backend": "download libllama for this machine, so that nothing is compiled",
     "verify": "compare texts with speculation and without, on this machine",
     "devices": "list what libllama can compute on",
@@ -30,12 +31,8 @@ COMMANDS = {
     "corpus": "add texts that drafts may be copied from",
 }
 
-EXTRAS = (
-    "bench",
-    "cluster",
-    "rpc-worker",
-    "rpc-build",
-)  # of the entry-point group `headstart.commands`
+# of the entry-point group `headstart.commands`
+EXTRAS = ("bench", "tune", "cluster", "rpc-worker", "rpc-build")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

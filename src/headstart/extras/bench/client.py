@@ -1,27 +1,41 @@
 """Asks servers as users do: conversations over OpenAI's API, streamed, with the times of tokens.
 
-Starts servers too, and stops them.
+Starts servers too, and stops them. Plain `http.client`: on few cores the client's processor time is
+taken from the server's.
 """
 
 from __future__ import annotations
 
-import json
+import http.client
+import os
+import re
 import socket
 import subprocess
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
-import httpx2
+import orjson
 
 from headstart.extras.bench.library import Question
 from headstart.types.errors import HeadstartError
 
 START_SECONDS, ANSWER_SECONDS = 600.0, 600.0
+HEADSTART = (sys.executable, "-m", "headstart")
+TENANT_HEADER = "x-bench-tenant"
+_SAMPLE = re.compile(
+    rb"^headstart_(step_seconds|draft_tokens_by_position|draft_tokens_accepted_by_position)_total"
+    rb'\{.*?(?:part|position)="(\w+)"\} (\S+)$',
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +61,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Round:
+    """Answers to some questions, and what Headstart counted meanwhile: see `Client.counters`."""
+
+    answers: Sequence[Answer]
+    counters: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """Where to ask, and what every request says."""
 
@@ -54,34 +76,71 @@ class Client:
     key: str = ""
     fields: Mapping[str, Any] = field(default_factory=dict)
 
-    def ask_all(self, questions: Sequence[Question], **fields: Any) -> list[Answer]:
+    def ask_all(
+        self, questions: Sequence[Question], *, tenant: str = "", rate: float = 0.0, **fields: Any
+    ) -> Round:
         """All at once, a connection each; the turns of a question one after the other.
+
+        Args:
+            tenant: whose texts the server may draft from; a server of ours keeps them apart.
+            rate: questions a second, which then come one by one at random times.
 
         Raises:
             HeadstartError: the server cannot be reached, or refuses.
         """
+        random, after, waits = Random(len(questions)), 0.0, []
+        for _ in questions:
+            waits.append(after)
+            after += random.expovariate(rate) if rate else 0.0
+        before = self.counters()
         with ThreadPoolExecutor(len(questions)) as pool:
             bodies = [{**fields, **self.fields, "seed": seed} for seed in range(len(questions))]
-            done = pool.map(self._ask, questions, bodies)
-            return [answer for answers in done for answer in answers]
+            done = pool.map(self._ask, questions, bodies, waits, [tenant] * len(questions))
+            answers = [answer for answers in done for answer in answers]
+        counted = self.counters()
+        return Round(answers, {name: n - before.get(name, 0.0) for name, n in counted.items()})
 
-    def _ask(self, question: Question, body: dict[str, Any]) -> list[Answer]:
+    def get(self, path: str) -> Any:
+        """A JSON answer; None where the server has none."""
+        with suppress(HeadstartError, OSError, http.client.HTTPException, orjson.JSONDecodeError):
+            return orjson.loads(b"".join(exchange(self.url, path, headers=self._headers())))
+        return None
+
+    def counters(self) -> dict[str, float]:
+        """Seconds in "target", "draft" and "other", and draft tokens by position ("drafted 0",
+        "accepted 0"), since the server's start; empty where it is another program.
+        """
+        counted: dict[str, float] = defaultdict(float)
+        with suppress(HeadstartError, OSError, http.client.HTTPException):
+            text = b"".join(exchange(self.url, "/metrics", headers=self._headers()))
+            for kind, label, value in _SAMPLE.findall(text):
+                names = {b"step_seconds": "", b"draft_tokens_by_position": "drafted "}
+                counted[names.get(kind, "accepted ") + label.decode()] += float(value)
+        return counted
+
+    def _headers(self, tenant: str = "") -> dict[str, str]:
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        return headers | ({TENANT_HEADER: tenant} if tenant else {})
+
+    def _ask(
+        self, question: Question, body: dict[str, Any], wait: float, tenant: str
+    ) -> list[Answer]:
+        time.sleep(wait)
         body["max_tokens"] = min(body["max_tokens"], question.max_tokens)
-        if question.body is not None:
-            path = "/v1/completions" if question.is_raw else "/v1/chat/completions"
-            return [self._stream(path, {**body, **question.body})]
+        body.update(question.body)
         if question.is_raw:
-            return [self._stream("/v1/completions", {**body, "prompt": question.turns[0]})]
-        messages: list[dict[str, str]] = []
+            body = {"prompt": question.turns[0], **body} if question.turns else body
+            return [self._stream("/v1/completions", body, tenant)]
+        messages: list[Mapping[str, Any]] = []
         answers = []
-        for turn in question.turns:
-            messages.append({"role": "user", "content": turn})
-            answers.append(self._stream("/v1/chat/completions", {**body, "messages": messages}))
+        for turn in question.turns or ((),):
+            messages += [{"role": "user", "content": turn}] if isinstance(turn, str) else turn
+            asked = {"messages": messages, **body}
+            answers.append(self._stream("/v1/chat/completions", asked, tenant))
             messages.append({"role": "assistant", "content": answers[-1].text})
         return answers
 
-    def _stream(self, path: str, body: Mapping[str, Any]) -> Answer:
-        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+    def _stream(self, path: str, body: Mapping[str, Any], tenant: str) -> Answer:
         asked = {"model": "default", **body, "stream": True}
         asked["stream_options"] = {"include_usage": True}
         pieces: list[str] = []
@@ -89,42 +148,78 @@ class Client:
         last: dict[str, Any] = {}
         sent = time.monotonic()
         try:
-            with httpx2.stream(
-                "POST", self.url + path, json=asked, headers=headers, timeout=ANSWER_SECONDS
-            ) as response:
-                if response.status_code != 200:
-                    text = response.read()[:500].decode("utf-8", "replace")
-                    raise HeadstartError(f"{self.url} answered {response.status_code}: {text}")
-                for line in response.iter_lines():
-                    if not line.startswith("data: {"):
-                        continue
-                    event = json.loads(line[6:])
-                    last |= {name: event[name] for name in ("usage", "timings") if event.get(name)}
-                    if text := _text(event):
-                        arrivals.append(time.monotonic())
-                        pieces.append(text)
-        except (httpx2.HTTPError, json.JSONDecodeError) as error:
+            for line in exchange(self.url, path, asked, self._headers(tenant)):
+                if not line.startswith(b"data: {"):
+                    continue
+                event = orjson.loads(line[6:])
+                last |= {name: event[name] for name in ("usage", "timings") if event.get(name)}
+                if text := _text(event):
+                    arrivals.append(time.monotonic())
+                    pieces.append(text)
+        except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
             raise HeadstartError(f"{self.url}{path} cannot be read: {error}") from error
         num_tokens = last.get("usage", {}).get("completion_tokens", len(pieces))
         end = arrivals or [time.monotonic()]
         return Answer("".join(pieces), sent, end, num_tokens, last.get("timings", {}))
 
 
+def exchange(
+    url: str,
+    path: str,
+    body: Mapping[str, Any] | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Iterator[bytes]:
+    """Lines of an answer as they arrive; a POST if there is a body.
+
+    Raises:
+        HeadstartError: the server answered with an error.
+        OSError, http.client.HTTPException: it cannot be reached.
+    """
+    place = urlsplit(url)
+    kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+    if place.scheme not in kinds or not place.hostname:
+        raise HeadstartError(f"{url!r} is no address of a server; write http://127.0.0.1:8080")
+    connection = kinds[place.scheme](place.hostname, place.port, timeout=ANSWER_SECONDS)
+    with closing(connection):
+        data = None if body is None else orjson.dumps(body)
+        sent = {"Content-Type": "application/json", **(headers or {})}
+        connection.request("GET" if data is None else "POST", place.path + path, data, sent)
+        response = connection.getresponse()
+        if response.status != 200:
+            text = response.read(500).decode("utf-8", "replace")
+            raise HeadstartError(f"{url} answered {response.status}: {text}")
+        yield from response
+
+
 def _text(event: Mapping[str, Any]) -> str:
-    """What an event adds to the answer, reasoning included."""
+    """What an event adds to the answer, reasoning and calls of tools included."""
     for choice in event.get("choices", ()):
         delta = choice.get("delta", choice)
-        return (delta.get("reasoning_content") or "") + (
-            delta.get("content") or delta.get("text") or ""
-        )
+        calls = [call.get("function", {}) for call in delta.get("tool_calls") or ()]
+        called = "".join((c.get("name") or "") + (c.get("arguments") or "") for c in calls)
+        thought = delta.get("reasoning_content") or ""
+        return thought + (delta.get("content") or delta.get("text") or "") + called
     return ""
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path) -> Iterator[str]:
-    """Run a server with `--port` appended; yields its address once it is healthy, and stops it.
+def running(command: Sequence[str], log: Path, key: str = "") -> Iterator[Client]:
+    """Run a server as `started` does; yields a client with this API key.
 
     If it is Headstart, its warm-up is over: it would disturb what is measured meanwhile.
+    """
+    with started(command, log) as (process, url):
+        client = Client(url, key)
+        _wait(process, log, lambda: _is_warm(client))
+        yield client
+
+
+@contextmanager
+def started(
+    command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """Run a server with `--port` appended; yields its process and address once it is healthy, and
+    stops it.
 
     Raises:
         HeadstartError: it ended, or did not get ready in time.
@@ -135,11 +230,14 @@ def running(command: Sequence[str], log: Path) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     with log.open("w") as output:
         process = subprocess.Popen(
-            [*command, "--port", str(port)], stdout=output, stderr=subprocess.STDOUT
+            [*command, "--port", str(port)],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
         )
     try:
-        _wait(process, url, log)
-        yield url
+        _wait(process, log, lambda: bool(list(exchange(url, "/health"))))
+        yield process, url
     finally:
         process.terminate()
         try:
@@ -149,7 +247,7 @@ def running(command: Sequence[str], log: Path) -> Iterator[str]:
             process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+def _wait(process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -157,17 +255,25 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
             raise HeadstartError(
                 f"the server ended with exit code {process.returncode}: {' / '.join(rest)}"
             )
-        with suppress(httpx2.HTTPError):
-            if httpx2.get(f"{url}/health", timeout=5.0).status_code == 200 and _is_warm(url):
+        with suppress(HeadstartError, OSError, http.client.HTTPException):
+            if is_ready():
                 return
         time.sleep(0.2)
     raise HeadstartError(f"the server was not ready after {START_SECONDS:g} s; see {log}")
 
 
-def _is_warm(url: str) -> bool:
+def _is_warm(client: Client) -> bool:
     """Whether it times no decodes any more; true for servers that never do."""
-    props = httpx2.get(f"{url}/props", timeout=5.0)
-    if props.status_code != 200:
-        return True
-    control = props.json().get("speculation", {}).get("control", {})
-    return bool(control.get("is_warmed_up", True))
+    props = client.get("/props") or {}
+    return bool(props.get("speculation", {}).get("control", {}).get("is_warmed_up", True))
+
+
+def cpu_seconds(pid: int) -> list[float]:
+    """Processor time of a process and of its children; empty where there is no /proc."""
+    seconds = []
+    with suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for one in (str(pid), *children):
+            fields = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
+            seconds.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    return seconds

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headstart.extras.bench.client import Answer
+from headstart.extras.bench.client import Round
 from headstart.extras.bench.report import MeanRatio
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 40
-OFF, AUTO = "off", "auto"
+OFF, AUTO, OTHER = "off", "auto", "other"
 
 
 class Cell(NamedTuple):
@@ -36,26 +36,71 @@ class Score:
     num_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_read: int = 0  # prompt tokens that were not in the cache
+    read_seconds: float = 0.0
+    written_seconds: float = 0.0  # of answers, each from its first token on
+    num_written: int = 0  # tokens in this time
+    counters: dict[str, float] = field(default_factory=dict)  # see `Client.counters`
 
-    def add(self, answers: Sequence[Answer]) -> None:
+    def add(self, played: Round) -> None:
         """Count a round: from the first request to the last token."""
+        answers = played.answers
         num_tokens = sum(answer.num_tokens for answer in answers)
         started = min(answer.sent for answer in answers)
         self.rates.append(num_tokens / (max(a.arrivals[-1] for a in answers) - started))
-        self.first_seconds += [answer.first_seconds for answer in answers]
-        self.longest_waits += [answer.longest_wait for answer in answers]
         self.num_tokens += num_tokens
-        self.num_drafted += sum(answer.timings.get("draft_n", 0) for answer in answers)
-        self.num_accepted += sum(answer.timings.get("draft_n_accepted", 0) for answer in answers)
+        for name, number in played.counters.items():
+            self.counters[name] = self.counters.get(name, 0.0) + number
+        for answer in answers:
+            timings = answer.timings
+            self.first_seconds.append(answer.first_seconds)
+            self.longest_waits.append(answer.longest_wait)
+            self.num_drafted += timings.get("draft_n", 0)
+            self.num_accepted += timings.get("draft_n_accepted", 0)
+            self.num_read += timings.get("prompt_n", 0)
+            self.read_seconds += timings.get("prompt_ms", 0.0) / 1000.0
+            self.num_written += max(0, answer.num_tokens - 1)
+            self.written_seconds += answer.arrivals[-1] - answer.arrivals[0]
 
     @property
     def rate(self) -> float:
         return statistics.fmean(self.rates)
 
     @property
+    def read_rate(self) -> float:
+        """Prompt tokens a second; 0 where the server does not tell."""
+        return self.num_read / self.read_seconds if self.read_seconds else 0.0
+
+    @property
+    def written_rate(self) -> float:
+        """Tokens a second of one answer, once it has begun."""
+        return self.num_written / self.written_seconds if self.written_seconds else 0.0
+
+    @property
     def tokens_per_step(self) -> float:
         """Of one answer; every step emits one token that was not drafted."""
         return self.num_tokens / max(1, self.num_tokens - self.num_accepted)
+
+    @property
+    def rows_per_token(self) -> float:
+        """Rows that the target decodes for a token of an answer."""
+        rows = self.num_tokens - self.num_accepted + self.num_drafted
+        return rows / max(1, self.num_tokens)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the engine's time: the target's decodes, drafting, the rest; empty if not known."""
+        parts = {name: self.counters.get(name, 0.0) for name in ("target", "draft", "other")}
+        total = sum(parts.values())
+        return {name: seconds / total for name, seconds in parts.items()} if total else {}
+
+    @property
+    def acceptance(self) -> list[tuple[float, float]]:
+        """Draft tokens verified and accepted, by position in the draft."""
+        found: list[tuple[float, float]] = []
+        while drafted := self.counters.get(f"drafted {len(found)}"):
+            found.append((drafted, self.counters[f"accepted {len(found)}"]))
+        return found
 
     def relative_to(self, other: Score) -> MeanRatio:
         """Ratio of the rates, round by round."""
@@ -63,8 +108,8 @@ class Score:
 
 
 Scores = dict[Cell, dict[str, Score]]
-Play = Callable[[str, Cell, int], Sequence[Answer]]
-"""(arm, cell, round) -> the answers to the round's questions."""
+Play = Callable[[str, Cell, int], Round]
+"""(arm, cell, number of the round) -> its answers."""
 
 
 def compare(
@@ -100,7 +145,13 @@ def is_certain(scores: Mapping[str, Score], error: float) -> bool:
     return all(other.relative_to(first).error <= error for other in others)
 
 
-def best_fixed(scores: Mapping[str, Score]) -> str:
-    """The arm that a careful user would have set by hand: off, or the best fixed length."""
-    by_hand = [name for name in scores if name == OFF or name.startswith("fixed")]
+def best_by_hand(scores: Mapping[str, Score]) -> str:
+    """The arm that a careful user would have set: off, or the best other one but auto."""
+    by_hand = [name for name in scores if name != AUTO and not name.startswith(OTHER)]
     return max(by_hand or scores, key=lambda name: scores[name].rate)
+
+
+def best_other(scores: Mapping[str, Score]) -> str | None:
+    """The fastest other server; None if there is none."""
+    others = [name for name in scores if name.startswith(OTHER)]
+    return max(others, key=lambda name: scores[name].rate, default=None)

@@ -4,20 +4,24 @@ edit      rename a variable in a function of 4 to 40 lines: most of the answer i
 json      describe a function as JSON: a fixed form with a few copied words
 chat      which functions does this code call; one in six is a greeting
 continue  the rest of a source file: free code
-agent     an edit in three turns: the context grows, and answers repeat most of it
+words     words in no order: text that repeats nothing
+agent     reads files with a tool and edits them, one after the other: the context grows
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
+
+from headstart.types.errors import ConfigError
 
 SKIPPED = (
     "site-packages",
@@ -44,6 +48,14 @@ NAMES = (
     "content",
     "result",
 )
+READ_FILE = {
+    "type": "function",
+    "function": {
+        "name": "read_file",
+        "description": "Read a file.",
+        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
+    },
+}
 GREETINGS = ("Hello", "Who are you?", "What can you do?", "Hi there!", "Help", "Good morning")
 
 
@@ -80,13 +92,13 @@ class Library:
 class Question:
     """What a user sends, one turn after the other; each answer is the context of the next turn."""
 
-    turns: tuple[str, ...]
+    turns: tuple[str | Sequence[Mapping[str, Any]], ...] = ()  # a user's message, or several
     max_tokens: int = 1024
     is_raw: bool = False  # a text to be continued, not a chat
-    body: Mapping[str, Any] | None = None  # a request as it is, instead of turns
+    body: Mapping[str, Any] = field(default_factory=dict)  # further fields of the request, or all
 
 
-def make_questions(workload: str, count: int, seed: int) -> list[Question]:
+def make_questions(workload: str, count: int, seed: object) -> list[Question]:
     """The first `count` questions of a workload; another seed gives others."""
     random, library, make = Random(f"{workload}-{seed}"), read_library(), WORKLOADS[workload]
     questions: list[Question] = []
@@ -95,6 +107,31 @@ def make_questions(workload: str, count: int, seed: int) -> list[Question]:
         if question is not None:
             questions.append(question)
     return questions
+
+
+def read_questions(file: Path) -> list[Question]:
+    """A question a line.
+
+    Raises:
+        ConfigError: the file cannot be read, or has no line.
+    """
+    try:
+        lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompts: cannot read {file}: {error}") from None
+    if not lines:
+        raise ConfigError(f"--prompts: {file} is empty; write a prompt a line")
+    return [_read_line(line) for line in lines]
+
+
+def _read_line(line: str) -> Question:
+    try:
+        body = json.loads(line)
+    except json.JSONDecodeError:
+        body = None
+    if not isinstance(body, dict):
+        return Question((line,))
+    return Question((), body.get("max_tokens") or 1024, is_raw="prompt" in body, body=body)
 
 
 @cache
@@ -152,14 +189,24 @@ def _edit(library: Library, random: Random) -> Question | None:
 
 
 def _agent(library: Library, random: Random) -> Question | None:
-    function = random.choice(library.functions)
-    olds = list(dict.fromkeys(function.names))[:3]
-    news = random.sample([name for name in NAMES if name not in function.source], len(olds))
-    if len(olds) < 3:
-        return None
-    asked = [f"Rename `{old}` to `{new}`" for old, new in zip(olds, news, strict=True)]
-    turns = (f"{asked[0]}:\n{function.block}", f"{asked[1]}.", f"{asked[2]}.")
-    return Question(turns, num_tokens(function.source))
+    """Three files, of which each is read by a call that is given, and edited by the model."""
+    functions = random.sample(library.functions, 3)
+    names = [renaming(function, random) for function in functions]
+    turns: list[Sequence[Mapping[str, Any]]] = []
+    for number, (function, pair) in enumerate(zip(functions, names, strict=True)):
+        if pair is None:
+            return None
+        called = {"name": "read_file", "arguments": json.dumps({"path": f"{number}.py"})}
+        calls = [{"id": f"call_{number}", "type": "function", "function": called}]
+        asked = f"Rename `{pair[0]}` to `{pair[1]}` in {number}.py."
+        turns.append(
+            (
+                {"role": "user", "content": asked},
+                {"role": "assistant", "content": "", "tool_calls": calls},
+                {"role": "tool", "tool_call_id": f"call_{number}", "content": function.block},
+            )
+        )
+    return Question(tuple(turns), num_tokens(functions[0].source), body={"tools": [READ_FILE]})
 
 
 def _json(library: Library, random: Random) -> Question:
@@ -188,10 +235,18 @@ def _continue(library: Library, random: Random) -> Question | None:
     return Question((text + "\n",), 512, is_raw=True) if len(text) <= MAX_CHARS else None
 
 
+def _words(library: Library, random: Random) -> Question:
+    found = re.findall(r"[a-z]{3,}", " ".join(random.choice(library.files)))
+    words = sorted(set(found))
+    random.shuffle(words)
+    return Question((" ".join(words[:60]),), 96, is_raw=True)
+
+
 WORKLOADS: Mapping[str, Callable[[Library, Random], Question | None]] = {
     "edit": _edit,
     "json": _json,
     "chat": _chat,
     "continue": _continue,
+    "words": _words,
     "agent": _agent,
 }

@@ -50,6 +50,12 @@ class MeanRatio(NamedTuple):
         mean = math.exp(statistics.fmean(logs))
         return cls(mean, mean * standard_error(logs))
 
+    @classmethod
+    def of_means(cls, means: Sequence[MeanRatio]) -> MeanRatio:
+        """The geometric mean of independent ratios."""
+        mean = statistics.geometric_mean([one.mean for one in means])
+        return cls(mean, mean * math.hypot(*(one.error / one.mean for one in means)) / len(means))
+
     @property
     def verdict(self) -> str:
         """Which way a ratio differs from 1, by more than two standard errors."""

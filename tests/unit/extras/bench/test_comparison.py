@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from random import Random
+from xml.etree import ElementTree
 
 import pytest
 
-from headstart.extras.bench.client import Answer
+from headstart.extras.bench.client import Answer, Round
 from headstart.extras.bench.comparison import (
     AUTO,
     LEAST_ROUNDS,
     OFF,
     Cell,
     Scores,
-    best_fixed,
+    best_by_hand,
+    best_other,
     compare,
 )
+from headstart.extras.bench.picture import picture
+from headstart.extras.bench.tables import verdicts
 
 CELL = Cell("edit", 0.0, 2)
 
@@ -27,13 +31,15 @@ class Machine:
         self.now, self.random, self.seconds = 0.0, Random(1), seconds
         self.asked: list[str] = []
 
-    def play(self, arm: str, cell: Cell, number: int) -> list[Answer]:
+    def play(self, arm: str, cell: Cell, number: int) -> Round:
         self.asked.append(arm)
         started, slow = self.now, Random(number).uniform(0.8, 1.2)  # the text, alike for all
         self.now += self.seconds[arm] * slow * self.random.lognormvariate(0.0, 0.02)
         timings = {"draft_n": 4, "draft_n_accepted": 3}
         middle = (started + self.now) / 2
-        return [Answer("text", started, [middle, self.now], 10, timings) for _ in range(cell.users)]
+        answer = Answer("text", started, [middle, self.now], 10, timings)
+        counters = {"target": 9.0, "draft": 1.0, "drafted 0": 4.0, "accepted 0": 3.0}
+        return Round([answer] * cell.users, counters)
 
     def compare(self, error: float = 0.01, seconds: float = 1e9) -> Scores:
         arms = list(self.seconds)
@@ -43,12 +49,14 @@ class Machine:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "verdict"), [(1.0, "no difference"), (1.08, "slower"), (0.9, "faster")]
+    ("seconds", "verdict"), [(1.0, "no difference"), (1.05, "slower"), (0.9, "faster")]
 )
 def test_a_planted_difference_is_found_and_none_is_invented(seconds: float, verdict: str) -> None:
     machine = Machine(off=1.0, auto=seconds)
     scores = machine.compare(error=0.005)[CELL]
     assert scores[AUTO].relative_to(scores[OFF]).verdict == verdict
+    sentence = next(iter(verdicts({CELL: scores})))
+    assert f": {verdict}; slower in {int(verdict == 'slower')} of 1 lines" in sentence
 
 
 def test_rounds_end_when_the_ratio_is_certain_or_time_is_over() -> None:
@@ -69,5 +77,19 @@ def test_who_begins_changes_from_round_to_round() -> None:
 def test_the_baseline_is_the_best_that_can_be_set_by_hand() -> None:
     machine = Machine(**{"off": 1.0, "fixed 4": 0.7, "fixed 8": 0.9, "auto": 0.5, "other": 0.1})
     scores = machine.compare(seconds=0.0)[CELL]
-    assert best_fixed(scores) == "fixed 4"
+    assert best_by_hand(scores) == "fixed 4"
+    assert best_other(scores) == "other"
     assert scores[AUTO].tokens_per_step == pytest.approx(20 / 14)
+    assert scores[AUTO].rows_per_token == pytest.approx(22 / 20)
+    assert scores[AUTO].shares == pytest.approx({"target": 0.9, "draft": 0.1, "other": 0.0})
+    assert scores[AUTO].acceptance == [(12.0, 9.0)]
+
+
+def test_a_picture_shows_every_line_curve_and_price() -> None:
+    scores = Machine(**{"off": 1.0, "fixed 4": 0.7, "auto": 0.5, "other": 0.8}).compare(seconds=0)
+    svg = ElementTree.fromstring(picture(scores, {"1": 10.0, "2": 11.5, "48": 100.0}))
+    words = ["".join(one.itertext()) for one in svg.findall("{*}text")]
+    assert {"edit, 0, 2 users", "auto", "best by hand", "best other", "share accepted"} <= {*words}
+    assert len([*svg.findall("{*}polyline")]) == 2
+    assert len([*svg.findall("{*}circle")]) == 3 + 3 + 1 + 2  # legend, ratios, acceptance, rows
+    assert 0 < picture(scores, {}).count("polyline") < 2

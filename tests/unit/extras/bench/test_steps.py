@@ -7,6 +7,7 @@ from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.engines import Clock, PricedEngine
 
 from headstart.extras.bench.steps import break_even, time_steps
+from headstart.extras.bench.tune import pays_from
 from headstart.testing import FakeEngine
 from headstart.types import CacheKind
 from headstart.types.errors import ConfigError
@@ -46,3 +47,18 @@ def test_a_draft_gives_as_many_tokens_as_it_costs_steps_where_it_breaks_even(
 
 def test_a_draft_that_costs_a_step_a_token_never_pays() -> None:
     assert break_even(3, 4.0) is None
+
+
+def test_tune_says_when_a_draft_model_can_never_pay_and_else_from_which_acceptance() -> None:
+    rows = {"1": 10.0, "2": 12.0, "3": 18.0, "4": 16.0, "5": 30.0}
+
+    def rate_and_length(round_ms: float) -> list[float]:
+        models = {"draft-model": {"round_ms": {"1": round_ms, "4": 1.0}}}
+        return [
+            *(pays_from({"cost_ms": {"rows": rows}, "draft_models": models}, "draft-model") or ())
+        ]
+
+    assert rate_and_length(1.0) == pytest.approx([0.3, 1])  # 3 of 10 milliseconds for a token
+    assert rate_and_length(0.0) == pytest.approx([0.2, 1])
+    assert rate_and_length(9.0) == []
+    assert pays_from({"cost_ms": {}, "draft_models": {}}, "suffix") is None

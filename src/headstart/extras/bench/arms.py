@@ -1,0 +1,102 @@
+"""Ways to answer: settings of one server of ours, and other servers."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from headstart.app.cli.resolve import Resolved
+from headstart.extras.bench.client import HEADSTART, TENANT_HEADER, Client, running
+from headstart.extras.bench.comparison import AUTO, OFF, OTHER
+from headstart.types.errors import ConfigError, HeadstartError
+
+# of the server's settings: bench sets these itself
+OWN_SETTINGS = (
+    "api_key", "api_key_file", "host", "port", "spec", "log_level", "page", "metrics",
+    "tenant_header",
+)  # fmt: skip
+_KEY = "bench"
+
+Fields = Mapping[str, Any]
+"""What every request of an arm says."""
+
+
+def read_settings(text: str) -> dict[str, Fields]:
+    """Arms from "@8;suffix@4;auto:suffix": speculators, if they are named, and a fixed length.
+
+    Raises:
+        ConfigError: it says something else.
+    """
+    arms: dict[str, Fields] = {}
+    for name in filter(None, (part.strip() for part in text.split(";"))):
+        mode, _, rest = name.rpartition(":")
+        types, at, length = rest.partition("@")
+        is_fixed = not mode and at and length.isdecimal() and int(length) > 0
+        if not is_fixed and (mode != AUTO or at or not types):
+            raise ConfigError(
+                f"--settings names {name!r}; write @LENGTH, SPECULATORS@LENGTH or "
+                "auto:SPECULATORS, as in @8;suffix@4;auto:suffix"
+            )
+        fields = {"mode": "fixed", "n_max": int(length)} if is_fixed else {"mode": "auto"}
+        named = {"types": types.split(",")} if types else {}
+        arms[f"fixed {length}" if is_fixed and not types else name] = {
+            "speculative": fields | named
+        }
+    return arms
+
+
+def open_url(url: str, key: str) -> dict[str, Client]:
+    """A server that runs already, with the first model that it has."""
+    client = Client(url.rstrip("/").removesuffix("/v1"), key)
+    listed = (client.get("/v1/models") or {}).get("data") or [{}]
+    return {"server": Client(client.url, key, {"model": listed[0].get("id", "default")})}
+
+
+def open_server(
+    resolved: Resolved, slots: int, folder: Path, stack: ExitStack, *, keeps_state: bool
+) -> Client:
+    """Headstart with the flags that were given; it runs until the stack is closed.
+
+    What control learns of it is for users if `keeps_state`, else it begins and ends here.
+
+    All arms of our own share it, so that one model is loaded. Each names itself as a tenant of its
+    own: prompts and past answers of one are not known to the others.
+    """
+    settings = folder / "settings.toml"
+    settings.write_text("\n".join(resolved.given_lines(leave_out=OWN_SETTINGS)), "utf-8")
+    command = [*HEADSTART, "serve", "--config", str(settings), "--api-key", _KEY]
+    command += ["--tenant-header", TENANT_HEADER, "--log-level", "warning", "--spec", "auto"]
+    if resolved.origins["parallel"] == "default":
+        command += ["--parallel", str(slots)]
+    if not keeps_state and resolved.origins["spec_state"] == "default":
+        command += ["--spec-state", str(folder / "state.json")]
+    return stack.enter_context(running(command, folder / "server.log", _KEY))
+
+
+def open_arms(server: Client, settings: Mapping[str, Fields]) -> dict[str, Client]:
+    """Off, what was named, and auto."""
+    arms = {OFF: {"speculative": {"mode": "off"}}, **settings, AUTO: {}}
+    return {name: Client(server.url, server.key, fields) for name, fields in arms.items()}
+
+
+def open_others(commands: str, folder: Path, stack: ExitStack) -> dict[str, Client]:
+    """Other servers by name: "other", or "other 1" and so on.
+
+    Raises:
+        HeadstartError: one does not start.
+    """
+    found: Sequence[str] = [part for part in commands.split(";") if part.strip()]
+    clients = {}
+    for number, command in enumerate(found, 1):
+        name = OTHER if len(found) == 1 else f"{OTHER} {number}"
+        try:
+            log = folder / f"{name}.log"
+            clients[name] = stack.enter_context(running(shlex.split(command), log))
+        except (OSError, HeadstartError) as error:
+            raise HeadstartError(f"--against {command.strip()!r}: {error}") from error
+        print(f"{name}: {command.strip()}", file=sys.stderr)
+    return clients

@@ -1,0 +1,175 @@
+"""`headstart tune`: measures this machine before the first user comes.
+
+The profile is what control saves anyway (`--spec-state`): what steps cost, what drafts were worth.
+So tune is a server's first minute without users, and a report of what it learned.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.app.cli.command import Command
+from headstart.app.cli.resolve import Resolved
+from headstart.config import option
+from headstart.extras.bench.arms import open_arms, open_server
+from headstart.extras.bench.command import BenchOptions, control_of, measure, read_cells, warm
+from headstart.extras.bench.comparison import OFF, Score, Scores
+from headstart.extras.bench.library import read_questions
+from headstart.extras.bench.report import MeanRatio, table_head, table_row
+from headstart.extras.bench.steps import break_even
+from headstart.types.errors import ConfigError
+
+SECONDS, QUICK_SECONDS = 50.0, 10.0  # of answers; timing decodes comes before them
+LENGTHS = range(1, 17)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuneOptions:
+    """How long, and with what."""
+
+    prompts: str | None = option(
+        None, "file with a prompt a line, or a request body as JSON, like those of your users"
+    )
+    tokens: int = option(128, "most tokens of an answer", least=1)
+    quick: bool = option(False, "fewer answers: rougher numbers in a quarter of the time")
+    json: bool = option(False, "print everything as JSON")
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """What was found."""
+
+    scores: Scores
+    control: Mapping[str, Any]
+    drafters: tuple[str, ...]
+    profile: str
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "profile": self.profile,
+            "control": self.control,
+            "arms": {
+                name: {
+                    "relative": ratio._asdict(),
+                    "draft_n": sum(one.num_drafted for one in scores),
+                    "draft_n_accepted": sum(one.num_accepted for one in scores),
+                }
+                for name, ratio, scores in self.arms()
+            },
+            "pays_from": {name: pays_from(self.control, name) for name in self.drafters},
+        }
+
+    def arms(self) -> Iterator[tuple[str, MeanRatio, list[Score]]]:
+        """Each arm but off: its name, its speed in multiples of off, its scores."""
+        cells = list(self.scores.values())
+        for name in [name for name in cells[0] if name != OFF]:
+            ratio = MeanRatio.of_means([by_arm[name].relative_to(by_arm[OFF]) for by_arm in cells])
+            yield name, ratio, [by_arm[name] for by_arm in cells]
+
+
+def run(resolved: Resolved, words: list[str]) -> int:
+    """Measure, print, and leave the profile; return the exit code."""
+    options, config = resolved.own(TuneOptions), resolved.config()
+    if config.speculation.spec_state == "none":
+        raise ConfigError("--spec-state none keeps no profile; leave it out, or name a file")
+    bench = BenchOptions(
+        users=f"1,{config.scheduler.parallel}"
+        if resolved.origins["parallel"] != "default"
+        else "1",
+        workloads="edit,chat,continue",
+        temperatures="0.8",
+        prompts=options.prompts,
+        tokens=options.tokens,
+        error=0.02,
+        seconds=QUICK_SECONDS if options.quick else SECONDS,
+    )
+    cells = read_cells(bench, config.scheduler.parallel, "flag")
+    questions = None if options.prompts is None else read_questions(Path(options.prompts))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        print("timing decodes of all widths ...", file=sys.stderr, flush=True)
+        slots = config.scheduler.parallel
+        server = open_server(resolved, slots, Path(folder), stack, keeps_state=True)
+        speculation = (server.get("/props") or {}).get("speculation", {})
+        drafters = tuple(speculation.get("types", ()))
+        alone = {f"auto:{name}": {"speculative": {"types": [name]}} for name in drafters}
+        arms = open_arms(server, alone if len(drafters) > 1 else {})
+        warm(arms)
+        print("answering prompts in every way ...", file=sys.stderr, flush=True)
+        scores = measure(arms, cells, questions, bench)
+        tuned = Tuned(scores, control_of(server), drafters, speculation.get("state", ""))
+    print(json.dumps(tuned.describe()) if options.json else "\n".join(report(tuned)))
+    return 0
+
+
+def pays_from(control: Mapping[str, Any], drafter: str) -> tuple[float, int] | None:
+    """The least acceptance rate of a token at which drafts pay, and their length then; None if no
+    draft of up to 16 tokens ever does.
+    """
+    rows = {int(n): float(ms) for n, ms in control["cost_ms"].get("rows", {}).items()}
+    if 1 not in rows:
+        return None
+    round_ms = _round_ms(control, drafter)
+    found = []
+    for length in LENGTHS:
+        # a wider step may take less, and is taken then
+        wider = [ms for n, ms in rows.items() if n > length]
+        if wider:
+            rate = break_even(length, (min(wider) + length * round_ms) / rows[1])
+            found += [] if rate is None else [(rate, length)]
+    return min(found, default=None)
+
+
+def _round_ms(control: Mapping[str, Any], drafter: str) -> float:
+    """Milliseconds of a draft token for one slot; 0 for what copies texts."""
+    rounds = control["draft_models"].get(drafter, {}).get("round_ms", {})
+    return float(min(rounds.items(), key=lambda one: int(one[0]))[1]) if rounds else 0.0
+
+
+def report(tuned: Tuned) -> Iterator[str]:
+    """Lines to print."""
+    yield table_head("drafts by", "speed in multiples of off", "", "accepted of drafted")
+    for name, ratio, scores in tuned.arms():
+        counts = [sum(getattr(one, f"num_{k}") for one in scores) for k in ("accepted", "drafted")]
+        yield table_row(
+            name.removeprefix("auto:"), ratio, ratio.verdict, "/".join(map(str, counts))
+        )
+    yield ""
+    for name in tuned.drafters:
+        yield f"{name}: {_advice(tuned.control, name)}"
+    yield ""
+    yield f"profile: {tuned.profile}; headstart serve with the same flags begins with it"
+
+
+def _advice(control: Mapping[str, Any], drafter: str) -> str:
+    step_ms = float(control["cost_ms"].get("rows", {}).get("1", 0.0))
+    cost = f"a draft token takes {_round_ms(control, drafter):.2f} ms, a step {step_ms:.2f} ms"
+    found = pays_from(control, drafter)
+    if found is None:
+        return f"can never pay here: {cost}"
+    rate, length = found
+    seen = control["acceptance"].get(drafter, {"labels": 0.0})
+    here = f"; on these prompts {seen['acceptance']:.0%} came true" if seen["labels"] > 0 else ""
+    return f"pays where {rate:.0%} of its tokens are accepted ({length} a draft){here}; {cost}"
+
+
+COMMAND = Command(
+    name="tune",
+    about=(
+        "Measure this machine for a minute: starts a server with these flags, times decodes of all "
+        "widths, answers prompts with every drafter that is there, says what each gives and from "
+        "which acceptance it pays, and leaves what was learned in the file (--spec-state) that "
+        "headstart serve with the same flags reads, so that its first answers are as fast as later "
+        "ones."
+    ),
+    options=TuneOptions,
+    parts=None,
+    run=run,
+)
