@@ -30,10 +30,11 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's threads would figh
 from benchmarks.lib.arms import OFF, Arm, ArmTotals, Run, parse_arm
 from benchmarks.lib.measure import Lab, Sampling, Setting, compare, inflated_models
 from benchmarks.lib.oracle import Guesses, Oracle, Recorder, learned_curve
-from benchmarks.lib.workloads import WORKLOADS, make_prompts, num_looping, parse_cells
+from benchmarks.lib.workloads import WORKLOADS, make_prompts, parse_cells
 
 from headstart.app.speculation import AUTO_TYPES
 from headstart.extras.bench.report import MeanRatio, standard_error, table_head, table_row
+from headstart.extras.distill.texts import num_looping
 from headstart.speculators import Speculator
 from headstart.types.errors import ConfigError
 from headstart.types.request import Request

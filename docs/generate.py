@@ -16,6 +16,7 @@ from headstart.app.cli.settings import Setting, all_settings, part_title
 from headstart.extras.bench import command as bench
 from headstart.extras.bench import tune
 from headstart.extras.cluster import command as cluster
+from headstart.extras.distill import command as distill
 from headstart.extras.rpc import build, worker
 from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.errors import ANSWERS
@@ -60,7 +61,7 @@ def flags_page() -> str:
     ]
     for part, members in groupby(all_settings(), lambda setting: setting.part):
         lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
-    for module in (generate, verify, bench, tune, router, cluster, devices, worker, build):
+    for module in (generate, verify, bench, tune, distill, router, cluster, devices, worker, build):
         own = [one for one in module.COMMAND.settings() if not one.part]
         lines += ["", f"## Only `headstart {module.COMMAND.name}`", "", *_flag_table(own)]
     return _page(lines)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
 
@@ -118,20 +118,3 @@ def parse_cells(workloads: str, temperatures: str) -> list[tuple[str, float]]:
     return [
         (name, value) for name in names for value in (values[:1] if name in SCRIPTED else values)
     ]
-
-
-def num_looping(tokens: Sequence[int], window: int = 64, longest: int = 24) -> int:
-    """How many tokens end a stretch of `window` tokens that repeats with a period of at most
-    `longest`.
-
-    Small models loop at temperature 0, which flatters every text speculator: report it.
-    O(len(tokens) * longest).
-    """
-    looping = 0
-    # per period: how many of the last tokens equal the one a period before
-    runs = [0] * (longest + 1)
-    for i, token in enumerate(tokens):
-        for period in range(1, longest + 1):
-            runs[period] = runs[period] + 1 if i >= period and tokens[i - period] == token else 0
-        looping += any(runs[period] >= window - period for period in range(1, longest + 1))
-    return looping

@@ -134,6 +134,10 @@ def build_scheduler(
     if models.types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         _warm_up(scheduler, bool(models.types), warms_up_later=warms_up_later)
     keep_slots(scheduler, slots_place(config, models.target))
+    if config.recording.record_texts:
+        scheduler.readers.append(
+            load("headstart.readers", "distill")(config.recording, models.target)
+        )
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.cache_kind.value),
         draft=_draft_info(drafters),

@@ -19,6 +19,7 @@ from headstart.config.fields import (
     option_of,
 )
 from headstart.config.logs import LogConfig
+from headstart.config.recording import RecordingConfig
 from headstart.config.router import RouterConfig
 from headstart.config.sampling import SamplingConfig
 from headstart.config.settings import (
@@ -46,6 +47,7 @@ __all__ = [
     "LogConfig",
     "ModelConfig",
     "Option",
+    "RecordingConfig",
     "RouterConfig",
     "SamplingConfig",
     "SchedulerConfig",

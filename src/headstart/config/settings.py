@@ -16,6 +16,7 @@ from headstart.config.embedding import EmbeddingConfig
 from headstart.config.engine import PLAIN_CACHE_TYPES, DraftEngineConfig, EngineConfig
 from headstart.config.fields import check_ranges, option
 from headstart.config.logs import LogConfig
+from headstart.config.recording import RecordingConfig
 from headstart.config.router import RouterConfig
 from headstart.config.sampling import SamplingConfig
 from headstart.config.tools import ToolsConfig
@@ -356,6 +357,7 @@ class Config:
     server: ServerConfig = ServerConfig()
     router: RouterConfig = field(default_factory=RouterConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
+    recording: RecordingConfig = field(default_factory=RecordingConfig)
 
     def __post_init__(self) -> None:
         draft_type = self.draft_engine.draft_cache_type_v

@@ -5,7 +5,6 @@ Plain ASGI, so that streams are not buffered and large bodies are not read.
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,7 +23,7 @@ from headstart.server.extras import Extras
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import prefixed
 from headstart.server.websites import ANY, WebsitePolicy
-from headstart.structures.tenants import may_take
+from headstart.structures.tenants import may_take, namespace_of_key, namespace_of_tenant
 from headstart.types.errors import ConfigError, QuotaError
 
 
@@ -143,9 +142,9 @@ class Guard:
             raise ApiError(
                 401, "Invalid API Key: send one as 'Authorization: Bearer KEY' or 'X-Api-Key: KEY'"
             )
-        if self._tenant_header:  # the key is the proxy's and may change
-            key = b"tenant\0" + headers.get(self._tenant_header, "").encode()
-        return hashlib.sha256(key).hexdigest()[:16]
+        if self._tenant_header:
+            return namespace_of_tenant(headers.get(self._tenant_header, ""))
+        return namespace_of_key(key)
 
     def _matching(self, headers: Headers) -> bytes | None:
         offered = _offered_keys(headers)

@@ -73,6 +73,8 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
     instructions = [{"role": "system", "content": body.instructions}] if body.instructions else []
     data["messages"] = [*instructions, *input_messages(history), *input_messages(body.input)]
     data["stream"] = body.stream
+    if "store" in body.model_fields_set:  # the default stands for GET, not for --record-texts
+        data["store"] = body.store
     if body.max_output_tokens is not None:
         data["max_tokens"] = body.max_output_tokens
     if body.wants_logprobs:

@@ -103,6 +103,9 @@ class GenerationBody(SamplingBody):
         None, description="seconds between comments in a silent stream; 0 or -1 none"
     )
     echo: bool = False
+    store: bool | None = Field(
+        None, description="false: this request is never recorded; true: it may be (--record-texts)"
+    )
     speculative: SpeculativeBody = SpeculativeBody()
     mirostat: Int = Field(0, description="only 0")
     adaptive_target: float | None = Field(None, description="only below 0, which is off")

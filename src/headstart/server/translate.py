@@ -87,6 +87,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         wants_progress=body.return_progress or body.timings_per_token,
         wants_provenance=body.provenance,
         wants_prompt_scores=scores_prompt,
+        store=body.store,
     )
     return [
         dataclasses.replace(

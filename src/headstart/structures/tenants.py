@@ -11,12 +11,30 @@ switches", https://doi.org/10.1109/90.664262 (with alpha = 1).
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import itemgetter
 from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
+
+
+def namespace_of_key(key: bytes) -> str:
+    """Hash of an API key; never the key itself."""
+    return hashlib.sha256(key).hexdigest()[:16]
+
+
+def namespace_of_tenant(name: str) -> str:
+    """Hash of a tenant that a proxy names: the key is the proxy's and may change."""
+    return namespace_of_key(b"tenant\0" + name.encode())
+
+
+def namespaces_of(names: Iterable[str]) -> frozenset[str]:
+    """Of keys or tenants, whichever these names are."""
+    return frozenset(
+        made for one in names for made in (namespace_of_key(one.encode()), namespace_of_tenant(one))
+    )
 
 
 def tenant_of(namespace: str) -> str:

@@ -76,6 +76,8 @@ class Request:
     # PromptEvents; the whole prompt is read then, whatever is cached
     wants_prompt_scores: bool = False
     wants_provenance: bool = False  # `TokenEvent.step`
+    # whether prompt and answer may be recorded; None: as the server's settings say
+    store: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

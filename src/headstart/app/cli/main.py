@@ -29,10 +29,11 @@ COMMANDS = {
     "rpc-worker": "compute part of a model for a server on another machine",
     "rpc-build": "build what --rpc needs where libllama came without it",
     "corpus": "add texts that drafts may be copied from",
+    "distill": "tune a draft model on recorded texts, where that pays",
 }
 
 # of the entry-point group `headstart.commands`
-EXTRAS = ("bench", "tune", "cluster", "rpc-worker", "rpc-build")
+EXTRAS = ("bench", "tune", "cluster", "distill", "rpc-worker", "rpc-build")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

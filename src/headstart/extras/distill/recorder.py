@@ -1,0 +1,95 @@
+"""Writes prompts and answers down, beside the steps: a reader of step records with a thread.
+
+What may be recorded was decided by the flags and by the request (`store`). Texts whose tokens
+depend on more than prompt, parameters and seed are left out: those under a constraint, with
+adapters, with a limit of thoughts, and those that lost tokens to a context shift.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+from headstart.config import RecordingConfig
+from headstart.config.fields import listed
+from headstart.control.state import ModelId
+from headstart.extras.distill.texts import RecordedText, TextFiles
+from headstart.scheduler.sequence import Sequence
+from headstart.scheduler.step import End, StepRecord
+from headstart.structures.tenants import namespaces_of, tenant_of
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 256  # texts; where the disk does not keep up, further ones are not recorded
+ALL = "all"
+
+
+class TextRecorder:
+    """A `RecordReader`. Files are written in a thread that ends after its last text."""
+
+    def __init__(self, config: RecordingConfig, target: Path) -> None:
+        """Open the folder.
+
+        Raises:
+            ConfigError: it cannot be written.
+        """
+        assert config.record_texts is not None
+        megabytes, seconds = config.record_mb * 2**20, config.record_days * 86_400.0
+        self._files = TextFiles(Path(config.record_texts), megabytes, seconds)
+        names = listed(config.record_tenants)
+        self._tenants = None if ALL in names else namespaces_of(names) | {""}
+        self._model = ModelId.of(target).digest
+        self._answers: dict[int, list[int]] = {}  # by number of the sequence
+        self._writer = ThreadPoolExecutor(1, "recorder")  # joined when the process ends
+        self._room = threading.Semaphore(MOST_WAITING)
+        self._has_failed = False
+
+    def read(self, record: StepRecord) -> None:
+        """Add the tokens of a step, and hand over the texts that are complete."""
+        for index, sequence in record.plan.decoded:
+            if record.emitted[index] and self._may_store(sequence):
+                self._answers.setdefault(sequence.number, []).extend(record.emitted[index])
+        for end in record.left:
+            answer = self._answers.pop(end.sequence.number, None)
+            if answer is not None and _is_whole(end):
+                self._hand_over(end.sequence, answer)
+
+    def close(self) -> None:
+        """Wait until all that was handed over is written."""
+        self._writer.shutdown()
+
+    def _may_store(self, sequence: Sequence) -> bool:
+        request, tenants = sequence.request, self._tenants
+        if request.store is False or request.constraint or request.adapters or request.thoughts:
+            return False
+        return request.store is True or tenants is None or tenant_of(request.namespace) in tenants
+
+    def _hand_over(self, sequence: Sequence, answer: list[int]) -> None:
+        request = sequence.request
+        text = RecordedText(
+            recorded=time.time(),
+            model=self._model,
+            tenant=tenant_of(request.namespace),
+            prompt=request.prompt,
+            answer=answer,
+            sampling=request.sampling,
+        )
+        if self._room.acquire(blocking=False):
+            self._writer.submit(self._files.write, text).add_done_callback(self._note)
+        elif not self._has_failed:
+            self._has_failed = True
+            log.warning("--record-texts: the disk is too slow; some texts are not recorded")
+
+    def _note(self, written: Future[None]) -> None:
+        self._room.release()
+        error = written.exception()
+        if error is not None and not self._has_failed:
+            self._has_failed = True  # said once
+            log.error("--record-texts: texts are not recorded: %s", error)
+
+
+def _is_whole(end: End) -> bool:
+    return end.ending.reason in ("eos", "word", "length") and not end.sequence.text.num_dropped

@@ -1,0 +1,211 @@
+"""What is recorded, whose, for how long, and that a purge leaves nothing."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.harness import Model, make_requests, make_scheduler, run
+
+from headstart.app.cli.main import main
+from headstart.app.demo import TARGET, path
+from headstart.config import RecordingConfig
+from headstart.control.state import ModelId
+from headstart.extras.distill import texts as files
+from headstart.extras.distill.recorder import TextRecorder
+from headstart.extras.distill.texts import (
+    RecordedText,
+    TextFiles,
+    note_drafter,
+    num_looping,
+    purge,
+    read_texts,
+    split,
+    without_duplicates,
+)
+from headstart.sampling import SamplingParams
+from headstart.structures.tenants import namespace_of_key
+from headstart.types.errors import ConfigError
+from headstart.types.request import Request
+
+KEY = namespace_of_key(b"secret")
+MODEL = ModelId.of(path(TARGET)).digest
+
+
+def record(folder: Path, requests: list[Request], **settings: str):
+    recorder = TextRecorder(RecordingConfig(record_texts=str(folder), **settings), path(TARGET))
+    scheduler = make_scheduler(Model())
+    scheduler.readers.append(recorder)
+    answers = run(scheduler, requests)
+    recorder.close()
+    return answers
+
+
+def test_a_text_comes_back_with_all_that_chose_its_tokens(tmp_path: Path) -> None:
+    requests = make_requests(6)
+    special = SamplingParams(seed=7, logit_bias={3: -1.5}, dry_sequence_breakers=("a",))
+    requests[0] = replace(requests[0], sampling=special)
+    answers = record(tmp_path, requests)
+    found = {tuple(text.prompt): text for text in read_texts(tmp_path, MODEL)}
+    assert len(found) == 6
+    for request in requests:
+        text = found[tuple(request.prompt)]
+        assert list(text.answer) == answers[request.request_id].tokens
+        assert text.sampling == request.sampling
+
+
+def test_files_are_for_their_owner_only(tmp_path: Path) -> None:
+    record(tmp_path / "texts", make_requests(1))
+    modes = {stat.S_IMODE(one.stat().st_mode) for one in (tmp_path / "texts").iterdir()}
+    assert modes == {0o600}
+    assert stat.S_IMODE((tmp_path / "texts").stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("namespace", "store", "tenants", "is_recorded"),
+    [
+        ("", None, None, True),
+        ("", False, "all", False),
+        (KEY, None, None, False),
+        (KEY, True, None, True),
+        (KEY, None, "secret,other", True),
+        (KEY, None, "other", False),
+        (KEY, None, "all", True),
+        (KEY, False, "secret", False),
+    ],
+)
+def test_a_tenant_or_its_request_has_to_agree(
+    tmp_path: Path, namespace: str, store: bool | None, tenants: str | None, is_recorded: bool
+) -> None:
+    request = replace(make_requests(1)[0], namespace=namespace, store=store)
+    record(tmp_path, [request], record_tenants=tenants)
+    assert bool(files.text_files(tmp_path)) == is_recorded
+
+
+def test_a_cancelled_answer_is_not_recorded(tmp_path: Path) -> None:
+    recorder = TextRecorder(RecordingConfig(record_texts=str(tmp_path)), path(TARGET))
+    scheduler = make_scheduler(Model())
+    scheduler.readers.append(recorder)
+    request = make_requests(2)[1]
+    scheduler.submit(request)
+    for _ in range(8):
+        scheduler.step()
+    scheduler.cancel(request.request_id)
+    scheduler.finish()
+    recorder.close()
+    assert files.text_files(tmp_path) == []
+
+
+def text(recorded: float, prompt: list[int], answer: list[int], tenant: str = "") -> RecordedText:
+    return RecordedText(
+        recorded=recorded,
+        model=MODEL,
+        tenant=tenant,
+        prompt=prompt,
+        answer=answer,
+        sampling=SamplingParams(),
+    )
+
+
+def test_the_oldest_texts_make_room_and_old_ones_are_deleted(tmp_path: Path) -> None:
+    now = 1_700_000_000.0
+    kept = TextFiles(tmp_path, 16_000, 1e9)
+    for number in range(400):
+        kept.write(text(now + number, [number], list(range(20))))
+    sizes = [one.stat().st_size for one in files.text_files(tmp_path)]
+    assert 8_000 < sum(sizes) <= 16_000
+    first = read_texts(tmp_path, MODEL)
+    assert first[-1].prompt == [399]
+    assert first[0].prompt != [0]
+    os.utime(files.text_files(tmp_path)[0], (1.0, 1.0))
+    TextFiles(tmp_path, 16_000, 86_400.0)
+    assert read_texts(tmp_path, MODEL)[0].prompt != first[0].prompt
+
+
+def test_a_purge_leaves_nothing_of_a_tenant_and_names_what_learned_from_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writer = TextFiles(tmp_path, 10**9, 1e9)
+    for number in range(9):
+        writer.write(text(100.0 + number, [number], [1, 2, number], KEY if number % 3 else ""))
+    own = [one for one in read_texts(tmp_path, MODEL) if one.tenant == KEY]
+    note_drafter(tmp_path, tmp_path / "own.gguf", own)
+    note_drafter(tmp_path, tmp_path / "public.gguf", [text(1.0, [1], [1])])
+    assert main(["distill", "purge", "--texts", str(tmp_path), "--tenants", "secret"]) == 0
+    out = capsys.readouterr().out
+    assert "deleted 6 texts" in out
+    assert "own.gguf" in out
+    assert "public.gguf" not in out
+    assert [one.tenant for one in read_texts(tmp_path, MODEL)] == [""] * 3
+    assert purge(tmp_path, None, 1e12)[0] == 3
+    assert files.text_files(tmp_path) == []
+    with pytest.raises(ConfigError, match="has no text of this model"):
+        read_texts(tmp_path, MODEL)
+
+
+def test_texts_after_a_purge_are_recorded_again(tmp_path: Path) -> None:
+    writer = TextFiles(tmp_path, 10**9, 1e9)
+    writer.write(text(100.0, [1], [2, 3]))
+    purge(tmp_path, None, 1e12)
+    writer.write(text(101.0, [4], [5, 6]))
+    assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [[4]]
+
+
+def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    writer = TextFiles(tmp_path, 10**9, 1e9)
+    writer.write(text(100.0, [1], [2, 3]))
+    (file,) = files.text_files(tmp_path)
+    with file.open("ab") as lines:
+        lines.write(b'{"recorded":12,"mod')
+    assert len(read_texts(tmp_path, MODEL)) == 1
+
+
+def test_conversations_duplicates_and_loops_are_found(tmp_path: Path) -> None:
+    writer = TextFiles(tmp_path, 10**9, 1e9)
+    free = [int(n * n * 7919 % 4001) for n in range(100)]
+    rows = [
+        ([1, 2], free),
+        ([1, 2, *free, 3], free[50:]),  # goes on
+        ([9, 9], [5, 6, 7]),
+        ([9, 9], [5, 6, 7]),  # the same again
+        ([8], [4] * 200),  # loops
+        ([1, 2, *free, 3, 4], [1]),  # of another tenant
+    ]
+    for number, (prompt, answer) in enumerate(rows):
+        writer.write(text(100.0 + number, prompt, answer, KEY if number == 5 else ""))
+    found = read_texts(tmp_path, MODEL)
+    assert [one.conversation for one in found] == [0, 0, 2, 3]
+    earlier, later = split(found)
+    assert {one.conversation for one in earlier} & {one.conversation for one in later} == set()
+    assert max(one.recorded for one in earlier) < min(one.recorded for one in later)
+    tests = [text(200.0, [1], free)]
+    assert without_duplicates(found, tests) == found[2:]
+
+
+def test_looping_is_counted_token_by_token() -> None:
+    def slowly(tokens: list[int]) -> int:
+        looping, runs = 0, [0] * 25
+        for i, token in enumerate(tokens):
+            for period in range(1, 25):
+                same = i >= period and tokens[i - period] == token
+                runs[period] = runs[period] + 1 if same else 0
+            looping += any(runs[period] >= 64 - period for period in range(1, 25))
+        return looping
+
+    looped = list(range(30)) + [1, 2, 3] * 40 + list(range(50)) + [7] * 70
+    assert num_looping(looped) == slowly(looped) > 0
+    assert num_looping([1, 2]) == num_looping([]) == 0
+
+
+def test_a_server_that_does_not_record_never_imports_it() -> None:
+    code = (
+        "import sys; from headstart.app import assemble; from headstart.app.cli import serve; "
+        "from headstart.scheduler import scheduler; "
+        "assert not [name for name in sys.modules if 'distill' in name]"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
