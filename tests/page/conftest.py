@@ -8,20 +8,23 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from tests.page.support import Window
 from tests.server.server_process import Server
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
+    from tests.page.support import Window
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--throttle", type=int, default=1, help="a page so many times slower")
+
+
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="Playwright is not installed: run make test-page"
-    )
+    from tests.page.support import playwright  # skips the tests where it is not installed
+
     program = next(filter(None, map(shutil.which, NAMES)), None)
     if program is None:
         pytest.skip("no Chromium is installed (Debian: apt install chromium)")
@@ -35,11 +38,12 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def window(browser: Browser) -> Iterator[Window]:
+def window(browser: Browser, pytestconfig: pytest.Config) -> Iterator[Window]:
     """A window of a browser that knows nothing yet."""
+    from tests.page.support import Window
+
     context = browser.new_context(viewport={"width": 1200, "height": 800}, color_scheme="light")
-    context.set_default_timeout(20_000)
-    window = Window(context.new_page())
+    window = Window(context.new_page(), pytestconfig.getoption("throttle"))
     yield window
     context.close()
     assert window.troubles == []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import pytest
 from tests.server.fake_worker import HOLD, STATS, FakeWorker
 from tests.server.server_process import until
 
@@ -20,7 +21,11 @@ from headstart.types.request import (
 if TYPE_CHECKING:
     from playwright.sync_api import ConsoleMessage, Locator, Page
 
-SPECULATORS = ("suffix", "draft-model")
+playwright = pytest.importorskip(
+    "playwright.sync_api", reason="Playwright is not installed: run make test-page"
+)
+expect = playwright.expect  # asks again until it is so: the page has its own time
+expect.set_options(timeout=20_000)
 # what highlights cover, speculator by speculator, in the order of the text
 TINTED = """() => {
   const found = {};
@@ -44,8 +49,12 @@ KEPT = """async () => {
 class Window:
     """The page in a browser, with the ways in which users use it."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, throttle: int) -> None:
         self.page = page
+        self.longest_task = 50 * throttle  # milliseconds: longer ones are felt
+        page.context.set_default_timeout(20_000)
+        devtools = page.context.new_cdp_session(page)
+        devtools.send("Emulation.setCPUThrottlingRate", {"rate": throttle})
         self.troubles: list[str] = []
         self.expected: tuple[str, ...] = ()  # parts of console messages that are no trouble
         page.on("console", self._hear)
@@ -68,7 +77,15 @@ class Window:
 
         self.page.on("request", note)
         self.page.goto(f"{url}/#{view}")
-        self.page.wait_for_selector("body[data-ready]")
+        self.is_ready()
+
+    def is_ready(self) -> None:
+        """Wait until the page can be used."""
+        expect(self.page.locator("body[data-ready]")).to_be_visible()
+
+    def reload(self) -> None:
+        self.page.reload()
+        self.is_ready()
 
     def ask(self, text: str, *, wait: bool = True) -> Locator:
         """Send a message; returns the answer, by default when it is over."""
@@ -79,9 +96,7 @@ class Window:
     def answer(self, *, wait: bool = True) -> Locator:
         """The last answer."""
         if wait:
-            found = self.page.wait_for_selector(".message.assistant:last-child:not(.running)")
-            assert found is not None
-            found.dispose()  # else the page keeps it
+            expect(self.page.locator(".message.assistant:last-child:not(.running)")).to_be_visible()
         return self.page.locator(".message.assistant").last
 
     def until(self, condition: str) -> None:
@@ -89,8 +104,13 @@ class Window:
         until(lambda: bool(self.page.evaluate(condition)), condition)
 
     def tinted(self) -> dict[str, str]:
-        """Text under each style."""
+        """Text under each style, once all answers are shown."""
+        expect(self.page.locator(".message.running")).to_have_count(0)
         return {name: "".join(parts) for name, parts in self.page.evaluate(TINTED).items()}
+
+    def until_marked(self, text: str) -> None:
+        """Wait until this is marked as what the user looks at."""
+        until(lambda: self.tinted()["draft-now"] == text, f"{text!r} is marked")
 
     def kept(self) -> dict[str, Any]:
         """The newest answer in the browser's database."""

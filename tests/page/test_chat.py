@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from tests.page.support import Window, worker_that_writes
+from tests.page.support import Window, expect, worker_that_writes
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import serving
 
@@ -18,11 +18,11 @@ def test_an_answer_streams_and_is_shown_as_markdown(window: Window) -> None:
     with serving(worker_that_writes(*ANSWER)) as client:
         window.open(str(client.base_url))
         answer = window.ask("Go on")
-        assert answer.locator(".text strong").inner_text() == "bold"
-        assert answer.locator("pre code").inner_text().strip() == "print(1)"
-        assert answer.locator(".hljs-built_in").inner_text() == "print"
-        assert "Done." in answer.inner_text()
-        assert window.page.locator(".message.user").inner_text().strip() == "Go on"
+        expect(answer.locator(".text strong")).to_have_text("bold")
+        expect(answer.locator("pre code")).to_have_text("print(1)")
+        expect(answer.locator(".hljs-built_in")).to_have_text("print")
+        expect(answer).to_contain_text("Done.")
+        expect(window.page.locator(".message.user .body > .text")).to_have_text("Go on")
 
 
 def test_text_appears_before_the_answer_is_over_and_stop_ends_it(window: Window) -> None:
@@ -33,8 +33,8 @@ def test_text_appears_before_the_answer_is_over_and_stop_ends_it(window: Window)
         answer.get_by_text("The beginning").wait_for()
         window.page.get_by_role("button", name="Stop", exact=True).click()
         assert worker.cancelled.get(timeout=10)
-        assert "Stopped." in window.answer().inner_text()
-        assert window.page.get_by_role("button", name="Send").is_visible()
+        expect(window.answer()).to_contain_text("Stopped.")
+        expect(window.page.get_by_role("button", name="Send")).to_be_visible()
 
 
 def test_asking_again_and_editing_make_versions_to_walk_between(window: Window) -> None:
@@ -46,14 +46,14 @@ def test_asking_again_and_editing_make_versions_to_walk_between(window: Window) 
         page = window.page
         page.get_by_role("button", name="Answer again").click()
         page.locator(".message.assistant", has_text="second").wait_for()
-        assert "2 / 2" in window.answer().inner_text()
+        expect(window.answer()).to_contain_text("2 / 2")
         page.get_by_role("button", name="Earlier version").click()
         page.locator(".message.assistant", has_text="first").wait_for()
         page.get_by_role("button", name="Edit and ask again").click()
         page.get_by_role("textbox", name="Your message").fill("Other question")
         page.get_by_role("button", name="Ask", exact=True).click()
         page.locator(".message.assistant", has_text="third").wait_for()
-        assert "Other question" in page.locator(".message.user").inner_text()
+        expect(page.locator(".message.user")).to_contain_text("Other question")
         page.locator(".message.user").get_by_role("button", name="Earlier version").click()
         page.locator(".message.assistant", has_text="second").wait_for()  # the newest answer to it
         assert worker.requests[2].prompt != worker.requests[1].prompt
@@ -65,11 +65,12 @@ def test_settings_and_system_prompt_are_sent_and_defaults_are_the_servers(window
         window.open(str(client.base_url))
         page = window.page
         page.get_by_role("button", name="Settings", exact=True).click()
-        assert page.get_by_label("Temperature", exact=True).get_attribute("placeholder") == "0.8"
-        page.get_by_label("Temperature", exact=True).fill("0.25")
+        temperature = page.get_by_label("Temperature", exact=True)
+        expect(temperature).to_have_attribute("placeholder", "0.8")
+        temperature.fill("0.25")
         page.get_by_label("Top k").fill("many")
-        assert page.get_by_text("must be a whole number").is_visible() is False
-        assert page.get_by_text("must be a number").is_visible()
+        expect(page.get_by_text("must be a number")).to_be_visible()
+        expect(page.get_by_text("must be a whole number")).to_be_hidden()
         page.get_by_label("Mode", exact=True).select_option("off")
         page.get_by_label("System prompt").fill("Be brief.")
         window.ask("Question")
@@ -96,10 +97,10 @@ def test_conversations_are_kept_exported_and_imported(window: Window, tmp_path: 
         page.get_by_text("What shall we write?").wait_for()
         page.get_by_role("button", name="More on Remember this").click()
         page.get_by_role("menuitem", name="Delete").click()
-        window.until("!document.querySelector('#conversations li')")
+        expect(page.locator("#conversations li")).to_have_count(0)
         page.set_input_files("#import-file", file)
         page.get_by_role("button", name="Remember this", exact=True).click()
-        assert "An answer" in window.answer().inner_text()
+        expect(window.answer()).to_contain_text("An answer")
         page.set_input_files("#import-file", Path(__file__))
         page.get_by_text("this file is not JSON").wait_for()
 
@@ -121,13 +122,14 @@ def test_reasoning_is_folded_and_tool_calls_shown(window: Window) -> None:
             lambda route: route.fulfill(body=body, content_type="text/event-stream"),
         )
         answer = window.ask("Weather?")
-        said = " ".join(answer.locator(".call").inner_text().split())
-        assert said == 'Calls a tool weather {"city": "Bern"}'
+        expect(answer.locator(".call > *")).to_have_text(
+            ["Calls a tool", "weather", '{"city": "Bern"}']
+        )
         thought = answer.locator(".reasoning em")
-        assert not thought.is_visible()
+        expect(thought).to_be_hidden()
         answer.get_by_text("Reasoning").click()
-        thought.wait_for()
-        assert thought.text_content() == "look"
+        expect(thought).to_be_visible()
+        expect(thought).to_have_text("look")
 
 
 def test_a_text_file_becomes_part_of_the_message(window: Window, tmp_path: Path) -> None:
@@ -140,8 +142,8 @@ def test_a_text_file_becomes_part_of_the_message(window: Window, tmp_path: Path)
         chip = window.page.locator("#attachments .chip")
         chip.get_by_text(re.compile(r"^\d+ tokens$")).wait_for()
         window.ask("What is it?")
-        assert not chip.is_visible()
-        assert "tool.py" in window.page.locator(".message.user").inner_text()
+        expect(chip).to_be_hidden()
+        expect(window.page.locator(".message.user")).to_contain_text("tool.py")
         prompt = bytes(worker.requests[-1].prompt).decode()
         assert "tool.py:\n````py\nprint('```')\n````\n\nWhat is it?" in prompt
 
@@ -152,4 +154,4 @@ def test_a_failure_is_said_where_the_answer_would_be(window: Window) -> None:
         window.open(str(client.base_url))
         window.page.get_by_role("button", name="Settings", exact=True).click()
         window.page.get_by_label("Most tokens", exact=True).fill("-5")
-        assert "max_tokens" in window.ask("Question").locator(".note").inner_text()
+        expect(window.ask("Question").locator(".note")).to_contain_text("max_tokens")

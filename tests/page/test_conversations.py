@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.page.support import Window, worker_that_writes
+from tests.page.support import Window, expect, worker_that_writes
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
 
@@ -21,6 +21,13 @@ PIXEL = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJg"
     "gg=="
 )
+
+# a click and messages, all before the page does anything else
+CLICK_AND_SAY = """([selector, ...texts]) => {
+  document.querySelector(selector).click();
+  const field = document.querySelector("#prompt");
+  for (const text of texts) { field.value = text; field.form.requestSubmit(); }
+}"""
 
 
 def test_each_conversation_has_its_own_settings_and_presets_fill_them(window: Window) -> None:
@@ -38,18 +45,20 @@ def test_each_conversation_has_its_own_settings_and_presets_fill_them(window: Wi
         window.ask("First")
         page.get_by_role("button", name="New conversation").click()
         page.locator("#welcome").wait_for()
-        assert (system.input_value(), temperature.input_value()) == ("", "")
+        expect(system).to_have_value("")
+        expect(temperature).to_have_value("")
         window.ask("Second")
         page.get_by_role("button", name="First", exact=True).click()
         page.locator(".message.user", has_text="First").wait_for()
-        assert (system.input_value(), temperature.input_value()) == ("Be brief.", "0.25")
+        expect(system).to_have_value("Be brief.")
+        expect(temperature).to_have_value("0.25")
         page.evaluate("window.prompt = () => 'brief'")
         page.get_by_role("button", name="Save as…").click()
         page.get_by_role("button", name="New conversation").click()
         page.locator("#welcome").wait_for()
-        assert system.input_value() == "Be brief."  # new ones have the chosen preset
+        expect(system).to_have_value("Be brief.")  # new ones have the chosen preset
         page.get_by_label("Preset", exact=True).select_option("")
-        assert system.input_value() == ""
+        expect(system).to_have_value("")
         window.ask("Third")
     sent = [b"Be brief." in bytes(request.prompt) for request in worker.requests]
     assert sent == [True, False, False]
@@ -82,10 +91,9 @@ def test_conversations_are_found_by_what_was_said_in_them(window: Window) -> Non
         page.route("**/v1/chat/completions", lambda route: route.fulfill(body="data: [DONE]\n\n"))
         window.ask("Other")
         titles = page.locator("#conversations .title")
-        assert titles.all_inner_texts() == ["Other", "Haystack"]
+        expect(titles).to_have_text(["Other", "Haystack"])
         page.get_by_label("Search").fill("NEEDLE")
-        window.until("document.querySelectorAll('#conversations .title').length === 1")
-        assert titles.all_inner_texts() == ["Haystack"]
+        expect(titles).to_have_text(["Haystack"])
         page.get_by_label("Search").fill("nowhere")
         page.get_by_text("Nothing found").wait_for()
 
@@ -107,8 +115,7 @@ def test_a_conversation_is_renamed_and_exported_as_markdown(window: Window, tmp_
         assert download.value.suggested_filename == "A better title.md"
         text = file.read_text("utf-8")
         assert text == "# A better title\n\n## You\n\nWhat is it?\n\n## tiny\n\nIt is **bold**.\n"
-        page.reload()
-        page.wait_for_selector("body[data-ready]")
+        window.reload()
         page.get_by_role("button", name="A better title", exact=True).wait_for()
 
 
@@ -119,15 +126,52 @@ def test_a_deleted_message_goes_with_all_that_follows(window: Window) -> None:
         page = window.page
         window.ask("First")
         window.ask("Second")
+        messages = page.locator(".message .body > .text")
         second = page.locator(".message.user", has_text="Second")
         second.get_by_role("button", name="Delete").click()
-        second.wait_for(state="detached")
-        assert page.locator(".message").count() == 2
-        page.reload()
-        page.wait_for_selector("body[data-ready]")
-        assert page.locator(".message").count() == 2
+        expect(messages).to_have_text(["First", "Hello"])
+        window.reload()
+        expect(messages).to_have_text(["First", "Hello"])
         window.ask("Third")
         assert b"Second" not in bytes(worker.requests[-1].prompt)
+
+
+def test_what_is_said_right_after_a_click_goes_where_the_user_sees_it(window: Window) -> None:
+    worker = worker_that_writes("Hello")
+    with serving(worker) as client:
+        window.open(str(client.base_url))
+        page = window.page
+        window.ask("First")
+        window.ask("Second")
+        page.evaluate("window.confirm = () => true")
+        page.evaluate(CLICK_AND_SAY, [".user:nth-child(3) [aria-label=Delete]", "Third", "Fourth"])
+        expect(page.locator(".user .body > .text")).to_have_text(["First", "Third", "Fourth"])
+        window.answer()
+        page.evaluate(CLICK_AND_SAY, ["#new", "Fifth"])
+        expect(page.locator(".user .body > .text")).to_have_text(["Fifth"])
+        window.answer()
+    prompts = [bytes(request.prompt).decode() for request in worker.requests[2:]]
+    said = ("First", "Second", "Third", "Fourth", "Fifth")
+    assert [[word for word in said if word in prompt] for prompt in prompts] == [
+        ["First", "Third"],
+        ["First", "Third", "Fourth"],
+        ["Fifth"],
+    ]
+
+
+def test_a_setting_can_be_written_while_an_answer_ends(window: Window) -> None:
+    worker = worker_that_writes("Done", hold=True)
+    with serving(worker) as client:
+        window.open(str(client.base_url))
+        window.ask("Go on", wait=False).get_by_text("Done").wait_for()
+        page = window.page
+        page.get_by_role("button", name="Settings", exact=True).click()
+        page.get_by_label("System prompt").press_sequentially("Be ")
+        with page.expect_response("**/props"):
+            worker.go_on()
+            window.answer()
+        page.keyboard.type("brief.")
+        expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
 
 
 def test_images_go_to_a_model_that_takes_them_and_to_no_other(
@@ -149,8 +193,7 @@ def test_images_go_to_a_model_that_takes_them_and_to_no_other(
         props = client.get("/props").json() | {"modalities": {"vision": True}}
         page.route("**/props", lambda route: route.fulfill(json=props))
         page.route("**/v1/chat/completions", answer)
-        page.reload()
-        page.wait_for_selector("body[data-ready]")
+        window.reload()
         page.set_input_files("#file", image)
         page.locator("#attachments .chip", has_text="pixel.png").wait_for()
         window.ask("What is it?")
@@ -186,7 +229,7 @@ def test_a_chosen_tool_is_run_when_the_user_says_so(window: Window, tmp_path: Pa
         assert "what the file says" in bodies[1]["messages"][2]["content"]
         assert bodies[1]["messages"][1]["tool_calls"][0]["id"] == "c"
         page.get_by_text("Result").click()
-        assert page.get_by_text("what the file says").is_visible()
+        expect(page.get_by_text("what the file says")).to_be_visible()
 
 
 def test_the_page_speaks_the_browsers_language(window: Window) -> None:
@@ -194,14 +237,14 @@ def test_the_page_speaks_the_browsers_language(window: Window) -> None:
     assert browser is not None
     with serving(worker_that_writes("Hallo")) as client:
         context = browser.new_context(locale="de-CH")
-        page = context.new_page()
-        page.goto(str(client.base_url))
-        page.wait_for_selector("body[data-ready]")
-        assert page.get_attribute("html", "lang") == "de"
+        german = Window(context.new_page(), 1)
+        german.open(str(client.base_url))
+        page = german.page
+        expect(page.locator("html")).to_have_attribute("lang", "de")
         page.get_by_role("button", name="Neues Gespräch").wait_for()
         page.get_by_placeholder("Frag etwas").fill("Hallo")
         page.keyboard.press("Enter")
-        page.locator(".facts", has_text="erstes nach").wait_for()
+        expect(page.locator(".facts")).to_contain_text("erstes nach")
         context.close()
 
 
@@ -209,8 +252,8 @@ def test_the_pages_of_the_api_and_the_manifest_are_there(window: Window) -> None
     with serving() as client:
         page = window.page
         page.goto(f"{client.base_url}/docs")
-        page.wait_for_selector("body[data-ready]")
+        window.is_ready()
         row = page.locator("#paths details", has_text="Answer chat messages.")
         row.locator("summary").click()
-        assert "most tokens; -1 no limit" in row.inner_text()
+        expect(row).to_contain_text("most tokens; -1 no limit")
         assert client.get("/manifest.json").json()["icons"]

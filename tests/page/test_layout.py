@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.page.support import Window, worker_that_writes
+from tests.page.support import Window, expect, worker_that_writes
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
 
@@ -38,7 +38,7 @@ def test_nothing_overlaps_and_nothing_is_missing(window: Window, width: int) -> 
             inner = parts.replace("#top > *", "#top > :not(nav, .tools)")
             assert page.evaluate(COLLISIONS, inner) == [], selector
         for name in ("drafts", "theme", "open-settings", "model", "context", "send"):
-            assert page.locator(f"#{name}").is_visible(), name
+            expect(page.locator(f"#{name}")).to_be_visible()
         for view in ("chat", "compare", "board"):
             page.locator(f"#to-{view}").click()
             page.locator(f"#{view}").wait_for()
@@ -62,8 +62,7 @@ def test_each_click_on_the_theme_button_turns_it_over(window: Window, system: An
         assert seen[0] != seen[1]
         assert seen[0] == seen[2]
         page.locator("#theme").click()
-        page.reload()
-        page.wait_for_selector("body[data-ready]")
+        window.reload()
         assert page.evaluate(ground) == seen[1]
 
 
@@ -81,14 +80,14 @@ def test_a_keyboard_is_enough(window: Window) -> None:
         window.open(str(client.base_url))
         page.keyboard.type("By keyboard")  # the field has the focus from the start
         page.keyboard.press("Enter")
-        assert "Hello" in window.answer().inner_text()
+        expect(window.answer()).to_contain_text("Hello")
         page.locator("#open-settings").focus()
         page.keyboard.press("Enter")
         page.locator("#settings").wait_for()
         tab_to("#setting-temperature")
         page.keyboard.press("Escape")
-        assert not page.locator("#settings").is_visible()
-        assert page.evaluate("document.activeElement.id") == "open-settings"
+        expect(page.locator("#settings")).to_be_hidden()
+        expect(page.locator("#open-settings")).to_be_focused()
         page.locator("#new").focus()
         tab_to("#conversations .icon-button")
         page.keyboard.press("Enter")
@@ -118,7 +117,7 @@ def test_scrolled_up_a_button_leads_to_the_end(window: Window) -> None:
         window.ask("Go on")
         page = window.page
         button = page.get_by_role("button", name="To the end")
-        assert not button.is_visible()
+        expect(button).to_be_hidden()
         page.mouse.move(600, 300)
         page.mouse.wheel(0, -2000)
         button.click()
@@ -126,7 +125,7 @@ def test_scrolled_up_a_button_leads_to_the_end(window: Window) -> None:
             "(({scrollHeight, scrollTop, clientHeight}) => scrollHeight - scrollTop - clientHeight"
             " < 5)(document.querySelector('#scroller'))"
         )
-        assert not button.is_visible()
+        expect(button).to_be_hidden()
 
 
 def test_the_first_screen_is_small(window: Window) -> None:

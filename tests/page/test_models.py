@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import httpx2
-from tests.page.support import Window
+from tests.page.support import Window, expect
 from tests.server.server_process import Server
 
 from headstart.app import demo
@@ -32,27 +32,26 @@ def test_a_router_offers_its_models_and_the_page_talks_to_the_chosen_one(
     server = router_of(tmp_path, one=TARGET, two=TARGET)
     try:
         window.open(server.url)
-        options = window.page.locator("#models option")
-        assert [one.split()[0] for one in options.all_inner_texts()] == ["one", "two"]
-        assert window.page.input_value("#models") == "one"
-        window.ask("def f(")
         page = window.page
+        chosen = page.locator("#models")
+        expect(chosen.locator("option")).to_have_text([re.compile("^one"), re.compile("^two")])
+        expect(chosen).to_have_value("one")
+        window.ask("def f(")
         page.fill("#prompt", "typed before")
         page.select_option("#models", "two")
-        window.until("document.querySelector('#status').textContent === ''")
-        assert page.input_value("#prompt") == "typed before"
+        expect(page.locator("#status")).to_have_text("")
+        expect(page.locator("#prompt")).to_have_value("typed before")
         window.ask("def g(")
-        models = page.locator(".message.assistant .facts").all()
-        for facts in models:
-            facts.locator("summary").click()
-        named = [facts.locator("dd").first.inner_text() for facts in models]
-        assert named == ["one", "two"]  # each answer names its model
-        assert page.input_value("#models") == "two"
+        facts = page.locator(".message.assistant .facts")
+        for place, model in enumerate(["one", "two"]):  # each answer names its model
+            facts.nth(place).locator("summary").click()
+            expect(facts.nth(place).locator("dd").first).to_have_text(model)
+        expect(chosen).to_have_value("two")
         listed = httpx2.get(f"{server.url}/models", trust_env=False).json()["data"]
         loaded = {one["id"] for one in listed if one["status"]["value"] == "loaded"}
         assert loaded == {"one", "two"}
-        window.page.focus("#models")
-        window.until("document.querySelectorAll('#models option')[0].text === 'one (loaded)'")
+        page.focus("#models")
+        expect(chosen.locator("option").first).to_have_text("one (loaded)")
     finally:
         server.stop()
 
@@ -69,11 +68,10 @@ def test_a_model_that_cannot_be_loaded_leaves_the_choice_of_another(
         page.goto(server.url)
         page.locator("#status", has_text="could not be loaded").wait_for()
         page.select_option("#models", "one")
-        window.until("document.querySelector('#speculation').textContent !== ''")
+        expect(page.locator("#speculation")).not_to_be_empty()
         window.ask("def f(")
-        page.reload()
-        page.wait_for_selector("body[data-ready]")
-        assert page.input_value("#models") == "one"
+        window.reload()
+        expect(page.locator("#models")).to_have_value("one")
     finally:
         server.stop()
 
@@ -101,8 +99,9 @@ def test_the_list_shows_how_far_a_download_is_and_says_why_one_failed(
     try:
         page.goto(server.url)
         page.get_by_text("org/other:Q4 was not downloaded: no space").first.wait_for()
-        page.wait_for_selector("body[data-ready]")
+        window.is_ready()
         last = page.locator("#models option").last
-        assert (last.inner_text(), last.is_disabled()) == ("org/new:Q4 (downloading 25 %)", True)
+        expect(last).to_have_text("org/new:Q4 (downloading 25 %)")
+        expect(last).to_be_disabled()
     finally:
         server.stop()

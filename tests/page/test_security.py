@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.page.support import Window, worker_that_writes
+from tests.page.support import Window, expect, worker_that_writes
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
@@ -36,14 +36,14 @@ def test_hostile_markdown_does_nothing(window: Window) -> None:
         answer = window.ask("Go on")
         page = window.page
         for selector in ("script", "img", "svg:not(.icon)", "iframe", "style", "form", "[onerror]"):
-            assert answer.locator(f".text {selector}").count() == 0, selector
-        assert answer.locator(".text [style]").count() == 0
+            expect(answer.locator(f".text {selector}")).to_have_count(0)
+        expect(answer.locator(".text [style]")).to_have_count(0)
         links = answer.locator(".text a[href]")
-        assert [link.get_attribute("href") for link in links.all()] == [
-            "https://evil.example/leak.png?secret",  # of the image, which is not loaded
-            "https://example.com",
-        ]
-        assert links.first.get_attribute("rel") == "noopener noreferrer"
+        expect(links).to_have_count(2)
+        image = "https://evil.example/leak.png?secret"  # it is not loaded
+        expect(links.first).to_have_attribute("href", image)
+        expect(links.first).to_have_attribute("rel", "noopener noreferrer")
+        expect(links.last).to_have_attribute("href", "https://example.com")
         answer.get_by_text("hover").first.hover()
         assert page.title() == "Headstart"
         assert page.evaluate("getComputedStyle(document.body).display") == "grid"
@@ -76,11 +76,10 @@ def test_the_key_is_asked_for_once_and_kept_for_the_session_only(window: Window)
         page.get_by_text("The server does not know this key.").wait_for()
         page.get_by_label("Key", exact=True).fill("secret")
         page.get_by_role("button", name="Continue").click()
-        page.wait_for_selector("body[data-ready]")
-        assert "Hello" in window.ask("Go on").inner_text()
-        page.reload()
-        page.wait_for_selector("body[data-ready]")
-        assert not page.locator("#key-dialog").is_visible()
+        window.is_ready()
+        expect(window.ask("Go on")).to_contain_text("Hello")
+        window.reload()
+        expect(page.locator("#key-dialog")).to_be_hidden()
         kept = page.evaluate("JSON.stringify([{...localStorage}, document.cookie])")
         assert "secret" not in kept
         other = page.context.new_page()  # another tab is another session

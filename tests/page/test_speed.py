@@ -29,8 +29,7 @@ def test_a_long_answer_streams_opens_and_scrolls_without_stutter(window: Window)
         assert len(window.kept()["provenance"]["tokens"]) > 10_000
         tinted = window.tinted()
         with tasks(page) as of_opening:
-            page.reload()
-            page.wait_for_selector("body[data-ready]")
+            window.reload()
             window.until("document.querySelectorAll('.assistant .block').length === 191")
             page.wait_for_timeout(500)
         assert page.locator(".assistant .body > .text").text_content() == whole
@@ -46,7 +45,7 @@ def test_a_long_answer_streams_opens_and_scrolls_without_stutter(window: Window)
                 page.mouse.wheel(0, distance)
                 page.wait_for_timeout(20)
         longest = {"streaming": of_streaming, "opening": of_opening, "scrolling": of_scrolling}
-        assert {name: max(found) for name, found in longest.items() if max(found) >= 50} == {}
+        assert max(max(found) for found in longest.values()) < window.longest_task, longest
 
 
 def test_memory_stays_flat_over_20_answers(window: Window) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.page.support import Window, worker_that_writes
+from tests.page.support import Window, expect, worker_that_writes
 from tests.server.serving import serving
 
 MARKDOWN = r"""5. five
@@ -31,26 +31,27 @@ def test_lists_boxes_tables_and_images_keep_what_they_say(window: Window) -> Non
     with serving(worker_that_writes(MARKDOWN)) as client:
         window.open(str(client.base_url))
         text = window.ask("Go on").locator(".body > .text")
-        assert text.locator("ol").get_attribute("start") == "5"
+        expect(text.locator("ol")).to_have_attribute("start", "5")
         boxes = text.locator("input[type=checkbox]")
-        assert [box.is_checked() for box in boxes.all()] == [True, False]
-        assert all(box.is_disabled() for box in boxes.all())
-        right = text.locator("td").nth(1)
-        assert right.evaluate("e => getComputedStyle(e).textAlign") == "right"
+        expect(boxes).to_have_count(2)
+        expect(boxes.first).to_be_checked()
+        expect(boxes.last).not_to_be_checked()
+        expect(boxes.last).to_be_disabled()
+        expect(text.locator("td").nth(1)).to_have_css("text-align", "right")
         image = text.get_by_role("link", name="the alt text")
-        assert image.get_attribute("href") == "https://elsewhere.example/picture.png"
-        assert text.locator("img").count() == 0
-        assert "© 1 < 2" in text.inner_text()
-        assert text.locator(".hljs-keyword").all_inner_texts() == ["def", "return"]
+        expect(image).to_have_attribute("href", "https://elsewhere.example/picture.png")
+        expect(text.locator("img")).to_have_count(0)
+        expect(text).to_contain_text("© 1 < 2")
+        expect(text.locator(".hljs-keyword")).to_have_text(["def", "return"])
 
 
 def test_formulas_are_mathml_and_prices_are_not_formulas(window: Window) -> None:
     with serving(worker_that_writes(MARKDOWN)) as client:
         window.open(str(client.base_url))
         text = window.ask("Go on").locator(".body > .text")
-        assert text.locator("math").count() == 2
-        assert text.locator("math[display=block] mfrac").count() == 1
-        assert "for $5 and $10, and" in text.inner_text()
+        expect(text.locator("math")).to_have_count(2)
+        expect(text.locator("math[display=block] mfrac")).to_have_count(1)
+        expect(text).to_contain_text("for $5 and $10, and")
 
 
 def test_libraries_are_loaded_when_a_text_needs_them(window: Window) -> None:
@@ -71,7 +72,8 @@ def test_a_question_is_shown_as_it_is_but_for_code_in_fences(window: Window) -> 
         window.open(str(client.base_url))
         window.ask("Is *this*\n\n  right?\n```python\nprint(1)\n```\n# no heading")
         user = window.page.locator(".message.user")
-        assert user.locator("pre code").inner_text().strip() == "print(1)"
-        assert user.locator("em, h1").count() == 0
-        texts = user.locator(".text > div:not(.code)").all_inner_texts()
-        assert texts == ["Is *this*\n\n  right?", "# no heading"]
+        expect(user.locator("pre code")).to_have_text("print(1)")
+        expect(user.locator("em, h1")).to_have_count(0)
+        texts = user.locator(".text > div:not(.code)")
+        expect(texts).to_have_count(2)
+        assert texts.all_inner_texts() == ["Is *this*\n\n  right?", "# no heading"]

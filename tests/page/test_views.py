@@ -6,9 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tests.page.support import Window, worker_that_writes
+from tests.page.support import Window, expect, worker_that_writes
 from tests.page.test_tint import RENAME
-from tests.server.server_process import Server, until
+from tests.server.server_process import Server
 from tests.server.serving import serving
 
 AXE = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
@@ -20,14 +20,14 @@ def test_a_comparison_says_equal_in_exact_mode(window: Window, server: Server) -
     page.fill("#compare-prompt", RENAME)
     page.get_by_role("button", name="Run both").click()
     page.locator(".verdict.equal").wait_for()
-    verdict = page.locator(".verdict").inner_text()
-    assert re.search(r"all \d+ tokens are equal", verdict)
-    assert re.search(r"[\d.,]+ against [\d.,]+ tokens/s", verdict)
-    texts = [side.inner_text() for side in page.locator(".side pre").all()]
-    assert len(texts) == 2
-    assert texts[0] == texts[1]
+    verdict = page.locator(".verdict")
+    expect(verdict).to_contain_text(re.compile(r"all \d+ tokens are equal"))
+    expect(verdict).to_contain_text(re.compile(r"[\d.,]+ against [\d.,]+ tokens/s"))
+    texts = page.locator(".side pre")
+    expect(texts).to_have_count(2)
+    assert len(set(texts.all_inner_texts())) == 1
     second = page.locator(".side").nth(1)
-    assert second.locator(".swatch").count() == 1  # nobody but the model
+    expect(second.locator(".swatch")).to_have_count(1)  # nobody but the model
 
 
 def test_texts_that_part_are_called_different_and_explained(window: Window) -> None:
@@ -38,10 +38,9 @@ def test_texts_that_part_are_called_different_and_explained(window: Window) -> N
         window.open(str(client.base_url), "compare")
         window.page.fill("#compare-prompt", "Go on")
         window.page.get_by_role("button", name="Run both").click()
-        window.page.locator(".verdict.different").wait_for()
-        verdict = window.page.locator(".verdict").inner_text()
-        assert "The first 4 tokens are equal" in verdict
-        assert "almost equally likely" in verdict
+        verdict = window.page.locator(".verdict.different")
+        expect(verdict).to_contain_text("The first 4 tokens are equal")
+        expect(verdict).to_contain_text("almost equally likely")
         modes = [request.speculative.mode for request in worker.requests]
         assert modes[0] is None
         assert modes[1] is not None
@@ -54,22 +53,21 @@ def test_the_board_lives(window: Window, server: Server) -> None:
     page = window.page
     page.get_by_role("link", name="Board").click()
     figures = page.locator("#now .figure", has_text="drafts accepted").locator("dd")
-    window.until("document.querySelectorAll('#now .figure').length > 4")
-    assert re.fullmatch(r"\d+ %", figures.inner_text())
-    assert page.locator("#slots tr").count() == 2
-    assert page.locator("#costs li").count() > 3
-    assert page.locator("#throughput svg").count() == 1
-    assert "suffix" in page.locator("#speculators").inner_text()
-    before = page.locator("#speculators").inner_text()
+    expect(figures).to_have_text(re.compile(r"^\d+\s%$"))
+    expect(page.locator("#slots tr")).to_have_count(2)
+    expect(page.locator("#costs li").nth(3)).to_be_visible()
+    expect(page.locator("#throughput svg")).to_have_count(1)
     speculators = page.locator("#speculators")
+    expect(speculators).to_contain_text("suffix")
+    before = speculators.inner_text()
     headers = {"Content-Type": "application/json"}
     page.request.post(
         f"{server.url}/completion", data={"prompt": RENAME, "n_predict": 80}, headers=headers
     )
-    until(lambda: speculators.inner_text() != before, "new counts")
+    expect(speculators).not_to_have_text(before, use_inner_text=True)
     page.get_by_text("Settings in force").click()
     row = page.locator("#settings-in-force tr", has_text="exact")
-    assert "flag" in row.inner_text()
+    expect(row).to_contain_text("flag")
 
 
 def test_the_chart_is_full_when_the_board_is_opened(window: Window, server: Server) -> None:
@@ -78,17 +76,17 @@ def test_the_chart_is_full_when_the_board_is_opened(window: Window, server: Serv
     window.page.wait_for_timeout(5000)  # two of the states that the server keeps
     window.page.get_by_role("link", name="Board").click()
     line = window.page.locator("#throughput .speed")
-    assert line.get_attribute("d").count("L") >= 2  # type: ignore[union-attr]
+    expect(line).to_have_attribute("d", re.compile("L.*L"))
 
 
 def test_an_outage_leaves_what_was_last_seen(window: Window) -> None:
     window.expected = ("Failed to load",)
     with serving() as client:
         window.open(str(client.base_url), "board")
-        window.until("document.querySelectorAll('#slots tr').length > 0")
+        expect(window.page.locator("#slots tr").first).to_be_visible()
         before = window.page.locator("#board .cards").inner_text()
     note = window.page.locator("#board-note")
-    note.get_by_text("The server does not answer; this is how it was at").wait_for()
+    expect(note).to_contain_text("The server does not answer; this is how it was at")
     assert window.page.locator("#board .cards").inner_text() == before
 
 
@@ -102,15 +100,14 @@ def test_a_phone_shows_all_of_it_without_scrolling_sideways(
     page = window.page
     for view in ("Chat", "Compare", "Board"):
         page.get_by_role("link", name=view).click()
-        page.wait_for_timeout(100)
+        expect(page.locator(f"#{view.lower()}")).to_be_visible()
         assert page.evaluate("document.documentElement.scrollWidth") <= width, view
         section = page.locator(f"#{view.lower()}")
         assert section.evaluate("e => e.scrollWidth <= e.clientWidth"), view
     page.get_by_role("link", name="Chat").click()
-    assert not page.locator("#sidebar").is_visible()
+    expect(page.locator("#sidebar")).to_be_hidden()
     page.get_by_role("button", name="Conversations").click()
-    page.locator("#sidebar").wait_for()
-    assert page.get_by_role("button", name="New conversation").is_visible()
+    expect(page.get_by_role("button", name="New conversation")).to_be_visible()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
@@ -125,6 +122,7 @@ def test_axe_finds_no_serious_fault(window: Window, server: Server, theme: str) 
     page.evaluate(AXE.read_text("utf-8"))
     for view in ("Chat", "Compare", "Board"):
         page.get_by_role("link", name=view).click()
+        expect(page.locator(f"#{view.lower()}")).to_be_visible()
         page.wait_for_timeout(600)
         found = page.evaluate("axe.run().then((result) => result.violations)")
         serious = [

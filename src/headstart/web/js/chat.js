@@ -2,7 +2,7 @@
 
 import { Answer } from "./answer.js";
 import { Composer } from "./composer.js";
-import { announce, byId, download, fill, h } from "./dom.js";
+import { announce, byId, download, fill, h, toast } from "./dom.js";
 import { Follow } from "./follow.js";
 import { Generations } from "./generations.js";
 import { inspect } from "./inspector.js";
@@ -37,6 +37,8 @@ export class Chat {
     this.tree = new Map();
     /** @type {Map<string, MessageView>} */
     this.views = new Map();
+    /** @type {string | null} the conversation that the user chose last; it may still be loading */
+    this.chosen = null;
     this.generations = new Generations(server, (generation) => this.views.get(generation.message.id)?.update(generation.answer), (generation) => this.onEnd(generation));
     this.composer = new Composer(server, {
       send: (said) => this.say(said),
@@ -69,7 +71,7 @@ export class Chat {
   /** Open the newest conversation, or a new one, and follow what was being written. */
   async start() {
     const conversations = await store.listConversations();
-    await this.open(conversations[0]?.id ?? null);
+    if (!this.tree.size) await this.open(conversations[0]?.id ?? null); // else the user was faster
     for (const one of conversations.filter(({ running }) => running)) void this.resume(one);
   }
 
@@ -78,7 +80,10 @@ export class Chat {
     const conversation = one.id === this.conversation.id ? this.conversation : one;
     const tree = conversation === this.conversation ? this.tree : await store.loadMessages(one.id);
     const message = tree.get(one.running ?? "");
-    if (!message) return;
+    if (message?.state !== "running") {
+      conversation.running = null; // it had ended when the page was left
+      return store.saveConversation(conversation);
+    }
     const resumed = this.generations.resume(conversation, message);
     this.refresh(message);
     await resumed;
@@ -86,19 +91,22 @@ export class Chat {
 
   /** @param {string | null} id null: a new one */
   async open(id) {
-    const running = id === null ? undefined : this.generations.running.get(id);
-    const found = running?.conversation ?? (await store.listConversations()).find((one) => one.id === id);
-    this.conversation = found ?? emptyConversation();
-    this.tree = found ? await store.loadMessages(found.id) : new Map();
+    this.chosen = id;
+    const found = id === null ? undefined : (await store.listConversations()).find((one) => one.id === id);
+    const tree = found ? await store.loadMessages(found.id) : new Map();
+    if (this.chosen !== id) return; // the user chose another meanwhile
+    const running = this.generations.running.get(id ?? "");
+    this.conversation = running?.conversation ?? found ?? emptyConversation();
+    this.tree = tree;
     if (running) this.tree.set(running.message.id, running.message);
     for (const view of this.views.values()) view.remove();
     this.views.clear();
     this.show();
-    await this.refreshList();
     this.links.opened();
     toggleSidebar(false);
     this.composer.focus();
     this.follow.toEnd();
+    await this.refreshList();
   }
 
   async refreshList() {
@@ -195,7 +203,7 @@ export class Chat {
     if (!at.tree.size) at.conversation.title = titleOf(text) || attachments[0]?.name || words.newConversation;
     const message = newMessage(at, parent, "user", text);
     if (attachments.length) message.attachments = attachments;
-    await store.saveMessages(message);
+    keep(store.saveMessages(message)); // nothing is waited for: the user may click or write on at once
     await this.answer(message.id, at);
   }
 
@@ -281,19 +289,20 @@ export class Chat {
   /** @param {Message} message with all that follows */
   async removeMessage(message) {
     if (this.isRunning) return;
-    const gone = withAllBelow(this.tree, message.id);
-    for (const id of gone) this.tree.delete(id);
-    await store.deleteMessages(gone);
-    const other = siblings(this.tree, message).at(-1)?.id ?? message.parent;
-    this.goTo(other && leafBelow(this.tree, other));
-    if (!this.tree.size) await this.removeConversation(this.conversation);
+    const { conversation, tree } = this;
+    const gone = withAllBelow(tree, message.id);
+    for (const id of gone) tree.delete(id);
+    const other = siblings(tree, message).at(-1)?.id ?? message.parent;
+    this.goTo(other && leafBelow(tree, other));
+    keep(store.deleteMessages(gone));
+    if (!tree.size) await this.removeConversation(conversation);
   }
 
   /** @param {string | null} leaf */
   goTo(leaf) {
     this.conversation.leaf = leaf;
     this.show();
-    store.saveConversation(this.conversation);
+    keep(store.saveConversation(this.conversation));
   }
 
   /** @param {Conversation} conversation @param {string} title */
@@ -307,9 +316,9 @@ export class Chat {
   /** @param {Conversation} conversation */
   async removeConversation(conversation) {
     this.generations.forget(conversation.id);
+    if (conversation.id === this.conversation.id) await this.open(null);
     await store.deleteConversation(conversation.id);
-    if (conversation.id === this.conversation.id) await this.open((await store.listConversations())[0]?.id ?? null);
-    else await this.refreshList();
+    await this.refreshList();
   }
 }
 
@@ -333,6 +342,11 @@ function newMessage({ conversation, tree }, parent, role, content) {
   const message = { id: newId(), conversation: conversation.id, parent, role, content, created: Date.now() };
   tree.set(message.id, message);
   return message;
+}
+
+/** @param {Promise<void>} saving what was shown already */
+function keep(saving) {
+  saving.catch((error) => toast(words.notKept(error.message)));
 }
 
 /** @returns {Conversation} */

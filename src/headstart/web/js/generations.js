@@ -3,7 +3,7 @@
 import { Answer, end, follow, run } from "./answer.js";
 import { ApiError } from "./api.js";
 import { toast } from "./dom.js";
-import { nextTask, paced } from "./frames.js";
+import { paced } from "./frames.js";
 import * as store from "./store.js";
 import { words } from "./words.js";
 
@@ -88,15 +88,15 @@ export class Generations {
    */
   async finish(generation, produce) {
     const { conversation, message, answer } = generation;
-    await store.saveConversation(conversation);
+    await store.saveConversation(conversation).catch(() => {}); // that nothing can be kept is said at the end
+    const isLong = () => answer.provenance.starts.length > MOST_TOKENS_SAVED_OFTEN;
     let saving = 0;
     const save = () => {
       clearTimeout(saving);
       saving = 0;
       if (generation.isForgotten) return;
-      const isLong = answer.provenance.starts.length > MOST_TOKENS_SAVED_OFTEN;
       const { provenance, ...rest } = copyAnswer(message, answer);
-      store.saveMessages(isLong ? rest : { ...rest, provenance }).catch(() => {});
+      store.saveMessages(isLong() ? rest : { ...rest, provenance }).catch(() => {});
     };
     save();
     addEventListener("pagehide", save);
@@ -108,23 +108,25 @@ export class Generations {
       draw.ask();
       saving ||= setTimeout(save, SAVE_PAUSE);
     };
+    /** @type {Partial<Message>} */
+    let end = { state: "done" };
     try {
       await this.insist(generation, produce, onChange);
-      message.state = "done";
     } catch (error) {
-      message.state = generation.stopping.signal.aborted ? "stopped" : "failed";
-      if (message.state === "failed") message.failure = failureText(error);
+      end = generation.stopping.signal.aborted ? { state: "stopped" } : { state: "failed", failure: failureText(error) };
     }
     clearTimeout(saving);
     removeEventListener("pagehide", save);
+    end.baselineMs = this.server.baselineMs(answer.provenance.starts.length);
+    const keep = isLong() ? store.saveLongMessage : store.saveMessages;
+    await keep({ ...copyAnswer(message, answer), ...end }).catch((error) => toast(words.notKept(error.message)));
     this.running.delete(conversation.id);
-    if (generation.isForgotten) return;
+    if (generation.isForgotten) return store.deleteMessages([message.id]);
+    // it is over for the browser's database, for the user and for us at the same moment
+    Object.assign(message, end);
     conversation.running = null;
-    message.baselineMs = this.server.baselineMs(answer.provenance.starts.length);
+    store.saveConversation(conversation).catch(() => {});
     draw.flush();
-    const isLong = answer.provenance.starts.length > MOST_TOKENS_SAVED_OFTEN;
-    if (isLong) await nextTask();
-    await Promise.all([(isLong ? store.saveLongMessage : store.saveMessages)(message), store.saveConversation(conversation)]).catch((error) => toast(words.notKept(error.message)));
     this.onEnd(generation);
   }
 

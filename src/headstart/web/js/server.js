@@ -59,8 +59,11 @@ export class Server {
 
   /** Learn again what a step costs, for instance. */
   async update() {
+    const { chosen } = this.models;
     const props = await getJson("props").catch(() => null);
-    if (props && props.role !== "router") this.take(props);
+    if (!props || props.role === "router" || this.models.chosen !== chosen) return;
+    this.props = props;
+    this.showSpeculation();
   }
 
   /** @param {any} props */

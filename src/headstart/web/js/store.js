@@ -102,8 +102,11 @@ export async function deleteMessages(ids) {
 
 /** @param {string} id */
 export async function deleteConversation(id) {
-  await deleteMessages((await loadMessages(id)).keys());
-  await within("readwrite", (conversations) => void conversations.delete(id));
+  await within("readwrite", (conversations, messages) => {
+    conversations.delete(id);
+    const keys = messages.index("conversation").getAllKeys(id);
+    keys.onsuccess = () => keys.result.forEach((key) => messages.delete(key));
+  });
 }
 
 /** Conversations in which a text was written. @param {string} wanted @returns {Promise<Set<string>>} ids */
