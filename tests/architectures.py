@@ -138,6 +138,7 @@ def write_model(
     values: Values | None = None,
     keeps: Callable[[str], bool] = lambda name: True,
     merges: Merges = MERGES,
+    is_quantized: bool = False,
 ) -> Path:
     """Write a tiny model of this architecture; equal seeds give equal files.
 
@@ -153,6 +154,7 @@ def write_model(
         shapes = {n: s for n, s in shapes.items() if not n.endswith((".scale", ".input_scale"))}
         shapes = _fused(shapes) if architecture == "mimo2" else shapes
     writer = Writer(path, architecture, merges=merges, seed=seed)
+    writer.is_quantized = is_quantized
     _add(writer.gguf, architecture, settings | {"vocab_size": writer.vocab_size})
     for name, shape in shapes.items():
         random = _values(name, shape, writer.random)

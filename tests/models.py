@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 import numpy as np
-from gguf import GGUFReader, GGUFWriter, TokenType
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, TokenType, quantize
 from numpy.typing import NDArray
 
 Merges = Sequence[tuple[str, str]]
@@ -75,6 +75,7 @@ class Writer:
         self.random = np.random.default_rng(seed)
         self.gguf = GGUFWriter(path, architecture)
         self.skipped: set[str] = set()
+        self.is_quantized = False  # matrices are Q8_0, where llama-quantize would make them that
         self.vocab_size = self._add_vocabulary(merges)
 
     def numbers(self, **values: int | float) -> None:
@@ -93,8 +94,14 @@ class Writer:
         self.tensor(name, 1 + 0.01 * self.random.standard_normal(width))
 
     def tensor(self, name: str, values: NDArray[np.float64]) -> None:
-        if name not in self.skipped:
-            self.gguf.add_tensor(name, values.astype(np.float32))
+        if name in self.skipped:
+            return
+        data = values.astype(np.float32)
+        if not self.is_quantized or data.ndim < 2 or data.shape[-1] % 32 or _is_kept(name):
+            self.gguf.add_tensor(name, data)
+            return
+        kind = GGMLQuantizationType.Q8_0
+        self.gguf.add_tensor(name, quantize(data, kind), raw_dtype=kind)
 
     def save(self) -> Path:
         self.gguf.write_header_to_file()
@@ -120,6 +127,11 @@ class Writer:
         self.gguf.add_add_bos_token(False)
         self.gguf.add_chat_template(CHAT_TEMPLATE)
         return len(tokens)
+
+
+def _is_kept(tensor: str) -> bool:
+    parts = ("norm", "conv1d", "shortconv.conv", "ffn_gate_inp")
+    return not tensor.endswith(".weight") or any(part in tensor for part in parts)
 
 
 def tiny_llama(path: Path, *, shape: Shape = TINY, merges: Merges = MERGES, seed: int = 0) -> Path:

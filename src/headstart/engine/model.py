@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
 from headstart.config import EngineConfig
 from headstart.engine import library
+from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts, model_params
 from headstart.engine.vocab import LlamaVocab
 from headstart.structures.progress import Progress
 from headstart.types import ModelInfo
 from headstart.types.errors import ModelError
+
+log = logging.getLogger(__name__)
+
+# Metadata of models that multiply stacks of matrices: recurrent layers, for several sequences, and
+# latent attention. libllama's AMX kernels take an offset in bytes for one in floats there and write
+# where they should not, or cannot compute them, which aborts the process.
+_STACKED = ("ssm.conv_kernel", "shortconv.l_cache", "attention.key_length_mla")
 
 
 class Model:
@@ -45,6 +54,9 @@ class Model:
         check_file(self.path)
         params, self._keep = model_params(config, vocab_only=vocab_only)
         params.load_mtp |= is_drafter
+        if params.use_extra_bufts and not vocab_only and is_wrong_with_amx(self.path):
+            log.info("%s: AMX kernels are not used, they are wrong for it", self.path.name)
+            params.use_extra_bufts = False
         library.take_errors()
         progress = Progress()
 
@@ -135,6 +147,14 @@ class Model:
 
     def __del__(self) -> None:
         self.close()
+
+
+def is_wrong_with_amx(path: Path) -> bool:
+    """Whether this libllama would compute the model wrongly, or abort, with rearranged weights."""
+    if "AMX_INT8 = 1" not in library.system_info():
+        return False
+    header = GgufHeader(path)
+    return any(header.number(f"{header.architecture}.{key}") for key in _STACKED)
 
 
 def check_file(path: Path) -> None:
