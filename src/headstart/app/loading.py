@@ -242,13 +242,13 @@ def load_drafters(config: Config, models: Models, target: Target) -> dict[str, A
     if draft and isinstance(engine, LlamaEngine) and drafters.reads_states(draft):
         loaded["context"], loaded["layers"] = _load_state_reader(config, draft, engine, fitted)
     elif draft:
-        loaded["engine"] = _load_draft(config, draft, fitted)
+        loaded["engine"] = load_draft(config, draft, fitted)
     if heads is not None and isinstance(engine, LlamaEngine):
         loaded["heads"] = _load_heads(config, heads, engine, fitted)
     return loaded
 
 
-def _load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
+def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
     """The draft model's engine.
 
     Raises:
@@ -333,7 +333,7 @@ def make_drafting(
         **{name: partial(_given, part) for name, part in loaded.items()},
         "vocab": lambda: model.vocab,
         "vocabulary_id": lambda: VocabularyId.of(model.vocab),
-        "translator": lambda: _translator(config, model, loaded["engine"].model),
+        "translator": lambda: make_translator(config, model, loaded["engine"].model),
     }
     options = config.speculation.options
     vocab_size = model.vocab.size
@@ -351,7 +351,7 @@ def make_drafting(
     return Drafting(speculators, config.speculation, learned.controller, unusable, learned.file)
 
 
-def _translator(config: Config, target: Model, draft: Model) -> VocabularyTranslator | None:
+def make_translator(config: Config, target: Model, draft: Model) -> VocabularyTranslator | None:
     """Translation between the two vocabularies; None if their ids mean the same.
 
     Raises:

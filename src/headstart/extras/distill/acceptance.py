@@ -1,0 +1,213 @@
+"""What a speculator would have drafted for texts that are written already, and how much was right.
+
+The next token is argmax(log p + noise) of a noise that is known, whoever drafts, so a draft is
+right where it equals the recorded token: the target need not run. A speculator is asked behind
+every token of an answer, through its contract. A model is asked for one token at a time: its draft
+of k tokens is right as far as its picks behind the true text are, so these say it for all lengths.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.extras.distill.texts import RecordedText
+from headstart.sampling.sampler import Sampler
+from headstart.speculators import Speculator
+from headstart.types import Draft, DraftRequest
+
+LONGEST = 16  # draft tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """Of one text: row i is about the draft behind token i of the answer; its last token has none.
+
+    A model's draft has no end of its own: it offers LONGEST, and `scores` are its tokens' own.
+    """
+
+    offered: NDArray[np.int32]  # tokens
+    accepted: NDArray[np.int32]
+    scores: NDArray[np.float32]  # of a text: accepted tokens that it expects; of a model: see above
+    is_model: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What one speculator did."""
+
+    outcomes: list[Outcomes]  # by text
+    asking_ms: float  # of one call for one text; of a model all of its work
+
+    def survival(self, length: int) -> float:
+        """Share of all places at which the first `length` tokens were right."""
+        return float(np.mean(np.concatenate([o.accepted for o in self.outcomes]) >= length))
+
+
+def replay(
+    speculator: Speculator,
+    texts: Sequence[RecordedText],
+    make_sampler: Callable[[RecordedText], Sampler],
+    width: int = 1,
+    earlier: Sequence[RecordedText] = (),
+) -> Replayed:
+    """Lead a speculator along texts, `width` at a time, after it has seen the `earlier` ones.
+
+    Args:
+        make_sampler: of the target's vocabulary.
+    """
+    for text in earlier if not speculator.is_model else ():
+        speculator.begin(0, [*text.prompt, *text.answer[:1]], text.tenant)
+        speculator.accept(0, text.answer[1:], 0)
+        speculator.end(0)
+    outcomes: list[Outcomes] = []
+    seconds, num_calls = 0.0, 0
+    for start in range(0, len(texts), width):
+        group = [
+            _Follower(seq_id, text, make_sampler(text), is_model=speculator.is_model)
+            for seq_id, text in enumerate(texts[start : start + width])
+        ]
+        for one in group:
+            speculator.begin(one.seq_id, one.tokens, one.text.tenant)
+        while active := [one for one in group if one.is_open]:
+            started = time.perf_counter()
+            drafts = _ask(speculator, active)
+            seconds, num_calls = seconds + time.perf_counter() - started, num_calls + len(active)
+            for one, draft in zip(active, drafts, strict=True):
+                token, num_right = one.take(draft)
+                speculator.accept(one.seq_id, [token], min(num_right, 1))
+        for one in group:
+            speculator.end(one.seq_id)
+            outcomes.append(one.outcomes())
+    return Replayed(outcomes, 1000.0 * seconds / max(1, num_calls))
+
+
+def _ask(speculator: Speculator, active: Sequence[_Follower]) -> list[Draft]:
+    """A draft for each; a model that reads a long prompt in parts is asked again."""
+    drafts = speculator.propose([one.request() for one in active])
+    for place, one in enumerate(active):
+        left = speculator.num_catch_up(one.seq_id, one.tokens)
+        while not drafts[place].is_ready:
+            (drafts[place],) = speculator.propose([one.request()])
+            before, left = left, speculator.num_catch_up(one.seq_id, one.tokens)
+            if left >= before:  # it cannot, for instance because its context is full
+                break
+    return drafts
+
+
+class _Follower:
+    """A text on its way."""
+
+    def __init__(
+        self, seq_id: int, text: RecordedText, sampler: Sampler, *, is_model: bool
+    ) -> None:
+        self.seq_id, self.text, self.tokens = seq_id, text, [*text.prompt, *text.answer[:1]]
+        self._sampler, self._is_model = sampler, is_model
+        sampler.read(self.tokens)
+        self._rows: list[tuple[int, int, float]] = []
+
+    @property
+    def is_open(self) -> bool:
+        return len(self._rows) + 1 < len(self.text.answer)
+
+    def request(self) -> DraftRequest:
+        choose = None if self.text.sampling.is_greedy else self._sampler.couple
+        length = 1 if self._is_model else LONGEST
+        return DraftRequest(
+            self.seq_id, self.tokens, length, choose=choose, namespace=self.text.tenant
+        )
+
+    def take(self, draft: Draft) -> tuple[int, int]:
+        """Compare a draft with what was written; returns the next token, and how much was right."""
+        answer, place = self.text.answer, len(self._rows) + 1
+        num_right = 0
+        for token, written in zip(draft.tokens, answer[place:], strict=False):
+            if token != written:
+                break
+            num_right += 1
+        scores = [min(1.0, score) for score in draft.confidence]
+        expected = float(np.cumprod(scores).sum()) if scores else 0.0
+        self._rows.append((len(draft.tokens), num_right, expected))
+        self.tokens.append(answer[place])
+        self._sampler.read(answer[place : place + 1])
+        return answer[place], num_right
+
+    def outcomes(self) -> Outcomes:
+        """Of all places."""
+        rows = np.array(self._rows, np.float32).reshape(-1, 3)
+        offered, accepted = rows[:, 0].astype(np.int32), rows[:, 1].astype(np.int32)
+        if self._is_model:
+            accepted = _runs(accepted == 1)
+            offered = np.where(offered > 0, LONGEST, 0).astype(np.int32)
+        return Outcomes(offered, accepted, rows[:, 2], self._is_model)
+
+
+def _runs(is_right: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """From each place, how many in a row are right."""
+    runs = np.zeros(len(is_right) + 1, np.int32)
+    for place in range(len(is_right) - 1, -1, -1):
+        runs[place] = runs[place + 1] + 1 if is_right[place] else 0
+    return runs[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class DraftRule:
+    """When to draft, and how far: what control finds out by itself, here by trying."""
+
+    longest: int
+    least_expected: float = 0.0  # a text's draft that expects less is left to the model
+    least_score: float = 0.0  # a model stops before a token of a lower score
+
+
+@dataclass(frozen=True, slots=True)
+class Walk:
+    """What drafting with a rule comes to for one text."""
+
+    num_tokens: int  # emitted in steps; the first token comes with the prompt
+    num_steps: int
+    num_drafted: int
+    num_accepted: int
+    milliseconds: float
+
+
+StepPrice = Callable[[int, int, int], float]
+"""Milliseconds of a step: (draft tokens, of them by a model, tokens before it)."""
+
+
+def walk(
+    text: RecordedText, drafters: Sequence[Outcomes], rule: DraftRule, price: StepPrice
+) -> Walk:
+    """Write a text again, step by step; of several drafters a text comes before a model."""
+    offers = [list(_offers(one, rule)) for one in drafters]
+    place, last, steps, drafted, num_accepted, ms = 0, len(text.answer) - 1, 0, 0, 0, 0.0
+    while place < last:
+        length, right, by_model = 0, 0, 0
+        for one, rows in zip(drafters, offers, strict=True):
+            length, right = rows[place]
+            if length:
+                by_model = length if one.is_model else 0
+                break
+        ms += price(length, by_model, len(text.prompt) + place)
+        steps, drafted, num_accepted = steps + 1, drafted + length, num_accepted + right
+        place += right + 1
+    return Walk(max(0, last), steps, drafted, num_accepted, ms)
+
+
+def _offers(outcomes: Outcomes, rule: DraftRule) -> Iterator[tuple[int, int]]:
+    """(draft tokens, of them right) at each place."""
+    if not outcomes.is_model:
+        wanted = outcomes.scores >= rule.least_expected
+        offered = np.minimum(outcomes.offered, rule.longest) * wanted
+        right = np.minimum(outcomes.accepted, offered)
+    else:
+        # sure to this point; where a wrong token comes first, what the model says behind it is not
+        # known: it is taken to go on
+        sure = _runs(outcomes.scores >= rule.least_score)
+        right = np.minimum(np.minimum(outcomes.accepted, sure), rule.longest)
+        offered = np.where(sure <= outcomes.accepted, sure, outcomes.offered)
+        offered = np.minimum(offered, rule.longest)
+    yield from zip(offered.tolist(), right.tolist(), strict=True)

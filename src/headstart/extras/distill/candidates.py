@@ -1,0 +1,99 @@
+"""Speculators for recorded texts of a target, whose weights are not loaded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from headstart.app.loading import load_draft, make_translator
+from headstart.app.speculation import WITH_DRAFT_MODEL, make_speculator
+from headstart.config import Config, EngineConfig
+from headstart.engine import drafters
+from headstart.engine.filters import LlamaFilters
+from headstart.engine.fit import Fitted
+from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
+from headstart.extras.distill.acceptance import Replayed, replay
+from headstart.extras.distill.texts import RecordedText
+from headstart.sampling.sampler import Sampler
+from headstart.types import Engine
+from headstart.types.errors import ConfigError
+
+WIDTH = 8  # texts that a draft model follows at once
+SUFFIX = "suffix"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Makes speculators for the texts of one target."""
+
+    config: Config
+    target: Model  # its vocabulary alone
+
+    @classmethod
+    def of(cls, config: Config, target: Path) -> Candidates:
+        """For the target in this file.
+
+        Raises:
+            ModelError: it cannot be read.
+        """
+        return cls(config, Model(target, EngineConfig(gpu_layers=0), vocab_only=True))
+
+    def sampler(self, text: RecordedText) -> Sampler:
+        """What chose the text's tokens."""
+        vocab, context = self.target.vocab, self.target.facts.train_context
+        filters = SimpleNamespace(
+            vocab_size=vocab.size, make_filters=lambda params: LlamaFilters(vocab, context, params)
+        )
+        return Sampler(text.sampling, cast("Engine", filters), vocab.eog_ids)
+
+    def suffix(self, texts: Sequence[RecordedText], earlier: Sequence[RecordedText]) -> Replayed:
+        """Copies from a text itself and from the ones before it."""
+        options = {SUFFIX: dict(self.config.speculation.options.get(SUFFIX, {})) | {"file": None}}
+        speculator = make_speculator(SUFFIX, options, self._parts())
+        return replay(speculator, texts, self.sampler, earlier=earlier)
+
+    def draft_model(self, path: Path, texts: Sequence[RecordedText]) -> tuple[Replayed, float]:
+        """A draft model, and milliseconds of one of its tokens for one text.
+
+        Raises:
+            ConfigError: it reads the target's hidden states, which are not recorded.
+            ModelError: it cannot draft for this target.
+        """
+        if drafters.reads_states(path):
+            raise ConfigError(
+                f"{path.name} drafts from the target's hidden states, which are not recorded; "
+                "headstart bench measures it"
+            )
+        longest = max(len(text.prompt) + len(text.answer) for text in texts)
+        engine = replace(self.config.engine, context=WIDTH * (longest + 64), exact=False)
+        config = replace(
+            self.config, engine=engine, scheduler=replace(self.config.scheduler, parallel=WIDTH)
+        )
+        draft = load_draft(config, path, Fitted(engine, Limits(WIDTH, WIDTH, 0)))
+        parts = self._parts() | {
+            "engine": lambda: draft,
+            "translator": lambda: make_translator(config, self.target, draft.model),
+        }
+        options = self.config.speculation.options
+        speculator = make_speculator(WITH_DRAFT_MODEL, options, parts)
+        replayed = replay(speculator, texts, self.sampler, WIDTH)
+        prices = speculator.time_decodes(time.perf_counter)
+        assert prices is not None
+        return replayed, prices[0]
+
+    def _parts(self) -> dict[str, Callable[[], Any]]:
+        return {"vocab": lambda: self.target.vocab, "vocabulary_id": lambda: None}
+
+
+def draft_files(config: Config, named: Sequence[str], draft: Path | None) -> Iterator[Path]:
+    """The draft models to compare, each once."""
+    paths = [*([] if draft is None else [draft]), *map(Path, named)]
+    for path in dict.fromkeys(paths):
+        if not path.is_file():
+            raise ConfigError(f"--drafts names {path}, which is no file")
+        yield path

@@ -1,0 +1,173 @@
+"""`headstart distill measure`: what each drafter gives on the later conversations, at this
+machine's prices, and the most that any could give.
+
+Every way of drafting gets the best of the same rules, chosen on the same texts: that stands for
+control, which finds lengths by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from headstart.extras.bench.report import table_head, table_row
+from headstart.extras.distill.acceptance import DraftRule, Outcomes, Replayed, Walk, walk
+from headstart.extras.distill.candidates import SUFFIX, Candidates
+from headstart.extras.distill.prices import StepPrices
+from headstart.extras.distill.texts import RecordedText, counts
+from headstart.types.errors import ConfigError
+
+LEAST_GAIN = 1.1  # over no drafts, of a drafter that is always right; with less there is no point
+OFF = "off"
+LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
+LEAST_EXPECTED = (0.5, 1.0, 2.0)
+LEAST_SCORES = (0.0, 0.4, 0.7)
+SHOWN = (1, 2, 4, 8)  # positions
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """A way of drafting, and what it comes to for each text."""
+
+    name: str
+    rule: DraftRule | None
+    walks: list[Walk]
+    survival: tuple[float, ...] = ()  # at SHOWN, of its last drafter
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(one.num_tokens for one in self.walks)
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of decoding."""
+        return 1000.0 * self.num_tokens / sum(one.milliseconds for one in self.walks)
+
+    @property
+    def acceptance_length(self) -> float:
+        """Tokens emitted per step, >= 1."""
+        return self.num_tokens / sum(one.num_steps for one in self.walks)
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "rule": None if self.rule is None else asdict(self.rule),
+            "tokens_per_second": self.rate,
+            "acceptance_length": self.acceptance_length,
+            "draft_n": sum(one.num_drafted for one in self.walks),
+            "draft_n_accepted": sum(one.num_accepted for one in self.walks),
+            "accepted_at": dict(zip(map(str, SHOWN), self.survival, strict=False)),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What was found on some texts."""
+
+    texts: Sequence[RecordedText]
+    arms: Mapping[str, Arm]
+    most: float  # times off, of a drafter of the cheapest one's price that is always right
+    not_used: Mapping[str, str]  # draft models that cannot be replayed, and why
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing need be trained; empty if it may pay."""
+        if self.most >= LEAST_GAIN:
+            return ""
+        return (
+            f"no draft model of this size can pay here: if all its tokens were right, answers "
+            f"would come {self.most:.2f} times as fast, and {LEAST_GAIN} is the least worth having"
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {
+            "texts": counts(self.texts),
+            "arms": {name: arm.describe() for name, arm in self.arms.items()},
+            "most": self.most,
+            "not_used": dict(self.not_used),
+            "refusal": self.refusal,
+        }
+
+    def report(self) -> Iterator[str]:
+        """Lines to print."""
+        found = counts(self.texts)
+        yield (
+            f"{found['tokens']} tokens of {found['texts']} answers in the {found['conversations']} "
+            "later conversations"
+        )
+        yield ""
+        first = [f"first {n} right" for n in SHOWN]
+        yield table_head("drafts by", "tokens a step", *first, "tokens/s", "x off")
+        off = self.arms[OFF].rate
+        for name, arm in self.arms.items():
+            at = [f"{share:.0%}" for share in arm.survival] or [""] * len(SHOWN)
+            yield table_row(name, arm.acceptance_length, *at, f"{arm.rate:.1f}", arm.rate / off)
+        yield ""
+        yield f"if every draft token were right: {self.most:.2f} x off"
+        yield from (f"{name} is not compared: {why}" for name, why in self.not_used.items())
+        if self.refusal:
+            yield self.refusal
+
+
+def measure(
+    candidates: Candidates,
+    texts: Sequence[RecordedText],
+    earlier: Sequence[RecordedText],
+    drafts: Sequence[Path],
+    prices: StepPrices,
+) -> Findings:
+    """Compare no drafts, copies, and draft models, alone and behind copies.
+
+    Args:
+        earlier: what the copies may also come from.
+        prices: of the target's steps.
+
+    Raises:
+        ConfigError, ModelError: a draft model cannot draft for this target.
+    """
+    suffix = candidates.suffix(texts, earlier)
+    copying = replace(prices, asking_ms=suffix.asking_ms)
+    arms = {OFF: Arm(OFF, None, [walk(t, (), DraftRule(0), prices.step) for t in texts])}
+    arms[SUFFIX] = best_arm(SUFFIX, texts, [suffix], copying)
+    not_used, rounds = {}, []
+    for path in drafts:
+        try:
+            model, round_ms = candidates.draft_model(path, texts)
+        except ConfigError as error:
+            not_used[path.name] = str(error)
+            continue
+        rounds.append(round_ms)
+        priced, both = replace(prices, round_ms=round_ms), replace(copying, round_ms=round_ms)
+        name = path.stem
+        arms[name] = best_arm(name, texts, [model], priced)
+        arms[f"{SUFFIX}, {name}"] = best_arm(f"{SUFFIX}, {name}", texts, [suffix, model], both)
+    context = sum(len(t.prompt) + len(t.answer) // 2 for t in texts) // len(texts)
+    most = replace(prices, round_ms=min(rounds, default=0.0)).most(context)
+    return Findings(texts, arms, most, not_used)
+
+
+def best_arm(
+    name: str, texts: Sequence[RecordedText], drafters: Sequence[Replayed], prices: StepPrices
+) -> Arm:
+    """The rule with which these drafters are fastest."""
+    has_text, has_model = (
+        any(one.outcomes[0].is_model == kind for one in drafters) for kind in (False, True)
+    )
+    by_text: list[list[Outcomes]] = [
+        list(row) for row in zip(*(one.outcomes for one in drafters), strict=True)
+    ]
+    best: Arm | None = None
+    for length, expected, score in product(
+        LENGTHS, LEAST_EXPECTED if has_text else (0.0,), LEAST_SCORES if has_model else (0.0,)
+    ):
+        rule = DraftRule(length, expected, score)
+        walks = [walk(t, own, rule, prices.step) for t, own in zip(texts, by_text, strict=True)]
+        arm = Arm(name, rule, walks, tuple(drafters[-1].survival(n) for n in SHOWN))
+        if best is None or arm.rate > best.rate:
+            best = arm
+    assert best is not None
+    return best

@@ -1,0 +1,68 @@
+"""What steps cost on this machine: what a server measured here, or measures now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from headstart.app import assemble
+from headstart.app.model_files import Models, choose_speculators
+from headstart.app.saved_control import load_control
+from headstart.config import Config, SpeculationConfig
+from headstart.extras.distill.acceptance import LONGEST
+
+LEAST_WIDTHS = 4  # of steps that were measured; with fewer it is done again
+
+
+@dataclass(frozen=True, slots=True)
+class StepPrices:
+    """Milliseconds of the target's steps and of a drafter."""
+
+    rows_ms: tuple[float, ...]  # by rows from 0 on, of the cheapest step that has them
+    attention_ms: float  # further ones of a row for 1000 tokens before it
+    round_ms: float = 0.0  # of a model's draft token
+    asking_ms: float = 0.0  # of a text speculator's draft
+
+    @classmethod
+    def of(cls, rows: Mapping[int, float], attention_ms: float = 0.0) -> StepPrices:
+        """From some widths."""
+        known = sorted(rows)
+        each = np.interp(range(LONGEST + 2), [0, *known], [0.0, *(rows[n] for n in known)])
+        slope = (rows[known[-1]] - rows[known[0]]) / max(1, known[-1] - known[0])
+        each += slope * np.maximum(0, np.arange(LONGEST + 2) - known[-1])  # where few were measured
+        least = list(accumulate(reversed(each.tolist()), min))[::-1]
+        return cls((0.0, *least[1:]), attention_ms)
+
+    def step(self, num_draft: int, by_model: int, context: int) -> float:
+        """Milliseconds of a step that verifies a draft; see `acceptance.StepPrice`."""
+        attention = self.attention_ms * (1 + num_draft) * context / 1000.0
+        return self.rows_ms[1 + num_draft] + attention + self.asking_ms + by_model * self.round_ms
+
+    def most(self, context: int) -> float:
+        """Tokens per second over those without drafts if every draft token were right."""
+        plain = self.step(0, 0, context)
+        lengths = range(1, LONGEST + 1)
+        return max(plain * (n + 1) / self.step(n, n, context) for n in lengths)
+
+
+def of_machine(config: Config, models: Models) -> StepPrices:
+    """Of the target: from what control saved, or else from a warm-up now, which loads it.
+
+    Raises:
+        ConfigError, ModelError: it cannot be loaded.
+    """
+    spec = SpeculationConfig(spec_type="suffix", spec_state=config.speculation.spec_state)
+    alone, target = replace(config, speculation=spec), replace(models, draft=None)
+    for settings, files in ((config, models), (alone, target)):
+        controller = load_control(settings, choose_speculators(settings, files)).controller
+        if len((cost := controller.describe()["cost_ms"]).get("rows", ())) >= LEAST_WIDTHS:
+            break
+    else:
+        scheduler, _ = assemble.build_scheduler(alone, target)
+        cost = scheduler.drafting.describe_control()["cost_ms"]
+        scheduler.drafting.save()
+    rows = {int(count): float(ms) for count, ms in cost["rows"].items()}
+    return StepPrices.of(rows, float(cost["attention"]))
