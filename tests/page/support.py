@@ -51,7 +51,7 @@ class Window:
 
     def __init__(self, page: Page, throttle: int) -> None:
         self.page = page
-        self.longest_task = 50 * throttle  # milliseconds: longer ones are felt
+        self.is_throttled = throttle > 1
         page.context.set_default_timeout(20_000)
         devtools = page.context.new_cdp_session(page)
         devtools.send("Emulation.setCPUThrottlingRate", {"rate": throttle})

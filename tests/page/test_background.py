@@ -113,9 +113,9 @@ def test_a_long_conversation_stays_fast_to_write_in(window: Window) -> None:
         page.reload()
         expect(page.locator(".message")).to_have_count(500)
         page.locator("#prompt").focus()
-        with tasks(page) as found:
+        with tasks(window) as found:
             page.keyboard.type("Twenty characters or so")
-        assert max(found) < window.longest_task
+        assert max(found) < 50
 
 
 def test_an_answer_goes_on_while_the_page_is_loaded_again(window: Window) -> None:

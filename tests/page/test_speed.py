@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
+import pytest
 from tests.page.support import Window, worker_that_writes
 from tests.server.serving import serving
-
-if TYPE_CHECKING:
-    from playwright.sync_api import Page
 
 DRAFTS = ("Some words ", "that *somebody* drafted, ", "and some more.\n\n")
 PARAGRAPH = [(draft, "suffix") for draft in DRAFTS] + ["own"]
@@ -21,14 +18,14 @@ def test_a_long_answer_streams_opens_and_scrolls_without_stutter(window: Window)
     with serving(worker_that_writes(*PARAGRAPH * 190)) as client:  # 10,000 tokens
         window.open(str(client.base_url))
         page = window.page
-        with tasks(page) as of_streaming:
+        with tasks(window) as of_streaming:
             window.ask("Go on")
             window.until("document.querySelectorAll('.assistant .block').length === 191")
             page.wait_for_timeout(500)
         whole = page.locator(".assistant .body > .text").text_content()
         assert len(window.kept()["provenance"]["tokens"]) > 10_000
         tinted = window.tinted()
-        with tasks(page) as of_opening:
+        with tasks(window) as of_opening:
             window.reload()
             window.until("document.querySelectorAll('.assistant .block').length === 191")
             page.wait_for_timeout(500)
@@ -40,12 +37,12 @@ def test_a_long_answer_streams_opens_and_scrolls_without_stutter(window: Window)
         )
         window.until(at_end)
         page.mouse.move(600, 400)
-        with tasks(page) as of_scrolling:
+        with tasks(window) as of_scrolling:
             for distance in [-1500] * 20 + [1500] * 20:
                 page.mouse.wheel(0, distance)
                 page.wait_for_timeout(20)
         longest = {"streaming": of_streaming, "opening": of_opening, "scrolling": of_scrolling}
-        assert max(max(found) for found in longest.values()) < window.longest_task, longest
+        assert {name: max(found) for name, found in longest.items() if max(found) >= 50} == {}
 
 
 def test_memory_stays_flat_over_20_answers(window: Window) -> None:
@@ -74,10 +71,13 @@ def test_memory_stays_flat_over_20_answers(window: Window) -> None:
 
 
 @contextmanager
-def tasks(page: Page) -> Iterator[list[float]]:
+def tasks(window: Window) -> Iterator[list[float]]:
     """Milliseconds that tasks of the page's main thread take of a processor meanwhile: those of a
     clock say as much of what else the machine does.
     """
+    if window.is_throttled:
+        pytest.skip("the limit is that of this processor")
+    page = window.page
     found: list[float] = []
     browser = page.context.browser
     assert browser is not None
