@@ -59,8 +59,9 @@ def flags_page() -> str:
         "are taken where its flags are; ours win. What becomes of each of its flags: "
         "[from-llama-server.md](from-llama-server.md).",
     ]
-    for part, members in groupby(all_settings(), lambda setting: setting.part):
-        lines += ["", f"## {part_title(part)}", "", *_flag_table(members)]
+    titles = groupby(all_settings(), lambda one: part_title(one.part.partition(" ")[0]))
+    for title, members in titles:
+        lines += ["", f"## {title}", "", *_flag_table(members)]
     for module in (generate, verify, bench, tune, distill, router, cluster, devices, worker, build):
         own = [one for one in module.COMMAND.settings() if not one.part]
         lines += ["", f"## Only `headstart {module.COMMAND.name}`", "", *_flag_table(own)]
@@ -82,9 +83,8 @@ def llama_server_page() -> str:
         variable = f"`{flag.environment}`" if flag.environment else ""
         setting = next((settings[name] for name in flag.names if name in settings), None)
         if setting is not None:
-            works.append(
-                (names, variable, "" if setting.flag in flag.names else f"`{setting.flag}`")
-            )
+            if setting.flag not in flag.names:
+                works.append((names, variable, f"`{setting.flag}`"))
             continue
         for verdict in flag.verdicts:
             values = f"{' or '.join(f'`{v}`' for v in verdict.values)}: " if verdict.values else ""
@@ -95,8 +95,9 @@ def llama_server_page() -> str:
                 rows = accepted if verdict.kind == "accepted" else refused
                 rows.append((names, variable, values + verdict.text))
     heading = ("flag", "variable")
-    lines = [TABLES, "", "## Flags that work", ""]
-    lines += _table((*heading, "here, if another ([flags.md](flags.md))"), works)
+    lines = [TABLES, "", "## Flags with another name or form", ""]
+    lines += ["All flags that are not in these tables work as they are, and so do their variables."]
+    lines += ["", *_table((*heading, "here ([flags.md](flags.md))"), works)]
     lines += ["", "## Flags that are accepted and change nothing", ""]
     lines += _table((*heading, "because"), _merged(accepted))
     lines += ["", "## Flags that are refused", ""]
@@ -116,13 +117,14 @@ def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 
 def _flag_table(settings: Iterable[Setting]) -> list[str]:
-    rows = []
+    rows: dict[tuple[str, str], list[str]] = {}  # flags with one default and meaning share a row
     for setting in settings:
         spellings = ", ".join(f"`{name}`" for name in (setting.flag, *setting.aliases))
         option = setting.option
         values = f" ({', '.join(option.choices)})" if option.choices else ""
-        rows.append((spellings, _shown(setting), option.help + values))
-    return _table(("flag", "default", "meaning"), rows)
+        rows.setdefault((_shown(setting), option.help + values), []).append(spellings)
+    cells = [(", ".join(names), *shown) for shown, names in rows.items()]
+    return _table(("flag", "default", "meaning"), cells)
 
 
 def _shown(setting: Setting) -> str:

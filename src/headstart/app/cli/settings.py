@@ -187,6 +187,7 @@ def part_title(part: str) -> str:
     """Heading of a part in help and docs."""
     return {
         "draft_engine": "Engine of the draft model (default: as for the target)",
+        "speculator": "Speculators",
         "recording": "Recorded texts (docs/distill.md)",
         "tools": "Tools that the server runs for clients (docs/security.md)",
     }.get(part, part.capitalize())
