@@ -1,4 +1,5 @@
-"""Writes src/headstart/engine/binding.py: the part of llama.h that the engine uses, for ctypes.
+"""Writes src/headstart/engine/binding.py and media_binding.py: what the engine uses of llama.h and
+mtmd.h, for ctypes.
 
     python scripts/make_binding.py
 
@@ -18,10 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as theirs
+import llama_cpp.mtmd_cpp as theirs_of_media
 
 ROOT = Path(__file__).parents[1]
 FILE = ROOT / "src/headstart/engine/binding.py"
-USED = re.compile(r"\bapi\.((?:llama|LLAMA)_\w+)")
+MEDIA_FILE = FILE.with_name("media_binding.py")
+USED = re.compile(r"\b(?:api|mtmd)\.((?:llama|LLAMA|mtmd)_\w+)")
 # by size, because c_ulong has another on Windows
 SIMPLE = {
     ctypes.c_bool: "c_bool", ctypes.c_int8: "c_int8", ctypes.c_uint8: "c_uint8",
@@ -30,10 +33,9 @@ SIMPLE = {
     ctypes.c_char: "c_char", ctypes.c_char_p: "c_char_p", ctypes.c_void_p: "c_void_p",
     None: "None",
 }  # fmt: skip
-NAMED = {
-    id(value): name for name, value in reversed(vars(theirs).items()) if name.startswith("llama_")
-}
-HEAD = '''"""llama.h as far as the engine uses it, for ctypes. Written by scripts/make_binding.py.
+ALL = vars(theirs_of_media) | vars(theirs)
+NAMED = {id(value): name for name, value in reversed(ALL.items()) if name.startswith("llama_")}
+HEAD = '''"""@HEADER@ as far as the engine uses it, for ctypes. Written by scripts/make_binding.py.
 
 Functions are bound when they are first used: `functions` says their results and arguments.
 """
@@ -45,8 +47,19 @@ from __future__ import annotations
 @IMPORTS@
 from typing import Any
 
-from headstart.engine.find_library import load
+@LOAD@
 
+'''
+END = '''
+
+def __getattr__(name: str) -> Any:
+    """Bind a function."""
+    if name not in functions:
+        raise AttributeError(f"{name} is not bound; run scripts/make_binding.py")
+    function = getattr(@LIBRARY@, name)
+    function.restype, *function.argtypes = functions[name]
+    globals()[name] = function
+    return function
 '''
 
 
@@ -92,18 +105,19 @@ class Writer:
 
 
 def names() -> list[str]:
-    """What the engine, the tests and the benchmarks use of llama.h."""
-    folders = ("src", "tests", "benchmarks")
-    files = (file for folder in folders for file in (ROOT / folder).rglob("*.py") if file != FILE)
+    """What the engine, the tests and the benchmarks use of the headers."""
+    folders, made = ("src", "tests", "benchmarks"), (FILE, MEDIA_FILE)
+    files = (f for folder in folders for f in (ROOT / folder).rglob("*.py") if f not in made)
     texts = (file.read_text("utf-8") for file in files)
     return sorted({name for text in texts for name in USED.findall(text)})
 
 
-def written() -> str:
-    """The file."""
-    writer, functions, constants = Writer(names()), list[str](), list[str]()
-    for name in names():
-        one = getattr(theirs, name)
+def written(*, media: bool = False) -> str:
+    """The file; `media`: the other one."""
+    used = [name for name in names() if name.startswith("mtmd") == media]
+    writer, functions, constants = Writer(used), list[str](), list[str]()
+    for name in used:
+        one = ALL.get(f"{name}_wrapper", ALL[name])  # where theirs does more than to call it
         if isinstance(one, int):
             constants.append(f"{name} = {one}")
         elif isinstance(one, type):
@@ -119,27 +133,25 @@ def written() -> str:
         f'VERSION = "{theirs.llama_version().decode()}"  # what llama_version() must say',
         f'RELEASE = "{version("llama-cpp-python")}"  # the release that brings it',
     ]
-    end = '''_lib, folder = load(RELEASE)
-
-
-def __getattr__(name: str) -> Any:
-    """Bind a function."""
-    if name not in functions:
-        raise AttributeError(f"{name} is not bound; run scripts/make_binding.py")
-    function = getattr(_lib, name)
-    function.restype, *function.argtypes = functions[name]
-    globals()[name] = function
-    return function
-'''
+    load, library = "from headstart.engine.find_library import load", "_lib"
+    opening = "_lib, folder = load(RELEASE)"
+    if media:
+        about, library = [], "_library()"
+        load = "from headstart.engine.binding import folder\n" + load + "_beside"
+        opening = "_library = cache(partial(load_beside, folder))"
+    end = opening + "\n" + END.replace("@LIBRARY@", library)
     body = "\n".join([*about, *constants, "", *writer.lines, *table, "", end])
     words = set(re.findall(r"\w+", body))
     known = {"CFUNCTYPE", "POINTER", "Structure", "Union", *SIMPLE.values()} - {"None"}
-    return (
-        HEAD.replace("@IMPORTS@", f"from ctypes import {', '.join(sorted(known & words))}") + body
-    )
+    imports = f"from ctypes import {', '.join(sorted(known & words))}"
+    if media:
+        imports += "\nfrom functools import cache, partial"
+    head = HEAD.replace("@HEADER@", "mtmd.h" if media else "llama.h")
+    return head.replace("@IMPORTS@", imports).replace("@LOAD@", load) + body
 
 
 if __name__ == "__main__":
     FILE.write_text(written(), "utf-8")
+    MEDIA_FILE.write_text(written(media=True), "utf-8")
     for command in (("format", "-q"), ("check", "--fix", "-q")):
-        subprocess.run([sys.executable, "-m", "ruff", *command, str(FILE)], check=True)
+        subprocess.run([sys.executable, "-m", "ruff", *command, FILE, MEDIA_FILE], check=True)

@@ -123,7 +123,11 @@ def test_blocks_become_messages_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("messages", [{"role": "user", "content": [{"type": "image"}]}], "image input is not"),
+        (
+            "messages",
+            [{"role": "user", "content": [{"type": "image"}]}],
+            "source of type base64",
+        ),
         ("messages", [{"role": "user", "content": [{"type": "x"}]}], "block of type 'x'"),
         ("tools", [{"name": "web", "type": "web_search"}], "must have a name and an input_schema"),
         ("tool_choice", {"type": "x"}, "tool_choice.type is 'x'"),

@@ -184,7 +184,7 @@ def test_a_long_text_is_cut_unless_that_is_forbidden(embedding: Any) -> None:
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("messages", [{"role": "user", "images": ["x"]}], "reads text only"),
+        ("messages", [{"role": "user", "images": "x"}], "a list of base64 texts"),
         ("format", 3, "format is 3"),
         ("think", 3, "think is 3"),
     ],

@@ -233,7 +233,10 @@ def test_tokens_are_counted(sdk: Any, worker: FakeWorker, client: httpx2.Client)
         ({"input": 3}, "must be a text or a list"),
         ({"input": ["a"]}, "input.0 is 'a'"),
         ({"input": [{"role": "king", "content": "a"}]}, "must be user, system"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "reads text only"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": 3}]}]},
+            "image_url is 3 but must be a text",
+        ),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "item_reference"),
         ({"input": [{"type": "function_call", "name": "a", "arguments": "{}"}]}, "call_id"),
         ({"input": "a", "text": {"format": {"type": "xml"}}}, "text.format.type is 'xml'"),

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 7.0  # of the first start with a model on a machine
+IMAGE_BODY_MB = 64  # of a request, where the model reads images
 SHORT_WARM_UP_SECONDS = 3.0  # of the same without speculation: fewer widths are possible
 
 
@@ -129,6 +130,7 @@ def build_scheduler(
     if embedder := target.embedder:
         scheduler.embeddings = EmbeddingQueue(embedder, scheduler.counters, scheduler.clock)
         embedding = EmbeddingInfo(embedder.size, embedder.max_tokens, embedder.pooling)
+    scheduler.media = target.media
     if target.adapters:
         scheduler.turns.adapters = AdapterTurns(target.adapters.use)
     if models.types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
@@ -151,6 +153,7 @@ def build_scheduler(
         system=f"{library.version()}; {library.system_info()}",
         embedding=embedding,
         why_no_text=target.why_no_text,
+        reads_images=target.media is not None,
         adapters=target.adapters.describe() if target.adapters else (),
     )
     log.info("%s", _summary(info, models))
@@ -301,8 +304,11 @@ def serve(
         from headstart.server.extras import Extras
 
         # a router takes its port and runs tools itself
+        server = config.server
+        if models.projector is not None:
+            server = replace(server, max_body_mb=max(IMAGE_BODY_MB, server.max_body_mb))
         listen.serve(
-            config.server,
+            server,
             worker,
             lambda: replace(load_served_model(config, models), settings=settings),
             partial(_announce, parent, config, models),

@@ -23,6 +23,7 @@ from headstart.engine.embedding import LlamaEmbedder
 from headstart.engine.encoder import EncoderEngine
 from headstart.engine.fit import Fitted, Part, fit, free_memory
 from headstart.engine.heads import read_facts, why_not
+from headstart.engine.media import Projector
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.scheduler.drafting import Drafting
@@ -149,6 +150,7 @@ class Target:
     why_no_text: str = ""
     adapters: Adapters | None = None  # where there are some
     classes: WidthClasses | None = None  # where it is exact
+    media: Projector | None = None  # where it reads images
 
 
 def only_embeds(config: Config, path: Path) -> bool:
@@ -183,7 +185,12 @@ def load_target(config: Config, models: Models) -> Target:
     wanted = config.embedding
     vectors = LlamaEmbedder(model, config.engine, wanted) if wanted.is_on else None
     adapters = engine.adapters if engine.adapters.describe() else None
-    return Target(model, engine, fitted, vectors, adapters=adapters, classes=classes)
+    media = None
+    if models.projector is not None:
+        rows = engine.params.n_ubatch
+        media = Projector(models.projector, model, fitted.config, config.images, rows)
+        engine.can_shift = False  # cells behind an image are not where their number says
+    return Target(model, engine, fitted, vectors, adapters=adapters, classes=classes, media=media)
 
 
 def make_exact(engine: LlamaEngine) -> WidthClasses:

@@ -38,6 +38,7 @@ class Models:
     target: Path
     draft: Path | None
     is_demo: bool
+    projector: Path | None = None  # reads images for the target
     heads: Heads | None = None  # multi-token heads for the target
     types: tuple[str, ...] = ()  # names of speculators, in order of preference
 
@@ -56,6 +57,8 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
         raise ConfigError(f"--hf-file {model.hf_file} needs --hf-repo")
     target = _local("--model", model.model, "--hf-repo", model.hf_repo)
     draft = _local("--draft-model", model.draft_model, "--draft-hf-repo", model.draft_hf_repo)
+    images = config.images
+    projector = _local("--mmproj", images.mmproj, "", None) if images.mmproj_auto else None
     if model.hf_repo:
         name, quant = parse_reference(model.hf_repo)
         repository = hub.open(name)
@@ -65,6 +68,9 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
             kinds = drafters_wanted(config)
             beside = choose_drafter(repository.paths, kinds, quant, files[0])
             draft = _fetch_beside(config, repository, beside, target) if beside else None
+        if projector is None and images.mmproj_auto:
+            mmproj = choose_drafter(repository.paths, ("mmproj",), quant, files[0])
+            projector = repository.fetch([mmproj]) if mmproj else None
     if model.draft_hf_repo:
         name, quant = parse_reference(model.draft_hf_repo)
         repository = hub.open(name)
@@ -72,8 +78,9 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
         drafter = choose_drafter(repository.paths, _drafters_named(config), quant, whole)
         draft = repository.fetch(repository.select(quant, drafter))
     if target is None:
-        return Models(demo.path(demo.TARGET), draft or demo.path(demo.DRAFT), is_demo=True)
-    return Models(target, draft, is_demo=False)
+        draft = draft or demo.path(demo.DRAFT)
+        return Models(demo.path(demo.TARGET), draft, is_demo=True, projector=projector)
+    return Models(target, draft, is_demo=False, projector=projector)
 
 
 def _local(flag: str, path: str | None, remote_flag: str, reference: str | None) -> Path | None:

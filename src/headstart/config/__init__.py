@@ -18,6 +18,7 @@ from headstart.config.fields import (
     option,
     option_of,
 )
+from headstart.config.images import ImageConfig
 from headstart.config.logs import LogConfig
 from headstart.config.recording import RecordingConfig
 from headstart.config.router import RouterConfig
@@ -44,6 +45,7 @@ __all__ = [
     "DraftEngineConfig",
     "EmbeddingConfig",
     "EngineConfig",
+    "ImageConfig",
     "LogConfig",
     "ModelConfig",
     "Option",

@@ -15,6 +15,7 @@ from headstart.config.chat import ChatConfig
 from headstart.config.embedding import EmbeddingConfig
 from headstart.config.engine import PLAIN_CACHE_TYPES, DraftEngineConfig, EngineConfig
 from headstart.config.fields import check_ranges, option
+from headstart.config.images import ImageConfig
 from headstart.config.logs import LogConfig
 from headstart.config.recording import RecordingConfig
 from headstart.config.router import RouterConfig
@@ -282,7 +283,9 @@ class ServerConfig:
     sse_ping_interval: int = option(
         30, "seconds between comments in a silent stream; 0 or -1: none", least=-1
     )
-    max_body_mb: int = option(4, "largest accepted request body in MiB", least=1)
+    max_body_mb: int = option(
+        4, "largest accepted request body in MiB; with --mmproj at least 64", least=1
+    )
     timeout: int = option(
         3600,
         "seconds after which an idle connection is closed; at most 30 for the head of a request "
@@ -300,6 +303,7 @@ class ServerConfig:
     slot_save_path: str | None = option(
         None, "folder for POST /slots/{id}?action=save and restore, which need it"
     )
+    media_path: str | None = option(None, "folder of images that requests may name, as file://name")
     metrics: bool = option(True, "serve /metrics")
     props: bool = option(False, "accept POST /props")
     tenant_header: str | None = option(
@@ -353,6 +357,7 @@ class Config:
     chat: ChatConfig = field(default_factory=ChatConfig)
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
+    images: ImageConfig = field(default_factory=ImageConfig)
     log: LogConfig = field(default_factory=LogConfig)
     server: ServerConfig = ServerConfig()
     router: RouterConfig = field(default_factory=RouterConfig)

@@ -217,6 +217,7 @@ functions: dict[str, tuple[Any, ...]] = {
     "llama_model_n_cls_out": (c_uint32, c_void_p),
     "llama_model_n_ctx_train": (c_int32, c_void_p),
     "llama_model_n_embd": (c_int32, c_void_p),
+    "llama_model_n_embd_inp": (c_int32, c_void_p),
     "llama_model_n_embd_out": (c_int32, c_void_p),
     "llama_model_n_layer": (c_int32, c_void_p),
     "llama_model_n_layer_nextn": (c_int32, c_void_p),

@@ -21,14 +21,16 @@ from headstart.engine import sequence_files
 from headstart.engine.adapters import apply_adapters
 from headstart.engine.asynchrony import Asynchrony
 from headstart.engine.c_batch import c_batch
+from headstart.engine.cache_rules import CacheRules
 from headstart.engine.devices import attention_tile
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
 from headstart.engine.hidden_states import HiddenStates
 from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
+from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
-from headstart.engine.sequences import CacheRules, Sequences
+from headstart.engine.sequences import Sequences
 from headstart.structures.checkpoints import Checkpoints
 from headstart.types import (
     Batch,
@@ -39,7 +41,9 @@ from headstart.types import (
     SavedSequence,
 )
 from headstart.types.errors import EngineError, InvalidParameterError, ModelError
+from headstart.types.media import LoadedChunk
 from headstart.types.sampling_params import SamplingParams
+from headstart.types.state_batch import StateBatch
 from headstart.types.widths import ALL_WIDTHS
 
 _UNLIMITED = 2**30
@@ -150,6 +154,9 @@ class LlamaEngine(Sequences):
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
         self._grouped = None
+        if batch.media is not None:
+            self._launch_media(batch, *batch.media)
+            return
         is_even = self.cache_kind is CacheKind.ROLLBACK
         runs = runs_of(batch) if self.is_exact or self.cache_kind is not CacheKind.CUT else []
         if self.is_exact:
@@ -224,6 +231,31 @@ class LlamaEngine(Sequences):
         for start, end, _ in prompts:  # what they had is not good any more
             self.note_rows(int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1)
 
+    def _launch_media(self, batch: Batch, chunk: LoadedChunk, offset: int) -> None:
+        """Decode cells of an image, the only rows of the batch."""
+        assert isinstance(chunk, LlamaChunk)
+        seq_id, start = int(batch.seq_ids[0]), int(batch.positions[0])
+        num, run = batch.num_rows, (0, batch.num_rows, 0)
+        if self.cache_kind is CacheKind.ROLLBACK:
+            self._settle_runs(batch, [run])
+        values = chunk.embeddings()[offset : offset + num]
+        rows = StateBatch(num, values.shape[1], has_tokens=False)
+        rows.add_rows(seq_id, start, batch.tokens[:num].tolist(), values)
+        if chunk.positions is not None:
+            position = self.gaps.position(seq_id, start - offset)
+            rows.positions = chunk.positions[:, offset : offset + num] + np.int32(position)
+        c_rows, _keep = c_batch(rows)
+        c_rows.n_tokens = num
+        api.llama_set_causal_attn(self.handle, chunk.is_causal)
+        try:
+            self._decode(batch, c_rows)
+        finally:
+            api.llama_set_causal_attn(self.handle, True)
+        if self.cache_kind is not CacheKind.CUT:
+            self._note(batch, [run])
+        if offset + num == chunk.num_cells:
+            self.gaps.add(seq_id, start + num, chunk.num_cells - chunk.num_positions)
+
     def _launch_groups(self, batch: Batch, groups: Sequence[Group]) -> None:
         """Decode group after group; the last one is waited for in `wait`."""
         grouped = GroupedBatch(batch, self._staging, groups, self.vocab_size)
@@ -254,8 +286,18 @@ class LlamaEngine(Sequences):
                 self.truncate(int(batch.seq_ids[start]), int(batch.positions[end - 1]) + 1)
 
     def _launch(self, batch: Batch) -> None:
+        if not self.gaps:
+            self._decode(batch, self._c_batch_of(batch))
+            return
+        self.gaps.to_positions(batch)
+        try:
+            self._decode(batch, self._c_batch_of(batch))
+        finally:
+            self.gaps.to_rows(batch)
+
+    def _decode(self, batch: Batch, c_rows: Any) -> None:
         started = perf_counter()
-        status = api.llama_decode(self.handle, self._c_batch_of(batch))
+        status = api.llama_decode(self.handle, c_rows)
         if status == 1:
             raise ContextFullError
         if status != 0:

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
 from headstart.engine import extension
+from headstart.engine.cache_rules import CacheRules
 from headstart.engine.context import LlamaEngine
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, take_errors
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.engine.sequences import CacheRules
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
 from headstart.types.state_batch import Blocks, StateBatch

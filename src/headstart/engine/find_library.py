@@ -66,3 +66,22 @@ def load(release: str) -> tuple[ctypes.CDLL, Path]:
         return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE), file.parent
     except OSError as error:
         raise ConfigError(f"{file} cannot be loaded: {error}") from error
+
+
+def load_beside(folder: Path) -> ctypes.CDLL:
+    """libmtmd, which reads images, of the same build as the libllama in this folder.
+
+    Raises:
+        ConfigError: there is none, or it cannot be loaded.
+    """
+    names = [name.replace("llama", "mtmd") for name in NAMES]
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    try:
+        if file is not None:
+            return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE)
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be loaded: {error}") from error
+    raise ConfigError(
+        f"--mmproj needs {names[0]}, which is not beside libllama in {folder}; install "
+        "llama-cpp-python, which brings it, or leave out --mmproj"
+    )

@@ -90,6 +90,11 @@ def start(numa: str | None = None) -> None:
         _started = True
 
 
+def log_to(set_log: Any) -> None:
+    """Log what another library reports, through its function for that."""
+    set_log(_log_callback, None)
+
+
 @contextmanager
 def muted() -> Iterator[None]:
     """Log what libllama reports at debug level only: the same will be reported again."""
@@ -186,6 +191,7 @@ __all__ = [
     "get_logits",
     "ggml_base_library",
     "ggml_library",
+    "log_to",
     "muted",
     "prototype",
     "start",

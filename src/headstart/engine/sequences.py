@@ -1,18 +1,7 @@
 """The sequences in the cache of one context, and how far back each can be taken.
 
 libllama accepts some cuts that silently leave a wrong state, and aborts on others; the rules here
-allow only the sound ones. They follow from how each kind of cache works:
-
-- CUT: every token has cells of its own, so that any tail can go.
-- WINDOW: layers with a sliding window reuse the cells of tokens that no later token can see. A
-  sequence can be cut where the window that ends there is still held. With --swa-full the kind is
-  CUT, but the same holds: a saved state has only the last window, and libllama may reuse the cells
-  before it although there are others.
-- ROLLBACK: recurrent layers keep one state, and a snapshot after each of the last tokens of one
-  decode.
-- CHECKPOINT: recurrent layers keep one state.
-
-For all but CUT, checkpoints take a sequence further back, to the lengths where they were made.
+allow only the sound ones. They follow from how each kind of cache works (`cache_rules`).
 """
 
 from __future__ import annotations
@@ -20,13 +9,14 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headstart.engine.c_batch import c_batch
+from headstart.engine.cache_rules import CacheRules
+from headstart.engine.gaps import Gaps
 from headstart.engine.library import api, take_errors
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, reserve, unpack
 from headstart.types import Batch, CacheKind
@@ -40,20 +30,6 @@ Held = tuple[int, Data]
 """Length and state of a sequence."""
 
 
-@dataclass(frozen=True, slots=True)
-class CacheRules:
-    """What kind of cache a context has."""
-
-    kind: CacheKind
-    max_rollback: int  # tokens of one decode that ROLLBACK can drop
-    window: int = 0  # tokens that sliding windows see; 0: none
-    is_split: bool = False  # each sequence has a cache of its own
-
-    @property
-    def is_recurrent(self) -> bool:
-        return self.kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT)
-
-
 class Sequences:
     """What a context's cache holds; `LlamaEngine` adds decoding. One thread at a time."""
 
@@ -63,6 +39,7 @@ class Sequences:
         self._memory = api.llama_get_memory(context)
         self._last_rows: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
+        self.gaps = Gaps()
         self._sharing: set[int] = set()  # sequences whose cells may belong to others too
         self._rolled_back: set[int] = set()  # since their last decode
         self.has_copies = False  # between caches, which libllama leaves for the next decode
@@ -95,7 +72,7 @@ class Sequences:
         if not length or not self._set(seq_id, state, _IN_PLACE):
             self.clear(seq_id)
             return
-        api.llama_memory_seq_rm(self._memory, seq_id, length, -1)
+        self._remove(seq_id, length)
         self._last_rows[seq_id] = 0
         self._set_length(seq_id, length)
 
@@ -120,7 +97,7 @@ class Sequences:
         """Keep the first `length` tokens. False (and nothing changed) if this cache cannot."""
         if not self._can_cut(seq_id, length):
             return False
-        if not api.llama_memory_seq_rm(self._memory, seq_id, length, -1):
+        if not self._remove(seq_id, length):
             return False
         if self.rules.kind is not CacheKind.CUT:
             if self._lengths.get(seq_id, 0) > length > 0:
@@ -173,6 +150,7 @@ class Sequences:
             if not self._set(target, self._try_get(source, _WHOLE), _WHOLE):
                 self.clear(target)
                 return False
+            self.gaps.share(source, target, length)
         elif not self._copy_with_state(source, target, length):
             self.clear(target)
             return False
@@ -185,7 +163,8 @@ class Sequences:
         """Let `target` use the cells of `source` for the first tokens, which both hold."""
         is_shared = self.rules.kind is CacheKind.CUT and not self.rules.is_split
         if is_shared and self._can_copy(source, length):
-            api.llama_memory_seq_rm(self._memory, target, 0, length)
+            end = self.gaps.position(source, length)
+            api.llama_memory_seq_rm(self._memory, target, 0, end)
             self._copy(source, target, length)
 
     def clear(self, seq_id: int) -> None:
@@ -195,6 +174,7 @@ class Sequences:
         self._sharing.discard(seq_id)
         self._rolled_back.discard(seq_id)
         self.checkpoints.drop(seq_id)
+        self.gaps.drop(seq_id)
         api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
     def checkpoint(self, seq_id: int) -> None:
@@ -224,8 +204,10 @@ class Sequences:
     def save_sequence(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""
         size = self._size(seq_id, _WHOLE)
-        data, place = reserve(size, self.checkpoints.of(seq_id))
-        self._write(seq_id, _WHOLE, place)
+        head = self.gaps.pack(seq_id, self._lengths.get(seq_id, 0))
+        data, place = reserve(len(head) + size, self.checkpoints.of(seq_id))
+        place[: len(head)] = head
+        self._write(seq_id, _WHOLE, place[len(head) :])
         return data
 
     def state(self, seq_id: int) -> bytearray:
@@ -246,9 +228,14 @@ class Sequences:
 
     def restore_sequence(self, seq_id: int, data: Data) -> bool:
         """Replace the sequence by a saved one; False (and it is empty) if that cannot be."""
-        if (parts := unpack(data)) is None or not self.set_state(seq_id, parts[0]):
+        if (parts := unpack(data)) is None:
             self.clear(seq_id)
             return False
+        state = memoryview(parts[0])
+        if not self.set_state(seq_id, state[Gaps.size(state) :]):
+            return False
+        if length := self.gaps.unpack(seq_id, state):
+            self._lengths[seq_id] = length
         self.checkpoints.put(seq_id, (c for c in parts[1] if c.length <= self._lengths[seq_id]))
         return True
 
@@ -270,13 +257,21 @@ class Sequences:
             return True
         # libllama purges the oldest tokens of a window in order: what is left has no gaps.
         oldest = int(api.llama_memory_seq_pos_min(self._memory, seq_id))
-        return oldest <= max(0, length - self.rules.window + 1)
+        return oldest <= max(0, self.gaps.position(seq_id, length) - self.rules.window + 1)
 
     def _can_copy(self, seq_id: int, length: int) -> bool:
         """Whether another sequence can begin with these tokens, without a checkpoint."""
         if self.rules.is_recurrent:
             return length == self._lengths.get(seq_id, 0)
         return self._can_cut(seq_id, length)
+
+    def _remove(self, seq_id: int, length: int) -> bool:
+        """Remove what stands behind the first `length` tokens."""
+        start = self.gaps.position(seq_id, length)
+        is_done = bool(api.llama_memory_seq_rm(self._memory, seq_id, start, -1))
+        if is_done and self.gaps:
+            self.gaps.cut(seq_id, length)
+        return is_done
 
     def _set_length(self, seq_id: int, length: int) -> None:
         self._lengths[seq_id] = length
@@ -285,10 +280,13 @@ class Sequences:
     def _copy(self, source: int, target: int, length: int) -> None:
         if self.rules.is_split:
             api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
-            api.llama_memory_seq_rm(self._memory, target, length, -1)
+            self.gaps.share(source, target, length)
+            self._remove(target, length)
             self.has_copies = True
         else:
-            api.llama_memory_seq_cp(self._memory, source, target, 0, length)
+            end = self.gaps.position(source, length)
+            api.llama_memory_seq_cp(self._memory, source, target, 0, end)
+            self.gaps.share(source, target, length)
             self._sharing |= {source, target}
 
     def _make_copies(self, seq_id: int) -> bool:
@@ -322,15 +320,11 @@ class Sequences:
         self._copy(source, target, length)
         if data is None:
             data = self._try_get(target, _PARTIAL)
-        return self._set(target, data, _PARTIAL) and bool(
-            api.llama_memory_seq_rm(self._memory, target, length, -1)
-        )
+        return self._set(target, data, _PARTIAL) and self._remove(target, length)
 
     def _apply(self, seq_id: int, checkpoint: Checkpoint) -> bool:
         length = checkpoint.length
-        if not self._set(seq_id, checkpoint.data, _PARTIAL) or not api.llama_memory_seq_rm(
-            self._memory, seq_id, length, -1
-        ):
+        if not self._set(seq_id, checkpoint.data, _PARTIAL) or not self._remove(seq_id, length):
             return False
         self._last_rows[seq_id] = 0
         self._rolled_back.discard(seq_id)

@@ -11,6 +11,7 @@ from headstart.types.errors import (
     InvalidParameterError,
     QuotaError,
 )
+from headstart.types.media import LoadedChunk, MediaStore
 from headstart.types.request import Request
 
 
@@ -25,8 +26,11 @@ def check(request: Request, engine: Engine, num_slots: int) -> None:
         raise InvalidParameterError("the prompt has no tokens; send some text")
     if len(prompt) >= engine.context_size:
         raise ContextLengthError(len(prompt), engine.context_size)
+    if prompt[-1] < 0 and request.media:
+        raise InvalidParameterError("the prompt ends with an image; put some text behind it")
+    num_cells = sum(chunk.num_cells for _, chunk in request.media)
     low, high = min(prompt), max(prompt)
-    if low < 0 or high >= engine.vocab_size:
+    if (low < 0 and sum(token < 0 for token in prompt) != num_cells) or high >= engine.vocab_size:
         wrong = low if low < 0 else high
         raise InvalidParameterError(
             f"token id {wrong} is not in the vocabulary (0 to {engine.vocab_size - 1})"
@@ -39,6 +43,22 @@ def check(request: Request, engine: Engine, num_slots: int) -> None:
         raise InvalidParameterError(
             f"id_slot is {request.slot_id} but the slots are 0 to {num_slots - 1}"
         )
+
+
+def find_media(request: Request, store: MediaStore | None) -> tuple[tuple[int, LoadedChunk], ...]:
+    """The images of a request.
+
+    Raises:
+        CapacityError: they were forgotten.
+    """
+    found = [(start, store.find(chunk)) for start, chunk in request.media if store is not None]
+    known = tuple((start, chunk) for start, chunk in found if chunk is not None)
+    if len(known) < len(request.media):
+        raise CapacityError(
+            "an image of this request was forgotten because too many others came after it; send "
+            "the request again"
+        )
+    return known
 
 
 def make_place(

@@ -95,6 +95,7 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
             room -= rest
         if sequence.pauses:
             rows = min(rows, sequence.pauses[0] - start)
+        rows, batch.media = sequence.rows_alike(rows), sequence.pending_media
         num_outputs = 0
         if sequence.request.wants_prompt_scores:
             num_outputs = rows = min(rows, 1 + max(0, num_free))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from headstart.types.media import chunk_begin
+
 _LEAST = 16  # tokens; shorter prefixes are read faster than they are restored
 _TAIL = 64  # tokens of a prompt among which the markers of the answer's beginning are looked for
 _BEFORE_END = 4  # tokens, where no marker is found: what is appended may merge with the last ones
@@ -23,7 +25,7 @@ def choose_pauses(
     the next turn has the same text; and others at least `min_step` tokens apart, at markers where
     there are any.
     """
-    controls = {token for token in set(tokens) if is_control(token)}
+    controls = {token for token in set(tokens) if token >= 0 and is_control(token)}
     markers = [p for p, token in enumerate(tokens) if token in controls and p >= _LEAST]
     end = len(tokens) - _BEFORE_END
     always = {*markers[:1], end}
@@ -40,4 +42,5 @@ def choose_pauses(
         if position - last >= min_step or position in always:
             pauses.append(position)
             last = position
+    pauses = [chunk_begin(tokens, pause) for pause in pauses]
     return [pause for pause in pauses if pause > max(num_cached, _LEAST - 1)]

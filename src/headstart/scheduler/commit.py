@@ -152,7 +152,7 @@ class Committer:
         if len(tokens) < len(emitted):
             record.num_accepted[index] = min(record.num_accepted[index], len(tokens))
             record.logprobs[index] = record.logprobs[index][: len(tokens)]
-        sequence.text.tokens.grow(tokens)
+        sequence.text.grow(tokens)
         cells = sequence.cells
         assert cells is not None
         cells.length = record.lengths[index]

@@ -35,6 +35,8 @@ def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
     """
     request, text, cells = sequence.request, sequence.text, sequence.cells
     assert cells is not None
+    if request.media:  # a shift would cut one, or move what stands behind it
+        return False
     num_keep = request.num_keep if request.num_keep >= 0 else len(request.prompt)
     num_keep = min(num_keep + vocab.add_bos, engine.context_size - LEAST_MOVED)
     num_left = cells.length - num_keep

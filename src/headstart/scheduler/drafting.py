@@ -197,7 +197,7 @@ class Drafting:
                 sequence = plan.sequences[index]
                 # users get what they set by hand
                 if sequence.number in wanted or is_fixed(plan, index):
-                    tokens, namespace = sequence.text.tokens, sequence.request.namespace
+                    tokens, namespace = sequence.text.words, sequence.request.namespace
                     limit, seq_id = plan.limits[index], sequence.seq_id
                     asked.append(index)
                     requests.append(DraftRequest(seq_id, tokens, limit, namespace=namespace))
@@ -241,7 +241,7 @@ class Drafting:
         self.controller.begin(sequence.number, request.namespace)  # may fail: then nobody is told
         self._begun.add(sequence.number)
         for speculator in self.speculators.values():
-            speculator.begin(sequence.seq_id, sequence.text.tokens, request.namespace)
+            speculator.begin(sequence.seq_id, sequence.text.words, request.namespace)
 
     def end(self, sequence: Sequence) -> None:
         """Speculators forget the sequence: it leaves its cells, or lost a part of its text."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.tenants import tenant_of
+from headstart.types.media import chunk_begin
 
 Data = bytes | bytearray | memoryview
 
@@ -46,7 +47,7 @@ class HostCache:
         best, longest = None, 0
         for prompt in self._prompts:
             if prompt.namespace == namespace:
-                shared = common_prefix_length(prompt.tokens, tokens)
+                shared = chunk_begin(tokens, common_prefix_length(prompt.tokens, tokens))
                 if shared > longest:
                     best, longest = prompt, shared
         return best, longest

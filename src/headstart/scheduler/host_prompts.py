@@ -18,6 +18,7 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.types import CacheKind, Engine
 from headstart.types.counters import Counters
 from headstart.types.errors import CapacityError, EngineError
+from headstart.types.media import chunk_begin
 
 log = logging.getLogger(__name__)
 
@@ -261,6 +262,7 @@ class HostPrompts:
                 continue
             known = min(other.length, other.num_exact)
             shared = min(known, common_prefix_length(other.tokens, cells.tokens))
+            shared = chunk_begin(cells.tokens, shared)
             if shared > longest:
                 best, longest = other, shared
         return best, longest

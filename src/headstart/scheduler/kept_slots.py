@@ -104,4 +104,5 @@ def keep_slots(scheduler: Scheduler, place: tuple[Path, str] | None) -> None:
 def _is_worth_it(cells: Cells) -> bool:
     """Whether anybody may use what it holds, and gains by it."""
     is_idle = cells.user is None and cells.length >= LEAST_TOKENS
-    return is_idle and cells.num_exact >= cells.length
+    has_image = min(cells.tokens, default=0) < 0
+    return is_idle and cells.num_exact >= cells.length and not has_image

@@ -81,7 +81,7 @@ class ModelDrafting:
     def _slot(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> ModelSlot:
         """What a model could do for an answer, for control."""
         sequence, survival = plan.sequences[index], plan.survivals[index]
-        tokens, lead = sequence.text.tokens, self._lead(plan, index, model)
+        tokens, lead = sequence.text.words, self._lead(plan, index, model)
         is_behind = lead is not None
         return ModelSlot(
             sequence.number,
@@ -157,7 +157,7 @@ class ModelDrafting:
 def _num_catch_up(plan: StepPlan, model: GuardedSpeculator, one: _Granted) -> int:
     """Tokens that the model reads before it drafts as allowed, the newest one not counted."""
     sequence = plan.sequences[one.index]
-    seq_id, tokens = sequence.seq_id, sequence.text.tokens
+    seq_id, tokens = sequence.seq_id, sequence.text.words
     if one.allowance.can_skip and (recent := model.num_recent(seq_id, tokens)) is not None:
         return recent
     return model.num_catch_up(seq_id, tokens)
@@ -208,12 +208,12 @@ def _requests(plan: StepPlan, granted: list[_Granted]) -> Iterator[list[DraftReq
         if text.legality is not None:
             legality = StateLegality.behind(text.legality, before)
         if before:
-            lent.append((text.tokens, len(text.tokens)))
-            text.tokens.grow(before)
+            lent.append((text.words, len(text.words)))
+            text.words.grow(before)
         requests.append(
             DraftRequest(
                 sequence.seq_id,
-                text.tokens,
+                text.words,
                 allowance.max_tokens,
                 max(allowance.min_confidence, sequence.policy.p_min),
                 None if sequence.request.sampling.is_greedy else text.sampler.couple,

@@ -23,6 +23,7 @@ from headstart.types import (
     Logits,
     SavedSequence,
 )
+from headstart.types.media import PLACEHOLDER
 from headstart.types.sampling_params import SamplingParams
 
 
@@ -70,13 +71,13 @@ class ObservedEngine:
 
     def wait(self) -> Logits:
         batch, logits = self._batch, self._engine.wait()
-        end = batch.num_rows
+        end, tokens = batch.num_rows, batch.tokens
         while end and batch.seq_ids[end - 1] == self.padding_sequence:
             end -= 1
         states = {layer: rows[:end] for layer, rows in self._engine.hidden_states().items()}
-        decoded = DecodedStates(
-            batch.seq_ids[:end], batch.positions[:end], batch.tokens[:end], states
-        )
+        if batch.media is not None:
+            tokens = np.full_like(tokens, PLACEHOLDER)
+        decoded = DecodedStates(batch.seq_ids[:end], batch.positions[:end], tokens[:end], states)
         for reader in self._readers:
             reader.observe_states(decoded)
         return logits

@@ -15,6 +15,7 @@ from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence
 from headstart.scheduler.step import StepPlan
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import CacheKind, Engine
+from headstart.types.media import chunk_begin
 
 LEAST_SHARED = 32  # tokens worth waiting for while another request reads them
 NO_ROOM = "no memory for the state before a draft"
@@ -189,6 +190,7 @@ class PromptCache:
             if other.is_generating or other.prompt_namespace != sequence.prompt_namespace:
                 continue
             shared = min(len(tokens) - 1, common_prefix_length(other.text.tokens, tokens))
+            shared = chunk_begin(tokens, shared)
             if shared > most:
                 best, most = other, shared
         sequence.num_awaited = most
@@ -270,7 +272,7 @@ def num_shared(cells: Cells, sequence: Sequence) -> int:
     known = min(len(tokens) - 1, cells.length)
     if not sequence.request.cache_reuse:
         known = min(known, cells.num_exact)
-    return min(known, common_prefix_length(cells.tokens, tokens))
+    return chunk_begin(tokens, min(known, common_prefix_length(cells.tokens, tokens)))
 
 
 def _age(cells: Cells) -> tuple[bool, float]:

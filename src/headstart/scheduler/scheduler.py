@@ -33,6 +33,7 @@ from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
 from headstart.types.counters import Counters
 from headstart.types.errors import EngineError, HeadstartError
+from headstart.types.media import MediaStore
 from headstart.types.request import Event, Request, SlotAction, SlotEvent
 from headstart.types.widths import WidthClasses
 
@@ -45,6 +46,7 @@ log = logging.getLogger(__name__)
 # prompt rows of a step without answers, and how much longer than others it may take: bounds how
 # long a cancel waits
 _ALONE, _ALONE_SHARE = 512, 5
+WAIT_SECONDS = 0.005  # for an image, in a step that has nothing else to do
 _CANCELLED, _PREEMPTED = Ending("cancelled"), Ending("preempted")
 _YIELDED = Ending("yielded")  # its cells to another tenant
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
@@ -97,6 +99,7 @@ class Scheduler:
         store = HostCache(config.cache_ram * 2**20)
         host = HostPrompts(self.cells, store, engine, drafting, self.counters, clock)
         self.cache = PromptCache(self.cells, engine, host)
+        self.media: MediaStore | None = None  # where the model reads images
         self._committer = Committer(
             engine, vocab, self.cache, drafting, shifts_context=config.context_shift
         )
@@ -132,6 +135,7 @@ class Scheduler:
         policy = self.drafting.policy(request.speculative)
         namespace = self._prompt_namespace(request)
         sequence = Sequence(next(self._numbers), request, policy, self.clock(), namespace)
+        sequence.media = admission.find_media(request, self.media)
         num_free = len(self.cells) - len(self.running)
         if len(self.waiting) + len(self.compiling) >= self.config.max_queue + num_free:
             waiting = [*self.compiling, *self.waiting]
@@ -239,6 +243,8 @@ class Scheduler:
                 self.cache.keep_states(plan, self.clock)
         plan.drafted = self.clock()
         self._build(plan)
+        if not plan.batch.num_rows:
+            self.turns.wait(WAIT_SECONDS)
         return plan
 
     def _build(self, plan: StepPlan) -> None:

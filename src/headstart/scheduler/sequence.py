@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from headstart.structures.tenants import tenant_of
 from headstart.text.indentation import Indentation
 from headstart.text.stop_strings import StopStrings
 from headstart.types import Engine, Vocab
+from headstart.types.media import LoadedChunk, readable
 from headstart.types.request import ProgressEvent, Request, RequestStats
 from headstart.types.thought_limit import NO_LIMIT
 
@@ -59,6 +61,7 @@ class Text:
     """
 
     tokens: OwnedTokens
+    words: OwnedTokens  # what reads text sees: the same list, or one with placeholders for images
     stop: StopStrings
     indent: Indentation
     sampler: Sampler = field(init=False)  # made at admission
@@ -66,6 +69,12 @@ class Text:
     final: frozenset[int] = frozenset()  # tokens that end it
     num_dropped: int = 0  # tokens that context shifts took out
     num_scored: int = 0  # last position of the prompt whose log probability was told
+
+    def grow(self, tokens: Iterable[int]) -> None:
+        """Append tokens of the answer."""
+        self.tokens.grow(tokens)
+        if self.words is not self.tokens:
+            self.words.grow(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +103,7 @@ class Sequence:
     leader: Sequence | None = None  # reads the same prefix; this one waits and shares it
     num_awaited: int = 0  # tokens that the leader has to read before they are shared
     pauses: list[int] = field(default_factory=list)  # lengths at which reading makes a checkpoint
+    media: tuple[tuple[int, LoadedChunk], ...] = ()  # images of its prompt, and where each begins
     num_cached: int = 0  # prompt tokens that were not decoded for this request
     is_resumed: bool = False  # it was preempted: what is read again is not counted
     admitted: float | None = None
@@ -103,9 +113,10 @@ class Sequence:
         request = self.request
         self.num_prompt, limit = len(request.prompt), request.max_tokens
         self.most_tokens = 2**30 if limit is None else self.num_prompt + limit
-        self.text = Text(
-            OwnedTokens(request.prompt), StopStrings(request.stop), Indentation(request.min_indent)
-        )
+        tokens = words = OwnedTokens(request.prompt)
+        if request.media:
+            words = OwnedTokens(readable(tokens))
+        self.text = Text(tokens, words, StopStrings(request.stop), Indentation(request.min_indent))
 
     def begin(self, engine: Engine, vocab: Vocab) -> None:
         """Make what chooses its tokens.
@@ -115,7 +126,7 @@ class Sequence:
         """
         text, request = self.text, self.request
         text.sampler = Sampler(request.sampling, engine, vocab.eog_ids)
-        text.sampler.read(text.tokens)
+        text.sampler.read([t for t in text.tokens if t >= 0] if request.media else text.tokens)
         if not request.sampling.ignore_eos:
             text.final = vocab.eog_ids
         if self.compiled is not None:
@@ -154,6 +165,24 @@ class Sequence:
         The last token of a prompt is no such token, even if all before it came from the cache.
         """
         return self.num_pending == 1 and self.num_emitted > 0
+
+    @property
+    def pending_media(self) -> tuple[LoadedChunk, int] | None:
+        """The image that it reads next, and how many of its cells are decoded."""
+        at = self.num_decoded
+        if not self.media or self.text.tokens[at] >= 0:
+            return None
+        start, chunk = next(one for one in reversed(self.media) if one[0] <= at)
+        return chunk, at - start
+
+    def rows_alike(self, num_rows: int) -> int:
+        """How many of the next rows can be decoded together: text, or cells of one image."""
+        if (pending := self.pending_media) is not None:
+            chunk, num_known = pending
+            num_left = chunk.num_cells - num_known
+            return num_left if chunk.is_whole else min(num_rows, num_left)
+        at = self.num_decoded
+        return min([num_rows, *(start - at for start, _ in self.media if start > at)])
 
     @property
     def num_left(self) -> int:

@@ -12,7 +12,7 @@ from pathlib import Path
 from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.sequence import Cells, Sequence
 from headstart.types import ContextFullError, Engine
-from headstart.types.errors import CapacityError, InvalidParameterError
+from headstart.types.errors import CapacityError, InvalidParameterError, NotSupportedError
 from headstart.types.request import SlotAction, SlotEvent, ThoughtsEnd
 
 
@@ -46,6 +46,8 @@ def perform(
         if not is_theirs:
             raise InvalidParameterError(f"slot {cells.seq_id} keeps no prompt of yours to save")
         cache.host.recall(cells)
+        if min(cells.tokens, default=0) < 0:
+            raise NotSupportedError(f"slot {cells.seq_id} holds an image, which no file can hold")
         num_tokens = cells.length
         num_bytes = engine.write_sequence(cells.seq_id, path, cells.tokens, cells.num_exact)
     return SlotEvent(action.request_id, num_tokens, num_bytes, clock() - started)

@@ -4,7 +4,8 @@ On a GPU prompts are read beside the answers, because the weights are read from 
 both. On a processor that saves little, and attention takes it away: it computes whole tiles of
 rows (`Engine.attention_tile`) and skips only cells that no row of a tile sees, so the rows of the
 answers have 60 rows of a prompt look at the cells of all answers. There the two take turns: each
-answer gets a token after every chunk, as it would beside it.
+answer gets a token after every chunk, as it would beside it. Images always take turns with the
+rest, because libllama reads tokens or embeddings in a decode, not both.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from headstart.scheduler.batching import split
 from headstart.scheduler.sequence import Sequence
+from headstart.types.media import LoadedChunk
 
 if TYPE_CHECKING:
     from headstart.scheduler.adapter_turns import AdapterTurns
@@ -37,10 +39,17 @@ class Turns:
         self.adapters: AdapterTurns | None = None  # where requests may differ in them
         self._tile = attention_tile if prefill_chunk >= attention_tile else 1
         self._turn = _Turn.ALL
+        self._was_image = False  # the last step
+        self._awaited: list[LoadedChunk] = []  # images that are encoded
 
     def choose(self, running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """The answers and the prompts that take part in the next step."""
         answers, prompts = split(self.adapters.choose(running) if self.adapters else running)
+        texts, at_images = self._apart(prompts)
+        self._was_image = bool(at_images) and not (self._was_image and (answers or texts))
+        if self._was_image:
+            return [], at_images[:1]
+        prompts = texts
         if self._tile > 1:
             self._turn = self._next(answers, prompts)
             if self._turn is _Turn.ANSWERS:
@@ -48,6 +57,27 @@ class Turns:
             elif self._turn is _Turn.PROMPTS:
                 answers = []
         return answers, prompts
+
+    def wait(self, seconds: float) -> None:
+        """Wait a little for an image: there is nothing else to do."""
+        if self._awaited:
+            self._awaited[0].wait(seconds)
+
+    def _apart(self, prompts: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
+        """Those that read text next, and those that can read an image, which is decoded by itself;
+        others wait until theirs is encoded.
+        """
+        texts, at_images = list[Sequence](), list[Sequence]()
+        self._awaited = []
+        for sequence in prompts:
+            pending = sequence.pending_media if sequence.leader is None else None
+            if pending is None:
+                texts.append(sequence)
+            elif pending[0].is_ready():
+                at_images.append(sequence)
+            else:
+                self._awaited.append(pending[0])
+        return texts, at_images
 
     def _next(self, answers: list[Sequence], prompts: list[Sequence]) -> _Turn:
         num_unread = sum(one.num_pending for one in prompts if one.leader is None)

@@ -112,7 +112,7 @@ def _messages(messages: Iterable[dict[str, Any]]) -> Iterable[dict[str, Any]]:
 
 def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]]:
     """One message of the blocks, and one of role tool for each result among them."""
-    texts: list[dict[str, str]] = []
+    texts: list[dict[str, Any]] = []
     calls: list[dict[str, Any]] = []
     results: list[dict[str, Any]] = []
     thoughts = ""
@@ -129,10 +129,10 @@ def _blocks(role: Any, blocks: list[Any], where: str) -> Iterable[dict[str, Any]
                 calls.append(_call(block))
             case "tool_result":
                 results.append(_result(block, where))
-            case "image" | "document":
-                raise not_supported(
-                    f"{where}: image input is not supported: this server reads text only"
-                )
+            case "image":
+                texts.append(_image(block, where))
+            case "document":
+                raise not_supported(f"{where}: documents are not supported; send their text")
             case _:
                 raise RequestError(
                     f"{where} has a block of type {shorten(kind)}, which is not known here"
@@ -157,9 +157,33 @@ def _call(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _result(block: dict[str, Any], where: str) -> dict[str, Any]:
-    content = block.get("content")
-    text = content if isinstance(content, str) else _text_of(content or [], where)
-    return {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": text}
+    found: Any = block.get("content") or []
+    if isinstance(found, list) and any(_is_image(part) for part in found):
+        found = [
+            _image(part, where)
+            if _is_image(part)
+            else {"type": "text", "text": _text_of([part], where)}
+            for part in found
+        ]
+    elif not isinstance(found, str):
+        found = _text_of(found, where)
+    return {"role": "tool", "tool_call_id": str(block.get("tool_use_id", "")), "content": found}
+
+
+def _is_image(block: Any) -> bool:
+    return isinstance(block, dict) and block.get("type") == "image"
+
+
+def _image(block: dict[str, Any], where: str) -> dict[str, Any]:
+    """An image as a part of a chat message: a data URL, or the URL that it has."""
+    source = block.get("source")
+    source = source if isinstance(source, dict) else {}
+    url = source.get("url")
+    if source.get("type") == "base64":
+        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+    if not isinstance(url, str):
+        raise RequestError(f"{where}: an image has a source of type base64, with data, or url")
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _text_of(blocks: Any, where: str) -> str:
@@ -168,10 +192,6 @@ def _text_of(blocks: Any, where: str) -> str:
     texts = []
     for block in blocks:
         kind = block.get("type") if isinstance(block, dict) else None
-        if kind == "image":
-            raise not_supported(
-                f"{where}: image input is not supported: this server reads text only"
-            )
         if kind != "text":
             raise RequestError(f"{where} has a block of type {shorten(kind)} but must have text")
         texts.append(str(block.get("text", "")))

@@ -11,6 +11,7 @@ from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import not_supported
+from headstart.server.images import Images, prompt_images, read_images
 from headstart.server.infill import fill_in
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.results import legacy_logprobs
@@ -31,22 +32,25 @@ async def completions(http: HttpRequest) -> Response:
     """Continue one prompt or several."""
     body = await read_body(http, CompletionBody)
     call = new_call(http, "cmpl-")
+    images = await read_images(http, prompt_images(body.prompt))
 
     def prepare() -> Dialect:
+        if images and (body.echo or body.suffix):
+            raise not_supported("images with echo or a suffix are not supported; leave out one")
         if body.echo and body.post_sampling_probs:
             raise not_supported(
                 "echo with post_sampling_probs is not supported: nothing of the prompt was sampled"
             )
-        choices = make_choices(body, _read(body, call), call)
+        choices = make_choices(body, _read(body, call, images), call)
         return CompletionDialect(call, body, choices)
 
     return await answer(http, prepare)
 
 
-def _read(body: CompletionBody, call: Call) -> list[Prompt]:
+def _read(body: CompletionBody, call: Call, images: Images) -> list[Prompt]:
     """The prompts; with a suffix, those of filling in before it."""
     vocab, info = call.model.vocab, call.info
-    prompts = read_prompts(body.prompt, vocab, info.context_size)
+    prompts = read_prompts(body.prompt, vocab, info.context_size, images)
     if not body.suffix:
         return prompts
     return [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]

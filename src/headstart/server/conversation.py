@@ -168,9 +168,9 @@ def _check_content(where: str, content: Any) -> None:
         )
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text":
+        if kind not in ("text", "media_marker"):
             raise not_supported(
-                f"{where}.content has a part of type {shorten(kind)}: this server reads text only"
+                f"{where}.content has a part of type {shorten(kind)}, which is not supported"
             )
         if not isinstance(part.get("text"), str):
             raise RequestError(f"{where}.content has a text part without a text")

@@ -31,7 +31,11 @@ logger = logging.getLogger(__name__)
 ANSWERS = (
     (400, "invalid_request_error", "the body or a field; the message names field, value, limit"),
     (400, "exceed_context_size_error", "the prompt does not fit the context"),
-    (400, "not_supported_error", "a field asks for something not built in, such as images"),
+    (
+        400,
+        "not_supported_error",
+        "a field asks for something not built in, or images of a model that reads none",
+    ),
     (401, "authentication_error", "no API key, or a wrong one"),
     (
         403,

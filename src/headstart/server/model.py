@@ -105,6 +105,7 @@ class Service:
     slot_actions: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
+    image_questions: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 4))
     corpora: OrderedDict[str, ReadTexts] = field(default_factory=OrderedDict)
     adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
     events: EventFeed | None = None  # of those who listen to /events

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, SingleDialect
+from headstart.server.images import prompt_images, read_images
 from headstart.server.limits import MAX_NAMES, check_length
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import read_prompts
@@ -31,9 +32,10 @@ async def completion(http: HttpRequest) -> Response:
     """Continue one prompt or several."""
     body = await read_body(http, NativeBody)
     call = new_call(http, "cmpl-")
+    images = await read_images(http, prompt_images(body.prompt))
 
     def prepare() -> Dialect:
-        prompts = read_prompts(body.prompt, call.model.vocab, call.info.context_size)
+        prompts = read_prompts(body.prompt, call.model.vocab, call.info.context_size, images)
         choices = make_choices(body, prompts, call)
         return NativeDialect(call, body, choices)
 

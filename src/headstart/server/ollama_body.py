@@ -53,7 +53,7 @@ class OllamaGenerateBody(OllamaTextBody):
     suffix: str | None = Field(default=None, description="what comes after the text to fill in")
     system: str | None = None
     raw: bool = Field(default=False, description="the prompt as it is, without the chat template")
-    images: list[Any] = Field(default_factory=list, description="refused")
+    images: list[Any] = Field(default_factory=list, description="base64")
     template: str | None = Field(default=None, description="refused")
     context: list[Int] = Field(default_factory=list, description="refused")
 
@@ -117,15 +117,17 @@ def chat_body(body: OllamaChatBody) -> ChatBody:
 def chat_of_prompt(body: OllamaGenerateBody) -> ChatBody:
     """A prompt as one message of a chat."""
     system = [{"role": "system", "content": body.system}] if body.system else []
-    messages = [*system, {"role": "user", "content": body.prompt}]
+    messages = [*system, {"role": "user", "content": _content(body.prompt, body.images)}]
     return make_body(ChatBody, _chat_fields(body) | {"messages": messages})
 
 
 def refuse(body: OllamaGenerateBody) -> None:
     """Raise ApiError for fields that are not supported."""
-    for name in ("images", "template", "context"):
+    for name in ("template", "context"):
         if getattr(body, name):
             raise not_supported(f"{name} is not supported; leave it out")
+    if body.images and (body.raw or body.suffix is not None):
+        raise not_supported("images with raw or a suffix are not supported; leave out one of them")
 
 
 def _chat_fields(body: OllamaTextBody) -> dict[str, Any]:
@@ -144,12 +146,21 @@ def _chat_fields(body: OllamaTextBody) -> dict[str, Any]:
 
 def _message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     """A message in OpenAI's form, which names some fields differently."""
-    if message.get("images"):
-        raise not_supported(f"messages.{index}.images: this server reads text only")
     converted = {name: message[name] for name in ("role", "tool_calls") if message.get(name)}
-    converted["content"] = message.get("content") or ""
+    images = message.get("images") or []
+    if not isinstance(images, list):
+        raise wrong_value(f"messages.{index}.images", images, "a list of base64 texts")
+    converted["content"] = _content(message.get("content") or "", images)
     if thoughts := message.get("thinking"):
         converted["reasoning_content"] = thoughts
     if name := message.get("tool_name"):
         converted |= {"name": name, "tool_call_id": name}
     return converted
+
+
+def _content(text: Any, images: list[Any]) -> Any:
+    """Of a chat message: images come before the text, as at Ollama."""
+    if not images:
+        return text
+    parts = [{"type": "image_url", "image_url": {"url": image}} for image in images]
+    return [*parts, {"type": "text", "text": text}]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from headstart.server.conversation import RenderedChat, render_chat
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import shorten
+from headstart.server.images import MARKER, Images, place, prompt_images
 from headstart.server.limits import MAX_PROMPTS, check_length, is_id
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.text.time_limit import TimeLimitError, run_within
 from headstart.types import Vocab
 from headstart.types.errors import ContextLengthError, RequestError
+from headstart.types.media import MediaChunk, MediaPart
 
 MAX_TOKENS = 1 << 24  # where nothing less is demanded
 TEMPLATE_SECONDS = 5.0  # for one conversation
@@ -26,10 +28,15 @@ class Prompt:
     tokens: Sequence[int]
     text: str
     echo: str
+    media: tuple[tuple[int, MediaChunk], ...] = ()  # images, and where each begins
 
 
-def read_prompts(prompt: Any, vocab: Vocab, context_size: int) -> list[Prompt]:
-    """Read one prompt or a list of prompts; a list with a token id is one prompt."""
+def read_prompts(prompt: Any, vocab: Vocab, context_size: int, images: Images = ()) -> list[Prompt]:
+    """Read one prompt or a list of prompts; a list with a token id is one prompt.
+
+    `images`: what those of all prompts become, in their order (see `prompt_images`).
+    """
+    left = iter(images)
     if isinstance(prompt, list) and not any(is_id(part) for part in prompt):
         if not prompt:
             raise RequestError("prompt is an empty list; give at least one text or token id")
@@ -38,15 +45,18 @@ def read_prompts(prompt: Any, vocab: Vocab, context_size: int) -> list[Prompt]:
                 f"prompt is a list of {len(prompt)} prompts but one call takes at most "
                 f"{MAX_PROMPTS}"
             )
-        return [_read_prompt(part, vocab, context_size) for part in prompt]
-    return [_read_prompt(prompt, vocab, context_size)]
+        return [_read_prompt(part, vocab, context_size, left) for part in prompt]
+    return [_read_prompt(prompt, vocab, context_size, left)]
 
 
-def _read_prompt(prompt: Any, vocab: Vocab, context_size: int) -> Prompt:
+def _read_prompt(
+    prompt: Any, vocab: Vocab, context_size: int, images: Iterator[tuple[MediaPart, ...]]
+) -> Prompt:
     if isinstance(prompt, dict):
-        if prompt.get("multimodal_data"):
-            raise not_supported("multimodal_data is not supported: this server reads text only")
+        own = [next(images) for _ in prompt_images(prompt)]
         prompt = prompt.get("prompt_string", prompt)
+        if own and isinstance(prompt, str):
+            return tokenize_around(prompt, own, vocab, context_size)
     tokens = tokenize_mixed(prompt, vocab, field="prompt", limit=context_size, add_special=True)
     return _prompt(tokens, prompt if isinstance(prompt, str) else tokens_text(tokens, vocab))
 
@@ -90,6 +100,29 @@ def tokenize_mixed(
     return tokens
 
 
+def tokenize_around(text: str, images: Images, vocab: Vocab, limit: int) -> Prompt:
+    """A prompt whose text has a marker for each image.
+
+    Raises:
+        ContextLengthError: there are more than `limit` tokens.
+        RequestError: there are more markers than images, or fewer.
+    """
+    pieces = text.split(MARKER)
+    if len(pieces) != len(images) + 1:
+        raise RequestError(
+            f"the prompt has {len(pieces) - 1} places for images (the media_marker of /props) but "
+            f"{len(images)} images"
+        )
+    texts = [
+        vocab.tokenize(piece, add_special=index == 0, parse_special=True)
+        for index, piece in enumerate(pieces)
+    ]
+    tokens, media = place(texts, images)
+    if len(tokens) > limit:
+        raise ContextLengthError(len(tokens), limit)
+    return Prompt(tokens, text, text, media)
+
+
 def check_token(token: int, vocab: Vocab, field: str) -> int:
     """Return the token id if the vocabulary has it."""
     if not 0 <= token < vocab.size:
@@ -104,8 +137,13 @@ def tokens_text(tokens: Sequence[int], vocab: Vocab) -> str:
     return b"".join(vocab.token_text(token) for token in tokens).decode("utf-8", "replace")
 
 
-def read_chat(chat: RenderedChat, model: ServedModel, context_size: int) -> Prompt:
+def read_chat(
+    chat: RenderedChat, model: ServedModel, context_size: int, images: Images = ()
+) -> Prompt:
     """Tokenize rendered messages."""
+    if images:
+        prompt = tokenize_around(chat.text, images, model.vocab, context_size)
+        return replace(prompt, echo=chat.content)
     tokens = tokenize_mixed(
         chat.text, model.vocab, field="messages", limit=context_size, add_special=True
     )

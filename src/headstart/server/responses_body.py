@@ -118,8 +118,9 @@ def _add(messages: list[Message], item: Any, where: str) -> None:
         case "message" if role == "assistant":
             _assistant(messages)["content"] += "".join(_texts(item.get("content"), where))
         case "message" if role in ("user", "system", "developer"):
-            texts = [{"type": "text", "text": text} for text in _texts(item.get("content"), where)]
-            content = texts[0]["text"] if len(texts) == 1 else texts
+            parts = list(_parts(item.get("content"), where))
+            is_text = len(parts) == 1 and parts[0]["type"] == "text"
+            content = parts[0]["text"] if is_text else parts
             messages.append({"role": role, "content": content})
         case "function_call":
             call = {
@@ -129,7 +130,9 @@ def _add(messages: list[Message], item: Any, where: str) -> None:
             named = {"id": _text(item, "call_id", where), "type": "function", "function": call}
             _assistant(messages).setdefault("tool_calls", []).append(named)
         case "function_call_output":
-            content = "".join(_texts(item.get("output"), where))
+            parts = list(_parts(item.get("output"), where))
+            is_text = all(part["type"] == "text" for part in parts)
+            content = "".join(part["text"] for part in parts) if is_text else parts
             call_id = _text(item, "call_id", where)
             messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
         case "reasoning":
@@ -150,21 +153,31 @@ def _assistant(messages: list[Message]) -> Message:
 
 
 def _texts(content: Any, where: str) -> Iterable[str]:
+    for part in _parts(content, where):
+        if part["type"] != "text":
+            raise not_supported(f"{where} has an image, which only users and tools may send")
+        yield part["text"]
+
+
+def _parts(content: Any, where: str) -> Iterable[dict[str, Any]]:
+    """The parts of a chat message."""
     if isinstance(content, str):
-        yield content
+        yield {"type": "text", "text": content}
         return
     if not isinstance(content, list):
         raise RequestError(f"{where} must have a text or a list of parts, not {shorten(content)}")
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "refusal":
-            yield str(part.get("refusal", ""))
+            yield {"type": "text", "text": str(part.get("refusal", ""))}
+        elif kind == "input_image":
+            yield {"type": "image_url", "image_url": {"url": _text(part, "image_url", where)}}
         elif kind not in ("input_text", "output_text", "text"):
             raise not_supported(
-                f"{where} has a part of type {shorten(kind)}: this server reads text only"
+                f"{where} has a part of type {shorten(kind)}, which is not supported"
             )
         else:
-            yield _text(part, "text", where)
+            yield {"type": "text", "text": _text(part, "text", where)}
 
 
 def _text(item: dict[str, Any], name: str, where: str) -> str:

@@ -14,6 +14,7 @@ from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import Body, read_body
 from headstart.server.errors import ApiError, wrong_value
 from headstart.server.event_stream import single_event
+from headstart.server.images import MARKER
 from headstart.server.model import Service, service_of
 from headstart.server.native_answer import generation_settings
 from headstart.server.results import draft_counts
@@ -43,7 +44,8 @@ async def models(http: HttpRequest) -> dict[str, Any]:
     """List the one model."""
     service = service_of(http)
     alias = service.served.alias
-    ollama = {"name": alias, "model": alias, "type": "model", "capabilities": ["completion"]}
+    can = ["completion", *["multimodal"] * service.info.reads_images]
+    ollama = {"name": alias, "model": alias, "type": "model", "capabilities": can}
     details = {"format": "gguf", "family": service.info.target.architecture}
     return {"object": "list", "data": [_model(service)], "models": [ollama | {"details": details}]}
 
@@ -76,8 +78,8 @@ async def props(http: HttpRequest) -> dict[str, Any]:
         "model_alias": served.alias,
         "model_path": info.target.path,
         "model_ftype": info.target.file_type,
-        "modalities": {"vision": False, "video": False, "audio": False},
-        "media_marker": "<__media__>",
+        "modalities": {"vision": info.reads_images, "video": False, "audio": False},
+        "media_marker": MARKER,
         "ui": config.page,
         "ui_settings": {},
         "endpoint_slots": config.slots,
@@ -180,6 +182,10 @@ def _model(service: Service) -> dict[str, Any]:
         "object": "model",
         "created": int(service.started_at),
         "owned_by": "headstart",
+        "architecture": {
+            "input_modalities": ["text", *["image"] * service.info.reads_images],
+            "output_modalities": ["text"],
+        },
         "meta": {
             "vocab_type": target.vocab_type,
             "n_vocab": target.vocab_size,

@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from headstart.server.body import read_body
 from headstart.server.errors import wrong_value
+from headstart.server.images import take_images
 from headstart.server.limits import check_length, is_id
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import (
@@ -74,8 +75,10 @@ async def apply_template(http: HttpRequest) -> Response:
     body = await read_body(http, ChatBody)
     service = service_of(http)
 
+    messages, _ = take_images(body.messages)
+
     def run() -> bytes:
-        chat = render_messages(body, service.served)
+        chat = render_messages(body.model_copy(update={"messages": messages}), service.served)
         return orjson.dumps({"prompt": chat.text})
 
     return await _in_thread(http, service, run)

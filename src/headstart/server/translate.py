@@ -94,6 +94,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
             first,
             request_id=f"{call.id}-{index}" if index else call.id,
             prompt=prompt.tokens,
+            media=prompt.media,
             slot_id=None if index else first.slot_id,  # the others would have to wait
             thoughts=tagged_thoughts(body, prompt.text, call.model),
             sampling=dataclasses.replace(

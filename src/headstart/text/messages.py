@@ -19,19 +19,21 @@ from headstart.text.capabilities import Capabilities
 from headstart.types.errors import InvalidParameterError
 
 Message = Mapping[str, Any]
-"""role, content (text, or a list of {"type": "text", "text": ...}), and for assistants
-reasoning_content and tool_calls, for tools tool_call_id and name.
+"""role, content (text, or a list of {"type": "text", "text": ...}, or of media_marker for the place
+of an image), and for assistants reasoning_content and tool_calls, for tools tool_call_id and name.
 """
 _FIELDS = ("role", "content", "reasoning_content", "name", "tool_call_id", "tool_calls")
 
 
 def content_text(content: str | Sequence[Mapping[str, Any]] | None, separator: str = "\n") -> str:
-    """Join a message's text parts, one a line."""
+    """Join a message's text parts, one a line, and markers of images between them."""
     if content is None or isinstance(content, str):
         return content or ""
-    text = ""
+    text, is_behind_text = "", False
     for part in content:
-        text += (separator if text else "") + part["text"]
+        is_text = part["type"] == "text"  # or it marks an image, which stands on no line of its own
+        text += (separator if is_behind_text and is_text else "") + part["text"]
+        is_behind_text = is_text
     return text
 
 
@@ -95,6 +97,8 @@ def _adapt_content(message: dict[str, Any], capabilities: Capabilities) -> None:
     takes_text = capabilities.supports_string_content
     takes_parts = capabilities.supports_typed_content
     content = message["content"]
+    if isinstance(content, list) and any(part["type"] != "text" for part in content):
+        content = message["content"] = content_text(content)
     if takes_parts and not takes_text and isinstance(content, str):
         message["content"] = [{"type": "text", "text": content}]
     elif isinstance(content, list) and not takes_parts:

@@ -6,12 +6,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headstart.types.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from headstart.types.media import LoadedChunk
 
 Logits = NDArray[np.float32]
 """Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites.
@@ -33,10 +36,14 @@ class Batch:
     """Rows for one decode, in numpy arrays that are filled anew every step.
 
     Rows of one sequence are adjacent and in order of position. Output rows come back from
-    `Engine.decode` in the order in which they were added.
+    `Engine.decode` in the order in which they were added. Cells of an image are decoded by
+    themselves: `media` has the chunk, and the first of its cells that is in the batch.
     """
 
-    __slots__ = ("num_outputs", "num_rows", "positions", "seq_ids", "tokens", "wants_logits")
+    __slots__ = (
+        *("media", "num_outputs", "num_rows", "positions", "seq_ids", "tokens"),
+        "wants_logits",
+    )
 
     def __init__(self, capacity: int) -> None:
         self.tokens = np.zeros(capacity, np.int32)
@@ -45,6 +52,7 @@ class Batch:
         self.wants_logits = np.zeros(capacity, np.int8)
         self.num_rows = 0
         self.num_outputs = 0
+        self.media: tuple[LoadedChunk, int] | None = None
 
     @property
     def capacity(self) -> int:
@@ -53,6 +61,7 @@ class Batch:
     def clear(self) -> None:
         self.num_rows = 0
         self.num_outputs = 0
+        self.media = None
 
     def add(self, seq_id: int, position: int, tokens: Sequence[int], num_outputs: int) -> None:
         """Append adjacent rows; the last `num_outputs` of them produce logits."""

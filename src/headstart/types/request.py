@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from headstart.types import DraftMode
 from headstart.types.constraint import Constraint
 from headstart.types.errors import InvalidParameterError
+from headstart.types.media import MediaChunk, MediaEvent, MediaQuestion
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.speculation_stats import SpeculationStats
 from headstart.types.thought_limit import ThoughtLimit
@@ -51,6 +52,7 @@ class Request:
 
     request_id: str
     prompt: Sequence[int]  # at least one token
+    media: tuple[tuple[int, MediaChunk], ...] = ()  # images in it, and where each begins
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None  # None: until the model stops or the context is full
     stop: tuple[bytes, ...] = ()  # none empty
@@ -326,6 +328,8 @@ Event = (
     | ThoughtsEndEvent
     | CorpusEvent
     | EmbeddingEvent
+    | MediaEvent
     | ErrorEvent
 )
-Work = Request | SlotAction | ThoughtsEnd | CorpusQuestion | EmbeddingRequest  # what is submitted
+# what is submitted
+Work = Request | SlotAction | ThoughtsEnd | CorpusQuestion | EmbeddingRequest | MediaQuestion

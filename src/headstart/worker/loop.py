@@ -12,11 +12,12 @@ from dataclasses import replace
 
 from headstart.scheduler.corpus import read_corpus
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.scheduler import WAIT_SECONDS, Scheduler
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.slot_actions import end_thoughts
 from headstart.structures.rss import resident_bytes
 from headstart.types.errors import CapacityError, EngineError, NotSupportedError, RequestError
+from headstart.types.media import MediaQuestion
 from headstart.types.report import SlotReport, WorkerReport
 from headstart.types.request import (
     CorpusQuestion,
@@ -150,6 +151,8 @@ def run_loop(
         scheduler.step()
         if scheduler.embeddings:
             sender.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
+        if scheduler.media and scheduler.media.has_work:
+            sender.tell(scheduler.media.answers(0.0 if has_work else WAIT_SECONDS))
         if scheduler.num_failed_decodes >= MAX_FAILED_DECODES:
             raise EngineError(
                 f"{scheduler.num_failed_decodes} decodes in a row failed; the engine begins anew"
@@ -158,7 +161,8 @@ def run_loop(
 
 
 def _has_work(scheduler: Scheduler) -> bool:
-    return scheduler.has_work or bool(scheduler.embeddings and scheduler.embeddings.has_work)
+    others = scheduler.embeddings, scheduler.media
+    return scheduler.has_work or any(one is not None and one.has_work for one in others)
 
 
 def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message], None]) -> None:
@@ -166,6 +170,8 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
         scheduler.cancel(command.request_id)
         if scheduler.embeddings:
             scheduler.embeddings.cancel(command.request_id)
+        if scheduler.media:
+            scheduler.media.cancel(command.request_id)
         return
     try:
         if isinstance(command, SlotAction):
@@ -179,6 +185,10 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
             if scheduler.embeddings is None:
                 raise NotSupportedError("this engine does not embed; start with --embeddings")
             scheduler.embeddings.submit(command)
+        elif isinstance(command, MediaQuestion):
+            if scheduler.media is None:
+                raise NotSupportedError("this model reads no images; start with --mmproj")
+            scheduler.media.ask(command)
         else:
             scheduler.submit(command)
             log_begin(command)

@@ -246,6 +246,7 @@ def _describe(model: PooledModel) -> dict[str, Any]:
     if model.has_failed:
         status |= {"failed": True, "exit_code": model.exit_code, "reason": model.failure}
     return {
+        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         **(model.info if model.is_running else {}),
         "id": preset.name,
         "aliases": list(preset.aliases),
@@ -254,7 +255,6 @@ def _describe(model: PooledModel) -> dict[str, Any]:
         "owned_by": "headstart",
         "created": int(time.time()),
         "status": status,
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
         "source": preset.source,
         "can_remove": preset.source == CACHE,
         "needs": dict(model.needs),

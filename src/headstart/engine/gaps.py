@@ -1,0 +1,84 @@
+"""Where rows of a sequence are not its positions: behind images, in models with M-RoPE.
+
+The cells of an image share positions, so that it takes fewer than it has cells. Everything else
+counts rows; only what libllama is told counts positions.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+
+from headstart.types import Batch
+
+_HEAD, _GAP = struct.Struct("<IH"), struct.Struct("<II")
+
+
+class Gaps:
+    """Of all sequences of a cache: where an image ends, and by how much its cells outnumber its
+    positions.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, list[tuple[int, int]]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def position(self, seq_id: int, row: int) -> int:
+        """Of a row of text, or of the first row of an image."""
+        if seq_id not in self._of:
+            return row
+        return row - sum(gap for end, gap in self._of[seq_id] if end <= row)
+
+    def add(self, seq_id: int, end: int, gap: int) -> None:
+        """An image was decoded that ends before row `end`."""
+        if gap:
+            self._of.setdefault(seq_id, []).append((end, gap))
+
+    def cut(self, seq_id: int, length: int) -> None:
+        """Only so many rows are left."""
+        if seq_id in self._of:
+            self.share(seq_id, seq_id, length)
+
+    def share(self, source: int, target: int, length: int) -> None:
+        """`target` begins with the first rows of `source` now."""
+        gaps = [one for one in self._of.get(source, ()) if one[0] <= length]
+        self._of.pop(target, None)
+        if gaps:
+            self._of[target] = gaps
+
+    def drop(self, seq_id: int) -> None:
+        self._of.pop(seq_id, None)
+
+    def to_positions(self, batch: Batch) -> None:
+        """Let a batch of text have positions in the place of rows."""
+        self._shift(batch, -1)
+
+    def to_rows(self, batch: Batch) -> None:
+        self._shift(batch, 1)
+
+    def _shift(self, batch: Batch, sign: int) -> None:
+        seq_ids = batch.seq_ids[: batch.num_rows]
+        for seq_id in self._of.keys() & set(seq_ids.tolist()):
+            total = sum(gap for _, gap in self._of[seq_id])
+            batch.positions[: batch.num_rows][seq_ids == seq_id] += np.int32(sign * total)
+
+    def pack(self, seq_id: int, length: int) -> bytes:
+        """A sequence's gaps and its rows, to be stored with its state."""
+        gaps = self._of.get(seq_id, [])
+        return _HEAD.pack(length, len(gaps)) + b"".join(_GAP.pack(*gap) for gap in gaps)
+
+    @staticmethod
+    def size(data: memoryview) -> int:
+        """Bytes of what was packed, at the begin of these."""
+        if len(data) < _HEAD.size:
+            return len(data)
+        return _HEAD.size + int(_HEAD.unpack(data[: _HEAD.size])[1]) * _GAP.size
+
+    def unpack(self, seq_id: int, data: memoryview) -> int:
+        """Take over what was packed; returns the rows."""
+        for row, gap in _GAP.iter_unpack(data[_HEAD.size : self.size(data)]):
+            self.add(seq_id, row, gap)
+        return int(_HEAD.unpack(data[: _HEAD.size])[0])

@@ -1,0 +1,256 @@
+"""Images for a model that has a projector: libmtmd turns files into chunks and their embeddings.
+
+One thread does both, one image at a time, beside the decodes: libmtmd's context is its own, and
+computes on the same devices. Chunks are kept by their content, so that an image that is sent with
+every turn of a conversation is encoded once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections import OrderedDict
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.config import EngineConfig, ImageConfig
+from headstart.engine import library
+from headstart.engine import media_binding as mtmd
+from headstart.engine.gguf_header import GgufHeader
+from headstart.engine.library import api
+from headstart.engine.machine import default_threads
+from headstart.engine.model import Model, check_file
+from headstart.types.errors import EngineError, InvalidParameterError, ModelError
+from headstart.types.media import MediaChunk, MediaEvent, MediaPart, MediaQuestion
+from headstart.types.request import ErrorEvent, error_event
+
+log = logging.getLogger(__name__)
+
+_TEXT, _IMAGE = 0, 1  # libmtmd's kinds of chunks
+_MARKER = b"<__media__>"
+_MOST_BYTES = 512 << 20  # of pixels and embeddings that no request uses
+# what these make of an image depends on what stands before it in the prompt
+_NOT_ALONE = ("deepseek4v", "hunyuanvl")
+
+
+class LlamaChunk:
+    """A chunk with its pixels, and after `encode` with its embeddings."""
+
+    def __init__(self, projector: Projector, pointer: Any, is_causal: bool) -> None:
+        """`pointer`: libmtmd's chunk, which belongs to this one from now on."""
+        self.num_cells = int(mtmd.mtmd_input_chunk_get_n_tokens(pointer))
+        self.num_positions = int(mtmd.mtmd_input_chunk_get_n_pos(pointer))
+        # the cells of others see each other; where it is exact, no row may depend on the pieces
+        self.is_causal, self.is_whole = is_causal, projector.is_exact or not is_causal
+        # of each cell, behind that of the chunk: time, row, column and one that is not used
+        self.positions = _positions(pointer, self.num_cells) if projector.is_mrope else None
+        self._projector, self._pointer = projector, pointer
+        self._embeddings: Future[NDArray[np.float32]] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """About what it holds: pixels of a cell take as much as its embedding."""
+        return 4 * self.num_cells * self._projector.width
+
+    def is_ready(self) -> bool:
+        if self._embeddings is None:
+            self._embeddings = self._projector.encode(self)
+        return self._embeddings.done()
+
+    def wait(self, seconds: float) -> None:
+        if self._embeddings is not None:
+            wait((self._embeddings,), seconds)
+
+    def embeddings(self) -> NDArray[np.float32]:
+        """Of its cells, shape (num_cells, width).
+
+        Raises:
+            EngineError: they could not be computed.
+        """
+        self.is_ready()
+        assert self._embeddings is not None
+        return self._embeddings.result()
+
+    def encode(self, context: Any, width: int) -> NDArray[np.float32]:
+        """Compute the embeddings; the pixels are not needed any more."""
+        if mtmd.mtmd_encode_chunk(context, self._pointer) != 0:
+            raise EngineError(f"an image could not be encoded: {library.take_errors()}")
+        size = self.num_cells * width
+        found = np.ctypeslib.as_array(mtmd.mtmd_get_output_embd(context), (size,)).copy()
+        self._free()
+        return found.reshape(self.num_cells, width)
+
+    def _free(self) -> None:
+        pointer, self._pointer = self._pointer, None
+        if pointer:
+            mtmd.mtmd_input_chunk_free(pointer)
+
+    def __del__(self) -> None:
+        self._free()
+
+
+class Projector:
+    """A projector's file with its model, and the chunks that it made; `MediaStore`."""
+
+    def __init__(
+        self, path: Path, model: Model, config: EngineConfig, images: ImageConfig, most_rows: int
+    ) -> None:
+        """Load the file.
+
+        `most_rows`: that libllama computes at once.
+
+        Raises:
+            ModelError: it is no projector, or of another model.
+        """
+        check_file(path)
+        self._check_kind(path)
+        params = mtmd.mtmd_context_params_default()
+        params.use_gpu = images.mmproj_offload and config.gpu_layers != 0
+        params.print_timings, params.media_marker = False, _MARKER
+        params.n_threads = config.threads or default_threads()
+        params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
+        params.image_min_tokens = images.image_min_tokens or -1
+        params.image_max_tokens = images.image_max_tokens or -1
+        library.log_to(mtmd.mtmd_helper_log_set)
+        library.take_errors()
+        self._context: Any = mtmd.mtmd_init_from_file(str(path).encode(), model.handle, params)
+        if not self._context:
+            reason = library.take_errors() or "libmtmd gave no reason"
+            raise ModelError(f"cannot load {path} as a projector of {model.path.name}: {reason}")
+        if not mtmd.mtmd_support_vision(self._context):
+            raise ModelError(f"{path} is a projector of sound only, which is not supported")
+        self.width = int(api.llama_model_n_embd_inp(model.handle))
+        self.is_mrope = bool(mtmd.mtmd_decode_use_mrope(self._context))
+        # what embeddings depend on besides the image, for keys of chunks
+        limits = f"{images.image_min_tokens} {images.image_max_tokens}"
+        self._id = f"{path.name} {path.stat().st_size} {model.path.name} {limits}".encode()
+        self.is_exact, self._most_whole = config.exact, most_rows
+        self._model = model  # it is used for as long
+        self._thread = ThreadPoolExecutor(1, "headstart-images")
+        self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # the one used last is last
+        self._questions: dict[str, Future[tuple[tuple[MediaPart, ...], ...]]] = {}
+
+    @staticmethod
+    def _check_kind(path: Path) -> None:
+        header = GgufHeader(path)
+        if header.architecture != "clip":
+            raise ModelError(
+                f"{path} is no projector but a model of {header.architecture or 'no architecture'}"
+                "; name a file that is called mmproj"
+            )
+        for key in ("clip.projector_type", "clip.vision.projector_type"):
+            if (kind := header.text(key)) in _NOT_ALONE:
+                raise ModelError(f"{path} is a projector of kind {kind}, which is not supported")
+
+    def find(self, chunk: MediaChunk) -> LlamaChunk | None:
+        found = self._chunks.get(chunk.key)
+        if found is not None:
+            self._chunks.move_to_end(chunk.key)
+        return found
+
+    def ask(self, question: MediaQuestion) -> None:
+        self._questions[question.request_id] = self._thread.submit(self._read_all, question)
+
+    def cancel(self, request_id: str) -> None:
+        if (asked := self._questions.pop(request_id, None)) is not None:
+            asked.cancel()
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._questions)
+
+    def answers(self, seconds: float) -> list[MediaEvent | ErrorEvent]:
+        wait(self._questions.values(), seconds, FIRST_COMPLETED)
+        found: list[MediaEvent | ErrorEvent] = []
+        for name in [name for name, asked in self._questions.items() if asked.done()]:
+            asked = self._questions.pop(name)
+            error = asked.exception()
+            if error is None:
+                found.append(MediaEvent(name, asked.result()))
+            elif isinstance(error, Exception):
+                found.append(error_event(name, error))
+        self._forget()
+        return found
+
+    def encode(self, chunk: LlamaChunk) -> Future[NDArray[np.float32]]:
+        """Compute a chunk's embeddings, after what was asked for before."""
+        return self._thread.submit(chunk.encode, self._context, self.width)
+
+    def close(self) -> None:
+        """Free the projector; its chunks must not be encoded any more."""
+        self._thread.shutdown(cancel_futures=True)
+        self._chunks.clear()
+        context, self._context = self._context, None
+        if context:
+            mtmd.mtmd_free(context)
+
+    def _forget(self) -> None:
+        """Drop the chunks that were used longest ago; requests hold their own."""
+        held = sum(chunk.num_bytes for chunk in self._chunks.values())
+        while held > _MOST_BYTES and len(self._chunks) > 1:
+            held -= self._chunks.popitem(last=False)[1].num_bytes
+
+    def _read_all(self, question: MediaQuestion) -> tuple[tuple[MediaPart, ...], ...]:
+        owner = question.namespace.encode()
+        return tuple(tuple(self._read(image, owner)) for image in question.images)
+
+    def _read(self, image: bytes, owner: bytes) -> Iterator[MediaPart]:
+        """What one file becomes: as in a prompt that consists of it alone."""
+        chunks, bitmap = mtmd.mtmd_input_chunks_init(), self._bitmap(image)
+        try:
+            text = mtmd.mtmd_input_text(_MARKER, len(_MARKER), False, True)
+            bitmaps = (ctypes.c_void_p * 1)(bitmap)
+            if mtmd.mtmd_tokenize(self._context, chunks, ctypes.byref(text), bitmaps, 1) != 0:
+                raise InvalidParameterError(
+                    f"an image cannot be used with this model: {library.take_errors()}"
+                )
+            for index in range(mtmd.mtmd_input_chunks_size(chunks)):
+                one = mtmd.mtmd_input_chunks_get(chunks, index)
+                salt = blake2b(b"%b\0%b\0%d" % (self._id, owner, index)).digest()
+                key = blake2b(image, digest_size=16, key=salt).digest()
+                yield self._part(one, key)
+        finally:
+            mtmd.mtmd_bitmap_free(bitmap)
+            mtmd.mtmd_input_chunks_free(chunks)
+
+    def _part(self, one: Any, key: bytes) -> MediaPart:
+        if mtmd.mtmd_input_chunk_get_type(one) == _TEXT:
+            size = ctypes.c_uint64()
+            tokens = mtmd.mtmd_input_chunk_get_tokens_text(one, ctypes.byref(size))
+            return tuple(tokens[: size.value])
+        if (chunk := self._chunks.get(key)) is None:
+            is_causal = not mtmd.mtmd_decode_use_non_causal(self._context, one)
+            chunk = LlamaChunk(self, mtmd.mtmd_input_chunk_copy(one), is_causal)
+            if chunk.is_whole and chunk.num_cells > self._most_whole:
+                raise InvalidParameterError(
+                    f"an image has {chunk.num_cells} tokens, which have to be decoded at once, but "
+                    f"a decode takes {self._most_whole}; start with a larger --ubatch-size"
+                )
+            self._chunks[key] = chunk
+        return MediaChunk(key, chunk.num_cells)
+
+    def _bitmap(self, image: bytes) -> Any:
+        """The pixels of a file, whose size and kind were looked at before."""
+        data = (ctypes.c_uint8 * len(image)).from_buffer_copy(image)
+        options = mtmd.mtmd_helper_init_opt_default()
+        found = mtmd.mtmd_helper_bitmap_init_from_buf(
+            self._context, data, len(image), False, options
+        )
+        if not found.bitmap or found.video_ctx:
+            raise InvalidParameterError(
+                "an image cannot be read: its file is damaged; send it as PNG or JPEG"
+            )
+        return found.bitmap
+
+
+def _positions(pointer: Any, num_cells: int) -> NDArray[np.int32]:
+    """Of the cells of a chunk, from 0, shape (4, num_cells)."""
+    tokens = mtmd.mtmd_input_chunk_get_tokens_image(pointer)
+    found = [mtmd.mtmd_image_tokens_get_decoder_pos(tokens, 0, i) for i in range(num_cells)]
+    return np.array([[p.t, p.y, p.x, p.z] for p in found], np.int32).T.copy()

@@ -1,0 +1,155 @@
+"""Images of requests: where bodies name them, where their files come from, what they become."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+
+from headstart.config import ServerConfig
+from headstart.server.errors import not_supported, shorten
+from headstart.server.event_stream import single_event
+from headstart.server.image_files import check_image
+from headstart.server.limits import check_length
+from headstart.server.model import service_of
+from headstart.server.threads import unless_left
+from headstart.types.errors import RequestError
+from headstart.types.media import MediaChunk, MediaEvent, MediaPart, MediaQuestion
+
+# in a prompt's text, in the place of an image; nobody else knows it
+MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
+MOST_IMAGES = 64  # of a request
+Images = Sequence[tuple[MediaPart, ...]]
+"""What each image becomes in the prompt."""
+
+
+def take_images(messages: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Chat messages with a marker in the place of each image, and the images' URLs."""
+    urls = list[str]()
+
+    def without(part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "media_marker":
+            raise RequestError("media_marker is no type of a part; send image_url")
+        if kind != "image_url":
+            return part
+        image = part.get("image_url")
+        url = image.get("url") if isinstance(image, dict) else image
+        if not isinstance(url, str):
+            raise RequestError(f"image_url.url must be a text, not {shorten(url)}")
+        urls.append(url)
+        return {"type": "media_marker", "text": MARKER}
+
+    taken = [
+        message | {"content": [without(part) for part in content]}
+        if isinstance(content := message.get("content"), list)
+        else message
+        for message in messages
+    ]
+    return taken, urls
+
+
+def prompt_images(prompt: Any) -> list[str]:
+    """The images of a prompt, or of a list of prompts, in base64: {"prompt_string",
+    "multimodal_data"}.
+    """
+    if isinstance(prompt, list):
+        return [image for one in prompt if isinstance(one, dict) for image in prompt_images(one)]
+    found = (prompt.get("multimodal_data") or []) if isinstance(prompt, dict) else []
+    if not isinstance(found, list) or not all(isinstance(image, str) for image in found):
+        raise RequestError(f"multimodal_data must be a list of base64 texts, not {shorten(found)}")
+    return found
+
+
+async def read_images(http: HttpRequest, urls: Sequence[str]) -> Images:
+    """Ask the engine what images become.
+
+    Raises:
+        HeadstartError: one of them cannot be used, or the model reads none.
+        ClientGoneError: the client disconnected.
+    """
+    if not urls:
+        return ()
+    service, namespace = service_of(http), http.scope["headstart.namespace"]
+    if not service.info.reads_images:
+        raise not_supported(
+            "image input is not supported: this model reads text only; start with --mmproj, if "
+            "there is a projector for it"
+        )
+    check_length("the request", urls, MOST_IMAGES, "images")
+
+    async def ask() -> Images:
+        files = await service.prompt_threads.run(_reader(urls, service.config), namespace)
+        question = MediaQuestion(f"images-{secrets.token_hex(12)}", files, namespace)
+        event = await single_event(service.worker, question)
+        assert isinstance(event, MediaEvent)
+        return event.parts
+
+    async with service.image_questions:  # each may hold many megabytes
+        return await unless_left(http.receive, ask())
+
+
+def _reader(urls: Sequence[str], config: ServerConfig) -> Callable[[], tuple[bytes, ...]]:
+    def read() -> tuple[bytes, ...]:
+        files = tuple(_file_of(url, config) for url in urls)
+        for file in files:
+            check_image(file)
+        return files
+
+    return read
+
+
+def _file_of(url: str, config: ServerConfig) -> bytes:
+    """The file that a URL names or holds."""
+    scheme = url[:16].partition(":")[0]
+    if scheme == "file":
+        return _local(url.removeprefix("file://"), config.media_path)
+    if scheme in ("http", "https"):
+        raise not_supported(f"{shorten(url)} is not fetched; send the image as a data URL")
+    data = url
+    if scheme == "data":
+        kind, comma, data = url.partition(",")
+        if not comma or not kind.startswith("data:image/") or not kind.endswith("base64"):
+            raise RequestError(
+                f"{shorten(kind)} is no image; a data URL begins with data:image/png;base64, or "
+                "another kind of image"
+            )
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise RequestError(f"an image is not valid base64: {error}") from error
+
+
+def _local(name: str, folder: str | None) -> bytes:
+    if folder is None:
+        raise not_supported("file:// is not supported: the server was started without --media-path")
+    root = Path(folder).resolve()
+    try:
+        path = (root / name).resolve()
+        if path.is_relative_to(root) and path.is_file():
+            return path.read_bytes()
+    except (OSError, ValueError):  # as if it were not there
+        pass
+    raise RequestError(f"file://{shorten(name)} is not in the folder of --media-path")
+
+
+def place(
+    texts: Sequence[list[int]], images: Images
+) -> tuple[list[int], tuple[tuple[int, MediaChunk], ...]]:
+    """A prompt of texts with an image between each two, and where its chunks begin."""
+    tokens, media = list(texts[0]), []
+    for parts, text in zip(images, texts[1:], strict=True):
+        for part in parts:
+            if isinstance(part, MediaChunk):
+                media.append((len(tokens), part))
+                tokens += part.ids()
+            else:
+                tokens += part
+        tokens += text
+    return tokens, tuple(media)

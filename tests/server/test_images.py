@@ -1,0 +1,166 @@
+"""Images over HTTP: a real server, its engine in a process of its own, and the OpenAI client."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+from tests.images import TINY_GIF, TINY_JPEG, picture, projector
+from tests.server.server_process import Server
+
+from headstart.app import demo
+
+KINDS = {"png": picture(3, 9, 7), "jpeg": TINY_JPEG, "gif": TINY_GIF}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("images")
+    (folder / "media").mkdir()
+    (folder / "media/a.png").write_bytes(picture(1))
+    (folder / "secret.png").write_bytes(picture(1))
+    mmproj = projector(folder / "mmproj.gguf", "janus_pro", 256)
+    arguments = ("--mmproj", str(mmproj), "-m", str(demo.path(demo.TARGET)), "-t", "1")
+    media = ("--media-path", str(folder / "media"), "-c", "1024", "--spec-draft-n-max", "4")
+    with Server([*arguments, *media], folder / "cache") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx2.Client]:
+    with server.client() as found:
+        yield found
+
+
+def encoded(image: bytes) -> str:
+    return base64.b64encode(image).decode()
+
+
+def url_of(image: bytes) -> str:
+    return "data:image/png;base64," + encoded(image)
+
+
+def body(url: str, **fields: Any) -> dict[str, Any]:
+    parts = [
+        {"type": "text", "text": "What is this: "},
+        {"type": "image_url", "image_url": {"url": url}},
+    ]
+    messages = [{"role": "user", "content": parts}]
+    return {"messages": messages, "max_tokens": 8, "temperature": 0, **fields}
+
+
+def chat(client: httpx2.Client, url: str) -> httpx2.Response:
+    return client.post("/v1/chat/completions", json=body(url))
+
+
+def test_the_openai_client_asks_about_an_image_and_asks_again(server: Server) -> None:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="x") as sdk:
+        asked = body(url_of(picture(5)))
+        first = sdk.chat.completions.create(model="m", **asked)
+        answer = {"role": "assistant", "content": first.choices[0].message.content}
+        more = [*asked["messages"], answer, {"role": "user", "content": "And its colour?"}]
+        second = sdk.chat.completions.create(model="m", **(asked | {"messages": more}))
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    cached = second.usage.prompt_tokens_details.cached_tokens or 0
+    assert cached >= first.usage.prompt_tokens > 16  # an image has 16 cells
+    assert second.usage.prompt_tokens - cached < 30
+
+
+def test_every_api_gives_the_same_tokens_for_the_same_image(client: httpx2.Client) -> None:
+    image = picture(7)
+    text = {"type": "text", "text": "hi"}
+    wanted = client.post(
+        "/v1/chat/completions/input_tokens",
+        json={"messages": [{"role": "user", "content": [
+            {"type": "image_url", "image_url": {"url": url_of(image)}}, text]}]},
+    ).json()["input_tokens"]  # fmt: skip
+    source = {"type": "base64", "media_type": "image/png", "data": encoded(image)}
+    anthropic = client.post(
+        "/v1/messages/count_tokens",
+        json={
+            "messages": [{"role": "user", "content": [{"type": "image", "source": source}, text]}]
+        },
+    )
+    assert anthropic.json()["input_tokens"] == wanted
+    ollama = client.post(
+        "/api/chat",
+        json={"messages": [{"role": "user", "content": "hi", "images": [encoded(image)]}],
+              "stream": False, "options": {"num_predict": 2}},
+    )  # fmt: skip
+    assert ollama.json()["prompt_eval_count"] == wanted
+    parts = [
+        {"type": "input_image", "image_url": url_of(image)},
+        {"type": "input_text", "text": "hi"},
+    ]
+    responses = client.post(
+        "/v1/responses",
+        json={"input": [{"role": "user", "content": parts}], "max_output_tokens": 2},
+    )
+    assert responses.json()["usage"]["input_tokens"] == wanted
+    marker = client.get("/props").json()["media_marker"]
+    prompt = {"prompt_string": f"{marker} hi", "multimodal_data": [encoded(image)]}
+    native = client.post("/completion", json={"prompt": prompt, "n_predict": 2})
+    assert native.json()["tokens_evaluated"] > 16
+
+
+def test_a_model_with_a_projector_says_that_it_reads_images(client: httpx2.Client) -> None:
+    assert client.get("/props").json()["modalities"]["vision"] is True
+    models = client.get("/v1/models").json()
+    assert models["models"][0]["capabilities"] == ["completion", "multimodal"]
+    assert models["data"][0]["architecture"]["input_modalities"] == ["text", "image"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_kinds_of_images_are_read(client: httpx2.Client, kind: str) -> None:
+    assert chat(client, url_of(KINDS[kind])).status_code == 200
+
+
+def test_files_are_read_from_the_folder_for_them_alone(client: httpx2.Client) -> None:
+    assert chat(client, "file://a.png").status_code == 200
+    for name in ("../secret.png", "b.png", "/etc/hostname", "", "a.png\0", "x" * 5000):
+        assert chat(client, "file://" + name).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("https://example.org/a.png", "not fetched"),
+        ("data:text/html;base64,aGVsbG8=", "is no image"),
+        ("malformed", "base64"),
+        ("data:image/png;base64,", "neither PNG"),
+        (url_of(picture(1)[:40]), "damaged"),
+        (url_of(picture(1)[:16] + b"\x00\x01\x00\x00" * 2 + picture(1)[24:]), "at most 67108864"),
+        (url_of(b"RIFF....WEBPVP8 " + bytes(30)), "WebP|damaged"),
+    ],
+)
+def test_what_is_no_image_is_a_clear_error(client: httpx2.Client, url: str, says: str) -> None:
+    answer = chat(client, url)
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert any(word in message for word in says.split("|")), message
+
+
+def test_hundreds_of_damaged_images_end_neither_the_engine_nor_other_requests(
+    server: Server, client: httpx2.Client
+) -> None:
+    random, before = np.random.default_rng(0), server.engine_pid()
+    statuses = set[int]()
+    for _ in range(300):
+        image = np.frombuffer(list(KINDS.values())[random.integers(3)], np.uint8).copy()
+        at = random.integers(0, len(image), random.integers(1, 6))
+        image[at] = random.integers(0, 256, len(at))
+        data = image.tobytes()[: random.integers(1, 2 * len(image))]
+        answer = client.post(
+            "/v1/chat/completions/input_tokens", json=body(url_of(data)), timeout=60
+        )
+        statuses.add(answer.status_code)
+    assert statuses == {200, 400}
+    assert server.engine_pid() == before
+    assert chat(client, url_of(picture(1))).status_code == 200
