@@ -20,13 +20,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.lib.serving import HEADSTART, post, running
 from tests.architectures import Settings, write_model
 
 from headstart.app.loading import fit_models
 from headstart.app.model_files import Models
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.footprint import HOST
+from headstart.extras.bench.client import HEADSTART, exchange, running
 from headstart.extras.bench.report import table_head, table_row
 
 MODELS = {
@@ -114,11 +114,12 @@ def _talk(command: Sequence[str], path: Path) -> list[int]:
     messages = [{"role": "system", "content": "You are brief. " * 8}]
     read = []
     log = path.with_suffix(".log")
-    with running((*command, "-m", str(path), "-t", "1", "-c", "4096"), log) as port:
+    with running((*command, "-m", str(path), "-t", "1", "-c", "4096"), log) as client:
         for turn in range(TURNS):
             messages.append({"role": "user", "content": f"Question {turn}. {LONG}"})
             body = {"messages": messages, "max_tokens": ANSWER, "temperature": 0}
-            lines = post(port, "/v1/chat/completions", body | {"ignore_eos": True})
+            body |= {"ignore_eos": True}
+            lines = exchange(client.url, "/v1/chat/completions", body)
             usage = json.loads(b"".join(lines))["usage"]
             read.append(usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"])
             messages.append({"role": "assistant", "content": f"It is {turn}."})

@@ -31,9 +31,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from benchmarks.lib.serving import HEADSTART, started
-
 from headstart.app import demo
+from headstart.extras.bench.client import HEADSTART, started
 
 SECONDS = 60.0  # before a request counts as hanging
 CONTEXT = 256
@@ -306,17 +305,16 @@ def _start(folder: Path, stack: ExitStack) -> tuple[dict[str, int], dict[str, in
         "server": ["serve", *common, "--context", str(CONTEXT), *tools, *slots, "--props"],
         "router": ["serve", *common[:2], "--models-preset", str(folder / "models.ini"), *tools],
     }
-    ports, pids = {}, {}
+    urls, pids = {}, {}
     for name, flags in kinds.items():
         command, log = [*HEADSTART, *flags], Path(tempfile.gettempdir(), f"fuzz-{name}.log")
-        process, ports[name] = stack.enter_context(started(command, log, environment))
+        process, urls[name] = stack.enter_context(started(command, log, environment))
         pids[name] = process.pid
-    backend = f"http://127.0.0.1:{ports['server']}"
-    command = [*HEADSTART, "router", "--backend", backend]
+    command = [*HEADSTART, "router", "--backend", urls["server"]]
     log = Path(tempfile.gettempdir(), "fuzz-balancer.log")
-    process, ports["balancer"] = stack.enter_context(started(command, log, environment))
+    process, urls["balancer"] = stack.enter_context(started(command, log, environment))
     pids["balancer"] = process.pid
-    return ports, pids
+    return {name: int(url.rpartition(":")[2]) for name, url in urls.items()}, pids
 
 
 if __name__ == "__main__":

@@ -26,9 +26,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from benchmarks.equality import Result, Setting, different, generate, open_setting
 from tests.architectures import ARCHITECTURES, write_model
 from tests.models import MERGES, OTHER_MERGES, SMALLER, tiny_llama
+from tests.real.answers import Result, Setting, different, generate, open_setting
 
 from headstart.app.assemble import Models
 from headstart.config import EngineConfig

@@ -40,13 +40,13 @@ from benchmarks.lib.arms import OFF, Arm, Machine
 from benchmarks.lib.engines import SilentEngine
 from benchmarks.lib.masks import print_masks
 from benchmarks.lib.measure import Lab, Sampling, Setting
-from benchmarks.lib.serving import HEADSTART, complete, running
 from benchmarks.lib.workloads import Prompt, make_prompts
 
 from headstart.app.speculation import AUTO_TYPES
 from headstart.engine.context import LlamaEngine
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.library import api
+from headstart.extras.bench.client import HEADSTART, Client, running
 from headstart.extras.bench.report import table_head, table_row
 from headstart.scheduler.scheduler import Scheduler
 from headstart.testing import ByteVocab
@@ -297,17 +297,17 @@ def loop_rate(
     return (num_tokens - 1) / sum(step.step_seconds for step in run.steps[1:]), list(run.texts[0])
 
 
-def server_rate(port: int, prompt: Sequence[int], num_tokens: int) -> float:
+def server_rate(client: Client, prompt: Sequence[int], num_tokens: int) -> float:
     """Tokens per second that a streaming client sees."""
     body = {
         "prompt": list(prompt),
-        "n_predict": num_tokens,
+        "max_tokens": num_tokens,
         "temperature": 0.8,
         "seed": 0,
         "ignore_eos": True,
     }
-    answer = complete(port, body)
-    return (len(answer.tokens) - 1) / (answer.last - answer.first)
+    answer = client.stream("/v1/completions", body)
+    return (answer.num_tokens - 1) / (answer.arrivals[-1] - answer.arrivals[0])
 
 
 def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | None) -> None:
@@ -328,13 +328,13 @@ def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | Non
     }
     with (
         tempfile.TemporaryDirectory() as folder,
-        running(command, Path(folder) / "server.log") as port,
+        running(command, Path(folder) / "server.log") as client,
     ):
-        server_rate(port, prompt, num_tokens)
+        server_rate(client, prompt, num_tokens)
         for _ in range(repeats):
             rates["bare llama_decode"].append(bare_rate(lab, prompt, answer))
             rates["scheduler"].append(loop_rate(lab, scheduler, prompt, num_tokens)[0])
-            rates["HTTP, streaming"].append(server_rate(port, prompt, num_tokens))
+            rates["HTTP, streaming"].append(server_rate(client, prompt, num_tokens))
     bare = rates["bare llama_decode"]
     case = f"{model.stem}, {num_tokens} tokens, {repeats} turns"
     print(f"\n{table_head(case, 'tokens/s', 'of bare', 'turn by turn', 'limit')}")

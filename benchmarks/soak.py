@@ -5,7 +5,7 @@
 Clients of two tenants ask, stream, chat, constrain their answers, save and restore slots, store
 responses, fill contexts, ask for what cannot be, leave in the middle and do not read. A third
 tenant is greedy: many prompts at once, without end, constraints that take long, files under ever
-new names. Some requests are known: greedy, with `--deterministic`, so that whole answers must be
+new names. Some requests are known: greedy, with `--exact`, so that whole answers must be
 equal to the first one. A watchdog in the engine (`lib/watched.py`) sees what holds up its loop.
 
 A row at times: calls, answers by class, answers that changed, requests lost without a kill that
@@ -34,8 +34,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.serving import started
 from benchmarks.lib.watched import MARK
+
+from headstart.extras.bench.client import started
 
 CONTEXT = 2048
 POLITE, GREEDY = ("alice", "bob"), "mallory"  # tenants, by their keys
@@ -285,12 +286,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder, log = Path(name), Path(tempfile.gettempdir(), "soak.log")
         (folder / "slots").mkdir()
-        command = [sys.executable, "-m", "benchmarks.lib.watched", "serve", "--deterministic"]
+        command = [sys.executable, "-m", "benchmarks.lib.watched", "serve", "--exact"]
         command += ["--context", str(CONTEXT), "--threads", "1", *flags]
         command += ["--api-key", ",".join((*POLITE, GREEDY)), "--tenant-slot-files", "20"]
         command += ["--slot-save-path", str(folder / "slots")]
-        with started(command, log, os.environ | {"HEADSTART_CACHE": name}) as (process, port):
-            code = _soak(Server(process, port), options)
+        with started(command, log, os.environ | {"HEADSTART_CACHE": name}) as (process, url):
+            code = _soak(Server(process, int(url.rpartition(":")[2])), options)
     print(f"\nheld up the loop, by what ran (milliseconds; stacks in {log}):\n")
     for what, times in sorted(_stalls(log.read_text(errors="replace")).items()):
         print(f"{what}: {len(times)} times, {max(times):.1f} at most")

@@ -217,11 +217,3 @@ class ArmTotals:
     def acceptance_rate(self) -> float:
         """Accepted of the draft tokens, in [0, 1]."""
         return self.num_accepted / max(1, self.num_drafted)
-
-    def num_differences(self, other: ArmTotals) -> int:
-        """Texts that are not the same token for token. The default mode may flip near ties."""
-        return sum(
-            ours != theirs
-            for run, twin in zip(self.runs, other.runs, strict=True)
-            for ours, theirs in zip(run.texts, twin.texts, strict=True)
-        )

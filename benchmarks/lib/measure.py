@@ -8,12 +8,12 @@ prompt twice, so no corpus knows an answer beforehand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.arms import LONGEST_DRAFT, OFF, Arm, ArmTotals, Machine, Run, answer
+from benchmarks.lib.arms import LONGEST_DRAFT, OFF, Arm, Machine, Run, answer
 from benchmarks.lib.engines import ScriptedEngine
 from benchmarks.lib.workloads import Prompt
 
@@ -22,7 +22,6 @@ from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationC
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
 from headstart.types import Engine, Vocab
-from headstart.types.errors import ConfigError
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
 
@@ -36,18 +35,12 @@ class Setting:
     num_users: int = 1
     context: int = 1536  # tokens per user
     threads: int | None = None
-    exact: bool = False
-    rpc: str | None = None
-    override_tensor: str | None = None
 
     def engine(self) -> EngineConfig:
         return EngineConfig(
             context=self.context * self.num_users,
             threads=self.threads,
             ubatch=512,
-            exact=self.exact,
-            rpc=self.rpc,
-            override_tensor=self.override_tensor,
         )
 
 
@@ -149,41 +142,3 @@ class Lab:
 
     def _tokenize(self, text: str) -> list[int]:
         return self.vocab.tokenize(text, add_special=False, parse_special=True)
-
-
-def compare(
-    lab: Lab,
-    schedulers: Mapping[str, Scheduler],
-    groups: Sequence[Sequence[Prompt]],
-    sampling: Sampling,
-    after: Callable[[str, Run, Sequence[Request]], None] = lambda name, run, requests: None,
-) -> dict[str, ArmTotals]:
-    """Answer each group of prompts with every arm; who begins changes from group to group."""
-    all_totals = {name: ArmTotals() for name in schedulers}
-    names = list(schedulers)
-    for turn, prompts in enumerate(groups):
-        requests = lab.requests(prompts, sampling)
-        lab.read(prompts, requests)
-        start = turn * 5 % len(names)
-        for name in names[start:] + names[:start]:
-            run = lab.run(schedulers[name], requests)
-            all_totals[name].runs.append(run)
-            after(name, run, requests)
-    return all_totals
-
-
-def inflated_models(folder: Path, *names: str) -> list[Path]:
-    """Paths of models by their preset in benchmarks/inflate.py; the path of a GGUF file stands for
-    itself.
-
-    Raises:
-        ConfigError: a file is missing; the message says how to build it.
-    """
-    paths = [Path(name) if name.endswith(".gguf") else folder / f"{name}.gguf" for name in names]
-    missing = [path for path in paths if not path.exists()]
-    if missing:
-        raise ConfigError(
-            f"{', '.join(map(str, missing))} is missing; build it: "
-            f"python -m benchmarks.inflate {' '.join(path.stem for path in missing)} -o {folder}"
-        )
-    return paths

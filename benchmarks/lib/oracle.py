@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from benchmarks.lib.arms import LONGEST_DRAFT, Run
 from numpy.typing import NDArray
 
-from headstart.control.cost import CostTable
 from headstart.speculators import Speculator
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import NO_DRAFT, Capability, Decoded, Draft, DraftRequest
@@ -105,18 +104,6 @@ class Recorder(Speculator):
     def end(self, seq_id: int) -> None:
         for speculator in self._speculators:
             speculator.end(seq_id)
-
-
-def learned_curve(runs: Iterable[Run], num_users: int) -> list[float]:
-    """Milliseconds by rows, learned from all steps that read no prompt; as long as `Oracle` needs
-    it.
-    """
-    table = CostTable()
-    for run in runs:
-        for step in run.steps:
-            if not step.num_prompt_rows and step.num_verify_rows:
-                table.observe(step.num_verify_rows, 0, step.target_ms)
-    return table.curve(most_rows(num_users), 0)
 
 
 def most_rows(num_users: int) -> int:

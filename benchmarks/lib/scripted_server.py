@@ -2,7 +2,7 @@
 
     python -m benchmarks.lib.scripted_server --port 8099
 
-The first token comes after 5 ms, the others every 20 ms: `n_predict` of them.
+The first token comes after 5 ms, the others every 20 ms: `max_tokens` of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FIRST_SECONDS, NEXT_SECONDS = 0.005, 0.02
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    """Answer /completion with a stream of tokens, everything else with an empty object."""
+    """Answer a POST with a stream of tokens, everything else with an empty object."""
     if scope["type"] != "http":
         return
     body = b""
@@ -35,14 +35,13 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.body", "body": json.dumps(facts).encode()})
         return
     due = asyncio.get_running_loop().time() + FIRST_SECONDS
-    for number in range(json.loads(body)["n_predict"]):
+    for number in range(json.loads(body)["max_tokens"]):
         await asyncio.sleep(due - asyncio.get_running_loop().time())
         due += NEXT_SECONDS
-        event = {"content": f" {number}", "tokens": [number], "stop": False}
+        event = {"choices": [{"text": f" {number}"}]}
         piece = b"data: " + json.dumps(event).encode() + b"\n\n"
         await send({"type": "http.response.body", "body": piece, "more_body": True})
-    end = {"content": "", "stop": True, "timings": {"prompt_n": 8, "prompt_ms": 5}}
-    await send({"type": "http.response.body", "body": b"data: " + json.dumps(end).encode()})
+    await send({"type": "http.response.body", "body": b"data: [DONE]"})
 
 
 def main() -> None:

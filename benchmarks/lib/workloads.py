@@ -5,17 +5,14 @@
     json       describe a function as JSON: a fixed form with a few copied words
     chat       which functions does this code call; one in six is a greeting
     continue   the rest of a source file: free code
-    shift      free code for half of the answer, a verbatim repeat of the prompt for the other half
-    random     tokens that nobody can guess
 
-The embedded demo model was trained on such chats. In `rename`, `shift` and `random` the answer is
-given, because no prompt makes a small model do that (see `engines.py`).
+The embedded demo model was trained on such chats. In `rename` the answer is given, because no
+prompt makes a small model do that (see `engines.py`).
 """
 
 from __future__ import annotations
 
 import re
-import string
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -24,10 +21,7 @@ from headstart.extras.bench import library as questions
 from headstart.extras.bench.library import Library, num_tokens, read_library
 from headstart.types.errors import ConfigError
 
-SHIFT_CHARS = 260  # of each half
-NUM_CHARACTERS = 120
-CHARACTERS = string.ascii_letters + string.digits + string.punctuation
-SCRIPTED = ("rename", "shift", "random")  # workloads whose answers are given
+SCRIPTED = ("rename",)  # workloads whose answers are given
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,26 +76,9 @@ def _rename(library: Library, random: Random) -> Prompt | None:
     return Prompt(text, num_tokens(script), {"temperature": 0.0}, script)
 
 
-def _shift(library: Library, random: Random) -> Prompt | None:
-    """Continue a file with code that it did not have; then repeat the prompt's first lines."""
-    free, known = random.sample(library.functions, 2)
-    if min(len(free.source), len(known.source)) < SHIFT_CHARS:
-        return None
-    script = free.source[:SHIFT_CHARS] + "\n\n" + known.source[:SHIFT_CHARS]
-    return Prompt(known.source + "\n\n", num_tokens(script), {"temperature": 0.0}, script)
-
-
-def _random(library: Library, random: Random) -> Prompt:
-    """Scripted too: at a high temperature a draft model that shares the noise guesses very well."""
-    script = "".join(random.choices(CHARACTERS, k=NUM_CHARACTERS))
-    return Prompt(random.choice(library.functions).source + "\n", 512, {"temperature": 0.0}, script)
-
-
 WORKLOADS: dict[str, Callable[[Library, Random], Prompt | None]] = {
     **{name: _asked(name) for name in ("edit", "json", "chat", "continue")},
     "rename": _rename,
-    "shift": _shift,
-    "random": _random,
 }
 
 

@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.equality import Setting as BaseSetting
-from benchmarks.equality import generate, open_setting
 from tests import drafters
 from tests.architectures import write_model
 from tests.drafters import ALIGNED, REDUCED, SHARED
@@ -26,6 +24,8 @@ from tests.heads import (
     continuation,
     with_heads,
 )
+from tests.real.answers import Setting as BaseSetting
+from tests.real.answers import generate, open_setting
 
 from headstart.app.assemble import Models
 from headstart.config import Config

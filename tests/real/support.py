@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.equality import make_requests
+from tests.real.answers import make_requests
 
 from headstart.app.assemble import Models
 from headstart.app.loading import make_exact

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.equality import Setting, open_setting
 from tests.models import (
     BROKEN_KINDS,
     OTHER_MERGES,
@@ -14,6 +13,7 @@ from tests.models import (
     broken,
     tiny_llama,
 )
+from tests.real.answers import Setting, open_setting
 
 from headstart.app import demo
 from headstart.app.assemble import Models, find_models

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import jsonschema
 import pytest
-from benchmarks.equality import Setting, compare, generate, make_requests, open_setting
+from tests.real.answers import Setting, compare, generate, make_requests, open_setting
 
 from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
 from headstart.types.request import Request

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.equality import Setting, make_requests
+from tests.real.answers import Setting, make_requests
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.equality import Setting, different, generate, open_setting
 from tests.heads import CYCLE
+from tests.real.answers import Setting, different, generate, open_setting
 from tests.real.pairs import RANDOM, RIGHT, ask, prompt_of, text_after
 from tests.real.support import byte_requests
 from tests.unit.scheduler.test_heads_behind_texts import Continuing, num_behind_texts

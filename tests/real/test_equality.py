@@ -1,13 +1,11 @@
-"""Nothing changes but the speed, on the embedded models. The full run: python -m
-benchmarks.equality.
-"""
+"""Nothing changes but the speed, on the embedded models; `headstart verify --exact` does more."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
-from benchmarks.equality import (
+from tests.real.answers import (
     Result,
     Setting,
     compare,

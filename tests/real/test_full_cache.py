@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.equality import Setting, generate, open_setting
 from tests.architectures import tiny_hybrid
 from tests.models import tiny_llama
+from tests.real.answers import Setting, generate, open_setting
 from tests.real.support import byte_requests, without_draft
 
 from headstart.engine import library

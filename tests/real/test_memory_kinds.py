@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.equality import Setting, generate, open_setting
 from tests.architectures import tiny_hybrid, tiny_recurrent
 from tests.models import tiny_llama
+from tests.real.answers import Setting, generate, open_setting
 from tests.real.support import byte_requests, engine_of, without_draft
 
 from headstart.config import EngineConfig

@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from benchmarks.equality import Setting, open_setting
 from tests.heads import WIDTH, only_heads, with_heads
 from tests.models import tiny_llama
+from tests.real.answers import Setting, open_setting
 from tests.real.support import without_draft
 
 from headstart.app.assemble import Models, build_scheduler

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.equality import Setting, compare, generate, make_requests, open_setting
 from gguf import TokenType
 from tests import models
 from tests.models import MERGES, OTHER_MERGES, SMALLER, Merges, Writer, tiny_llama
+from tests.real.answers import Setting, compare, generate, make_requests, open_setting
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.equality import Setting, different, generate, open_setting
 from tests.architectures import write_model
 from tests.models import MERGES, OTHER_MERGES, Merges, tiny_llama
+from tests.real.answers import Setting, different, generate, open_setting
 
 from headstart.app.assemble import Models
 from headstart.config import EngineConfig

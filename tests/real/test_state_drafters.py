@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.equality import different, generate, open_setting
 from tests import drafters
 from tests.drafters import ALIGNED
 from tests.heads import CYCLE, INDEXED_TOKENS, continuation
 from tests.models import tiny_llama
+from tests.real.answers import different, generate, open_setting
 from tests.real.pairs import (
     PLAIN,
     RANDOM,

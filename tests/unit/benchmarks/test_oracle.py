@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from benchmarks.lib.arms import OFF, parse_arm
 from benchmarks.lib.curves import CostCurve
-from benchmarks.lib.oracle import Guesses, Oracle, learned_curve, most_rows
+from benchmarks.lib.oracle import Guesses, Oracle, most_rows
 from tests.unit.benchmarks.texts import CPU, TILES, make_replay, make_texts
 
 SEVERAL_USERS = 0.01  # by how much an arm may be ahead where hindsight is not exact
@@ -120,16 +120,3 @@ def test_a_draft_model_makes_hindsight_no_worse() -> None:
     texts, replay = make_texts(6), make_replay(2)
     alone = replay.hindsight(["suffix"], texts)
     assert replay.hindsight(["suffix", "draft-model"], texts) >= alone * (1 - SEVERAL_USERS)
-
-
-def test_the_curve_is_learned_from_steps() -> None:
-    texts, replay = make_texts(8, length=120), make_replay()
-    runs = [
-        run
-        for length in (1, 3, 7)
-        for run in replay.run(parse_arm(f"ngram-simple@{length}"), texts).runs
-    ]
-    curve = learned_curve([*runs, *replay.run(OFF, texts).runs], 1)
-    assert len(curve) >= most_rows(1) + 1
-    for rows in (1, 2, 4, 8):
-        assert curve[rows] == pytest.approx(CPU(rows), rel=0.03)

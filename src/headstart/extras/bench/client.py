@@ -130,17 +130,22 @@ class Client:
         body.update(question.body)
         if question.is_raw:
             body = {"prompt": question.turns[0], **body} if question.turns else body
-            return [self._stream("/v1/completions", body, tenant)]
+            return [self.stream("/v1/completions", body, tenant)]
         messages: list[Mapping[str, Any]] = []
         answers = []
         for turn in question.turns or ((),):
             messages += [{"role": "user", "content": turn}] if isinstance(turn, str) else turn
             asked = {"messages": messages, **body}
-            answers.append(self._stream("/v1/chat/completions", asked, tenant))
+            answers.append(self.stream("/v1/chat/completions", asked, tenant))
             messages.append({"role": "assistant", "content": answers[-1].text})
         return answers
 
-    def _stream(self, path: str, body: Mapping[str, Any], tenant: str) -> Answer:
+    def stream(self, path: str, body: Mapping[str, Any], tenant: str = "") -> Answer:
+        """Ask for one answer as a stream, the prompt as the path wants it.
+
+        Raises:
+            HeadstartError: the server cannot be reached, or refuses.
+        """
         asked = {"model": "default", **body, "stream": True}
         asked["stream_options"] = {"include_usage": True}
         pieces: list[str] = []

@@ -1,38 +1,20 @@
-"""Equality: the same token ids with every way of speculating and without, on the embedded models.
-
-    python -m benchmarks.equality
-        200 prompts, all settings; half an hour on one core
-    python -m benchmarks.equality --prompts 20
-        a sample
-    python -m benchmarks.equality --other
-        drafts from the model of another vocabulary
-
-Runs in exact mode: without it libllama's logits depend a little on what shares the batch,
-and near ties flip. Exit code 1 if any token differs or any request fails.
-"""
+"""Answers of real models, and whether they are the same with every way of speculating."""
 
 from __future__ import annotations
 
-import argparse
-import itertools
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
+from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types.request import ErrorEvent, FinishEvent, Request, TokenEvent, TokenLogprob
 
-TEMPERATURES = (0.0, 0.8, 1.5)
-TYPES = ("draft-model", "ngram-simple", "ngram-simple,draft-model", "auto")
-LENGTHS = (1, 4, 16)
-SLOTS = (1, 4)
 OPTIONS = {"ngram-simple": {"size_n": 3}}  # the default of 12 hardly drafts in texts so short
 CONTEXT = 512  # tokens of one request
 
@@ -93,13 +75,10 @@ class Result:
 class Comparison:
     """A setting against no speculation at one slot."""
 
-    temperature: float
     setting: Setting
-    num_requests: int
     different: tuple[str, ...]
     num_drafted: int
     num_accepted: int
-    seconds: float
 
 
 def open_setting(setting: Setting, models: Models | None = None) -> Scheduler:
@@ -110,8 +89,6 @@ def open_setting(setting: Setting, models: Models | None = None) -> Scheduler:
 
 def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list[Request]:
     """Prompts cut from this package's source: chats and free text, many with a common prefix."""
-    from headstart.engine.model import Model
-
     vocab = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True).vocab
     files = sorted(Path(demo.__file__).parents[2].rglob("*.py"))
     requests = []
@@ -187,65 +164,11 @@ def compare(
     expected = generate(open_setting(Setting(context=settings[0].context)), requests)
     for setting in settings:
         scheduler = open_setting(setting, models)
-        started = time.perf_counter()
         wrong = different(expected, generate(scheduler, requests))
-        seconds = time.perf_counter() - started
         failures = tuple(s.failure for s in scheduler.drafting.speculators.values() if s.failure)
         yield Comparison(
-            requests[0].sampling.temperature,
             setting,
-            len(requests),
             (*wrong, *failures),
             scheduler.counts.stats.num_drafted,
             scheduler.counts.stats.num_accepted,
-            seconds,
         )
-
-
-def all_settings() -> list[Setting]:
-    """Every type, length and number of slots."""
-    drafting = itertools.product(TYPES, LENGTHS, SLOTS)
-    return [
-        Setting("off", 0, 4),
-        *(Setting(types, length, slots) for types, length, slots in drafting),
-    ]
-
-
-def main() -> int:
-    """Print a line per setting; return 1 if anything differed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=48)
-    parser.add_argument(
-        "--other", action="store_true", help="draft with the model of another vocabulary"
-    )
-    arguments = parser.parse_args()
-    models = (
-        Models(demo.path(demo.TARGET), demo.path(demo.DRAFT_OTHER), is_demo=True)
-        if arguments.other
-        else None
-    )
-    num_different = 0
-    print(
-        "temperature  types                      length  slots  requests  different  drafted  "
-        "accepted  seconds"
-    )
-    for temperature in TEMPERATURES:
-        requests = make_requests(arguments.prompts, temperature, max_tokens=arguments.tokens)
-        requests[::9] = [replace(r, num_logprobs=2) for r in requests[::9]]
-        for one in compare(requests, all_settings(), models):
-            num_different += len(one.different)
-            print(
-                f"{one.temperature:<12} {one.setting.types:<26} {one.setting.length:>6} "
-                f"{one.setting.num_slots:>6} "
-                f"{one.num_requests:>9} {len(one.different):>10} {one.num_drafted:>8} "
-                f"{one.num_accepted:>9} "
-                f"{one.seconds:>8.1f}",
-                flush=True,
-            )
-    print("all equal" if not num_different else f"{num_different} answers differ")
-    return int(num_different > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
