@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.equality import Result, Setting, generate, open_setting
 from tests.architectures import write_model
 from tests.images import Kind, picture, projector
+from tests.real.answers import Result, Setting, generate, open_setting
 
 from headstart.app.assemble import Models
 from headstart.sampling import SamplingParams
