@@ -1,0 +1,122 @@
+"""What the page costs: its first screen, and tokens/s of a server whose board is open.
+
+    python -m benchmarks.page [-m MODEL] [--loads 20] [--rounds 15]
+
+The first screen is loaded in windows that know nothing, from the request to the moment at which a
+user can write. Then answers are streamed in turn with no page, with the board in a Chromium on this
+machine, and with its stream of events alone, as for a page elsewhere; a round has one of each.
+Needs Playwright and a Chromium (docs/page.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.lib.serving import HEADSTART, complete, running
+from playwright.sync_api import sync_playwright
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+# milliseconds from the beginning of the navigation until the body has this attribute
+READY = """new MutationObserver((_, observer) => {
+  if (!document.body?.dataset.ready) return;
+  observer.disconnect();
+  globalThis.readyAfter = performance.now();
+}).observe(document, { subtree: true, childList: true, attributes: true });"""
+
+
+def first_screens(browser: Browser, url: str, num_loads: int) -> list[float]:
+    """Milliseconds of each load."""
+    times = []
+    for _ in range(num_loads):
+        context = browser.new_context()
+        page = context.new_page()
+        page.add_init_script(READY)
+        page.goto(url)
+        page.wait_for_selector("body[data-ready]")
+        times.append(page.evaluate("readyAfter"))
+        context.close()
+    return times
+
+
+def speed(port: int, num_tokens: int) -> float:
+    """Tokens a second of one answer, as the server says."""
+    body = {"prompt": "Once", "n_predict": num_tokens, "ignore_eos": True, "temperature": 0}
+    answer = complete(port, body | {"speculative": {"mode": "off"}})
+    return float(answer.timings["predicted_per_second"])
+
+
+@contextmanager
+def board(browser: Browser, url: str) -> Iterator[None]:
+    """The board is shown meanwhile."""
+    context = browser.new_context()
+    page = context.new_page()
+    page.goto(f"{url}/#board")
+    page.wait_for_selector("#slots tr")
+    yield
+    context.close()
+
+
+@contextmanager
+def events(url: str) -> Iterator[None]:
+    """Something reads /events meanwhile."""
+    stop = threading.Event()
+
+    def read() -> None:
+        with urllib.request.urlopen(f"{url}/events") as stream:
+            while not stop.is_set():
+                stream.readline()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield
+    stop.set()
+    thread.join()
+
+
+def main() -> None:
+    """Print both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("-m", "--model", type=Path, help="a GGUF file (default: the demo model)")
+    parser.add_argument("--loads", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--tokens", type=int, default=200, help="of an answer")
+    args = parser.parse_args()
+    model = [] if args.model is None else ["-m", str(args.model)]
+    command = [*HEADSTART, "serve", *model, "--context", "1024", "--log-level", "warning"]
+    program = shutil.which("chromium") or shutil.which("google-chrome")
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(command, Path(folder) / "log") as port,
+        sync_playwright() as driver,
+    ):
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        url = f"http://127.0.0.1:{port}"
+        first_screens(browser, url, 1)  # Chromium's own start
+        times = sorted(first_screens(browser, url, args.loads))
+        print(f"first screen: median {statistics.median(times):.0f} ms, slowest {times[-1]:.0f} ms")
+        speeds: dict[str, list[float]] = {"no page": [], "board": [], "events": []}
+        for _ in range(args.rounds):
+            for name, found in speeds.items():
+                arms = {"board": lambda: board(browser, url), "events": lambda: events(url)}
+                with arms.get(name, nullcontext)():
+                    found.append(speed(port, args.tokens))
+        for name in ("board", "events"):
+            ratios = [a / b for a, b in zip(speeds[name], speeds["no page"], strict=True)]
+            error = statistics.stdev(ratios) / len(ratios) ** 0.5
+            print(f"{name} open: {statistics.mean(ratios):.3f} ± {error:.3f} of the tokens/s")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()
