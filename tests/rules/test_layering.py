@@ -120,3 +120,27 @@ def test_speculators_do_not_know_each_other() -> None:
         and owners.get(source.path.stem) != imported
     ]
     assert breaches == []
+
+
+POSIX = re.compile(
+    r"\bimport (?:fcntl|grp|pty|pwd|resource|termios)\b"
+    r"|\bos\.(?:fork|get[ep]?[ug]id|killpg|nice|sched_\w+|set(?:priority|sid)|wait(?:pid|id)?)\b"
+    r"|\bsignal\.(?:setitimer|pthread_\w+|SIG(?:ALRM|CHLD|HUP|KILL|USR\d))\b"
+    r"|\b(?:AF_UNIX|socketpair|start_new_session|pass_fds|preexec_fn)\b"
+)
+# what a server on Windows would do otherwise; tools, clusters and recorded texts are for POSIX
+POSIX_HOMES = {
+    *("app/process.py", "engine/machine.py", "worker/transport.py", "structures/rss.py"),
+    *("server/listen.py", "server/connections.py"),
+    *("sampling/grammar/sandbox.py", "sampling/grammar/compiler.py"),
+    *("gateway/router/child.py", "gateway/router/downloads.py", "gateway/router/pool.py"),
+}
+
+
+def test_posix_only_calls_stand_in_few_files() -> None:
+    found = {
+        str(source.path.relative_to(PACKAGE))
+        for source in sources()
+        if source.folder != "extras" and POSIX.search(source.path.read_text("utf-8"))
+    }
+    assert found == POSIX_HOMES

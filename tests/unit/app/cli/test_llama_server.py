@@ -18,6 +18,12 @@ from headstart.types.errors import ConfigError
 SETTINGS = all_settings()
 # what `llama-server --help` lists, spelling by spelling
 THEIRS = json.loads((Path(__file__).parent / "llama_server_flags.json").read_text("utf-8"))
+# what newer ones have too, up to b11549
+NEWER = {
+    "--moe-cache-mib": "LLAMA_ARG_MOE_CACHE_MIB",
+    "--spec-draft-sampling": "LLAMA_ARG_SPEC_DRAFT_SAMPLING",
+    "": "LLAMA_ARG_SLOT_SAVE_PATH",
+}
 NUMBER, LIST = "1", "none"
 # values of flags that take neither a number nor a list
 VALUES = {
@@ -61,9 +67,20 @@ def test_the_table_has_each_spelling_and_variable_once() -> None:
     listed = [name for entry in THEIRS for name in entry["names"]]
     assert len(listed) == 412
     table = [name for flag in llama_server.flags() for name in (*flag.names, *flag.negatives)]
-    assert sorted(table) == sorted(listed)
+    assert sorted(table) == sorted([*listed, *filter(None, NEWER)])
     variables = [flag.environment for flag in llama_server.flags() if flag.environment]
-    assert sorted(variables) == sorted(entry["env"] for entry in THEIRS if entry["env"])
+    theirs = [entry["env"] for entry in THEIRS if entry["env"]]
+    assert sorted(variables) == sorted([*theirs, *NEWER.values()])
+
+
+def test_flags_of_newer_releases_are_taken_or_refused_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read("--spec-draft-sampling", "probabilistic", "--moe-cache-mib", "0")
+    with pytest.raises(ConfigError, match="no copies of experts"):
+        read("--moe-cache-mib", "512")
+    monkeypatch.setenv("LLAMA_ARG_SLOT_SAVE_PATH", "/tmp")
+    assert read().values["slot_save_path"] == "/tmp"
 
 
 @pytest.mark.parametrize(
