@@ -15,14 +15,14 @@ import shutil
 import statistics
 import tempfile
 import threading
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.lib.serving import HEADSTART, complete, running
 from playwright.sync_api import sync_playwright
+
+from headstart.extras.bench.client import HEADSTART, Client, exchange, running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -49,10 +49,10 @@ def first_screens(browser: Browser, url: str, num_loads: int) -> list[float]:
     return times
 
 
-def speed(port: int, num_tokens: int) -> float:
+def speed(client: Client, num_tokens: int) -> float:
     """Tokens a second of one answer, as the server says."""
-    body = {"prompt": "Once", "n_predict": num_tokens, "ignore_eos": True, "temperature": 0}
-    answer = complete(port, body | {"speculative": {"mode": "off"}})
+    body = {"prompt": "Once", "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
+    answer = client.stream("/v1/completions", body | {"speculative": {"mode": "off"}})
     return float(answer.timings["predicted_per_second"])
 
 
@@ -73,9 +73,9 @@ def events(url: str) -> Iterator[None]:
     stop = threading.Event()
 
     def read() -> None:
-        with urllib.request.urlopen(f"{url}/events") as stream:
-            while not stop.is_set():
-                stream.readline()
+        for _ in exchange(url, "/events"):
+            if stop.is_set():
+                return
 
     thread = threading.Thread(target=read)
     thread.start()
@@ -97,11 +97,11 @@ def main() -> None:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     with (
         tempfile.TemporaryDirectory() as folder,
-        running(command, Path(folder) / "log") as port,
+        running(command, Path(folder, "log")) as client,
         sync_playwright() as driver,
     ):
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        url = f"http://127.0.0.1:{port}"
+        url = client.url
         first_screens(browser, url, 1)  # Chromium's own start
         times = sorted(first_screens(browser, url, args.loads))
         print(f"first screen: median {statistics.median(times):.0f} ms, slowest {times[-1]:.0f} ms")
@@ -110,7 +110,7 @@ def main() -> None:
             for name, found in speeds.items():
                 arms = {"board": lambda: board(browser, url), "events": lambda: events(url)}
                 with arms.get(name, nullcontext)():
-                    found.append(speed(port, args.tokens))
+                    found.append(speed(client, args.tokens))
         for name in ("board", "events"):
             ratios = [a / b for a, b in zip(speeds[name], speeds["no page"], strict=True)]
             error = statistics.stdev(ratios) / len(ratios) ** 0.5
