@@ -25,10 +25,11 @@ from gguf import GGUFReader
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from headstart.extras.distill.gguf_file import read_model
+from headstart.extras.distill.model import LanguageModel
 from training.batches import Rows, load
-from training.eagle3_export import export, load_head, load_target, load_tokenizer
+from training.eagle3_export import CONTEXT, export, load_head, load_tokenizer
 from training.eagle3_head import LAYERS, Caches, Head, HeadShape
-from training.model import LanguageModel
 from training.muon import Muon
 from training.own_text import write_rows
 from training.train import TASK_ROOM, Budget, choose_device
@@ -219,7 +220,7 @@ def main() -> None:
     if args.threads:
         torch.set_num_threads(args.threads)
     reader = GGUFReader(args.target)
-    target = load_target(reader)
+    target = read_model(reader, CONTEXT).requires_grad_(False)
     trainer = Trainer(target, Texts.of(target, args), args)
     budget = Budget(args.steps, args.seconds)
     start, step, average = time.monotonic(), 0, np.zeros(args.ahead)

@@ -6,39 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, TokenType, dequantize, quantize
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter, TokenType, dequantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from headstart.extras.distill.gguf_file import add_tensor, copy_fields, finish
+from headstart.extras.distill.model import EPSILON, ROPE_BASE, LanguageModel
 from training.eagle3_head import LAYERS, Head, HeadShape
 from training.export import CONTEXT, Q8_0
-from training.model import EPSILON, ROPE_BASE, LanguageModel, Shape
-
-
-def load_target(reader: GGUFReader) -> LanguageModel:
-    """Return the model of a GGUF, with the weights as the GGUF has them."""
-    weights = {
-        t.name.replace("blk.", "blocks."): torch.from_numpy(
-            dequantize(t.data, t.tensor_type).astype(np.float32)
-        )
-        for t in reader.tensors
-    }
-
-    def number(key: str) -> int:
-        return int(reader.fields[f"llama.{key}"].contents())
-
-    vocab_size, width = weights["token_embd.weight"].shape
-    shape = Shape(
-        vocab_size,
-        width,
-        number("block_count"),
-        number("attention.head_count"),
-        number("attention.head_count_kv"),
-        number("feed_forward_length"),
-    )
-    model = LanguageModel(shape, CONTEXT)
-    model.load_state_dict(weights)
-    return model.requires_grad_(False)
 
 
 def load_tokenizer(reader: GGUFReader) -> Tokenizer:
@@ -87,20 +62,10 @@ def export(head: Head, ids: Tensor, target: GGUFReader, output: Path) -> None:
     writer.add_layer_norm_rms_eps(EPSILON)
     writer.add_array("eagle3.target_layers", list(LAYERS))
     writer.add_uint32("eagle3.target_hidden_size", shape.target.width)
-    for field in target.fields.values():
-        if field.name.startswith("tokenizer."):
-            kinds = field.types
-            writer.add_key_value(field.name, field.contents(), kinds[0], *kinds[1:2])
+    copy_fields(target, writer, "tokenizer.")
     for name, tensor in head.state_dict().items():
         full = name if name.startswith(("fc", "output")) else f"blk.0.{name}"
-        values = tensor.float().cpu().numpy()
-        if values.ndim == 2:
-            writer.add_tensor(full, quantize(values, Q8_0), raw_dtype=Q8_0)
-        else:
-            writer.add_tensor(full, values)
+        add_tensor(writer, full, tensor.float().cpu().numpy(), Q8_0)
     map_to_target = ids.cpu().numpy().astype(np.int64)
     writer.add_tensor("d2t", map_to_target, raw_dtype=GGMLQuantizationType.I64)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)

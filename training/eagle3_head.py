@@ -17,8 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headstart.extras.distill.model import EPSILON, LanguageModel, Shape, rope_frequencies, rotate
 from training.induction import MATCH_DIMS, MATCH_GAIN, NUM_CIRCUITS, Layout
-from training.model import EPSILON, LanguageModel, Shape, rope_frequencies, rotate
 
 LAYERS = (1, 2, 3)  # of the target, whose inputs the head reads
 MAX_AHEAD = 16  # draft tokens behind a row that positions are made for

@@ -12,13 +12,14 @@ import argparse
 import json
 from pathlib import Path
 
-import numpy as np
 import torch
-from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType, quantize
+from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from torch import Tensor
 
+from headstart.extras.distill.gguf_file import add_tensor, finish
+from headstart.extras.distill.model import EPSILON, ROPE_BASE, Shape
 from training import tokenizer
-from training.model import EPSILON, ROPE_BASE, SHAPES, Shape
+from training.induction import SHAPES
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
@@ -35,17 +36,8 @@ def export(weights: dict[str, Tensor], shape: Shape, tokenizer_file: Path, outpu
     _add_shape(writer, shape)
     _add_tokenizer(writer, tokenizer_file)
     for name, tensor in weights.items():
-        values = tensor.float().cpu().numpy()
-        if values.ndim == 2:
-            writer.add_tensor(
-                name.replace("blocks.", "blk."), quantize(values, Q8_0), raw_dtype=Q8_0
-            )
-        else:
-            writer.add_tensor(name.replace("blocks.", "blk."), values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        add_tensor(writer, name.replace("blocks.", "blk."), tensor.float().cpu().numpy(), Q8_0)
+    finish(writer)
 
 
 def _add_shape(writer: GGUFWriter, shape: Shape) -> None:

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from training.model import Block, LanguageModel, Shape, rope_frequencies
+from headstart.extras.distill.model import Block, LanguageModel, Shape, rope_frequencies
 
 CONSTANT = 4.0  # value of the constant feature
 OUTPUT_GAIN = 0.12  # logits per unit of match between guess and content
@@ -30,6 +30,13 @@ POSITION_GAIN = 6.0  # sharpness of "the token before"
 MATCH_GAIN = 1.8  # sharpness of "the same token"
 MATCH_DIMS = 20  # rotated so slowly that distance hardly matters: the last ones of a head
 NUM_CIRCUITS = 2  # each carries one half of the content, on a KV head of its own
+
+
+SHAPES = {
+    "target": Shape(4096, 256, 4, 4, 2, 768),
+    "draft": Shape(4096, 128, 2, 2, 2, 384),
+    "draft-other": Shape(2048, 128, 2, 2, 2, 384),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +48,16 @@ class Layout:
 
     @classmethod
     def of(cls, shape: Shape) -> Layout:
+        if (
+            shape.num_layers < 2
+            or shape.num_kv_heads < 2
+            or shape.head_size < 32
+            or shape.width < 128
+        ):
+            raise ValueError(
+                f"{shape}: the induction circuit needs 2 layers, 2 KV heads, heads of 32 and "
+                "width 128"
+            )
         room = (shape.width - 1) // 3 // 2 * 2
         return cls(min(room, 80 if shape.width >= 256 else 40, 2 * shape.head_size), shape.width)
 

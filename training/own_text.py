@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headstart.extras.distill.model import Block, LanguageModel, rotate
 from training.batches import Rows
-from training.model import Block, LanguageModel, rotate
 
 TEMPERATURES = (0.0, 0.7, 1.0)
 REPEAT_SHARE = 0.05  # of the excerpts are spans that repeat

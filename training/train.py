@@ -19,10 +19,10 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from headstart.extras.distill.model import LanguageModel, Shape
 from training import tokenizer
 from training.batches import Rows, load
-from training.induction import add_induction
-from training.model import SHAPES, LanguageModel, Shape
+from training.induction import SHAPES, add_induction
 from training.muon import Muon
 
 MATRIX_RATE = 0.012  # Muon, on the matrices of the blocks

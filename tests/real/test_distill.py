@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from benchmarks.lib.workloads import make_prompts
+from gguf import GGUFReader
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.app.cli.main import main
@@ -96,10 +97,51 @@ def test_measure_compares_copies_and_draft_models_without_training_libraries(
     arguments += ["--context", "2048", "--spec-state", str(state), "--drafts", str(path(DRAFT))]
     assert main(arguments) == 0
     found = json.loads(capsys.readouterr().out)
-    arms = found["arms"]
+    arms = found["measured"]["arms"]
     assert set(arms) == {"off", "suffix", "demo-draft", "suffix, demo-draft"}
     assert arms["off"]["acceptance_length"] == 1.0
     assert arms["demo-draft"]["acceptance_length"] > 1.5
     at = arms["demo-draft"]["accepted_at"]
     assert 1.0 > at["1"] > at["2"] > at["4"] > at["8"] > 0.0
     assert state.exists()  # the warm-up is not needed again
+
+
+def test_an_interrupted_training_goes_on(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="training needs the extra train")
+    from headstart.extras.distill.gguf_file import read_model
+    from headstart.extras.distill.teacher import TeacherRows
+    from headstart.extras.distill.train import CONTEXT, Trainer, TrainingPlan
+
+    def trainer(plan: TrainingPlan) -> Trainer:
+        model = read_model(GGUFReader(path(DRAFT)), CONTEXT)
+        return Trainer(model, recorded(folder)[:3], TeacherRows(), plan, tmp_path / "state")
+
+    plan = TrainingPlan(seconds=1.0)
+    first = trainer(plan).run()
+    again = trainer(plan).run()
+    assert again.num_steps == first.num_steps > 0
+    assert again.right_before == first.right_before
+    assert trainer(TrainingPlan(seconds=0.5)).run().seconds < 1.0
+
+
+def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("torch", reason="training needs the extra train")
+    arguments = ["distill", "train", "--texts", str(folder), "--threads", "1", "--context", "2048"]
+    arguments += ["--draft-model", str(path(DRAFT)), "--seconds", "2", "--spec-state"]
+    arguments += [str(tmp_path / "state.json"), "--output", str(tmp_path / "own.gguf")]
+    assert main(arguments) == 1
+    assert "are the least to judge by" in capsys.readouterr().out
+    candidate = tmp_path / "own.candidate.gguf"
+    assert not (tmp_path / "own.gguf").exists()
+    assert not list(folder.glob("training.*"))
+    from headstart.extras.distill.gguf_file import CARD
+
+    card = json.loads(GGUFReader(candidate).fields[CARD].contents())
+    assert card["base"] == path(DRAFT).name
+    assert card["training"]["steps"] > 0
+    scheduler, _ = build_scheduler(CONFIG, Models(path(TARGET), candidate, is_demo=False))
+    assert "draft-model" in scheduler.drafting.speculators
+    assert main(["distill", "purge", "--texts", str(folder), "--older-than-days", "-0"]) == 0
+    assert str(candidate) in capsys.readouterr().out

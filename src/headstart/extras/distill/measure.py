@@ -70,6 +70,7 @@ class Findings:
     texts: Sequence[RecordedText]
     arms: Mapping[str, Arm]
     most: float  # times off, of a drafter of the cheapest one's price that is always right
+    models: Mapping[str, Replayed]  # draft models by name
     not_used: Mapping[str, str]  # draft models that cannot be replayed, and why
 
     @property
@@ -124,7 +125,7 @@ def measure(
 
     Args:
         earlier: what the copies may also come from.
-        prices: of the target's steps.
+        prices: of the target's steps, and of a model's token if that is not to be measured.
 
     Raises:
         ConfigError, ModelError: a draft model cannot draft for this target.
@@ -133,21 +134,23 @@ def measure(
     copying = replace(prices, asking_ms=suffix.asking_ms)
     arms = {OFF: Arm(OFF, None, [walk(t, (), DraftRule(0), prices.step) for t in texts])}
     arms[SUFFIX] = best_arm(SUFFIX, texts, [suffix], copying)
-    not_used, rounds = {}, []
+    not_used, rounds, models = {}, [], {}
     for path in drafts:
         try:
             model, round_ms = candidates.draft_model(path, texts)
         except ConfigError as error:
             not_used[path.name] = str(error)
             continue
+        round_ms = prices.round_ms or round_ms
         rounds.append(round_ms)
         priced, both = replace(prices, round_ms=round_ms), replace(copying, round_ms=round_ms)
         name = path.stem
+        models[name] = model
         arms[name] = best_arm(name, texts, [model], priced)
         arms[f"{SUFFIX}, {name}"] = best_arm(f"{SUFFIX}, {name}", texts, [suffix, model], both)
     context = sum(len(t.prompt) + len(t.answer) // 2 for t in texts) // len(texts)
     most = replace(prices, round_ms=min(rounds, default=0.0)).most(context)
-    return Findings(texts, arms, most, not_used)
+    return Findings(texts, arms, most, models, not_used)
 
 
 def best_arm(

@@ -190,6 +190,8 @@ def purge(
                 replace_file(path, b"".join(kept))
             else:
                 path.unlink()
+        for file in folder.glob("training.*") if num_deleted else ():  # of an interrupted training
+            file.unlink()
     return num_deleted, touched
 
 

@@ -27,16 +27,13 @@ class Shape:
     num_heads: int
     num_kv_heads: int
     ff_width: int
+    epsilon: float = EPSILON  # of the norms
+    rope_base: float = ROPE_BASE
 
     def __post_init__(self) -> None:
         if self.width % self.num_heads or self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self}: num_heads must divide width, num_kv_heads must divide num_heads"
-            )
-        if self.num_layers < 2 or self.num_kv_heads < 2 or self.head_size < 32 or self.width < 128:
-            raise ValueError(
-                f"{self}: the induction circuit needs 2 layers, 2 KV heads, heads of 32 and width "
-                "128"
             )
 
     @property
@@ -44,16 +41,10 @@ class Shape:
         return self.width // self.num_heads
 
 
-SHAPES = {
-    "target": Shape(4096, 256, 4, 4, 2, 768),
-    "draft": Shape(4096, 128, 2, 2, 2, 384),
-    "draft-other": Shape(2048, 128, 2, 2, 2, 384),
-}
-
-
-def rope_frequencies(head_size: int) -> Tensor:
+def rope_frequencies(head_size: int, base: float = ROPE_BASE) -> Tensor:
     """Radians per position for each pair of a head, shape (head_size / 2,)."""
-    return ROPE_BASE ** (-torch.arange(0, head_size, 2) / head_size)
+    frequencies: Tensor = base ** (-torch.arange(0, head_size, 2) / head_size)
+    return frequencies
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -69,12 +60,12 @@ class Block(nn.Module):
         super().__init__()
         kv_width = shape.num_kv_heads * shape.head_size
         self.shape = shape
-        self.attn_norm = nn.RMSNorm(shape.width, EPSILON)
+        self.attn_norm = nn.RMSNorm(shape.width, shape.epsilon)
         self.attn_q = nn.Linear(shape.width, shape.width, bias=False)
         self.attn_k = nn.Linear(shape.width, kv_width, bias=False)
         self.attn_v = nn.Linear(shape.width, kv_width, bias=False)
         self.attn_output = nn.Linear(shape.width, shape.width, bias=False)
-        self.ffn_norm = nn.RMSNorm(shape.width, EPSILON)
+        self.ffn_norm = nn.RMSNorm(shape.width, shape.epsilon)
         self.ffn_gate = nn.Linear(shape.width, shape.ff_width, bias=False)
         self.ffn_up = nn.Linear(shape.width, shape.ff_width, bias=False)
         self.ffn_down = nn.Linear(shape.ff_width, shape.width, bias=False)
@@ -111,10 +102,10 @@ class LanguageModel(nn.Module):
         self.shape = shape
         self.token_embd = nn.Embedding(shape.vocab_size, shape.width)
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
-        self.output_norm = nn.RMSNorm(shape.width, EPSILON)
+        self.output_norm = nn.RMSNorm(shape.width, shape.epsilon)
         self.output = nn.Linear(shape.width, shape.vocab_size, bias=False)
         self._initialize()
-        angles = torch.arange(context)[:, None] * rope_frequencies(shape.head_size)
+        angles = torch.arange(context)[:, None] * rope_frequencies(shape.head_size, shape.rope_base)
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 
@@ -128,9 +119,14 @@ class LanguageModel(nn.Module):
                 )
 
     def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.output(self.states(tokens))
+        return logits
+
+    def states(self, tokens: Tensor) -> Tensor:
+        """What the output reads, shape (batch, positions, width)."""
         x = self.token_embd(tokens)
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for block in self.blocks:
             x = block(x, cos, sin)
-        logits: Tensor = self.output(self.output_norm(x))
-        return logits
+        normed: Tensor = self.output_norm(x)
+        return normed

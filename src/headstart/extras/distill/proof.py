@@ -1,0 +1,128 @@
+"""Whether a tuned draft model is worth its place: later conversations, resampled in pairs.
+
+It has to beat its base in tokens a step at one fixed length, and the best there is without it,
+copies from the same texts included, in tokens per second. Conversations are drawn, not tokens: the
+tokens of one conversation are alike.
+
+Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.extras.distill.acceptance import DraftRule, Walk, walk
+from headstart.extras.distill.measure import Findings
+
+LEAST_CONVERSATIONS = 8
+LEAST_RATIO = 1.05  # of the best without it
+COMMON = DraftRule(8)  # at which two draft models' tokens a step are compared
+NUM_DRAWS = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value, and between what 95 % of its resampled values lie."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was proved."""
+
+    num_conversations: int
+    gain: Interval  # further tokens a step, against the base
+    ratio: Interval  # of tokens per second, against the best arm without it
+    best: str  # that arm
+    own: str  # the best arm with it
+
+    @property
+    def refusal(self) -> str:
+        """Why it is not promoted; empty if it is."""
+        if self.num_conversations < LEAST_CONVERSATIONS:
+            return (
+                f"there are {self.num_conversations} later conversations, and "
+                f"{LEAST_CONVERSATIONS} are the least to judge by; record more texts"
+            )
+        if self.gain.low <= 0.0:
+            return f"its gain of {self.gain} tokens a step over the base may be chance"
+        if self.ratio.value < LEAST_RATIO or self.ratio.low <= 1.0:
+            return (
+                f"its {self.ratio} times the tokens/s of {self.best} are too little: {LEAST_RATIO} "
+                "are needed, and more than 1 for certain"
+            )
+        return ""
+
+    def describe(self) -> dict[str, Any]:
+        """JSON-ready."""
+        return {**asdict(self), "refusal": self.refusal}
+
+    def report(self) -> Iterator[str]:
+        """Lines to print; 95 % intervals over conversations."""
+        yield f"tokens a step, more than the base, with drafts of {COMMON.longest}: {self.gain}"
+        yield f"tokens/s of {self.own}, in multiples of {self.best}: {self.ratio}"
+        yield f"not promoted: {self.refusal}" if self.refusal else "promoted"
+
+
+def prove(found: Findings, base: str, tuned: str, seed: int = 0) -> Proof:
+    """Compare a tuned model with its base and with everything else."""
+    others = {name: arm for name, arm in found.arms.items() if tuned not in name.split(", ")}
+    best = max(others.values(), key=lambda arm: arm.rate)
+    own = max(
+        (arm for name, arm in found.arms.items() if name not in others), key=lambda arm: arm.rate
+    )
+    numbers = sorted({text.conversation for text in found.texts})
+    draws = np.random.default_rng(seed).integers(len(numbers), size=(NUM_DRAWS, len(numbers)))
+    lengths = [
+        _by_conversation(
+            found,
+            [
+                walk(text, [outcomes], COMMON, lambda *_: 1.0)
+                for text, outcomes in zip(found.texts, found.models[name].outcomes, strict=True)
+            ],
+        )
+        for name in (tuned, base)
+    ]
+    rates = [_by_conversation(found, arm.walks) for arm in (own, best)]
+
+    def gain(drawn: NDArray[np.intp]) -> NDArray[np.float64]:
+        ours, theirs = (_quotient(one, drawn) for one in lengths)
+        return ours - theirs
+
+    def ratio(drawn: NDArray[np.intp]) -> NDArray[np.float64]:
+        ours, theirs = (_quotient(one, drawn) for one in rates)
+        return ours / theirs
+
+    return Proof(len(numbers), _interval(gain, draws), _interval(ratio, draws), best.name, own.name)
+
+
+def _by_conversation(found: Findings, walks: Sequence[Walk]) -> NDArray[np.float64]:
+    """Tokens and milliseconds of each conversation, shape (conversations, 2)."""
+    numbers = {n: i for i, n in enumerate(sorted({t.conversation for t in found.texts}))}
+    sums = np.zeros((len(numbers), 2))
+    for text, one in zip(found.texts, walks, strict=True):
+        sums[numbers[text.conversation]] += one.num_tokens, one.milliseconds
+    return sums
+
+
+def _quotient(sums: NDArray[np.float64], drawn: NDArray[np.intp]) -> NDArray[np.float64]:
+    totals = sums[drawn].sum(-2)
+    quotient: NDArray[np.float64] = totals[..., 0] / totals[..., 1]
+    return quotient
+
+
+def _interval(statistic: Any, draws: NDArray[np.intp]) -> Interval:
+    everything = np.arange(draws.shape[1])
+    low, high = np.quantile(statistic(draws), (0.025, 0.975))
+    return Interval(float(statistic(everything)), float(low), float(high))

@@ -1,0 +1,108 @@
+"""The target's best log probabilities behind each token of recorded answers, computed once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.app.loading import load_target
+from headstart.app.model_files import Models
+from headstart.config import Config, SpeculationConfig
+from headstart.extras.distill.texts import RecordedText
+from headstart.structures.topk import top_k
+from headstart.types import Batch, Engine
+
+NUM_BEST = 32
+ROWS = 64  # with logits, in one decode
+
+Best = tuple[NDArray[np.signedinteger[Any]], NDArray[np.float32]]
+"""Ids and logits, shape (tokens of the answer, NUM_BEST)."""
+
+
+class TeacherRows:
+    """By text. Without a file nothing is known."""
+
+    def __init__(self, rows: Mapping[str, Best] | None = None) -> None:
+        self._rows = rows or {}
+
+    def of(self, text: RecordedText) -> Best | None:
+        """None if it was not computed."""
+        return self._rows.get(_key(text))
+
+
+def compute(
+    config: Config,
+    target: Path,
+    texts: Iterable[RecordedText],
+    file: Path,
+    tell: Callable[[str], None] = print,
+) -> TeacherRows:
+    """For each of these texts; what the file has already is taken from there.
+
+    Raises:
+        ConfigError, ModelError: the target cannot be loaded.
+    """
+    known: dict[str, Best] = {}
+    if file.exists():
+        with np.load(file) as saved:
+            known = {
+                name[1:]: (saved[name], saved["s" + name[1:]])
+                for name in saved.files
+                if name.startswith("i")
+            }
+    missing = [text for text in texts if _key(text) not in known]
+    if missing:
+        tell(f"the target reads {len(missing)} texts for its probabilities")
+        longest = max(len(text.prompt) + len(text.answer) for text in missing)
+        spec = SpeculationConfig(
+            spec="fixed", spec_type="suffix", draft_max=ROWS - 1, spec_state="none"
+        )
+        settings = replace(
+            config,
+            engine=replace(config.engine, context=longest + ROWS),
+            scheduler=replace(config.scheduler, parallel=1),
+            speculation=spec,
+        )
+        engine = load_target(settings, Models(target, None, is_demo=False)).engine
+        for text in missing:
+            known[_key(text)] = _read(engine, text)
+        ids = {"i" + name: best[0] for name, best in known.items()}
+        scores = {"s" + name: best[1] for name, best in known.items()}
+        np.savez(file, **ids, **scores)  # type: ignore[arg-type]
+    return TeacherRows(known)
+
+
+def _read(engine: Engine, text: RecordedText) -> Best:
+    """One text, in batches whose rows all have logits once the answer begins."""
+    tokens, first = [*text.prompt, *text.answer], len(text.prompt) - 1
+    batch, ids, scores = Batch(engine.max_batch_tokens), list[object](), list[object]()
+    engine.clear(0)
+    for start in range(0, first, batch.capacity):
+        _decode(engine, batch, start, tokens[start : min(first, start + batch.capacity)], 1)
+    for start in range(first, len(tokens) - 1, ROWS):
+        part = tokens[start : min(len(tokens) - 1, start + ROWS)]
+        for row in _decode(engine, batch, start, part, len(part)):
+            best, values = top_k(row, NUM_BEST)
+            ids.append(best.astype(np.int32))
+            scores.append(values.copy())
+    engine.clear(0)
+    return np.array(ids, np.int32), np.array(scores, np.float32)
+
+
+def _decode(
+    engine: Engine, batch: Batch, start: int, tokens: Sequence[int], num_outputs: int
+) -> NDArray[np.float32]:
+    batch.clear()
+    batch.add(0, start, tokens, num_outputs)
+    return np.asarray(engine.decode(batch))
+
+
+def _key(text: RecordedText) -> str:
+    both = np.array([len(text.prompt), *text.prompt, *text.answer], np.int32)
+    return hashlib.sha256(both.tobytes()).hexdigest()[:16]

@@ -1,0 +1,251 @@
+"""Tune a plain draft model on recorded texts.
+
+Where the target took its likeliest token, the recorded token is all there is to learn. Above
+temperature 0 a recorded token is one of several, so the target's own probabilities are learned: the
+best 32 of each row, which libllama computes once. What is trained is judged by the share of tokens
+it gets right in texts it did not learn from.
+
+Source: Zhou et al. 2024, "DistillSpec", https://arxiv.org/abs/2310.08461 (own texts, losses).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from headstart.extras.distill.model import LanguageModel
+from headstart.extras.distill.teacher import Best, TeacherRows
+from headstart.extras.distill.texts import RecordedText
+
+CONTEXT = 1024  # tokens of a row; of longer texts the end
+BATCH_TOKENS = 3072
+RATE = 1e-3  # of AdamW, for models of a million parameters; larger ones take less
+WARM_STEPS = 20
+CHECK_SHARE = 0.1  # of the texts, the last ones: the weights that get most of them right are kept
+NUM_CHECKS = 8
+SAVE_SECONDS = 30.0
+TOLD_SECONDS = 10.0
+LOSSES = ("auto", "ce", "kl", "tv")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingPlan:
+    """What decides the weights, besides base and texts."""
+
+    loss: str = "auto"  # ce: recorded tokens; kl, tv: the target's probabilities; auto: see above
+    seconds: float = 600.0
+    most_epochs: float = 8.0
+    seed: int = 0
+
+    def is_taught(self, text: RecordedText) -> bool:
+        """Whether it learns the target's probabilities from a text, not the recorded tokens."""
+        is_sampled = self.loss == "auto" and not text.sampling.is_greedy
+        return is_sampled or self.loss in ("kl", "tv")
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """What came of it."""
+
+    weights: Mapping[str, Tensor]
+    num_steps: int
+    seconds: float
+    right_before: float  # share of the checked tokens that the likeliest token is
+    right_after: float
+
+    def describe(self) -> dict[str, Any]:
+        """For the card."""
+        return {
+            "steps": self.num_steps,
+            "seconds": round(self.seconds, 1),
+            "right_before": round(self.right_before, 4),
+            "right_after": round(self.right_after, 4),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A text to learn from."""
+
+    tokens: NDArray[np.int64]
+    start: int  # of the answer
+    heat: float
+    teacher: Best | None
+
+    @property
+    def answer(self) -> NDArray[np.int64]:
+        return self.tokens[self.start :]
+
+
+class Trainer:
+    """A model on its way; goes on where an interrupted one stopped."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        texts: Sequence[RecordedText],
+        teacher: TeacherRows,
+        plan: TrainingPlan,
+        state: Path,
+    ) -> None:
+        """Read the state file if it is of the same model, texts and plan."""
+        rows = [_row(text, teacher if plan.is_taught(text) else None) for text in texts]
+        num_checked = max(1, int(CHECK_SHARE * len(rows)))
+        self._rows, self._checked = rows[:-num_checked] or rows, rows[-num_checked:]
+        self._model, self._plan, self._state = model, plan, state
+        self._random = np.random.default_rng(plan.seed)
+        size = sum(p.numel() for p in model.parameters())
+        self._rate = RATE * min(1.0, (2e6 / size) ** 0.5)
+        self._adam = torch.optim.AdamW(
+            model.parameters(), lr=self._rate, betas=(0.9, 0.95), weight_decay=0.01
+        )
+        self._step, self._elapsed, self._num_checks = 0, 0.0, 0
+        num_tokens = sum(len(row.tokens) for row in self._rows)
+        self._num_steps = max(1, int(plan.most_epochs * num_tokens / BATCH_TOKENS))
+        first = model.token_embd.weight.detach().numpy().tobytes()
+        parts = (repr(plan).encode(), *(row.tokens.tobytes() for row in rows), first)
+        self._key = hashlib.sha256(b"\0".join(parts)).hexdigest()
+        self._before = self._best = self._right()
+        self._weights = _copied(model)
+        self._resume()
+
+    def run(self, tell: Callable[[str], None] = print) -> Trained:
+        """Train until time or epochs are spent."""
+        started = time.monotonic() - self._elapsed
+        told = saved = time.monotonic()
+        average: float | None = None
+        while (progress := self._progress()) < 1.0:
+            loss = self._learn(progress)
+            average = loss if average is None else 0.95 * average + 0.05 * loss
+            self._step += 1
+            now = time.monotonic()
+            self._elapsed = now - started
+            if self._progress() * NUM_CHECKS >= self._num_checks + 1:
+                self._check()
+            if now - told > TOLD_SECONDS:
+                told, left = now, self._elapsed * (1.0 / max(self._progress(), 1e-6) - 1.0)
+                tell(
+                    f"step {self._step}: loss {average:.3f}, {self._best:.1%} right at best, "
+                    f"{left:.0f} s left"
+                )
+            if now - saved > SAVE_SECONDS:
+                saved = now
+                self._save()
+        self._check()
+        self._save()
+        return Trained(self._weights, self._step, self._elapsed, self._before, self._best)
+
+    def _progress(self) -> float:
+        return max(self._step / self._num_steps, self._elapsed / self._plan.seconds)
+
+    def _learn(self, progress: float) -> float:
+        scale = min(1.0, (self._step + 1) / WARM_STEPS) * max(0.05, 1.0 - progress)
+        for group in self._adam.param_groups:
+            group["lr"] = self._rate * scale
+        loss = self._loss(self._batch())
+        self._adam.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self._model.parameters(), 1.0)
+        self._adam.step()
+        return float(loss.item())
+
+    def _batch(self) -> list[_Row]:
+        """Texts of about equal length, so that little is padding."""
+        first = self._rows[self._random.integers(len(self._rows))]
+        size = max(1, BATCH_TOKENS // len(first.tokens))
+        some = self._random.permutation(len(self._rows))[: 8 * size]
+        by_length = sorted(some, key=lambda i: abs(len(self._rows[i].tokens) - len(first.tokens)))
+        return [first, *(self._rows[i] for i in by_length[: size - 1])]
+
+    def _loss(self, rows: Sequence[_Row]) -> Tensor:
+        """Mean over the answers' tokens."""
+        logits = self._logits(rows).split([len(row.answer) for row in rows])
+        total = sum(map(self._row_loss, logits, rows), torch.zeros(()))
+        return total / sum(len(row.answer) for row in rows)
+
+    def _row_loss(self, logits: Tensor, row: _Row) -> Tensor:
+        if row.teacher is None:
+            return F.cross_entropy(logits, torch.from_numpy(row.answer), reduction="sum")
+        ids, scores = (torch.from_numpy(part) for part in row.teacher)
+        heat = row.heat or 1.0
+        p = (scores / heat).softmax(-1)
+        log_q = (logits / heat).log_softmax(-1).gather(-1, ids)
+        if self._plan.loss == "tv":  # the share of tokens that no coupling can make equal
+            return (p - torch.minimum(p, log_q.exp())).sum()
+        return (p * (p.clamp_min(1e-9).log() - log_q)).sum()
+
+    def _logits(self, rows: Sequence[_Row]) -> Tensor:
+        """Before each token of the answers, one answer behind the other."""
+        tokens = torch.zeros(
+            (len(rows), max(len(row.tokens) for row in rows) - 1), dtype=torch.long
+        )
+        for own, row in zip(tokens, rows, strict=True):
+            own[: len(row.tokens) - 1] = torch.from_numpy(row.tokens[:-1])
+        states = self._model.states(tokens)
+        parts = [own[r.start - 1 : len(r.tokens) - 1] for own, r in zip(states, rows, strict=True)]
+        logits: Tensor = self._model.output(torch.cat(parts))
+        return logits
+
+    @torch.no_grad()
+    def _right(self) -> float:
+        """Share of the checked answers' tokens that the model's likeliest token is."""
+        num_right = num = 0
+        for row in self._checked:
+            num_right += int((self._logits([row]).argmax(-1).numpy() == row.answer).sum())
+            num += len(row.answer)
+        return num_right / max(1, num)
+
+    def _check(self) -> None:
+        self._num_checks += 1
+        if (right := self._right()) > self._best:
+            self._best, self._weights = right, _copied(self._model)
+
+    def _save(self) -> None:
+        state = {
+            "key": self._key,
+            "model": self._model.state_dict(),
+            "adam": self._adam.state_dict(),
+            "best": self._weights,
+            "random": self._random.bit_generator.state,
+            "numbers": (self._step, self._elapsed, self._num_checks, self._before, self._best),
+        }
+        temporary = self._state.with_suffix(".tmp")
+        torch.save(state, temporary)
+        os.replace(temporary, self._state)
+
+    def _resume(self) -> None:
+        if not self._state.exists():
+            return
+        state = torch.load(self._state, map_location="cpu", weights_only=True)
+        if state["key"] != self._key:
+            return
+        self._model.load_state_dict(state["model"])
+        self._adam.load_state_dict(state["adam"])
+        self._weights, self._random.bit_generator.state = state["best"], state["random"]
+        self._step, self._elapsed, self._num_checks, self._before, self._best = state["numbers"]
+
+
+def _copied(model: LanguageModel) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _row(text: RecordedText, teacher: TeacherRows | None) -> _Row:
+    tokens = np.array([*text.prompt, *text.answer], np.int64)
+    cut = max(0, len(tokens) - CONTEXT)
+    start = max(1, len(text.prompt) - cut)
+    rows = teacher.of(text) if teacher is not None else None
+    if rows is not None:
+        num_kept = len(tokens) - cut - start
+        rows = rows[0][-num_kept:].astype(np.int64), rows[1][-num_kept:]
+    return _Row(tokens[cut:], start, text.sampling.temperature, rows)

@@ -1,0 +1,175 @@
+"""A tuned model is promoted if it is better on later conversations, and only then.
+
+The models here are tables: what follows a token after a prompt. In these texts that depends on the
+prompt and the tenant, and a table learns it by counting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from headstart.extras.distill.acceptance import DraftRule, Replayed, replay, walk
+from headstart.extras.distill.candidates import SUFFIX
+from headstart.extras.distill.measure import OFF, Arm, Findings, best_arm
+from headstart.extras.distill.prices import StepPrices
+from headstart.extras.distill.proof import Proof, prove
+from headstart.extras.distill.texts import RecordedText, split, without_duplicates
+from headstart.sampling import SamplingParams
+from headstart.sampling.sampler import Sampler
+from headstart.speculators import SPECULATORS, Speculator
+from headstart.testing import FakeEngine
+from headstart.types import Draft, DraftRequest
+
+SIZE = 500
+PRICES = replace(StepPrices.of({1: 10.0, 2: 11.0, 4: 13.0, 8: 20.0, 17: 40.0}), round_ms=0.5)
+
+
+def texts_of(tenant: str, num: int, seed: int, noise: float = 0.25) -> list[RecordedText]:
+    """Answers in which what follows a token depends on the prompt; some tokens are anything."""
+    rules = np.random.default_rng(hash_of(tenant)).integers(1, SIZE, (4, SIZE))
+    random, texts = np.random.default_rng(seed), []
+    for number in range(num):
+        kind, token = int(random.integers(4)), int(random.integers(1, SIZE))
+        answer = [token]
+        for _ in range(39):
+            is_free = random.random() < noise
+            token = int(random.integers(1, SIZE) if is_free else rules[kind, token])
+            answer.append(token)
+        texts.append(
+            RecordedText(
+                recorded=float(number),
+                model="",
+                tenant=tenant,
+                prompt=[kind, int(random.integers(1, SIZE)), int(random.integers(1, SIZE))],
+                answer=answer,
+                sampling=SamplingParams(temperature=0.0),
+                conversation=number,
+            )
+        )
+    return texts
+
+
+def hash_of(tenant: str) -> int:
+    return sum(map(ord, tenant))
+
+
+class Table(Speculator):
+    """Counts what followed a token after a kind of prompt."""
+
+    name = "table"
+    is_model = True
+
+    def __init__(self, texts: Sequence[RecordedText]) -> None:
+        self._counts: defaultdict[tuple[int, int], Counter[int]] = defaultdict(Counter)
+        self._kinds: dict[int, int] = {}
+        for text in texts:
+            for before, after in zip(text.answer, text.answer[1:], strict=False):
+                self._counts[text.prompt[0], before][after] += 1
+
+    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
+        self._kinds[seq_id] = prompt[0]
+
+    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
+        return [self._draft(one) for one in requests]
+
+    def _draft(self, request: DraftRequest) -> Draft:
+        found = self._counts.get((self._kinds[request.seq_id], request.tokens[-1]))
+        if not found:
+            return Draft(reason="never seen")
+        token, count = found.most_common(1)[0]
+        return Draft([token], [count / found.total()], self.name)
+
+
+def follow(speculator: Speculator, texts, earlier=()) -> Replayed:
+    engine = FakeEngine(SIZE)
+    return replay(speculator, texts, lambda text: Sampler(text.sampling, engine, ()), 4, earlier)
+
+
+def judge(learned: Sequence[RecordedText], base: Sequence[RecordedText], later, earlier) -> Proof:
+    suffix = follow(SPECULATORS["suffix"](), later, earlier)
+    models = {"base": follow(Table(base), later), "tuned": follow(Table(learned), later)}
+    arms = {
+        OFF: Arm(OFF, None, [walk(one, (), DraftRule(0), PRICES.step) for one in later]),
+        SUFFIX: best_arm(SUFFIX, later, [suffix], PRICES),
+    }
+    for name, model in models.items():
+        arms[name] = best_arm(name, later, [model], PRICES)
+        both = f"{SUFFIX}, {name}"
+        arms[both] = best_arm(both, later, [suffix, model], PRICES)
+    return prove(Findings(later, arms, 2.0, models, {}), "base", "tuned")
+
+
+@pytest.fixture(scope="module")
+def traffic() -> tuple[list[RecordedText], list[RecordedText]]:
+    return split(texts_of("ours", 300, 1))
+
+
+BASE = texts_of("ours", 20, 9)  # knows a little
+
+
+def test_a_model_that_learned_from_earlier_conversations_is_promoted(traffic) -> None:
+    earlier, later = traffic
+    verdict = judge(without_duplicates(earlier, later), BASE, later, earlier)
+    assert verdict.refusal == ""
+    assert verdict.num_conversations == 90
+    assert verdict.gain.low > 0.5
+    assert verdict.ratio.low > 1.05
+
+
+def test_a_model_that_learned_from_shuffled_pairs_is_not(traffic) -> None:
+    earlier, later = traffic
+    prompts = [earlier[i].prompt for i in np.random.default_rng(0).permutation(len(earlier))]
+    shuffled = [replace(text, prompt=p) for text, p in zip(earlier, prompts, strict=True)]
+    verdict = judge([*BASE, *shuffled], BASE, later, earlier)
+    assert verdict.gain.value > 0.0  # it learned some words all the same
+    assert "too little" in verdict.refusal
+    assert "may be chance" in judge(shuffled, BASE, later, earlier).refusal
+
+
+def test_a_model_that_learned_from_another_tenant_is_not(traffic) -> None:
+    earlier, later = traffic
+    verdict = judge([*BASE, *texts_of("theirs", 210, 2)], BASE, later, earlier)
+    assert "may be chance" in verdict.refusal
+
+
+def test_what_is_also_in_the_test_is_not_learned_from(traffic) -> None:
+    earlier, later = traffic
+    again = [replace(text, recorded=-1.0, conversation=1000 + i) for i, text in enumerate(later)]
+    assert judge([*BASE, *again], BASE, later, earlier).gain.value > 1.0  # it would pass
+    left = without_duplicates([*again, *BASE], later)
+    assert left == BASE
+    assert "may be chance" in judge(left, BASE, later, earlier).refusal
+
+
+def test_a_model_that_only_copies_better_than_its_base_loses_to_copies() -> None:
+    """The same texts come again: copies know them as well, at no cost."""
+    few = texts_of("ours", 10, 1, noise=0.9)
+    earlier = [replace(text, recorded=float(i), conversation=i) for i, text in enumerate(few * 10)]
+    later = [
+        replace(text, recorded=200.0 + i, conversation=200 + i, prompt=[*text.prompt, i])
+        for i, text in enumerate(few * 2)
+    ]
+    verdict = judge(earlier, BASE, later, earlier)
+    assert verdict.gain.low > 0.0
+    assert verdict.best.startswith(SUFFIX)
+    assert "too little" in verdict.refusal
+
+
+def test_chance_promotes_nothing() -> None:
+    """Two models that are equally good, on few conversations."""
+    promoted = 0
+    for seed in range(12):
+        later = texts_of("ours", 20, 100 + seed)
+        base, other = texts_of("ours", 40, 500 + seed), texts_of("ours", 40, 900 + seed)
+        promoted += not judge(other, base, later, ()).refusal
+    assert promoted == 0
+
+
+def test_too_few_conversations_prove_nothing(traffic) -> None:
+    earlier, later = traffic
+    assert "are the least to judge by" in judge(earlier, BASE, later[:7], earlier).refusal
