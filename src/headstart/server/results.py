@@ -67,31 +67,27 @@ def _pace(name: str, num_tokens: int, seconds: float) -> dict[str, float]:
 
 
 def speculative_metrics(stats: RequestStats, *, is_whole: bool) -> dict[str, Any]:
-    """Acceptance of an answer under vLLM's names; `is_whole` adds speculators and reasons."""
+    """Acceptance of an answer under the names that vLLM writes and AIPerf reads; `is_whole` adds
+    speculators and reasons.
+    """
     drafts, num_drafted = stats.drafts, stats.drafts.num_drafted
     rate = drafts.num_accepted / num_drafted if num_drafted else 0.0
-    if not is_whole:
-        return {
-            "speculative_decoding": {
-                "mean_acceptance_length": round(stats.acceptance_length, 3),
-                "draft_acceptance_rate": round(rate, 4),
-                "num_draft_tokens": num_drafted,
-                "num_accepted_draft_tokens": drafts.num_accepted,
-            }
-        }
-    return {
-        "speculative_decoding": {
-            "mean_acceptance_length": stats.acceptance_length,
-            "draft_acceptance_rate": rate,
-            "acceptance_histogram": list(drafts.accepted_histogram),
-            "num_spec_steps": drafts.num_drafts,
+    metrics = {
+        "mean_acceptance_length": round(stats.acceptance_length, 3),
+        "draft_acceptance_rate": round(rate, 4),
+        "acceptance_histogram": list(drafts.accepted_histogram),
+        "num_spec_steps": drafts.num_drafts,
+        "num_draft_tokens": num_drafted,
+        "num_accepted_draft_tokens": drafts.num_accepted,
+    }
+    if is_whole:
+        by_speculator = {name: draft_counts(one) for name, one in stats.by_speculator.items()}
+        metrics |= {
             "num_steps": stats.num_steps,
-            "num_draft_tokens": num_drafted,
-            "num_accepted_draft_tokens": drafts.num_accepted,
-            "by_speculator": {name: draft_counts(one) for name, one in stats.by_speculator.items()},
+            "by_speculator": by_speculator,
             "reasons_not_drafted": dict(drafts.reasons),
         }
-    }
+    return {"speculative_decoding": metrics}
 
 
 def draft_counts(stats: SpeculationStats) -> dict[str, Any]:
