@@ -38,7 +38,7 @@ from headstart.config import (
 from headstart.control.state import ModelId
 from headstart.extras.bench.library import WORKLOADS, Function, Library, Question, read_library
 from headstart.extras.distill.candidates import Candidates
-from headstart.extras.distill.measure import measure
+from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import prove
 from headstart.extras.distill.recorder import TextRecorder
@@ -125,16 +125,20 @@ def write_texts(folder: Path, library: Library, count: int, seed: int) -> None:
 
 def prices() -> StepPrices:
     """Of 1b-q8 on two cores; the draft model's are those of draft-0.06b-q8."""
-    target, draft = (
-        {int(n): float(ms) for n, ms in (point.split(":") for point in curve.split(","))}
-        for curve in (CURVE, DRAFT_CURVE)
-    )
-    return replace(StepPrices.of(target), round_ms=draft[1])
+    rows = {int(n): float(ms) for n, ms in (point.split(":") for point in CURVE.split(","))}
+    return StepPrices.of(rows)
 
 
-def candidates() -> Candidates:
-    """For the demo target."""
-    return Candidates.of(Config(engine=EngineConfig(threads=1)), path(TARGET))
+def compare(
+    later: Sequence[RecordedText], earlier: Sequence[RecordedText], drafts: Sequence[Path]
+) -> Findings:
+    """Copies, and draft models at the price of draft-0.06b-q8."""
+    made = Candidates.of(Config(engine=EngineConfig(threads=1)), path(TARGET))
+    found = Findings.of(later, made.suffix(later, earlier), prices())
+    for draft in drafts:
+        model, _ = made.draft_model(draft, later)
+        found = found.with_model(draft.stem, model, float(DRAFT_CURVE.split(",")[0][2:]))
+    return found
 
 
 def texts_of(work: Path, *, plain: bool) -> list[RecordedText]:
@@ -187,7 +191,7 @@ def train(args: argparse.Namespace) -> None:
         write_model(reader, trained.weights, output, "Q8_0", trained.describe())
     else:
         output.write_bytes(path(DRAFT).read_bytes())
-    found = measure(candidates(), later, earlier, [path(DRAFT), output], prices())
+    found = compare(later, earlier, [path(DRAFT), output])
     verdict = prove(found, path(DRAFT).stem, output.stem)
     print("\n".join([*found.report(), *verdict.report()]), flush=True)
     args.work.joinpath(f"{name}.json").write_text(
@@ -215,7 +219,7 @@ def main() -> None:
         write_texts(folder, read_library() if args.plain else project(), args.count, args.seed)
     elif args.part == "measure":
         earlier, later = split(texts_of(args.work, plain=args.plain))
-        found = measure(candidates(), later, earlier, [path(DRAFT)], prices())
+        found = compare(later, earlier, [path(DRAFT)])
         print("\n".join(found.report()))
     else:
         train(args)

@@ -21,7 +21,7 @@ from headstart.extras.distill.acceptance import Replayed, replay
 from headstart.extras.distill.texts import RecordedText
 from headstart.sampling.sampler import Sampler
 from headstart.types import Engine
-from headstart.types.errors import ConfigError
+from headstart.types.errors import ConfigError, ModelError
 
 WIDTH = 8  # texts that a draft model follows at once
 SUFFIX = "suffix"
@@ -85,6 +85,19 @@ class Candidates:
         prices = speculator.time_decodes(time.perf_counter)
         assert prices is not None
         return replayed, prices[0]
+
+    def check_tokens(self, draft: Path) -> None:
+        """Check that a draft model has the target's own tokens.
+
+        Raises:
+            ModelError: it has others, so recorded tokens say nothing to it.
+        """
+        model = Model(draft, EngineConfig(gpu_layers=0), vocab_only=True)
+        if make_translator(self.config, self.target, model) is not None:
+            raise ModelError(
+                f"{draft} has other tokens than {self.target.path.name} and cannot learn from its "
+                "texts; name a draft model of the same family"
+            )
 
     def _parts(self) -> dict[str, Callable[[], Any]]:
         return {"vocab": lambda: self.target.vocab, "vocabulary_id": lambda: None}

@@ -73,11 +73,11 @@ def run(resolved: Resolved, words: list[str]) -> int:
                 "measure works without"
             ) from None
     work = _Work(resolved.config(), folder, tenants, options)
-    found = work.measure(work.drafts)
+    found = work.measure()
     work.tell(found.report(), measured=found.describe())
     code = 0
     if step == "train":
-        code = 1 if found.refusal else work.train()
+        code = 1 if found.refusal else work.train(found)
     if options.json:
         print(json.dumps(work.facts))
     return code
@@ -119,7 +119,6 @@ class _Work:
         self.earlier, self.later = split(texts)
         self.candidates: Candidates = Candidates.of(config, models.target)
         self.prices: StepPrices = of_machine(config, models)
-
         self.facts: dict[str, Any] = {}
 
     def tell(self, lines: Iterable[str], **facts: Any) -> None:
@@ -128,18 +127,19 @@ class _Work:
         if not self.options.json:
             print("\n".join(lines), flush=True)
 
-    def measure(self, drafts: list[Path]) -> Findings:
+    def measure(self) -> Findings:
         from headstart.extras.distill.measure import measure
 
-        return measure(self.candidates, self.later, self.earlier, drafts, self.prices)
+        return measure(self.candidates, self.later, self.earlier, self.drafts, self.prices)
 
-    def train(self) -> int:
+    def train(self, found: Findings) -> int:
         """Tune, prove, and write the file under its name if it is promoted."""
         from headstart.extras.distill.proof import prove
         from headstart.extras.distill.texts import counts, note_drafter, without_duplicates
 
         if self.base is None:
             raise ConfigError("name the draft model to be tuned: --draft-model FILE")
+        self.candidates.check_tokens(self.base)
         output = Path(self.options.output)
         texts = without_duplicates(self.earlier, self.later)
         if not texts:
@@ -154,7 +154,9 @@ class _Work:
         note_drafter(self.folder, candidate, texts)
         write = self._tune(texts, card)
         write(candidate, card)
-        found = self.measure([*self.drafts, candidate])
+        model, _ = self.candidates.draft_model(candidate, self.later)
+        # as large as its base: the difference between two timings would be chance
+        found = found.with_model(candidate.stem, model, found.models[self.base.stem][1])
         verdict = prove(found, self.base.stem, candidate.stem)
         lines = ["", *found.report(), "", *verdict.report()]
         self.tell(lines, proof=verdict.describe(), after=found.describe())

@@ -68,10 +68,37 @@ class Findings:
     """What was found on some texts."""
 
     texts: Sequence[RecordedText]
+    prices: StepPrices  # of the target
+    suffix: Replayed
     arms: Mapping[str, Arm]
-    most: float  # times off, of a drafter of the cheapest one's price that is always right
-    models: Mapping[str, Replayed]  # draft models by name
+    models: Mapping[str, tuple[Replayed, float]]  # draft models, and milliseconds of their tokens
     not_used: Mapping[str, str]  # draft models that cannot be replayed, and why
+
+    @classmethod
+    def of(cls, texts: Sequence[RecordedText], suffix: Replayed, prices: StepPrices) -> Findings:
+        """Of no drafts, and of copies."""
+        copying = replace(prices, asking_ms=suffix.asking_ms)
+        off = Arm(OFF, None, [walk(text, (), DraftRule(0), prices.step) for text in texts])
+        arms = {OFF: off, SUFFIX: best_arm(SUFFIX, texts, [suffix], copying)}
+        return cls(texts, prices, suffix, arms, {}, {})
+
+    def with_model(self, name: str, model: Replayed, round_ms: float) -> Findings:
+        """And of a draft model, alone and behind copies; `round_ms` is what its token takes."""
+        alone = replace(self.prices, round_ms=round_ms)
+        behind, both = replace(alone, asking_ms=self.suffix.asking_ms), f"{SUFFIX}, {name}"
+        arms = {
+            name: best_arm(name, self.texts, [model], alone),
+            both: best_arm(both, self.texts, [self.suffix, model], behind),
+        }
+        models = {**self.models, name: (model, round_ms)}
+        return replace(self, arms={**self.arms, **arms}, models=models)
+
+    @property
+    def most(self) -> float:
+        """Times off, of a drafter at the price of the cheapest one that is always right."""
+        context = sum(len(t.prompt) + len(t.answer) // 2 for t in self.texts) // len(self.texts)
+        least = min((ms for _, ms in self.models.values()), default=0.0)
+        return replace(self.prices, round_ms=least).most(context)
 
     @property
     def refusal(self) -> str:
@@ -125,32 +152,19 @@ def measure(
 
     Args:
         earlier: what the copies may also come from.
-        prices: of the target's steps, and of a model's token if that is not to be measured.
+        prices: of the target's steps.
 
     Raises:
         ConfigError, ModelError: a draft model cannot draft for this target.
     """
-    suffix = candidates.suffix(texts, earlier)
-    copying = replace(prices, asking_ms=suffix.asking_ms)
-    arms = {OFF: Arm(OFF, None, [walk(t, (), DraftRule(0), prices.step) for t in texts])}
-    arms[SUFFIX] = best_arm(SUFFIX, texts, [suffix], copying)
-    not_used, rounds, models = {}, [], {}
+    found = Findings.of(texts, candidates.suffix(texts, earlier), prices)
+    not_used = {}
     for path in drafts:
         try:
-            model, round_ms = candidates.draft_model(path, texts)
+            found = found.with_model(path.stem, *candidates.draft_model(path, texts))
         except ConfigError as error:
             not_used[path.name] = str(error)
-            continue
-        round_ms = prices.round_ms or round_ms
-        rounds.append(round_ms)
-        priced, both = replace(prices, round_ms=round_ms), replace(copying, round_ms=round_ms)
-        name = path.stem
-        models[name] = model
-        arms[name] = best_arm(name, texts, [model], priced)
-        arms[f"{SUFFIX}, {name}"] = best_arm(f"{SUFFIX}, {name}", texts, [suffix, model], both)
-    context = sum(len(t.prompt) + len(t.answer) // 2 for t in texts) // len(texts)
-    most = replace(prices, round_ms=min(rounds, default=0.0)).most(context)
-    return Findings(texts, arms, most, models, not_used)
+    return replace(found, not_used=not_used)
 
 
 def best_arm(

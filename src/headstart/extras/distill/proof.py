@@ -89,7 +89,7 @@ def prove(found: Findings, base: str, tuned: str, seed: int = 0) -> Proof:
             found,
             [
                 walk(text, [outcomes], COMMON, lambda *_: 1.0)
-                for text, outcomes in zip(found.texts, found.models[name].outcomes, strict=True)
+                for text, outcomes in zip(found.texts, found.models[name][0].outcomes, strict=True)
             ],
         )
         for name in (tuned, base)

@@ -183,6 +183,7 @@ def purge(
                     one
                     for one in made
                     if one not in touched
+                    and Path(one["path"]).exists()
                     and text.tenant in one["tenants"]
                     and one["first"] <= text.recorded <= one["last"]
                 ]

@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from headstart.extras.distill.acceptance import DraftRule, Replayed, replay, walk
+from headstart.extras.distill.acceptance import Replayed, replay
 from headstart.extras.distill.candidates import SUFFIX
-from headstart.extras.distill.measure import OFF, Arm, Findings, best_arm
+from headstart.extras.distill.measure import Findings
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Proof, prove
 from headstart.extras.distill.texts import RecordedText, split, without_duplicates
@@ -26,7 +26,7 @@ from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
 
 SIZE = 500
-PRICES = replace(StepPrices.of({1: 10.0, 2: 11.0, 4: 13.0, 8: 20.0, 17: 40.0}), round_ms=0.5)
+PRICES, ROUND_MS = StepPrices.of({1: 10.0, 2: 11.0, 4: 13.0, 8: 20.0, 17: 40.0}), 0.5
 
 
 def texts_of(tenant: str, num: int, seed: int, noise: float = 0.25) -> list[RecordedText]:
@@ -92,16 +92,10 @@ def follow(speculator: Speculator, texts, earlier=()) -> Replayed:
 
 def judge(learned: Sequence[RecordedText], base: Sequence[RecordedText], later, earlier) -> Proof:
     suffix = follow(SPECULATORS["suffix"](), later, earlier)
-    models = {"base": follow(Table(base), later), "tuned": follow(Table(learned), later)}
-    arms = {
-        OFF: Arm(OFF, None, [walk(one, (), DraftRule(0), PRICES.step) for one in later]),
-        SUFFIX: best_arm(SUFFIX, later, [suffix], PRICES),
-    }
-    for name, model in models.items():
-        arms[name] = best_arm(name, later, [model], PRICES)
-        both = f"{SUFFIX}, {name}"
-        arms[both] = best_arm(both, later, [suffix, model], PRICES)
-    return prove(Findings(later, arms, 2.0, models, {}), "base", "tuned")
+    found = Findings.of(later, suffix, PRICES)
+    for name, texts in (("base", base), ("tuned", learned)):
+        found = found.with_model(name, follow(Table(texts), later), ROUND_MS)
+    return prove(found, "base", "tuned")
 
 
 @pytest.fixture(scope="module")

@@ -134,13 +134,17 @@ def test_a_purge_leaves_nothing_of_a_tenant_and_names_what_learned_from_it(
     for number in range(9):
         writer.write(text(100.0 + number, [number], [1, 2, number], KEY if number % 3 else ""))
     own = [one for one in read_texts(tmp_path, MODEL) if one.tenant == KEY]
+    for name in ("own.gguf", "public.gguf"):
+        (tmp_path / name).touch()
     note_drafter(tmp_path, tmp_path / "own.gguf", own)
+    note_drafter(tmp_path, tmp_path / "deleted.gguf", own)
     note_drafter(tmp_path, tmp_path / "public.gguf", [text(1.0, [1], [1])])
     assert main(["distill", "purge", "--texts", str(tmp_path), "--tenants", "secret"]) == 0
     out = capsys.readouterr().out
     assert "deleted 6 texts" in out
     assert "own.gguf" in out
     assert "public.gguf" not in out
+    assert "deleted.gguf" not in out
     assert [one.tenant for one in read_texts(tmp_path, MODEL)] == [""] * 3
     assert purge(tmp_path, None, 1e12)[0] == 3
     assert files.text_files(tmp_path) == []
