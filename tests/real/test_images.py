@@ -9,10 +9,16 @@ from typing import Any
 
 import pytest
 from tests.architectures import write_model
+from tests.drafters import aligned_eagle3, aligned_target
+from tests.heads import WIDTH, aligned, continuation
 from tests.images import Kind, picture, projector
 from tests.real.answers import Result, Setting, generate, open_setting
+from tests.real.pairs import prompt_of
 
+from headstart.app import demo
 from headstart.app.assemble import Models
+from headstart.config import EngineConfig
+from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types.media import MediaChunk, MediaEvent, MediaQuestion
@@ -108,3 +114,157 @@ def test_output_behind_images_is_the_same_with_drafts_beside_others_and_from_the
     assert texts(together) == texts(alone)
     again = generate(drafting, conversation(drafting, temperature))
     assert texts(again) == texts(alone)
+
+
+DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "draft-model": ("draft-model", {"draft": demo.path(demo.DRAFT)}),
+    "another vocabulary": ("draft-model", {"draft": demo.path(demo.DRAFT_OTHER)}),
+    "auto": ("auto", {"draft": demo.path(demo.DRAFT)}),
+}
+
+
+@pytest.mark.parametrize("kind", ["janus_pro", "gemma3"])
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_draft_models_draft_behind_images_and_change_nothing(
+    kind: Kind, drafter: str, tmp_path: Path
+) -> None:
+    mmproj, (types, files) = projector(tmp_path / "mm.gguf", kind, 256), DRAFTERS[drafter]
+    found = Models(demo.path(demo.TARGET), files["draft"], is_demo=True, projector=mmproj)
+
+    def requests(scheduler: Scheduler) -> list[Request]:
+        return [
+            ask(scheduler, f"{seed}", code("<|im_start|>user\n"), picture(seed),
+                code(REPEATED), sampling=SamplingParams(temperature=0.8 * (seed % 2), seed=seed),
+                max_tokens=40)
+            for seed in range(4)
+        ]  # fmt: skip
+
+    off, on = open_setting(Setting(), found), open_setting(Setting(types, 4, 2), found)
+    answers = generate(on, requests(on))
+    assert texts(answers) == texts(generate(off, requests(off)))
+    stats = [result.finish.stats for result in answers.values() if result.finish]
+    # what pays is a matter of the machine's load
+    assert drafter == "auto" or sum(one.drafts.num_accepted for one in stats) > 20
+
+
+REPEATED = """Repeat this code.
+```python
+def area(width, height):
+    return width * height
+
+
+def volume(width, height, depth):
+    return area(width, height) * depth
+```<|im_end|>
+<|im_start|>assistant
+"""
+
+
+def code(text: str) -> list[int]:
+    settings = EngineConfig(gpu_layers=0)
+    vocab = Model(demo.path(demo.TARGET), settings, vocab_only=True).vocab
+    return vocab.tokenize(text, add_special=False, parse_special=True)
+
+
+@pytest.mark.parametrize("drafter", ["eagle3", "mtp", "mtp of a hybrid"])
+def test_heads_follow_the_states_of_image_rows(drafter: str, tmp_path: Path) -> None:
+    kind: Kind = "janus_pro"
+    mmproj = projector(tmp_path / "mm.gguf", kind, WIDTH)
+    if drafter == "eagle3":
+        found = Models(
+            aligned_target(tmp_path / "t.gguf"),
+            aligned_eagle3(tmp_path / "d.gguf"),
+            is_demo=False,
+            projector=mmproj,
+        )
+    else:
+        architecture = "qwen35" if "hybrid" in drafter else "step35"
+        target = aligned(tmp_path / "t.gguf", architecture=architecture, num_heads=1)
+        found = Models(target, None, is_demo=False, projector=mmproj)
+    setting = Setting(drafter.split()[0], 4, 2, exact=False)
+    scheduler = open_setting(setting, found)
+    asked = [
+        ask(scheduler, f"{i}", BYTES[:9], picture(i), prompt_of(i, 20), sampling=sampling(0.8))
+        for i in range(3)
+    ]
+    results = generate(scheduler, asked)
+    for request in asked:
+        tokens = list(results[request.request_id].tokens)
+        assert tokens == continuation(request.prompt[-1], len(tokens))
+    guarded = scheduler.drafting.speculators[setting.types]
+    assert not guarded.failure
+    assert guarded.stats.num_accepted == guarded.stats.num_drafted > 0
+    assert guarded.describe()["missing_states"] == 0
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_follow_up_question_reads_only_its_new_text_and_encodes_nothing(
+    target: str, tmp_path: Path
+) -> None:
+    scheduler = open_setting(Setting("off", 0, 2, exact=False), models(tmp_path, *TARGETS[target]))
+    image = picture(4)
+    first = ask(scheduler, "a", BYTES[:9], image, BYTES, sampling=sampling(0.0))
+    answer = generate(scheduler, [first])["a"].tokens
+    scheduler.media._chunks.clear()
+    more = [*answer, *BYTES[:12]]
+    second = ask(scheduler, "b", BYTES[:9], image, [*BYTES, *more], sampling=sampling(0.0))
+    ((_, chunk),) = second.media
+    finish = generate(scheduler, [second])["b"].finish
+    assert finish is not None
+    assert finish.stats.num_cached >= len(first.prompt) - 4  # a hybrid's last checkpoint
+    assert scheduler.media.find(chunk)._embeddings is None
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_prompts_with_images_come_back_from_main_memory(target: str, tmp_path: Path) -> None:
+    """One slot and three conversations in turn: each finds its own prompt again."""
+    found = models(tmp_path, *TARGETS[target])
+    fresh = open_setting(Setting("off", 0, 1, exact=False), found)
+    scheduler = open_setting(Setting("off", 0, 1, exact=False), found)
+    asked = [
+        ask(scheduler, f"{i}", BYTES[i:], picture(i, 40, 28), BYTES * 3, sampling=sampling(0.8, i))
+        for i in range(3)
+    ]
+    expected = {
+        request.request_id: generate(fresh, [replace(ask(fresh, request.request_id,
+            BYTES[i:], picture(i, 40, 28), BYTES * 3, sampling=sampling(0.8, i)),
+            cache_prompt=False)])[request.request_id].tokens
+        for i, request in enumerate(asked)
+    }  # fmt: skip
+    for number in range(3):
+        for request in asked:
+            result = generate(scheduler, [request])[request.request_id]
+            assert result.tokens == expected[request.request_id]
+            assert result.finish is not None
+            assert number == 0 or result.finish.stats.num_cached > len(request.prompt) // 2
+    assert scheduler.counters.prompts_restored >= 4
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_image_that_was_read_in_part_is_read_again(target: str, tmp_path: Path) -> None:
+    found = models(tmp_path, *TARGETS[target])
+    scheduler = open_setting(Setting("off", 0, 2, exact=False), found)
+    scheduler.config = replace(scheduler.config, prefill_chunk=5, prefill_ms=0.0)
+    scheduler.engine.attention_tile = 1  # or the rest of a tile is read with it
+    answering = ask(scheduler, "a", BYTES, sampling=sampling(0.0), max_tokens=120)
+    asked = ask(scheduler, "b", BYTES[:9], picture(1), BYTES, sampling=sampling(0.0))
+    expected = generate(scheduler, [replace(asked, request_id="x", cache_prompt=False)])["x"].tokens
+    for cells in scheduler.cells:
+        scheduler.cache.empty(cells)
+    scheduler.submit(answering)
+    while not (scheduler.running and scheduler.running[0].is_generating):
+        scheduler.step()
+    scheduler.submit(asked)
+    cells = None
+    while cells is None or not any(
+        9 < cells.length < 9 + chunk.num_cells for _, chunk in asked.media
+    ):
+        scheduler.step()
+        users = [s for s in scheduler.running if s.request is asked]
+        cells = users[0].cells if users else cells
+        if users and users[0].is_generating:
+            assert target == "non-causal"  # whose images are decoded at once
+            break
+    scheduler.cancel("b")
+    again = generate(scheduler, [replace(asked, request_id="c")])
+    assert again["c"].tokens == expected
