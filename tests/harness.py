@@ -206,7 +206,7 @@ def answer(
     vocab = vocab or Letters()
     sampler = Sampler(request.sampling, engine, vocab.eog_ids)
     tokens = list(request.prompt)
-    sampler.read(tokens)
+    sampler.read([token for token in tokens if token >= 0])
     result = Answer()
     limit = engine.context_size - len(tokens)
     limit = limit if request.max_tokens is None else min(limit, request.max_tokens)

@@ -19,12 +19,14 @@ from tests.harness import (
     make_scheduler,
     make_speculators,
 )
+from tests.pictures import FakeChunk, Pictures, with_pictures
 
 from headstart.control.values import Outcome
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import Batch, CacheKind, Logits
 from headstart.types.errors import EngineError
+from headstart.types.media import MediaChunk, chunk_begin
 from headstart.types.request import Request
 from headstart.worker.loop import make_report
 
@@ -41,6 +43,7 @@ class Traffic:
     failures: float = 0.0  # of decodes
     has_padding: bool = False
     sends_graphs: bool = False
+    has_images: bool = False
 
 
 TRAFFIC = {
@@ -48,6 +51,7 @@ TRAFFIC = {
     "device": Traffic(is_asynchronous=True, has_padding=True),
     "wavering": Traffic(is_asynchronous=True, is_wavering=True, shifts_context=True),
     "failing": Traffic(is_asynchronous=True, failures=0.02),
+    "images": Traffic(is_asynchronous=True, is_wavering=True, has_images=True, failures=0.01),
     "shifting": Traffic(shifts_context=True, has_padding=True, sends_graphs=True, failures=0.01),
 }
 
@@ -57,7 +61,8 @@ class Machine(Model):
 
     def __init__(self, traffic: Traffic, chance: random.Random, cache_kind: CacheKind) -> None:
         cells = CONTEXT + 60
-        super().__init__(2, context_size=CONTEXT, num_cells=cells, cache_kind=cache_kind)
+        order = None if traffic.has_images else 2
+        super().__init__(order, context_size=CONTEXT, num_cells=cells, cache_kind=cache_kind)
         self.traffic, self.chance = traffic, chance
         self.is_asynchronous, self.max_batch_tokens = traffic.is_asynchronous, 24
         if not traffic.has_padding or cache_kind is not CacheKind.CUT:
@@ -66,6 +71,13 @@ class Machine(Model):
 
     def launch(self, batch: Batch) -> None:
         self._may_fail()
+        if batch.media is not None:
+            chunk, offset = batch.media
+            assert isinstance(chunk, FakeChunk)
+            assert chunk.num_polls < 0, "it is not encoded"
+            assert batch.num_rows == chunk.num_cells or not chunk.is_whole
+            cells = chunk.tokens[offset : offset + batch.num_rows]
+            assert batch.tokens[: batch.num_rows].tolist() == cells
         super().launch(batch)
 
     def wait(self) -> Logits:
@@ -100,18 +112,25 @@ class Remembering(RandomController):
         super().end(seq_id, num_answered)
 
 
-def requests_of(chance: random.Random) -> list[Request]:
+def requests_of(chance: random.Random, *, has_images: bool) -> list[Request]:
     """Prompts that begin alike, of any length, for answers of any length."""
     bases = [[chance.randrange(EOS) for _ in range(90)] for _ in range(2)]
+    media: tuple[tuple[int, MediaChunk], ...] = ()
+    if has_images:
+        images = [(at, chance.randrange(5)) for at in (0, 22, 43)]
+        bases[0], media = with_pictures(bases[0][:50], *images)
     requests = []
     for index in range(NUM_REQUESTS):
         own = [chance.randrange(EOS) for _ in range(chance.randrange(1, 9))]
         sampling = SamplingParams(
             temperature=chance.choice((0.0, 0.8, 1.5)), seed=index, ignore_eos=index % 3 > 0
         )
+        base, length = chance.choice(bases), chance.choice((0, 40, 60, 91))
+        length = chunk_begin(base, length)
         request = Request(
             request_id=f"r{index}",
-            prompt=chance.choice(bases)[: chance.choice((0, 40, 60, 91))] + own,
+            prompt=base[:length] + own,
+            media=tuple(one for one in media if base is bases[0] and one[0] < length),
             sampling=sampling,
             max_tokens=chance.choice((0, 1, 8, 40)),
             cache_prompt=chance.random() < 0.9,
@@ -173,7 +192,9 @@ def test_random_traffic_leaves_everything_right(
         parallel=4,
         context_shift=traffic.shifts_context,
     )
-    requests = [r for r in requests_of(chance) if len(r.prompt) < CONTEXT]
+    images = traffic.has_images
+    requests = [r for r in requests_of(chance, has_images=images) if len(r.prompt) < CONTEXT]
+    scheduler.media = Pictures()
     waiting, answers, numbers = list(requests), dict[str, Answer](), dict[int, Request]()
     num_steps = 0
     while waiting or scheduler.has_work:
