@@ -6,13 +6,12 @@ import base64
 import struct
 import zlib
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from gguf import GGUFWriter
 
-Kind = Literal["janus_pro", "gemma3", "qwen2vl_merger"]
-KINDS: tuple[Kind, ...] = get_args(Kind)  # causal, non-causal, M-RoPE
+Kind = Literal["janus_pro", "gemma3", "qwen2vl_merger", "idefics3"]
 
 
 def projector(path: Path, kind: Kind, width: int, *, seed: int = 0) -> Path:
@@ -60,6 +59,9 @@ def projector(path: Path, kind: Kind, width: int, *, seed: int = 0) -> Path:
     if kind == "gemma3":
         tensor("mm.input_projection.weight", size, width, scale=0.2)
         writer.add_tensor("mm.soft_emb_norm.weight", np.ones(size, np.float32))
+    if kind == "idefics3":
+        tensor("mm.model.fc.weight", width, 4 * size)
+        writer.add_uint32("clip.vision.preproc_image_size", 2 * image)
     if kind == "janus_pro":
         for name, rows, columns in (("mm.0", ff, size), ("mm.1", width, ff)):
             tensor(f"{name}.weight", rows, columns, scale=0.2)

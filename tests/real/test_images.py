@@ -16,13 +16,14 @@ from tests.real.answers import Result, Setting, generate, open_setting
 from tests.real.pairs import prompt_of
 
 from headstart.app import demo
-from headstart.app.assemble import Models
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
+from headstart.types.errors import ModelError
 from headstart.types.media import MediaChunk, MediaEvent, MediaQuestion
-from headstart.types.request import Request
+from headstart.types.request import ErrorEvent, Request
 
 # a text model for each kind of projector, and hybrids, whose states cannot be cut
 TARGETS: dict[str, tuple[str, Kind]] = {
@@ -205,14 +206,15 @@ def test_a_follow_up_question_reads_only_its_new_text_and_encodes_nothing(
     image = picture(4)
     first = ask(scheduler, "a", BYTES[:9], image, BYTES, sampling=sampling(0.0))
     answer = generate(scheduler, [first])["a"].tokens
-    scheduler.media._chunks.clear()
+    media: Any = scheduler.media
+    media._chunks.clear()
     more = [*answer, *BYTES[:12]]
     second = ask(scheduler, "b", BYTES[:9], image, [*BYTES, *more], sampling=sampling(0.0))
     ((_, chunk),) = second.media
     finish = generate(scheduler, [second])["b"].finish
     assert finish is not None
     assert finish.stats.num_cached >= len(first.prompt) - 4  # a hybrid's last checkpoint
-    assert scheduler.media.find(chunk)._embeddings is None
+    assert media.find(chunk)._embeddings is None
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -268,3 +270,33 @@ def test_an_image_that_was_read_in_part_is_read_again(target: str, tmp_path: Pat
     scheduler.cancel("b")
     again = generate(scheduler, [replace(asked, request_id="c")])
     assert again["c"].tokens == expected
+
+
+def test_a_projector_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:
+    target = write_model(tmp_path / "t.gguf", "llama", changes={"embedding_length": 64})
+    (tmp_path / "cut.gguf").write_bytes(
+        projector(tmp_path / "mm.gguf", "gemma3", 64).read_bytes()[:900]
+    )
+    other = projector(tmp_path / "other.gguf", "janus_pro", 128)
+    # a tile of idefics3 stands between tokens that this vocabulary lacks; libllama would abort
+    tiles = projector(tmp_path / "tiles.gguf", "idefics3", 64)
+    for path, says in (
+        (target, "is no projector but a model of llama"),
+        (tmp_path / "cut.gguf", "cut.gguf"),
+        (other, "mismatch between text model"),
+        (tiles, "the projector of another model"),
+    ):
+        with pytest.raises(ModelError, match=says):
+            open_setting(Setting(), Models(target, None, is_demo=False, projector=path))
+
+
+def test_an_image_that_must_be_decoded_at_once_has_to_fit(tmp_path: Path) -> None:
+    config = replace(Setting(exact=True).config())
+    engine = replace(config.engine, ubatch=32, batch=32)
+    found = models(tmp_path, "qwen2vl", "qwen2vl_merger")
+    scheduler, _ = build_scheduler(replace(config, engine=engine), found)
+    assert scheduler.media is not None
+    scheduler.media.ask(MediaQuestion("q", (picture(1, 60, 60),)))
+    (event,) = scheduler.media.answers(10.0)
+    assert isinstance(event, ErrorEvent)
+    assert "--ubatch-size" in event.message

@@ -22,6 +22,7 @@ from headstart.engine.draft_context import LlamaDraftContext
 from headstart.engine.embedding import LlamaEmbedder
 from headstart.engine.encoder import EncoderEngine
 from headstart.engine.fit import Fitted, Part, fit, free_memory
+from headstart.engine.footprint import HOST
 from headstart.engine.heads import read_facts, why_not
 from headstart.engine.media import Projector
 from headstart.engine.model import Model
@@ -135,7 +136,15 @@ def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = 
     mtp = heads is not None and heads.is_in_target
     reads_states = heads is not None or (draft is not None and drafters.reads_states(draft))
     part = Part(models.target, replace(config.engine, mtp=mtp), limits, is_asked, reads_states)
-    assumed = (lambda: free_memory() | dict(free)) if free else None
+
+    def assumed() -> dict[str, int]:
+        found = free_memory() | dict(free or {})
+        if models.projector is not None:  # libmtmd does not tell what it will take
+            gpus = [name for name in found if name != HOST]
+            is_on_gpu = bool(gpus) and config.images.mmproj_offload
+            found[gpus[0] if is_on_gpu else HOST] -= 5 * models.projector.stat().st_size // 4
+        return found
+
     return fit(part, beside, free=assumed)
 
 

@@ -32,9 +32,15 @@ from headstart.types.request import ErrorEvent, error_event
 
 log = logging.getLogger(__name__)
 
-_TEXT, _IMAGE = 0, 1  # libmtmd's kinds of chunks
+_TEXT = 0  # libmtmd's kind of a chunk that is no image
 _MARKER = b"<__media__>"
 _MOST_BYTES = 512 << 20  # of pixels and embeddings that no request uses
+_SAMPLES = (
+    (64, 64),
+    (2048, 1024),
+)  # sizes of images: one that is not cut into tiles, one that may be
+_MOST_FILES = 4096  # whose parts are known
+_CELL_PIXELS = 3 * 28**2  # numbers of them that become a cell, in many models
 # what these make of an image depends on what stands before it in the prompt
 _NOT_ALONE = ("deepseek4v", "hunyuanvl")
 
@@ -55,8 +61,8 @@ class LlamaChunk:
 
     @property
     def num_bytes(self) -> int:
-        """About what it holds: pixels of a cell take as much as its embedding."""
-        return 4 * self.num_cells * self._projector.width
+        """About what it holds: pixels, or embeddings."""
+        return 4 * self.num_cells * max(self._projector.width, _CELL_PIXELS)
 
     def is_ready(self) -> bool:
         if self._embeddings is None:
@@ -134,7 +140,15 @@ class Projector:
         self._model = model  # it is used for as long
         self._thread = ThreadPoolExecutor(1, "headstart-images")
         self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # the one used last is last
+        self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # by file; likewise
         self._questions: dict[str, Future[tuple[tuple[MediaPart, ...], ...]]] = {}
+        for width, height in _SAMPLES:  # libllama aborts on a token that it does not have
+            for piece in self._pieces(mtmd.mtmd_bitmap_init(width, height, None)):
+                if -1 in (_text_of(piece) or ()):
+                    raise ModelError(
+                        f"{path} puts tokens around images that {model.path.name} does not have: "
+                        "it is the projector of another model"
+                    )
 
     @staticmethod
     def _check_kind(path: Path) -> None:
@@ -192,17 +206,32 @@ class Projector:
 
     def _forget(self) -> None:
         """Drop the chunks that were used longest ago; requests hold their own."""
-        held = sum(chunk.num_bytes for chunk in self._chunks.values())
+        held = sum(
+            [chunk.num_bytes for chunk in list(self._chunks.values())]
+        )  # the thread adds some
         while held > _MOST_BYTES and len(self._chunks) > 1:
             held -= self._chunks.popitem(last=False)[1].num_bytes
 
     def _read_all(self, question: MediaQuestion) -> tuple[tuple[MediaPart, ...], ...]:
-        owner = question.namespace.encode()
-        return tuple(tuple(self._read(image, owner)) for image in question.images)
+        salt = blake2b(self._id + question.namespace.encode()).digest()
+        return tuple(self._read(image, salt) for image in question.images)
 
-    def _read(self, image: bytes, owner: bytes) -> Iterator[MediaPart]:
+    def _read(self, image: bytes, salt: bytes) -> tuple[MediaPart, ...]:
         """What one file becomes: as in a prompt that consists of it alone."""
-        chunks, bitmap = mtmd.mtmd_input_chunks_init(), self._bitmap(image)
+        key = blake2b(image, digest_size=16, key=salt).digest()
+        parts = self._parts.pop(key, ())
+        keys = [part.key for part in parts if isinstance(part, MediaChunk)]
+        if not keys or not all(one in self._chunks for one in keys):
+            pieces = enumerate(self._pieces(self._bitmap(image)))
+            parts = tuple(self._part(piece, key + b"%d" % index) for index, piece in pieces)
+        self._parts[key] = parts
+        while len(self._parts) > _MOST_FILES:
+            self._parts.popitem(last=False)
+        return parts
+
+    def _pieces(self, bitmap: Any) -> Iterator[Any]:
+        """libmtmd's chunks of an image, which is freed behind the last one."""
+        chunks = mtmd.mtmd_input_chunks_init()
         try:
             text = mtmd.mtmd_input_text(_MARKER, len(_MARKER), False, True)
             bitmaps = (ctypes.c_void_p * 1)(bitmap)
@@ -211,19 +240,14 @@ class Projector:
                     f"an image cannot be used with this model: {library.take_errors()}"
                 )
             for index in range(mtmd.mtmd_input_chunks_size(chunks)):
-                one = mtmd.mtmd_input_chunks_get(chunks, index)
-                salt = blake2b(b"%b\0%b\0%d" % (self._id, owner, index)).digest()
-                key = blake2b(image, digest_size=16, key=salt).digest()
-                yield self._part(one, key)
+                yield mtmd.mtmd_input_chunks_get(chunks, index)
         finally:
             mtmd.mtmd_bitmap_free(bitmap)
             mtmd.mtmd_input_chunks_free(chunks)
 
     def _part(self, one: Any, key: bytes) -> MediaPart:
-        if mtmd.mtmd_input_chunk_get_type(one) == _TEXT:
-            size = ctypes.c_uint64()
-            tokens = mtmd.mtmd_input_chunk_get_tokens_text(one, ctypes.byref(size))
-            return tuple(tokens[: size.value])
+        if (tokens := _text_of(one)) is not None:
+            return tokens
         if (chunk := self._chunks.get(key)) is None:
             is_causal = not mtmd.mtmd_decode_use_non_causal(self._context, one)
             chunk = LlamaChunk(self, mtmd.mtmd_input_chunk_copy(one), is_causal)
@@ -247,6 +271,15 @@ class Projector:
                 "an image cannot be read: its file is damaged; send it as PNG or JPEG"
             )
         return found.bitmap
+
+
+def _text_of(piece: Any) -> tuple[int, ...] | None:
+    """The tokens of a piece of text; None of an image."""
+    if mtmd.mtmd_input_chunk_get_type(piece) != _TEXT:
+        return None
+    size = ctypes.c_uint64()
+    tokens = mtmd.mtmd_input_chunk_get_tokens_text(piece, ctypes.byref(size))
+    return tuple(tokens[: size.value])
 
 
 def _positions(pointer: Any, num_cells: int) -> NDArray[np.int32]:

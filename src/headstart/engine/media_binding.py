@@ -88,6 +88,7 @@ class mtmd_input_text(Structure):
 
 functions: dict[str, tuple[Any, ...]] = {
     "mtmd_bitmap_free": (None, c_void_p),
+    "mtmd_bitmap_init": (c_void_p, c_uint32, c_uint32, POINTER(c_uint8)),
     "mtmd_context_params_default": (mtmd_context_params,),
     "mtmd_decode_use_mrope": (c_bool, c_void_p),
     "mtmd_decode_use_non_causal": (c_bool, c_void_p, c_void_p),
