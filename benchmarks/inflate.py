@@ -228,6 +228,13 @@ class Tensor:
         return _row_bytes(math.prod(self.shape), self.type)
 
 
+Arrange = Callable[[Floats], Floats]
+
+
+def _as_is(weights: Floats) -> Floats:
+    return weights
+
+
 class Inflation:
     """The tensors of the big model, in file order."""
 
@@ -244,47 +251,29 @@ class Inflation:
         yield self._norm("output_norm.weight")
         yield self._padded("output.weight", vocab, self.big.width)
         for layer in range(self.big.num_layers):
-            yield from (
-                self._kept_layer(layer) if layer < self.small.num_layers else self._new_layer(layer)
-            )
+            yield from self._layer(f"blk.{layer}.", is_new=layer >= self.small.num_layers)
 
-    def _kept_layer(self, layer: int) -> Iterator[Tensor]:
-        big, prefix = self.big, f"blk.{layer}."
+    def _layer(self, prefix: str, *, is_new: bool) -> Iterator[Tensor]:
+        """A layer of the small model, or one that adds nothing."""
+        big, norm = self.big, self._ones if is_new else self._norm
         query_width, kv_width = big.num_heads * self.head_size, big.num_kv_heads * self.head_size
-        yield self._norm(prefix + "attn_norm.weight")
-        yield self._padded(prefix + "attn_q.weight", query_width, big.width, self._move_heads)
-        yield self._padded(prefix + "attn_k.weight", kv_width, big.width)
-        yield self._padded(prefix + "attn_v.weight", kv_width, big.width)
-        yield self._padded(
+        read = self._random if is_new else self._padded
+        write = self._zeros if is_new else self._padded
+        yield norm(prefix + "attn_norm.weight")
+        yield read(prefix + "attn_q.weight", query_width, big.width, self._move_heads)
+        yield read(prefix + "attn_k.weight", kv_width, big.width)
+        yield read(prefix + "attn_v.weight", kv_width, big.width)
+        yield write(
             prefix + "attn_output.weight", big.width, query_width, lambda x: self._move_heads(x.T).T
         )
-        yield self._norm(prefix + "ffn_norm.weight")
-        yield self._padded(prefix + "ffn_gate.weight", big.ff_width, big.width)
-        yield self._padded(prefix + "ffn_up.weight", big.ff_width, big.width)
-        yield self._padded(prefix + "ffn_down.weight", big.width, big.ff_width)
+        yield norm(prefix + "ffn_norm.weight")
+        yield read(prefix + "ffn_gate.weight", big.ff_width, big.width)
+        yield read(prefix + "ffn_up.weight", big.ff_width, big.width)
+        yield write(prefix + "ffn_down.weight", big.width, big.ff_width)
 
-    def _new_layer(self, layer: int) -> Iterator[Tensor]:
-        big, prefix = self.big, f"blk.{layer}."
-        query_width, kv_width = big.num_heads * self.head_size, big.num_kv_heads * self.head_size
-        yield Tensor(
-            prefix + "attn_norm.weight",
-            (big.width,),
-            F32,
-            lambda: _bytes(np.ones(big.width, np.float32)),
-        )
-        yield self._random(prefix + "attn_q.weight", query_width, big.width)
-        yield self._random(prefix + "attn_k.weight", kv_width, big.width)
-        yield self._random(prefix + "attn_v.weight", kv_width, big.width)
-        yield self._zeros(prefix + "attn_output.weight", big.width, query_width)
-        yield Tensor(
-            prefix + "ffn_norm.weight",
-            (big.width,),
-            F32,
-            lambda: _bytes(np.ones(big.width, np.float32)),
-        )
-        yield self._random(prefix + "ffn_gate.weight", big.ff_width, big.width)
-        yield self._random(prefix + "ffn_up.weight", big.ff_width, big.width)
-        yield self._zeros(prefix + "ffn_down.weight", big.width, big.ff_width)
+    def _ones(self, name: str) -> Tensor:
+        width = self.big.width
+        return Tensor(name, (width,), F32, lambda: _bytes(np.ones(width, np.float32)))
 
     def _norm(self, name: str) -> Tensor:
         def make() -> Encoded:
@@ -296,9 +285,7 @@ class Inflation:
 
         return Tensor(name, (self.big.width,), F32, make)
 
-    def _padded(
-        self, name: str, rows: int, columns: int, arrange: Callable[[Floats], Floats] = lambda x: x
-    ) -> Tensor:
+    def _padded(self, name: str, rows: int, columns: int, arrange: Arrange = _as_is) -> Tensor:
         def make() -> Encoded:
             canvas = np.zeros((rows, _row_bytes(columns, self.type)), np.uint8)
             small = self._encode(arrange(self.source.weights(name)))
@@ -307,7 +294,7 @@ class Inflation:
 
         return Tensor(name, (rows, columns), self.type, make)
 
-    def _random(self, name: str, rows: int, columns: int) -> Tensor:
+    def _random(self, name: str, rows: int, columns: int, _: Arrange = _as_is) -> Tensor:
         def make() -> Encoded:
             if columns not in self.random:
                 values = np.random.default_rng(columns).standard_normal(
@@ -318,13 +305,9 @@ class Inflation:
 
         return Tensor(name, (rows, columns), self.type, make)
 
-    def _zeros(self, name: str, rows: int, columns: int) -> Tensor:
-        return Tensor(
-            name,
-            (rows, columns),
-            self.type,
-            lambda: np.zeros((rows, _row_bytes(columns, self.type)), np.uint8),
-        )
+    def _zeros(self, name: str, rows: int, columns: int, _: Arrange = _as_is) -> Tensor:
+        shape = (rows, _row_bytes(columns, self.type))
+        return Tensor(name, (rows, columns), self.type, lambda: np.zeros(shape, np.uint8))
 
     def _move_heads(self, queries: Floats) -> Floats:
         """Place query heads, shape (num_heads * head_size, any), where each keeps its KV head."""

@@ -11,6 +11,7 @@ from headstart.app.assemble import WARM_UP_SECONDS
 from headstart.app.speculation import make_speculator, needs_draft_model
 from headstart.config import SchedulerConfig, SpeculationConfig
 from headstart.control.controller import Controller
+from headstart.extras.bench.arms import read_settings
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
@@ -22,7 +23,6 @@ from headstart.types.errors import ConfigError, HeadstartError
 from headstart.types.request import ErrorEvent, FinishEvent, Request, RequestStats, TokenEvent
 from headstart.types.state_batch import DraftContext
 
-DRAFT_MODEL = "draft-model"
 LONGEST_DRAFT = 32  # tokens that any arm may verify in a step and slot
 
 
@@ -34,7 +34,6 @@ class Arm:
     types: tuple[str, ...] = ()
     mode: str = "fixed"
     draft_max: int | None = None
-    sampling: str = "auto"  # of a draft model
 
     def config(self) -> SpeculationConfig:
         """As on the command line."""
@@ -43,7 +42,6 @@ class Arm:
             spec_type=",".join(self.types) or None,
             draft_max=self.draft_max,
             spec_state="none",
-            options={DRAFT_MODEL: {"sampling": self.sampling}} if DRAFT_MODEL in self.types else {},
         )
 
 
@@ -51,23 +49,20 @@ OFF = Arm("off", mode="off")
 
 
 def parse_arm(name: str) -> Arm:
-    """From "off", "suffix,draft-model@4" (a fixed length) or "auto:suffix,draft-model".
+    """As --settings of headstart bench names them; "off" too.
 
     Raises:
         ConfigError: it is none of these, or names a speculator that does not exist.
     """
     if name == OFF.name:
         return OFF
-    mode, _, rest = name.rpartition(":")
-    listed, _, length = rest.partition("@")
-    types = tuple(listed.split(","))
-    if mode not in ("", "auto") or not (length.isdecimal() if mode == "" else rest == listed):
-        raise ConfigError(f"{name!r} is no way of drafting; write off, TYPES@LENGTH or auto:TYPES")
-    if unknown := [one for one in types if one not in SPECULATORS]:
+    wishes = next(iter(read_settings(name).values()), {}).get("speculative", {})
+    types = tuple(wishes.get("types", ()))
+    if unknown := [one for one in types or (name,) if one not in SPECULATORS]:
         raise ConfigError(
             f"{name!r} names {unknown[0]!r}; there are {', '.join(sorted(SPECULATORS))}"
         )
-    return Arm(name, types, mode or "fixed", int(length) if length else None)
+    return Arm(name, types, wishes["mode"], wishes.get("n_max"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

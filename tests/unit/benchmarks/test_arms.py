@@ -48,22 +48,17 @@ def test_off_is_an_arm_without_speculators() -> None:
         "auto",
         "auto:",
         "suffix",
-        "suffix@",
         "suffix@-1",
-        "suffix@four",
-        "suffix@4@5",
         "@4",
-        "off@4",
         "suffix,@4",
         "auto:suffix@4",
-        "fixed:suffix@4",
         "auto:auto:suffix",
         "nonesuch@4",
         "auto:suffix,nonesuch",
     ],
 )
 def test_other_names_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"no way of drafting|there are"):
+    with pytest.raises(ConfigError, match=r"--settings names|there are"):
         parse_arm(name)
 
 
