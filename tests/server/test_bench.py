@@ -86,6 +86,7 @@ def test_tune_needs_a_place_for_the_profile() -> None:
         (["--users", "0"], "numbers from 1 on"),
         (["--temperatures", "warm"], "numbers from 0 on"),
         (["--error", "0"], "above 0"),
+        (["--svg", "/nowhere/speed.svg"], "make it first"),
         (["--settings", "suffix"], "SPECULATORS@LENGTH"),
         (["--settings", "@0"], "names '@0'"),
         (["--prompts", "/nowhere.txt"], "cannot read /nowhere.txt"),

@@ -152,6 +152,8 @@ def read_cells(options: BenchOptions, parallel: int, origin: str) -> list[Cell]:
     """
     if options.error <= 0.0:
         raise ConfigError("--error must be above 0")
+    if options.svg is not None and not Path(options.svg).absolute().parent.is_dir():
+        raise ConfigError(f"--svg {options.svg}: there is no such folder; make it first")
     if options.prompts is not None:
         names = ["prompts"]
     else:
