@@ -25,7 +25,7 @@ from headstart.extras.bench.report import table_head, table_row
 from headstart.sampling import SamplingParams
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.state import GrammarState
-from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.sampling.sampler import Sampler
 from headstart.testing import FakeEngine
 from headstart.types.constraint import Constraint, ConstraintKind

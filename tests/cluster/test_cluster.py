@@ -20,7 +20,7 @@ import pytest
 
 from headstart.config import ServerConfig
 from headstart.extras.cluster import deploy
-from headstart.extras.cluster.options import ClusterOptions
+from headstart.extras.cluster.command import ClusterOptions
 
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.timeout(300)]
 

@@ -12,7 +12,7 @@ from tests.heads import CYCLE
 from tests.real.answers import Setting, different, generate, open_setting
 from tests.real.pairs import RANDOM, RIGHT, ask, prompt_of, text_after
 from tests.real.support import byte_requests
-from tests.unit.scheduler.test_heads_behind_texts import Continuing, num_behind_texts
+from tests.unit.scheduler.test_hidden_states import Continuing, num_behind_texts
 
 from headstart.app import saved_control
 from headstart.app.assemble import Models, build_scheduler

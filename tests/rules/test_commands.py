@@ -7,12 +7,15 @@ import re
 import shlex
 import subprocess
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
-from tests.rules.source import ROOT
+from tests.rules.source import PACKAGE, ROOT
 
 from headstart.app.cli.main import main
+from headstart.config import Config
 
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # what a server with a plain text model and no extras answers instead of 200
@@ -96,3 +99,28 @@ def test_a_command_of_ours_is_accepted(
     if "bigram" in command:
         pytest.skip("the reader writes this speculator first")
     assert main([*arguments[:place], "--print-config", *arguments[place:]]) == 0
+
+
+READ_TOGETHER = {
+    "draft_engine": "laid over the target's settings as a whole",
+    "chat": "read through the methods of its class",
+    "sampling": "become the defaults of request fields of the same name",
+}
+
+
+def test_every_setting_is_read_outside_config_and_command_line() -> None:
+    readers = [
+        path.read_text("utf-8")
+        for path in PACKAGE.rglob("*.py")
+        if path.parent.name not in ("cli", "config") or path.name == "logs.py"
+    ]
+    text = "\n".join(readers)
+    unread = [
+        f"{part}.{field.name}"
+        for part, kind in get_type_hints(Config).items()
+        for field in fields(kind)
+        if part not in READ_TOGETHER
+        # a field of requests may have the same name
+        and not re.search(rf"(?<!body)(?<!request)(?<!defaults)\.{field.name}\b", text)
+    ]
+    assert unread == []

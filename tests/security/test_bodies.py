@@ -5,14 +5,32 @@ the neighbour's stream is whole.
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tests.harness import SIZE as LETTERS
+from tests.harness import Model as Letters
+from tests.harness import make_scheduler, play
+from tests.real.test_filters import MODEL, SIZE, Filtering, logits_of
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.server_process import Server
 from tests.server.serving import serving
+
+from headstart.engine.filters import LlamaFilters
+from headstart.sampling.sampler import Sampler
+from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.speculators.base import Speculator
+from headstart.testing import FakeEngine
+from headstart.types import Draft, DraftRequest
+from headstart.types.errors import InvalidParameterError
+from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 LARGE = {
     "int32": 2**31 - 1,
@@ -139,3 +157,163 @@ def test_the_real_engine_lives_through_large_numbers(tmp_path):
                 assert response.status_code in (200, 400, 501), (field, number, response.text)
         assert server.engine_pid() == pid
         assert client.post("/completion", json=known).json()["content"] == text
+
+
+ROOT = Path(__file__).parents[2]
+WINDOWS = """
+import resource
+from headstart.app import demo
+from headstart.config import EngineConfig
+from headstart.engine.filters import LlamaFilters
+from headstart.engine.model import Model
+from headstart.types.sampling_params import SamplingParams
+
+vocab = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True).vocab
+used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**28, used + 2**28))
+most = 2**31 - 1
+LlamaFilters(vocab, 512, SamplingParams(repeat_penalty=1.1, repeat_last_n=most))
+LlamaFilters(vocab, 512, SamplingParams(dry_multiplier=1.0, dry_penalty_last_n=most))
+print("lived")
+"""
+
+
+def refusal(client, **fields):
+    started = time.process_time()
+    response = client.post("/completion", json={"prompt": "a"} | fields)
+    assert time.process_time() - started < 2
+    assert response.status_code == 400
+    return response.json()["error"]["message"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits the address space")
+def test_a_window_of_two_thousand_million_tokens_takes_no_more_memory_than_the_context() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", WINDOWS], capture_output=True, text=True, timeout=60
+    )
+    assert run.stdout == "lived\n", (run.returncode, run.stderr[-2000:])
+
+
+def test_a_window_larger_than_the_context_gives_the_same_tokens() -> None:
+    def choices(last_n: int) -> list[int]:
+        params = SamplingParams(temperature=0, repeat_penalty=3.0, repeat_last_n=last_n)
+        one, tokens = Sampler(params, Filtering(SIZE), MODEL.vocab.eog_ids), []
+        for position in range(60):
+            tokens.append(one.sample(logits_of(position // 6), position))
+            one.read(tokens[-1:])
+        return tokens
+
+    assert choices(2**31 - 1) == choices(-1) == choices(512)
+
+
+def test_the_breakers_of_a_second_request_are_not_searched_for_again() -> None:
+    breakers = tuple(f"breaker {i}" for i in range(32))
+    params = SamplingParams(dry_multiplier=1.0, dry_sequence_breakers=breakers)
+    seconds = []
+    for _ in range(4):
+        started = time.process_time()
+        LlamaFilters(MODEL.vocab, 512, params)
+        seconds.append(time.process_time() - started)
+    assert min(seconds[1:]) < seconds[0] / 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"dry_sequence_breakers": ["x"] * 12_000}, "dry_sequence_breakers holds 12000 texts"),
+        ({"dry_sequence_breakers": ["x" * 5000]}, "5000 bytes but at most 256"),
+        ({"samplers": "k" * 4_000_000}, "samplers holds 4000000 entries but at most 32"),
+        ({"samplers": ["top_k"] * 20_000}, "samplers holds 20000 entries"),
+        ({"logit_bias": [[5, 1]] * 100_000}, "logit_bias holds 100000 entries but at most 258"),
+        ({"logit_bias": {"a" * 9000: 1}}, "9000 bytes but at most 1024"),
+        ({"stop": ["a"] * 20_000}, "stop holds 20000 texts but at most 64"),
+        ({"speculative": {"types": ["x"] * 20_000}}, "speculative.types holds 20000 entries"),
+        ({"speculative": {"types": "x," * 50_000}}, "100000 characters"),
+        ({"response_fields": ["a/b"] * 20_000}, "response_fields holds 20000 entries"),
+        ({"n_probs": 10**5}, "n_probs is 100000 but must be from 0 to 258"),
+        ({"logprobs": 10**6}, "logprobs is 1000000 but must be from 0 to 258"),
+    ],
+)
+def test_a_list_that_no_honest_client_sends_is_refused_at_once(client, fields, says):
+    assert says in refusal(client, **fields)
+
+
+def test_longer_lists_than_anybody_needs_are_taken(client):
+    for fields in (
+        {"dry_sequence_breakers": ["\n", ":", '"', "*", "<|im_end|>", "User:", "Bot:"]},
+        {"samplers": "edskypmxt"},
+        {"logit_bias": [[token, -100] for token in range(258)]},
+        {"n_probs": 20},
+    ):
+        assert client.post("/completion", json={"prompt": "a"} | fields).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("sent", "kept"), [(1e308, 1e30), (-1e308, -1e30), (100, 100.0), (2**60, float(2**60))]
+)
+def test_a_bias_beyond_float32_is_clamped(sent, kept):
+    worker = FakeWorker()
+    with serving(worker) as client:
+        body = {"prompt": "a", "logit_bias": [[5, sent]]}
+        assert client.post("/completion", json=body).status_code == 200
+        twice = {"prompt": "a", "logit_bias": [[5, sent], [5, sent]]}
+        assert client.post("/completion", json=twice).status_code == 200
+    once, double = (request.sampling.logit_bias[5] for request in worker.requests)
+    assert once == kept
+    assert double == max(-1e30, min(1e30, 2 * kept))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-38, 0.8, 100.0])
+@pytest.mark.parametrize("bias", [1e30, -1e30, 3e38, float("-inf")])
+def test_no_bias_and_no_temperature_makes_a_guess_of_no_number(temperature, bias):
+    engine = FakeEngine(64)
+    params = SamplingParams(temperature=temperature, logit_bias={3: bias, 4: -bias}, top_k=0)
+    one = Sampler(params, engine, ())
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        for position in range(20):
+            choice = one.couple(engine.logits_after([position]), position)
+            assert 0.0 < choice.coupled_probability <= 1.0
+            assert 0.0 < choice.argmax_probability <= 1.0
+            _, p = one.probabilities(engine.logits_after([position]), position)
+            assert abs(p.sum() - 1.0) < 1e-9
+
+
+class WithNan(Speculator):
+    """Its draft for sequence 1 has a score that is no number."""
+
+    name = "with-nan"
+
+    def propose(self, requests):
+        return [Draft([1, 2], [float("nan") if r.seq_id == 1 else 0.5] * 2) for r in requests]
+
+
+def draft_request(seq_id: int) -> DraftRequest:
+    return DraftRequest(seq_id=seq_id, tokens=[1, 2, 3], max_tokens=4)
+
+
+def test_numbers_that_one_request_spoiled_leave_the_others_their_drafts():
+    guarded = GuardedSpeculator(WithNan(), vocab_size=32)
+    drafts = guarded.propose([draft_request(seq_id) for seq_id in range(4)])
+    assert [len(draft.tokens) for draft in drafts] == [2, 0, 2, 2]
+    assert guarded.failed == {1}
+    assert "not all finite" in guarded.failure
+
+
+def test_a_request_that_bans_every_token_is_an_error_and_not_question_marks():
+    params = SamplingParams(logit_bias=dict.fromkeys(range(16), float("-inf")))
+    for temperature in (0.0, 1.0):
+        for top_k in (0, 5, 40):
+            one = Sampler(replace(params, temperature=temperature, top_k=top_k), FakeEngine(16), ())
+            with pytest.raises(InvalidParameterError, match="no token is left"):
+                one.sample(FakeEngine(16).logits_after([1]), 1)
+
+
+def test_a_request_that_bans_every_token_ends_alone():
+    banned = SamplingParams(logit_bias=dict.fromkeys(range(LETTERS), float("-inf")))
+    honest = Request(request_id="honest", prompt=(1, 2), max_tokens=8)
+    answers = play(
+        make_scheduler(Letters(order=1)),
+        [replace(honest, request_id="banned", sampling=banned), honest],
+    )
+    assert answers["banned"].reason == "InvalidParameterError"
+    assert answers["honest"].finish is not None

@@ -11,7 +11,7 @@ from tests.unit.text.vocabulary import real
 
 from headstart.app import demo
 from headstart.config import EngineConfig
-from headstart.engine import long_text, vocab
+from headstart.engine import vocab
 from headstart.engine.model import Model
 from headstart.engine.vocab import LlamaVocab
 from headstart.structures.interruption import watched
@@ -30,9 +30,8 @@ def texts_of(one: LlamaVocab, seed: int) -> bytes:
 
 
 def check_same(one: LlamaVocab, monkeypatch) -> int:
-    for module in (long_text, vocab):
-        monkeypatch.setattr(module, "PART_BYTES", 256)
-    monkeypatch.setattr(long_text, "FEW_MARKERS", 10)
+    monkeypatch.setattr(vocab, "PART_BYTES", 256)
+    monkeypatch.setattr(vocab, "FEW_MARKERS", 10)
     num_parts = 0
     for seed in range(3):
         raw = texts_of(one, seed)
@@ -78,4 +77,4 @@ def test_forty_thousand_messages_take_a_linear_time_and_can_be_stopped():
 
 def test_markers_that_may_overlap_are_not_cut_at():
     overlapping = [b"<a>", b"<a><b>", b"\n\n", b"\n\n\n", b"ab", b"bc", b" <c>", b"<d>", b"aa"]
-    assert long_text._not_overlapping(overlapping) == {b"<d>", b"<a><b>"}
+    assert vocab._not_overlapping(overlapping) == {b"<d>", b"<a><b>"}

@@ -10,9 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from headstart.types import ModelInfo
-from headstart.types.counters import Counters
 from headstart.types.errors import HeadstartError
-from headstart.types.report import SlotReport, SpeculatorReport, WorkerInfo, WorkerReport
+from headstart.types.report import Counters, SlotReport, SpeculatorReport, WorkerInfo, WorkerReport
 from headstart.types.request import (
     EmbeddingEvent,
     Event,

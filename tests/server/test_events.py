@@ -16,8 +16,8 @@ from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.server import events
-from headstart.server.counterfactual import counterfactual
 from headstart.server.events import SPEED_SECONDS, _Speed, num_tokens
+from headstart.server.results import counterfactual
 from headstart.structures.rss import resident_bytes
 from headstart.types.report import SlotReport, WorkerReport
 from headstart.types.request import Request, TokenEvent, VerifiedDraft

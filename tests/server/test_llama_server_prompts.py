@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE
 
 from headstart.config import ChatConfig
 from headstart.server.conversation import render_chat
 from headstart.server.native_answer import generation_settings
-from headstart.server.schemas import ChatBody
+from headstart.server.schemas import ChatBody, CompletionBody, NativeBody
 from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.chat_template import ChatTemplate
 from headstart.types.errors import HeadstartError
@@ -107,3 +109,47 @@ def test_sampling_parameters_have_llama_servers_defaults():
 
 def test_every_name_of_llama_server_is_known():
     assert recording()["built_in"].keys() == BUILT_IN_TEMPLATES.keys()
+
+
+ROUTES = {
+    "/v1/chat/completions": ChatBody,
+    "/v1/completions": CompletionBody,
+    "/completion": NativeBody,
+}
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=9)
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@pytest.mark.parametrize("path", ROUTES)
+@settings(
+    max_examples=40,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_no_body_makes_the_server_fail(client, path, data):
+    body_class: Any = ROUTES[path]
+    names = st.sampled_from([*body_class.model_fields, "speculative.n_max", "speculative.type"])
+    body = {"messages": [{"role": "user", "content": "a"}], "prompt": "a"} | data.draw(
+        st.dictionaries(names, VALUES, max_size=4)
+    )
+    try:
+        response = client.post(path, json=body)
+    except (ValueError, UnicodeEncodeError):
+        return  # the client cannot write it
+    if response.status_code != 200:
+        error = response.json()["error"]
+        assert response.status_code == error["code"] == 400
+        assert error["message"]

@@ -18,7 +18,7 @@ from tests.server.test_embeddings import settings
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import EmbeddingConfig
-from headstart.server.ollama_body import OllamaChatBody, chat_body
+from headstart.server.ollama_dialect import OllamaChatBody, chat_body
 from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.request import Request
 

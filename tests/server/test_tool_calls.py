@@ -14,9 +14,8 @@ from tests.templates.conversations import TOOLS
 from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
-from headstart.types.constraint import ConstraintKind, ThoughtMarks
+from headstart.types.constraint import NO_LIMIT, ConstraintKind, ThoughtMarks
 from headstart.types.request import ThoughtsEndEvent
-from headstart.types.thought_limit import NO_LIMIT
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = """\

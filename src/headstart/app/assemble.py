@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.app.model_files import Models as Models
 from headstart.app.model_files import find_models as find_models
-from headstart.app.parent import Parent
+from headstart.app.process import Parent
 from headstart.config import Config, EngineConfig
 from headstart.config.fields import listed
 from headstart.structures.entry_points import load
@@ -98,9 +98,9 @@ def build_scheduler(
     from headstart.engine import library
     from headstart.engine.machine import available_memory
     from headstart.sampling.grammar.compiler import GrammarCompiler
-    from headstart.scheduler.adapter_turns import AdapterTurns
     from headstart.scheduler.kept_slots import keep_slots
     from headstart.scheduler.scheduler import Scheduler
+    from headstart.scheduler.turns import AdapterTurns
     from headstart.types.report import EmbeddingInfo, WorkerInfo
     from headstart.worker.embedding import EmbeddingQueue
 

@@ -16,7 +16,7 @@ from headstart.app.model_files import Models
 from headstart.config import Config
 from headstart.control.controller import Controller
 from headstart.control.state import ModelId, claim_state, why_unusable
-from headstart.structures.cache_folder import cache_folder
+from headstart.structures.atomic import cache_folder
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)

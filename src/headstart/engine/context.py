@@ -2,12 +2,12 @@
 
 Limits that libllama enforces by aborting the process are checked here or hold by construction:
 rows <= n_batch, outputs <= n_outputs_max, sequence ids < n_seq_max, partial copies only in a
-unified cache.
-"""
+unified cache."""
 
 from __future__ import annotations
 
 import ctypes
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from time import perf_counter
@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine import sequence_files
 from headstart.engine.adapters import apply_adapters
-from headstart.engine.asynchrony import Asynchrony
 from headstart.engine.c_batch import c_batch
 from headstart.engine.cache_rules import CacheRules
 from headstart.engine.devices import attention_tile
@@ -362,3 +361,34 @@ class LlamaEngine(Sequences):
 
     def __del__(self) -> None:
         self.close()
+
+
+NUM_DECODES = 9  # the last ones, which decide
+LEAST_SHARE = 0.25  # of a decode's time that is spent waiting for its result; 0.00 on a processor
+
+
+class Asynchrony:
+    """Whether llama_decode returns before the device has finished, found out by timing it.
+
+    A GPU computes by itself, unless the last layer is left to the processor, as it is beside RPC
+    workers. The processor's own backend has finished when llama_decode returns. libllama does not
+    say which it is. Judges by the last informative decodes; not proven until there are enough.
+    """
+
+    def __init__(self) -> None:
+        self.is_proven = False
+        self._had_waits = deque[bool](maxlen=NUM_DECODES)
+
+    def observe(self, decode_seconds: float, aside_seconds: float, wait_seconds: float) -> None:
+        """One llama_decode took so long, then something else, then waiting for the logits.
+
+        The device may have finished at any time while something else was done. A decode whose
+        verdict depends on when is ignored.
+        """
+        total = decode_seconds + aside_seconds + wait_seconds
+        had_to_wait = wait_seconds > LEAST_SHARE * total
+        if not had_to_wait and aside_seconds + wait_seconds > LEAST_SHARE * total:
+            return
+        self._had_waits.append(had_to_wait)
+        if len(self._had_waits) == NUM_DECODES:
+            self.is_proven = 2 * sum(self._had_waits) > NUM_DECODES

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from headstart.structures.cache_folder import cache_folder
+from headstart.structures.atomic import cache_folder
 from headstart.types.errors import ConfigError
 
 VARIABLES = ("HEADSTART_LIBLLAMA", "LLAMA_CPP_LIB_PATH")  # a folder, or the file in it

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from headstart.text.vocabulary.encoder import num_incomplete
-from headstart.types.thought_limit import NO_LIMIT, ThoughtLimit
+from headstart.types.constraint import NO_LIMIT, ThoughtLimit
 
 
 class ThoughtCounter:

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.sampling.logprobs import filtered_logprobs, token_logprobs
-from headstart.sampling.verify import Note, emit
+from headstart.sampling.verify import Note, emit, filtered_logprobs, token_logprobs
 from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_cache import PromptCache

@@ -16,9 +16,9 @@ from headstart.scheduler.sequence import Cells, Sequence
 from headstart.structures.checkpoints import unpack
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import CacheKind, Engine
-from headstart.types.counters import Counters
 from headstart.types.errors import CapacityError, EngineError
 from headstart.types.media import chunk_begin
+from headstart.types.report import Counters
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 from headstart.control.controller import Controller
 from headstart.control.values import Allowance, ModelDraftCall, ModelSlot
-from headstart.sampling.grammar.draft_legality import StateLegality
 from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.offers import askable, consider, is_fixed
@@ -206,7 +205,7 @@ def _requests(plan: StepPlan, granted: list[_Granted]) -> Iterator[list[DraftReq
         before = plan.drafts[one.index] if one.lead is not None else []
         legality = None
         if text.legality is not None:
-            legality = StateLegality.behind(text.legality, before)
+            legality = text.legality.after(before)
         if before:
             lent.append((text.words, len(text.words)))
             text.words.grow(before)

@@ -15,8 +15,7 @@ from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, StepRecord
 from headstart.types import DraftMode
-from headstart.types.counters import Counters
-from headstart.types.report import SpeculatorReport
+from headstart.types.report import Counters, SpeculatorReport
 from headstart.types.request import (
     Event,
     FinishEvent,

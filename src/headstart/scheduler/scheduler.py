@@ -14,7 +14,7 @@ import numpy as np
 
 from headstart.config import SchedulerConfig
 from headstart.scheduler import admission, batching, slot_actions
-from headstart.scheduler.checkpoints import choose_pauses
+from headstart.scheduler.admission import TenantTurns, find_largest, find_surplus
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
@@ -22,18 +22,17 @@ from headstart.scheduler.host_cache import HostCache
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.kept_slots import KeptSlots
 from headstart.scheduler.observed_engine import observed
-from headstart.scheduler.prompt_cache import PromptCache
+from headstart.scheduler.prompt_cache import PromptCache, choose_pauses
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.readers import Counts, Events, Metrics
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.step import End, RecordReader, StepPlan, StepRecord
-from headstart.scheduler.tenant_turns import TenantTurns, find_largest, find_surplus
 from headstart.scheduler.turns import Turns
 from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
-from headstart.types.counters import Counters
 from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.media import MediaStore
+from headstart.types.report import Counters
 from headstart.types.request import Event, Request, SlotAction, SlotEvent
 from headstart.types.widths import WidthClasses
 

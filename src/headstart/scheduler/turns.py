@@ -10,15 +10,12 @@ rest, because libllama reads tokens or embeddings in a decode, not both.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from headstart.scheduler.batching import split
 from headstart.scheduler.sequence import Sequence
 from headstart.types.media import LoadedChunk
-
-if TYPE_CHECKING:
-    from headstart.scheduler.adapter_turns import AdapterTurns
 
 # Where the answers have fewer tokens, reading the weights twice takes longer than a tile that looks
 # at all of them.
@@ -86,3 +83,36 @@ class Turns:
         if sum(one.num_decoded for one in answers) < _FEW_CELLS:
             return _Turn.ALL
         return _Turn.PROMPTS if self._turn is _Turn.ANSWERS else _Turn.ANSWERS
+
+
+STEPS = 8  # of a turn while others wait
+Scales = tuple[float, ...]
+
+
+class AdapterTurns:
+    """Chooses the scales of each step: a decode has one set.
+
+    Requests of one set share decodes as ever; sets take turns of a few steps, because libllama
+    plans its memory anew whenever the adapters change.
+    """
+
+    def __init__(self, use: Callable[[Scales], None]) -> None:
+        """`use`: apply these scales in decodes from now on; none: as they were loaded."""
+        self._use = use
+        self._scales: Scales = ()
+        self._num_steps = 0
+
+    def choose(self, running: list[Sequence]) -> list[Sequence]:
+        """Those that have the scales of the next step: the present ones, or those that were not
+        used for longest.
+        """
+        waiting = list(dict.fromkeys(sequence.request.adapters for sequence in running))
+        self._num_steps += 1
+        if waiting and (self._scales not in waiting or self._num_steps >= STEPS):
+            at = waiting.index(self._scales) + 1 if self._scales in waiting else 0
+            chosen = waiting[at % len(waiting)]
+            self._num_steps = 0
+            if chosen != self._scales:
+                self._use(chosen)
+                self._scales = chosen
+        return [sequence for sequence in running if sequence.request.adapters == self._scales]

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import orjson
 
 from headstart.server import sse
-from headstart.server.counterfactual import counterfactual
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt
 from headstart.server.results import (
     Emission,
+    counterfactual,
     provenance,
     reading_times,
     sources_of_tokens,
@@ -29,8 +29,8 @@ from headstart.server.results import (
 )
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
+from headstart.text.toolcalls.answer_format import AnswerParser
 from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, ToolCall
-from headstart.text.toolcalls.parser import AnswerParser
 from headstart.text.utf8 import Utf8Decoder
 from headstart.types.request import (
     Event,

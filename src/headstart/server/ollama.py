@@ -21,28 +21,24 @@ from headstart.server.errors import error_body, log_failure, wrong_value
 from headstart.server.infill import fill_in
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import Service, service_of
-from headstart.server.ollama_body import (
+from headstart.server.ollama_dialect import (
+    OLLAMA_VERSION,
     OllamaChatBody,
+    OllamaDialect,
     OllamaEmbedBody,
     OllamaEmbeddingsBody,
     OllamaGenerateBody,
     OllamaShowBody,
     chat_body,
-    chat_of_prompt,
-    refuse,
-    text_fields,
-)
-from headstart.server.ollama_dialect import (
-    OllamaDialect,
     chat_fields,
+    chat_of_prompt,
     generate_fields,
-    nanoseconds,
-)
-from headstart.server.ollama_models import (
-    OLLAMA_VERSION,
     listed_model,
     loaded_model,
     model_details,
+    nanoseconds,
+    refuse,
+    text_fields,
     written_time,
 )
 from headstart.server.prompts import Prompt, read_prompts

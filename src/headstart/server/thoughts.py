@@ -8,9 +8,8 @@ from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.types import Vocab
-from headstart.types.constraint import ThoughtMarks
+from headstart.types.constraint import NO_LIMIT, ThoughtLimit, ThoughtMarks
 from headstart.types.errors import RequestError
-from headstart.types.thought_limit import NO_LIMIT, ThoughtLimit
 
 
 def thought_marks(

@@ -12,7 +12,7 @@ from headstart.server.errors import shorten
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.server.thoughts import chat_thoughts, thought_marks
-from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser, ReadOptions
 from headstart.text.toolcalls.constraint import (
     CallRules,
     before_rules,
@@ -20,7 +20,6 @@ from headstart.text.toolcalls.constraint import (
     required_calls,
 )
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
-from headstart.text.toolcalls.parser import AnswerParser
 from headstart.text.toolcalls.tools import Tools
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ThoughtMarks

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 
 from headstart.config import option
 from headstart.speculators.base import Speculator, register
-from headstart.structures.histories import Histories
-from headstart.structures.match_scores import agreeing_scores
+from headstart.structures.match_scores import Histories, agreeing_scores
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
 

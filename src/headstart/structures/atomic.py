@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 
 
@@ -37,3 +38,10 @@ def sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
+    """HEADSTART_CACHE, or `headstart` in the user's cache folder."""
+    if base := environment.get("HEADSTART_CACHE"):
+        return Path(base)
+    return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"

@@ -28,13 +28,11 @@ from headstart.types.engine import (
     ContextFullError,
     Engine,
     Filters,
+    FimTokens,
+    Legality,
     Logits,
     ModelInfo,
     SavedSequence,
-)
-from headstart.types.vocab import (
-    FimTokens,
-    Legality,
     Vocab,
 )
 

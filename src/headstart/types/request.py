@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.types import DraftMode
-from headstart.types.constraint import Constraint
+from headstart.types.constraint import Constraint, ThoughtLimit
 from headstart.types.errors import InvalidParameterError
 from headstart.types.media import MediaChunk, MediaEvent, MediaQuestion
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.speculation_stats import SpeculationStats
-from headstart.types.thought_limit import ThoughtLimit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.structures.tenants import in_turns, tenant_of, who_gives_way
-from headstart.types.counters import Counters
 from headstart.types.errors import (
     CapacityError,
     EngineError,
     InvalidParameterError,
     QuotaError,
 )
+from headstart.types.report import Counters
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest, Event, error_event
 
 log = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from headstart.types.request import (
     Work,
     error_event,
 )
-from headstart.worker.messages import Cancel, Command, Message, Stop
 from headstart.worker.request_log import PromptLog, log_begin
+from headstart.worker.sender import Cancel, Command, Message, Stop
 
 log = logging.getLogger(__name__)
 

@@ -10,13 +10,42 @@ import logging
 import pickle
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 
 from headstart.structures.tenants import tenant_of, who_gives_way
 from headstart.types.errors import CapacityError, QuotaError
-from headstart.types.request import EmbeddingRequest, Request
-from headstart.worker.messages import Cancel, Command
+from headstart.types.report import WorkerReport
+from headstart.types.request import EmbeddingRequest, Event, Request, StepTokens, Work
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Command: stop a request."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Command: end the loop."""
+
+
+Command = Work | Cancel | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What the loop sends: events in order, and now and then a report."""
+
+    events: Sequence[Event | StepTokens] = ()
+    report: WorkerReport | None = None
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle without the names of the fields: there is one for every step."""
+        return Message, (self.events, self.report)
+
 
 log = logging.getLogger(__name__)
 

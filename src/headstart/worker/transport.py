@@ -25,9 +25,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headstart.types.errors import HeadstartError, QuotaError, WorkerDeadError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import error_event
-from headstart.worker.messages import Command, Message, Stop
 from headstart.worker.reader import ItemReader, write_item
-from headstart.worker.sender import Sender
+from headstart.worker.sender import Command, Message, Sender, Stop
 
 if TYPE_CHECKING:
     from headstart.scheduler.scheduler import Scheduler

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from tests.rules.source import ROOT
 
-from headstart.app import backends, cards
-from headstart.app.backends import install, this_platform
+from headstart.app import cards
+from headstart.app.cli.backend import NAMES, TABLE, install, this_platform
 from headstart.engine import binding
 from headstart.types.errors import ConfigError, ModelError
 
@@ -211,5 +211,5 @@ def test_other_cards_are_found_by_their_devices(
 
 
 def test_every_backend_has_a_name_in_the_table_that_is_shipped() -> None:
-    rows = json.loads(backends.TABLE.read_text("utf-8"))
-    assert {row["backend"] for row in rows} <= set(backends.NAMES)
+    rows = json.loads(TABLE.read_text("utf-8"))
+    assert {row["backend"] for row in rows} <= set(NAMES)

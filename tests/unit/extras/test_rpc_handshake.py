@@ -7,10 +7,12 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
 from headstart.config import EngineConfig, rpc_endpoints
+from headstart.extras.rpc.backend import SILENT_SECONDS, notice_silence
 from headstart.extras.rpc.handshake import VERSION, shake_hands, why_exposed
 from headstart.types.errors import ConfigError, RpcWorkerError
 
@@ -133,3 +135,28 @@ def test_loopback_and_private_networks_need_no_warning(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "8.8.8.8"])
 def test_elsewhere_a_warning_says_why(host: str) -> None:
     assert "neither authentication nor encryption" in (why_exposed(host) or "")
+
+
+KEEPALIVE = (socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+pytestmark = pytest.mark.skipif(
+    not Path("/proc/self/fd").exists(), reason="finds its sockets in /proc"
+)
+
+
+def test_connections_of_this_process_break_when_nothing_is_heard() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+
+        def is_ours(sock: socket.socket) -> bool:
+            return bool(sock.getsockname()[1] == port)
+
+        assert notice_silence(is_ours) == 1  # as a worker does, before anybody connects
+        with socket.create_connection(("127.0.0.1", port)) as near:
+            far, _ = server.accept()
+            with far:
+                assert far.getsockopt(*KEEPALIVE)  # taken over from the one that listens
+                timeout = far.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+                assert timeout == 1000 * SILENT_SECONDS
+            assert not near.getsockopt(*KEEPALIVE)  # not asked for
+            assert near.fileno() >= 0

@@ -15,7 +15,7 @@ from headstart.control.controller import Controller
 from headstart.sampling import SamplingParams
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import GrammarCompiler
-from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
 from headstart.testing import ByteVocab, FakeEngine

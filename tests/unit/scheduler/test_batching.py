@@ -1,11 +1,31 @@
-"""How many prompt rows go into a step beside the others."""
+"""What a step's batch holds, how long drafts may be, and what is committed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness import (
+    Model,
+    Oracle,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    run,
+    sequence_of,
+)
 
-from headstart.scheduler.batching import prompt_rows
+from headstart.sampling.sampler import Sampler
+from headstart.scheduler.batching import limit_drafts, prompt_rows
+from headstart.scheduler.sequence import Cells
+from headstart.scheduler.step import StepPlan
+from headstart.testing import FakeEngine
+from headstart.types import Batch, CacheKind
+from headstart.types.errors import EngineError
+from headstart.types.request import Request
 
 
 @given(st.integers(1, 300), st.integers(64, 2048))
@@ -24,3 +44,81 @@ def test_a_small_chunk_is_kept_as_it_was_wished(others: int, wanted: int) -> Non
 @given(st.integers(0, 300), st.integers(1, 2048))
 def test_without_tiles_every_chunk_is_kept(others: int, wanted: int) -> None:
     assert prompt_rows(others, wanted, 1) == wanted
+
+
+def limit(num_tokens: int, max_tokens: int, engine: FakeEngine, num_slots: int) -> tuple[int, str]:
+    request = Request(request_id="a", prompt=[1] * num_tokens, max_tokens=max_tokens)
+    plan = StepPlan(Batch(1), 0.0)
+    plan.answer([sequence_of(request, cells=Cells(0))])
+    limit_drafts(plan, engine, num_slots)
+    return plan.limits[0], plan.reasons[0, ""]
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_tokens", "num_slots", "expected"),
+    [
+        (8, 5, 1, (4, "max_tokens reached")),
+        (8, 1, 1, (0, "max_tokens reached")),
+        (60, 50, 1, (3, "context full")),
+        (63, 50, 1, (0, "context full")),
+        (8, 50, 128, (0, "batch full")),
+    ],
+)
+def test_the_narrowest_bound_is_named(
+    num_tokens: int, max_tokens: int, num_slots: int, expected: tuple[int, str]
+) -> None:
+    assert limit(num_tokens, max_tokens, FakeEngine(context_size=64), num_slots) == expected
+
+
+def test_a_cache_that_takes_nothing_back_allows_no_draft() -> None:
+    engine = FakeEngine(cache_kind=CacheKind.CHECKPOINT)
+    engine.max_rollback = 0
+    assert limit(8, 50, engine, 1) == (0, "memory takes nothing back")
+
+
+def test_all_rows_of_a_step_are_read_before_speculators_are_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log: list[str] = []
+    sample = Sampler.sample
+
+    def noted(self, logits, position, legal=None):
+        log.append("read")
+        return sample(self, logits, position, legal)
+
+    class Told(Oracle):
+        def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
+            log.append("told")
+
+    monkeypatch.setattr(Sampler, "sample", noted)
+    engine, requests = Model(), make_requests(4)
+    scheduler = make_scheduler(engine, [Told(engine, requests)], fixed(3), parallel=4)
+    for request in requests:
+        scheduler.submit(request)
+    most_told = 0
+    while scheduler.has_work:
+        log.clear()
+        scheduler.step()
+        assert log == sorted(log)  # "read" comes before "told"
+        most_told = max(most_told, log.count("told"))
+    assert most_told == 4
+
+
+def test_a_cache_that_cannot_be_cut_ends_its_own_request_only() -> None:
+    class Stuck(Model):
+        num_cuts = 0
+
+        def rewind(self, seq_id: int, length: int) -> int:
+            self.num_cuts += 1
+            if self.num_cuts == 9:
+                raise EngineError("the sequence cannot be cut")
+            return super().rewind(seq_id, length)
+
+    engine, requests = Stuck(), make_requests(6)
+    wrong = Oracle(engine, requests, wrong=0.5)  # so that much is cut
+    scheduler = make_scheduler(engine, [wrong], fixed(4), parallel=3)
+    answers = run(scheduler, requests)
+    failed = [r.request_id for r in requests if answers[r.request_id].error]
+    assert len(failed) == scheduler.counters.requests_failed == 1
+    assert answers[failed[0]].reason == "EngineError"
+    check(engine, [r for r in requests if r.request_id not in failed], answers)

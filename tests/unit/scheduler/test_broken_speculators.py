@@ -30,7 +30,7 @@ from tests.harness import (
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.owned_tokens import OwnedTokens
+from headstart.scheduler.sequence import OwnedTokens
 from headstart.speculators import Speculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.testing import assert_lossless

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headstart.types.counters import Counters
 from headstart.types.errors import CapacityError, EngineError, InvalidParameterError
+from headstart.types.report import Counters
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
 from headstart.worker import embedding
 from headstart.worker.embedding import EmbeddingQueue

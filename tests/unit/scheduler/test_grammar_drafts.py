@@ -20,15 +20,22 @@ from tests.unit.scheduler.constrained import (
 
 from headstart.config import SpeculationConfig
 from headstart.sampling.grammar.compiled import Compiled
-from headstart.sampling.grammar.draft_legality import StateLegality
 from headstart.sampling.grammar.state import GrammarState
 from headstart.scheduler.grammar_drafts import GRAMMAR, splice
+from headstart.scheduler.slot_actions import end_thoughts
 from headstart.speculators import Speculator
 from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, Preference
 from headstart.types import Draft, DraftMode, DraftRequest
-from headstart.types.constraint import Constraint, ConstraintKind
-from headstart.types.request import SpeculativeParams
+from headstart.types.constraint import (
+    NO_LIMIT,
+    Constraint,
+    ConstraintKind,
+    ThoughtLimit,
+    ThoughtMarks,
+)
+from headstart.types.request import Request, SpeculativeParams, ThoughtsEnd
 
 SCHEMA = CONSTRAINTS["json_schema"]
 
@@ -193,7 +200,7 @@ def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(
 
 
 def test_a_draft_model_of_greedy_requests_picks_the_best_legal_token() -> None:
-    legality = StateLegality.behind(state(b'{"name": "'), [*b"An"])
+    legality = state(b'{"name": "').after([*b"An"])
     request = DraftRequest(0, [1], 9, legality=legality)
     builder = DraftBuilder(request, 9, Preference("argmax"))
     logits = np.zeros(TOKENS.size, np.float32)
@@ -201,3 +208,75 @@ def test_a_draft_model_of_greedy_requests_picks_the_best_legal_token() -> None:
     assert builder.extend(logits, 0.0) == ord("t")
     assert builder.extend(logits, 0.0) == ord("o")
     assert builder.finish()[1][1] == 1.0
+
+
+CLOSING = b" so: </t>"
+LIMIT = ThoughtLimit(
+    max_tokens=17, start=b"<t>", end=b"</t>", closing=tuple(CLOSING), is_thinking=True
+)
+
+
+def thinking(temperature: float, constraint: Constraint | None = None) -> list[Request]:
+    return [
+        replace(request, thoughts=replace(LIMIT, max_tokens=17 + index))
+        for index, request in enumerate(make_constrained(3, constraint, temperature))
+    ]
+
+
+def speculators() -> list[Speculator]:
+    return [NgramSimpleSpeculator(), DraftModelSpeculator(bytes_engine())]
+
+
+def answers(
+    requests: Sequence[Request], drafts: Sequence[Speculator] = (), spec: SpeculationConfig = AUTO
+) -> dict[str, Answer]:
+    return run(make_scheduler(bytes_engine(), drafts, spec), requests)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
+@pytest.mark.parametrize("spec", [AUTO, fixed(6)], ids=["auto", "fixed"])
+def test_limited_thoughts_are_the_same_with_and_without_drafts(
+    temperature: float, spec: SpeculationConfig
+) -> None:
+    requests = thinking(temperature)
+    plain, drafted = answers(requests), answers(requests, speculators(), spec)
+    num_ended = 0
+    for index, request in enumerate(requests):
+        text = bytes(t for t in plain[request.request_id].tokens if t < 256)
+        assert plain[request.request_id].tokens == drafted[request.request_id].tokens
+        if len(text) > 17 + index:  # it did not end before
+            assert 0 <= text[17 + index :].find(CLOSING) < 4  # at the end of a character
+            num_ended += 1
+    assert num_ended
+
+
+def test_what_follows_the_thoughts_is_constrained_as_ever() -> None:
+    number = Constraint(
+        kind=ConstraintKind.REGEX,
+        text="[0-9]{4}",
+        thoughts=ThoughtMarks(b"<t>", b"</t>", is_open=True),
+    )
+    for request in (requests := thinking(1.0, number)):
+        for drafts in ([], speculators()):
+            answer = answers(requests, drafts)[request.request_id]
+            assert bytes(answer.tokens).partition(CLOSING)[2].isdigit()
+
+
+def test_the_end_of_the_thoughts_is_drafted_for_nothing() -> None:
+    answer = answers(thinking(0.0)[:1], speculators(), fixed(16))["r0"]
+    assert answer.finish.stats.by_speculator[GRAMMAR].num_accepted >= len(CLOSING) - 1
+
+
+def test_thoughts_end_on_demand_and_only_for_their_tenant() -> None:
+    request = replace(thinking(0.8)[0], thoughts=replace(LIMIT, max_tokens=NO_LIMIT), namespace="a")
+    scheduler = make_scheduler(bytes_engine(), speculators(), AUTO)
+    scheduler.submit(request)
+    for _ in range(3):
+        scheduler.step()
+    end = ThoughtsEnd("c", request.request_id, "b")
+    assert end_thoughts(end, scheduler.running) == "no active completion for this id"
+    emitted = len(scheduler.running[0].text.tokens)
+    assert end_thoughts(replace(end, namespace="a"), scheduler.running) == ""
+    answer = run(scheduler)[request.request_id]
+    assert CLOSING in bytes(token for token in answer.tokens if token < 256)
+    assert len(scheduler.running) == 0 < emitted

@@ -1,16 +1,27 @@
-"""Which prompts a step reads: short ones soon, long ones at last, each in as few pieces as that
-allows.
-"""
+"""Which prompts a step reads, in as few pieces as that allows, and the scores of their tokens."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.harness import sequence_of
+from tests.harness import (
+    Model,
+    Oracle,
+    check,
+    fixed,
+    make_requests,
+    make_scheduler,
+    run,
+    sequence_of,
+)
 
+from headstart.sampling.verify import token_logprobs
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.sequence import Cells, Sequence
 from headstart.scheduler.step import StepPlan
@@ -135,3 +146,61 @@ def test_a_prompt_that_a_short_one_waits_for_comes_as_early_as_that() -> None:
     follower.leader, last.leader = reading[1], follower
     assert PromptOrder(64).share(reading, 128, []) == [128, 0]
     assert PromptOrder(64).share(reading, 128, [last, follower]) == [0, 128]
+
+
+def scored_requests() -> list[Request]:
+    return [
+        replace(request, wants_prompt_scores=True, cache_prompt=False, num_logprobs=2)
+        if index % 2
+        else request
+        for index, request in enumerate(make_requests(7))
+    ]
+
+
+def expected(engine: Model, prompt: list[int]) -> list[tuple[int, float]]:
+    return [
+        (token, token_logprobs(engine.logits_after(prompt[:at]), token, 2)[0])
+        for at, token in enumerate(prompt)
+        if at
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limits", "cells", "outputs"),
+    [
+        ({}, None, 128),
+        ({"prefill_chunk": 3}, None, 128),
+        ({"parallel": 2}, None, 9),  # outputs are fewer than the prompts' rows
+        ({"prefill_chunk": 5}, 90, 128),  # requests are preempted
+    ],
+)
+def test_scores_do_not_depend_on_how_a_prompt_is_read(
+    limits: dict[str, Any], cells: int | None, outputs: int
+) -> None:
+    engine = Model(2, num_cells=cells)
+    engine.max_outputs = outputs
+    requests = scored_requests()
+    scheduler = make_scheduler(engine, [Oracle(Model(2), requests, wrong=0.3)], fixed(4), **limits)
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+    for request in requests:
+        found = answers[request.request_id].prompt_logprobs
+        if not request.wants_prompt_scores:
+            assert found == []
+            continue
+        wanted = expected(engine, request.prompt)
+        assert [one.token for one in found] == [token for token, _ in wanted]
+        np.testing.assert_allclose([one.logprob for one in found], [p for _, p in wanted])
+        assert all(len(one.top) == 2 for one in found)
+    assert (scheduler.counters.preemptions > 0) == (cells is not None)
+
+
+def test_a_prompt_can_be_scored_without_an_answer() -> None:
+    engine = Model(2)
+    (request,) = (one for one in scored_requests()[1:2])
+    scheduler = make_scheduler(engine)
+    for name in ("a", "b"):  # the second time it is cached, and read all the same
+        one = replace(request, request_id=name, max_tokens=0)
+        found = run(scheduler, [one])[name]
+        assert len(found.prompt_logprobs) == len(request.prompt) - 1
+        assert (found.tokens, found.reason) == ([], "length")

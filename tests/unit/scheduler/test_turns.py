@@ -1,11 +1,11 @@
-"""Prompts and answers in turn, where attention computes whole tiles of rows: who takes part, that
-nobody waits longer for it, and that texts are those of any other engine.
-"""
+"""Whose turn a step is: answers and prompts, sets of adapters, tenants."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from tests.harness import (
@@ -18,10 +18,14 @@ from tests.harness import (
     fixed,
     make_scheduler,
     play,
+    sequence_of,
 )
 
 from headstart.sampling import SamplingParams
+from headstart.scheduler.scheduler import _PREEMPTED, Scheduler
+from headstart.scheduler.turns import STEPS, AdapterTurns, Scales
 from headstart.types import Batch
+from headstart.types.errors import CapacityError
 from headstart.types.request import Request
 
 TILE = 64
@@ -135,3 +139,185 @@ def test_a_prompt_is_read_on_when_the_last_answer_is_cancelled() -> None:
     scheduler.cancel("a")
     collect(scheduler, answers)
     check(engine, [prompt], {"bb": play(scheduler)["bb"]})
+
+
+@dataclass
+class Used:
+    """Remembers what was applied."""
+
+    calls: list[Scales] = field(default_factory=list)
+
+
+def active(*scales: float) -> Any:
+    return sequence_of(Request(request_id="r", prompt=(1,), adapters=scales))
+
+
+def test_requests_without_scales_change_nothing() -> None:
+    used = Used()
+    turns = AdapterTurns(used.calls.append)
+    running = [active(), active()]
+    for _ in range(3 * STEPS):
+        assert turns.choose(running) == running
+    assert used.calls == []
+
+
+def test_sets_take_turns() -> None:
+    used = Used()
+    turns = AdapterTurns(used.calls.append)
+    running = [active(0.5), active(), active(0.5), active(1.0)]
+    served: list[int] = [0] * 4
+    for _ in range(6 * STEPS):
+        sharing = turns.choose(running)
+        assert len({one.request.adapters for one in sharing}) == 1
+        assert sharing
+        for index, one in enumerate(running):
+            served[index] += one in sharing
+    assert served == [2 * STEPS] * 4
+    assert len(used.calls) in (5, 6)
+
+
+def test_who_is_alone_is_not_interrupted() -> None:
+    used = Used()
+    turns = AdapterTurns(used.calls.append)
+    for _ in range(3 * STEPS):
+        turns.choose([active(0.5)])
+    assert used.calls == [(0.5,)]
+    turns.choose([])
+    assert used.calls == [(0.5,)]
+
+
+def submit(scheduler: Scheduler, name: str, namespace: str = "", max_tokens: int = 4) -> Request:
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    prompt = [byte % EOS for byte in name.encode()]
+    request = Request(
+        request_id=name,
+        prompt=prompt,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        namespace=namespace or name[0],
+    )
+    scheduler.submit(request)
+    return request
+
+
+def running(scheduler: Scheduler) -> list[str]:
+    return [one.request.request_id for one in scheduler.running]
+
+
+def order_of_admission(scheduler: Scheduler) -> list[str]:
+    """Run everything; the ids as they were admitted."""
+    answers: dict[str, Answer] = {}
+    admitted: list[str] = []
+    while scheduler.has_work:
+        scheduler.step()
+        collect(scheduler, answers)
+        admitted += [name for name in running(scheduler) if name not in admitted]
+    return admitted
+
+
+def test_a_tenant_that_asks_once_does_not_wait_for_one_that_asks_a_lot() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
+        submit(scheduler, name)
+    assert order_of_admission(scheduler) == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+
+
+def test_who_was_served_longest_ago_is_next() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    for name in ("b1", "a1"):
+        submit(scheduler, name)
+    assert order_of_admission(scheduler) == ["b1", "a1"]
+    for name in ("a2", "a3", "b2"):
+        submit(scheduler, name)
+    assert order_of_admission(scheduler) == ["b2", "a2", "a3"]
+
+
+def test_one_tenant_is_served_in_its_own_order() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=2)
+    names = [f"a{number}" for number in range(7)]
+    for name in names:
+        submit(scheduler, name)
+    assert order_of_admission(scheduler) == names
+
+
+def test_other_adapters_are_no_other_tenant() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    for number in range(3):
+        submit(scheduler, f"a{number}", f"a lora {number}")
+    submit(scheduler, "b")
+    assert order_of_admission(scheduler) == ["a0", "b", "a1", "a2"]
+
+
+def test_a_preempted_request_is_the_first_of_its_tenant() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    for name in ("a1", "a2", "b1"):
+        submit(scheduler, name)
+    scheduler.step()
+    scheduler.leave(scheduler.running[0], _PREEMPTED)
+    assert order_of_admission(scheduler) == ["b1", "a1", "a2"]
+
+
+def test_requests_that_fill_the_context_hold_up_no_other_tenant() -> None:
+    engine = Model(context_size=64, num_cells=64)
+    scheduler = make_scheduler(engine)
+    requests = [submit(scheduler, f"a{number}", max_tokens=60) for number in range(6)]
+    while not scheduler.counters.preemptions:
+        scheduler.step()
+    requests += [submit(scheduler, "b0", max_tokens=10)]
+    answers: dict[str, Answer] = {}
+    for _ in range(14):
+        scheduler.step()
+        collect(scheduler, answers)
+    assert answers["b0"].finish is not None
+    check(engine, requests, play(scheduler, (), answers))
+
+
+def test_a_tenant_without_a_slot_gets_one_of_a_tenant_with_many_at_once() -> None:
+    engine = Model(context_size=256)
+    scheduler = make_scheduler(engine)
+    requests = [submit(scheduler, f"a{number}", max_tokens=40) for number in range(6)]
+    for _ in range(5):
+        scheduler.step()
+    requests += [submit(scheduler, "b0")]
+    scheduler.step()
+    assert running(scheduler) == ["a0", "a1", "a2", "b0"]
+    requests += [submit(scheduler, name) for name in ("b1", "b2")]
+    scheduler.step()
+    assert running(scheduler) == ["a0", "a1", "b0", "b1"]  # not three of one and one of the other
+    check(engine, requests, play(scheduler))
+    assert scheduler.counters.preemptions == 2
+
+
+def test_no_request_is_put_back_for_a_tenant_that_has_as_many() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=2)
+    for name in ("a1", "b1", "c1"):
+        submit(scheduler, name)
+    assert order_of_admission(scheduler) == ["a1", "b1", "c1"]
+    assert not scheduler.counters.preemptions
+
+
+def test_a_full_queue_takes_a_request_of_a_tenant_that_has_fewer_there() -> None:
+    engine = Model(context_size=256)
+    scheduler = make_scheduler(engine, parallel=1, max_queue=4)
+    kept = [submit(scheduler, f"a{number}") for number in range(5)][:-1]
+    with pytest.raises(CapacityError, match="--max-queue is 4"):
+        submit(scheduler, "a6")
+    kept += [submit(scheduler, "b1")]
+    answers = play(scheduler)
+    check(engine, kept, answers)
+    error = answers["a4"].error
+    assert error is not None
+    assert error.error == "QuotaError"
+    assert "5 of 5 waiting requests are yours" in error.message
+    assert error.details["retry_after"] == 5
+
+
+def test_tenants_that_fill_the_queue_together_keep_what_they_have() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1, max_queue=3)
+    for name in ("a1", "a2", "b1", "b2"):
+        submit(scheduler, name)
+    with pytest.raises(CapacityError):
+        submit(scheduler, "b3")
+    submit(scheduler, "c1")  # of a, whose two are as many as b's
+    with pytest.raises(CapacityError):
+        submit(scheduler, "c2")

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fake_draft_context import LAYERS, FakeDraftContext
 
 from headstart.app.cli.settings import settings_of
+from headstart.app.speculation import capped_options, make_speculator, wanted_types, wants_heads
+from headstart.config import Config, EngineConfig, SpeculationConfig
+from headstart.control.controller import Controller
 from headstart.speculators import SPECULATORS, Speculator, register
+from headstart.speculators.base_states import StateSpeculator
+from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.speculators.suffix import SuffixSpeculator
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
@@ -80,3 +89,181 @@ def test_a_class_that_proposes_nothing_is_refused() -> None:
 def test_an_option_that_no_flag_can_have_is_named() -> None:
     with pytest.raises(ConfigError, match=r"spec_odd_n has the type tuple.* but must be a str"):
         list(settings_of(Odd, prefix="spec_odd_"))
+
+
+@pytest.mark.parametrize("name", ["dflash", "dspark", "eagle3"])
+def test_who_knows_one_constructor_knows_the_others(name: str) -> None:
+    kind = SPECULATORS[name]
+    assert list(inspect.signature(kind).parameters) == ["context", "layers", "options"]
+    speculator = kind(FakeDraftContext(name), LAYERS)  # type: ignore[call-arg]
+    assert isinstance(speculator, StateSpeculator)
+    assert speculator.state_layers == frozenset(LAYERS)
+    assert speculator.options == StateSpeculator.Options()
+    assert speculator.needs_draft_model
+
+
+@pytest.mark.parametrize(
+    ("spec", "spec_type", "has_draft_model", "names"),
+    [
+        (None, None, False, ("suffix",)),
+        ("auto", None, True, ("suffix", "draft-model")),
+        ("fixed", None, False, ("ngram-simple",)),
+        ("fixed", None, True, ("draft-model",)),
+        ("off", "suffix", False, ()),
+        (None, "none", False, ()),
+        (None, "ngram-mod, suffix,ngram-mod", False, ("ngram-mod", "suffix")),
+        (None, "suffix,draft-simple", True, ("suffix", "draft-model")),
+        (None, "draft-model,draft-simple", True, ("draft-model",)),
+    ],
+)
+def test_the_defaults_and_what_is_named(
+    spec: str | None, spec_type: str | None, has_draft_model: bool, names: tuple[str, ...]
+) -> None:
+    config = SpeculationConfig(spec=spec, spec_type=spec_type)
+    assert wanted_types(config, has_draft_model=has_draft_model) == names
+
+
+def test_a_speculator_of_another_package_may_use_the_draft_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Second(DraftModelSpeculator):
+        name = "second"
+
+    monkeypatch.setitem(SPECULATORS, "second", Second)
+    config = SpeculationConfig(spec_type="second")
+    assert wanted_types(config, has_draft_model=True) == ("second",)
+    with pytest.raises(ConfigError, match="names second but no draft model is given"):
+        wanted_types(config, has_draft_model=False)
+    both = SpeculationConfig(spec_type="suffix,second,draft-model")
+    with pytest.raises(ConfigError, match="second and draft-model, but the draft model has one"):
+        wanted_types(both, has_draft_model=True)
+
+
+def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A default value would otherwise hide that the part never comes."""
+
+    class Curious(SuffixSpeculator):
+        def __init__(self, weather: object = None) -> None:
+            super().__init__()
+
+    monkeypatch.setitem(SPECULATORS, "curious", Curious)
+    with pytest.raises(ConfigError, match=r"curious asks for weather.*options, engine, vocab$"):
+        make_speculator("curious", {}, {"engine": object, "vocab": object})
+
+
+@pytest.mark.parametrize(
+    ("spec_type", "has_draft_model", "says"),
+    [
+        ("nope", False, "'nope'; there are dflash, draft-model, dspark, eagle3"),
+        ("", False, "--spec-type is '' but must name speculators"),
+        (",", False, "must name speculators"),
+        ("suffix,none", False, "'suffix,none' but must name speculators, or none alone"),
+        ("draft-model", False, "add --draft-model FILE"),
+        ("suffix", True, "does not name draft-model"),
+        ("draft-simple", False, "add --draft-model FILE"),
+        ("draft-eagle3", False, "names eagle3 but no draft model is given"),
+        ("dspark,draft-model", True, "dspark and draft-model, but the draft model has one cache"),
+        ("suffix,draft-mtp", False, "names mtp but the model has no multi-token heads"),
+        ("draft-dflash", False, "names dflash but no draft model is given"),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused(
+    spec_type: str, has_draft_model: bool, says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        wanted_types(SpeculationConfig(spec_type=spec_type), has_draft_model=has_draft_model)
+
+
+def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy() -> None:
+    """Somebody who names a lookup file without the speculator that reads it would wait for an
+    effect.
+    """
+    options = {"ngram-cache": {"lookup_cache_static": "x"}}
+    with pytest.raises(
+        ConfigError, match=r"--spec-ngram-cache-lookup-cache-static.*--spec-type suffix,ngram-cache"
+    ):
+        wanted_types(SpeculationConfig(options=options), has_draft_model=False)
+    for spec, spec_type in ((None, "ngram-cache"), ("off", None), (None, "none")):
+        wanted_types(
+            SpeculationConfig(spec=spec, spec_type=spec_type, options=options),
+            has_draft_model=False,
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("suffix", {"min_share": 2.0}), ("ngram-mod", {"table_bits": 99}), ("suffix", {"nope": 1})],
+)
+def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(
+    name: str, options: dict[str, float]
+) -> None:
+    with pytest.raises(ConfigError, match=name):
+        wanted_types(
+            SpeculationConfig(spec_type=name, options={name: options}), has_draft_model=False
+        )
+
+
+def test_a_length_set_by_hand_that_is_never_reached_is_told_with_the_remedy() -> None:
+    options = {"ngram-mod": {"n_max": 64, "n_match": 99}, "ngram-simple": {"size_m": 17}}
+    (told,) = capped_options(SpeculationConfig(options=options))
+    assert told == (
+        "--spec-ngram-mod-n-max is 64 but no draft is longer than 32 tokens; raise --draft-max "
+        "to 64"
+    )
+    assert len(capped_options(SpeculationConfig(options=options, draft_max=64))) == 0
+    assert len(capped_options(SpeculationConfig(options=options, spec="fixed"))) == 2
+    for config in (SpeculationConfig(), SpeculationConfig(options=options, spec="off")):
+        assert capped_options(config) == []
+
+
+def test_a_state_file_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("do not lose this")
+    for path, says in (
+        (tmp_path / "notes.txt", "notes.txt.*would be replaced"),
+        (tmp_path, "not a regular file"),
+    ):
+        for spec in ("auto", "off"):
+            with pytest.raises(ConfigError, match=says):
+                wanted_types(
+                    SpeculationConfig(spec=spec, spec_state=str(path)), has_draft_model=False
+                )
+
+
+def test_a_state_file_of_ours_or_none_is_taken(tmp_path: Path) -> None:
+    Controller().save(tmp_path / "state")
+    (tmp_path / "touched").touch()
+    for name in ("state", "touched", "absent"):
+        wanted_types(SpeculationConfig(spec_state=str(tmp_path / name)), has_draft_model=False)
+    wanted_types(SpeculationConfig(spec_state="none"), has_draft_model=False)
+
+
+def test_heads_are_used_where_there_are_some_and_nobody_names_others() -> None:
+    auto, fixed = SpeculationConfig(), SpeculationConfig(spec="fixed")
+    found = wanted_types(auto, has_draft_model=False, has_heads=True)
+    assert found == ("suffix", "mtp")
+    found = wanted_types(auto, has_draft_model=True, has_heads=True)
+    assert found == ("suffix", "draft-model", "mtp")
+    assert wanted_types(fixed, has_draft_model=False, has_heads=True) == ("mtp",)
+    named = SpeculationConfig(spec_type="draft-mtp,suffix")
+    assert wanted_types(named, has_draft_model=False, has_heads=True) == ("mtp", "suffix")
+    assert wanted_types(named, has_draft_model=True, has_heads=None) == ("mtp", "suffix")
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_wanted"),
+    [
+        ({}, True),
+        ({"spec_type": "draft-mtp"}, True),
+        ({"spec_type": "suffix"}, False),
+        ({"spec_type": "none"}, False),
+        ({"spec": "off"}, False),
+    ],
+)
+def test_heads_are_loaded_only_where_somebody_would_use_them(
+    fields: dict[str, str], is_wanted: bool
+) -> None:
+    speculation = SpeculationConfig(**fields)
+    assert wants_heads(Config(speculation=speculation)) is is_wanted
+    assert not wants_heads(Config(engine=EngineConfig(mtp=False), speculation=speculation))

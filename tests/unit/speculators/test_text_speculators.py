@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.harness import make_speculators
 from tests.unit.speculators.text_support import accept, propose, tokens_of
 
 from headstart.speculators.base import Speculator
@@ -22,7 +23,8 @@ from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.speculators.recycling import RecyclingSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures.prefix import common_prefix_length
-from headstart.testing import ByteVocab
+from headstart.testing import ByteVocab, FakeEngine
+from headstart.types import DraftRequest
 from headstart.types.errors import ConfigError
 
 SMALL = NgramMapOptions(size_n=2, size_m=4)
@@ -266,3 +268,18 @@ def test_suffix_drafts_through_a_rename_that_it_has_seen():
         rest = rest[right + 1 :]
     assert max(lengths) == 16, "five lines of the text are drafted at once, renamed"
     assert sum(lengths) >= 35, "only around the first two renames there is something to find out"
+
+
+# what follows was seen many times, so each token given those before it is as sure as the first
+LOOP = [1, 2, 3, 4, 5, 6, 7, 8] * 40
+
+
+@pytest.mark.parametrize(
+    "name", ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix"]
+)
+def test_scores_do_not_fall_along_a_draft_that_is_as_sure_at_its_end(name: str) -> None:
+    (speculator,) = make_speculators([name], FakeEngine)
+    speculator.begin(0, LOOP)
+    (draft,) = speculator.propose([DraftRequest(0, LOOP, 6)])
+    assert len(draft.tokens) >= 4
+    assert all(b >= 0.99 * a for a, b in zip(draft.confidence, draft.confidence[1:], strict=False))

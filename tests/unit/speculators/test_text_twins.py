@@ -19,8 +19,7 @@ from headstart.speculators.ngram_map import (
     NgramMapKSpeculator,
     NgramMapOptions,
 )
-from headstart.speculators.ngram_mod import NgramModSpeculator
-from headstart.speculators.ngram_mod_table import MAX_COUNT
+from headstart.speculators.ngram_mod import MAX_COUNT, NgramModSpeculator
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Draft
 

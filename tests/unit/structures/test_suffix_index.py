@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.structures import suffix_index
-from headstart.structures.histories import Histories
+from headstart.structures.match_scores import Histories
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex, Tail
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 import sqlite3
 from array import array
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from headstart.structures.checkpoints import Checkpoint, Checkpoints, pack, unpack
+from headstart.structures.passages import WINDOW, Digest, PassageSet, hashes
 from headstart.structures.rolling import namespace_id
 from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
@@ -137,3 +141,131 @@ def test_the_vocabulary_id_tells_spellings_apart() -> None:
             return super().token_text(token ^ 1 if token < 2 else token)
 
     assert VocabularyId.of(Other()).digest != VOCABULARY.digest
+
+
+def text_of(seed: int, size: int = 20_000) -> bytes:
+    return random.Random(seed).randbytes(size)
+
+
+def digest_of(*texts: bytes, capacity: int = 4096) -> Digest:
+    passages = PassageSet(capacity)
+    passages.add(texts)
+    return passages.digest()
+
+
+def test_equal_windows_have_equal_hashes_wherever_they_stand():
+    text = text_of(1, 200)
+    moved = hashes(b"before it " + text + b" and behind")
+    assert np.array_equal(moved[10 : 10 + 200 - WINDOW + 1], hashes(text))
+    assert len(np.unique(hashes(text))) == 200 - WINDOW + 1
+    assert len(hashes(b"short")) == 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.25, 0.5, 1.0])
+def test_the_share_of_a_text_that_is_known_is_told(share):
+    known, new = text_of(1), text_of(2)
+    cut = int(share * len(known))
+    asked = hashes(known[:cut] + new[cut:])
+    assert digest_of(known).share_of(asked) == pytest.approx(share, abs=0.06)
+
+
+def test_a_digest_stays_small_and_still_tells():
+    texts = [text_of(seed) for seed in range(20)]
+    digest = digest_of(*texts, capacity=512)
+    assert len(digest.passages) <= 512
+    assert digest.shift > 4
+    assert digest.share_of(hashes(b"".join(texts[3:5]))) == 1.0
+    assert digest.share_of(hashes(b"".join(map(text_of, (91, 92))))) < 0.1
+
+
+def test_a_digest_survives_its_way_as_json():
+    digest = digest_of(text_of(1))
+    read = Digest.from_json(digest.to_json())
+    assert read is not None
+    assert read.shift == digest.shift
+    assert np.array_equal(read.passages, digest.passages)
+
+
+@pytest.mark.parametrize(
+    "change", [{"window": 8}, {"shift": 99}, {"shift": "4"}, {"passages": "?"}, {"passages": None}]
+)
+def test_a_digest_of_another_kind_is_not_used(change):
+    assert Digest.from_json(digest_of(text_of(1)).to_json() | change) is None
+
+
+def test_nothing_is_known_of_short_texts_or_by_empty_corpora():
+    assert Digest().share_of(hashes(text_of(1))) == 0.0
+    assert digest_of(text_of(1)).share_of(hashes(b"short")) == 0.0
+
+
+def made(length: int, size: int = 10) -> Checkpoint:
+    return Checkpoint(length, bytes(size))
+
+
+def filled(lengths: list[int], per_sequence: int = 8, max_bytes: int = 1000) -> Checkpoints:
+    checkpoints = Checkpoints(per_sequence, max_bytes)
+    for length in lengths:
+        checkpoints.add(0, made(length))
+    return checkpoints
+
+
+def lengths_of(checkpoints: Checkpoints, seq_id: int = 0) -> list[int]:
+    return [c.length for c in checkpoints.of(seq_id)]
+
+
+def test_the_longest_that_fits_is_found() -> None:
+    checkpoints = filled([30, 10, 20])
+    best = checkpoints.best(0, 29)
+    assert best is not None
+    assert best.length == 20
+    assert checkpoints.best(0, 9) is None
+    assert checkpoints.best(1, 100) is None
+
+
+def test_a_cut_sequence_loses_the_longer_ones_and_its_copies_keep_theirs() -> None:
+    checkpoints = filled([10, 20, 30])
+    checkpoints.share(0, 1, 25)
+    checkpoints.cut(0, 15)
+    assert lengths_of(checkpoints) == [10]
+    assert lengths_of(checkpoints, 1) == [10, 20]
+
+
+def test_what_is_shared_counts_once() -> None:
+    checkpoints = filled([10, 20])
+    checkpoints.share(0, 1, 20)
+    assert checkpoints.num_bytes == 20
+
+
+def test_too_many_lose_the_one_that_saves_fewest_tokens_but_never_the_newest() -> None:
+    assert lengths_of(filled([100, 200, 205, 300], per_sequence=3)) == [100, 200, 300]
+    assert lengths_of(filled([100, 200, 300, 301], per_sequence=3)) == [200, 300, 301]
+
+
+def test_bytes_of_all_sequences_are_bounded() -> None:
+    checkpoints = Checkpoints(8, 55)
+    for length in range(1, 40):
+        checkpoints.add(length % 4, made(10 * length))
+        assert checkpoints.num_bytes <= 55
+        assert checkpoints.has(length % 4, 10 * length)
+    checkpoints.add(0, made(1000, size=56))
+    assert not checkpoints.has(0, 1000)
+
+
+def test_none_are_kept_where_none_are_wanted() -> None:
+    assert lengths_of(filled([10], per_sequence=0)) == []
+
+
+def test_packed_sequences_come_back_and_other_bytes_do_not() -> None:
+    packed = pack(b"state", [Checkpoint(3, b"abc"), Checkpoint(9, b"")])
+    parts = unpack(packed)
+    assert parts is not None
+    assert bytes(parts[0]) == b"state"
+    assert [(c.length, bytes(c.data)) for c in parts[1]] == [(3, b"abc"), (9, b"")]
+
+
+@pytest.mark.parametrize("cut", [0, 5, 24, 25, 40, -1])
+def test_damaged_bytes_are_refused(cut: int) -> None:
+    packed = pack(b"state", [Checkpoint(3, b"abc")])
+    assert unpack(packed[:cut]) is None
+    assert unpack(packed + b"x") is None
+    assert unpack(bytes(len(packed))) is None

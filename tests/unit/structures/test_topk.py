@@ -1,10 +1,18 @@
+"""The k largest of a row, and progress in words."""
+
 from __future__ import annotations
+
+import io
+import logging
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from headstart.structures.progress import Progress
 from headstart.structures.topk import top_k
+from headstart.types.report import SlotReport
+from headstart.worker.request_log import PromptLog
 
 # short, in columns, with a rest, with tall columns
 SIZES = [1, 7, 64, 4095, 4096, 4097, 32_000, 65_537, 152_001]
@@ -74,3 +82,48 @@ def test_where_there_are_nans_no_entry_is_alone() -> None:
     values[5], values[6] = 20.0, np.nan
     values[7] = 19.0
     assert top_k(values, 40, 3.0)[0].tolist()[:2] == [5, 7]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_every_two_seconds_a_terminal_shows_a_line_that_moves_and_goes() -> None:
+    clock, terminal = Clock(), Terminal()
+    progress = Progress(clock, terminal)
+    for clock.now in (0.5, 1.9):
+        progress.tell("early")
+    progress.end()
+    assert terminal.getvalue() == ""
+    for clock.now in (2.0, 3.0, 4.1):
+        progress.tell(f"at {clock.now}")
+    progress.end()
+    assert terminal.getvalue() == "\rat 2.0\x1b[K\rat 4.1\x1b[K\r\x1b[K"
+
+
+def test_a_long_prompt_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    clock = Clock()
+    prompts = PromptLog(clock)
+    for step in range(13):
+        clock.now = step / 2
+        slot = SlotReport(
+            slot_id=0,
+            request_id="r",
+            is_processing=True,
+            num_prompt=12_000,
+            num_processed=1000 * step,
+        )
+        prompts.note([slot])
+    assert caplog.messages == [
+        "request r: prompt, 4000 of 12000 tokens",
+        "request r: prompt, 8000 of 12000 tokens",
+    ]

@@ -1,17 +1,137 @@
-"""`headstart backend`: which libllama is used, and downloading one."""
+"""`headstart backend`: which libllama is used, and downloading one.
+
+backends.json is the table of archives; scripts/pin_backends.py writes it. An archive is a zip file,
+as wheels are; its shared libraries end up in one folder.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
+import shutil
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path, PurePosixPath
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
-from headstart.types.errors import ConfigError
+from headstart.types.errors import ConfigError, ModelError
+
+NAMES = ("cpu", "cuda", "vulkan", "metal", "rocm")
+TABLE = Path(str(files("headstart.app").joinpath("backends.json")))
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """One file to download."""
+
+    backend: str
+    platform: str  # as `this_platform` says it
+    url: str
+    size: int  # bytes
+    sha256: str
+
+
+def this_platform() -> str:
+    """For instance linux-x86_64."""
+    return f"{sys.platform}-{platform.machine()}"
+
+
+def archives(backend: str, table: Path) -> list[Archive]:
+    """What a backend consists of on this platform.
+
+    Raises:
+        ConfigError: there is nothing prebuilt.
+    """
+    rows = [Archive(**row) for row in json.loads(table.read_text("utf-8"))]
+    here = [one for one in rows if one.platform == this_platform()]
+    found = [one for one in here if one.backend == backend]
+    if not found:
+        others = ", ".join(sorted({one.backend for one in here})) or "none"
+        raise ConfigError(
+            f"this copy of Headstart has no prebuilt {backend} libllama for {this_platform()} "
+            f"(there are: {others}); have pip compile one, as docs/install.md says: pip install "
+            "'headstart[compiled]'"
+        )
+    return found
+
+
+def install(backend: str, folder: Path, table: Path = TABLE) -> None:
+    """Download, check and unpack a backend; what was in `folder` is replaced at once at the end.
+
+    Raises:
+        ConfigError: there is none, or the files cannot be written.
+        ModelError: a download failed; the next try goes on from where it ended.
+    """
+    wanted = archives(backend, table)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as made:
+            unpacked = Path(made) / "new"
+            unpacked.mkdir()
+            for archive in wanted:
+                file = folder.parent / f"{archive.sha256}.part"
+                _download(archive, file)
+                _unpack(file, unpacked)
+            if folder.exists():
+                folder.rename(Path(made) / "old")
+            unpacked.rename(folder)
+            for archive in wanted:
+                (folder.parent / f"{archive.sha256}.part").unlink()
+    except (OSError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{backend} cannot be installed in {folder}: {error}") from error
+
+
+def _download(archive: Archive, file: Path) -> None:
+    """Have the whole archive in a file that may hold its beginning."""
+    import httpx2
+    from huggingface_hub import errors
+    from huggingface_hub.file_download import http_get
+
+    name = PurePosixPath(archive.url).name
+    with file.open("ab") as part:
+        have = part.tell()
+        if have < archive.size:
+            try:
+                http_get(
+                    archive.url,
+                    part,
+                    resume_size=have,
+                    expected_size=archive.size,
+                    displayed_filename=name,
+                )
+            except (httpx2.HTTPError, errors.HfHubHTTPError, OSError) as error:
+                raise ModelError(
+                    f"{archive.url} cannot be downloaded: {error}; try again, it goes on from there"
+                ) from error
+    with file.open("rb") as part:
+        digest = hashlib.file_digest(part, "sha256").hexdigest()
+    if digest != archive.sha256:
+        file.unlink()
+        raise ModelError(
+            f"{archive.url} has the SHA-256 {digest} but must have {archive.sha256}; nothing was "
+            "installed"
+        )
+
+
+def _unpack(file: Path, folder: Path) -> None:
+    """Write the shared libraries of a zip file, whatever folders they are in."""
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            name = PurePosixPath(member.filename).name
+            if name.endswith((".so", ".dylib", ".dll")) or ".so." in name:
+                with archive.open(member) as source, (folder / name).open("wb") as target:
+                    shutil.copyfileobj(source, target)
+                os.chmod(folder / name, 0o755)
 
 
 def run(resolved: Resolved, words: list[str]) -> int:
     """Show the libllama in use, or install one; return the exit code."""
-    from headstart.app import backends
     from headstart.app.cards import find_card
     from headstart.engine.find_library import find, installed_folder
 
@@ -20,11 +140,11 @@ def run(resolved: Resolved, words: list[str]) -> int:
         return 0
     card = find_card()
     backend = words[1] if len(words) > 1 else card.backend if card else "cpu"
-    if words[0] != "install" or len(words) > 2 or backend not in backends.NAMES:
-        raise ConfigError(f"headstart backend install takes one of {', '.join(backends.NAMES)}")
+    if words[0] != "install" or len(words) > 2 or backend not in NAMES:
+        raise ConfigError(f"headstart backend install takes one of {', '.join(NAMES)}")
     folder = installed_folder(os.environ)
     print(f"installing {backend}" + (f" for {card.name}" if card else ""), flush=True)
-    backends.install(backend, folder)
+    install(backend, folder)
     print(f"installed {folder}")
     return 0
 

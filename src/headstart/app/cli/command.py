@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from headstart.app.cli.arguments import HELP, Arguments
-from headstart.app.cli.environment import check_environment, from_environment
+from headstart.app.cli.arguments import HELP, Arguments, check_environment, from_environment
 from headstart.app.cli.resolve import Given, Resolved, from_file, resolve
 from headstart.app.cli.settings import Setting, all_settings, part_title, settings_of
 from headstart.config import flag_of

@@ -39,7 +39,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
     has_model = bool(config.model.model or config.model.hf_repo)
 
     from headstart.app import assemble
-    from headstart.gateway.router.eviction import parse_memory
+    from headstart.gateway.router.pooled_model import parse_memory
 
     devices = assemble.list_devices(config.engine)
     free = parse_memory(options.free_memory, "--free-memory")

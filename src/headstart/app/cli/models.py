@@ -18,13 +18,13 @@ from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import SPECULATOR_PART, Setting, Value
 from headstart.app.hub import Hub
 from headstart.config.fields import TRUE_WORDS, listed
-from headstart.gateway.router.folder import models_of_folder
 from headstart.gateway.router.presets import (
     CACHE,
     DEFAULT_STOP_SECONDS,
     FOLDER,
     PRESET,
     ModelPreset,
+    models_of_folder,
 )
 from headstart.types.errors import ConfigError
 

@@ -13,7 +13,7 @@ from headstart.gateway.balancer.options import SERVER_SETTINGS, BalancerOptions
 def run(resolved: Resolved, words: list[str]) -> int:
     """Route until stopped; return the exit code."""
     from headstart.config.logs import start_logging
-    from headstart.gateway.balancer.run import serve
+    from headstart.gateway.balancer.app import serve
 
     options, config = resolved.own(BalancerOptions), resolved.config()
     num_backends = len(options.urls())

@@ -11,7 +11,7 @@ from headstart.app.cli.models import is_router, read_models
 from headstart.app.cli.resolve import Resolved
 from headstart.app.hub_store import HubStore
 from headstart.app.model_files import drafters_wanted
-from headstart.app.parent import Parent
+from headstart.app.process import Parent
 from headstart.types.errors import HeadstartError
 
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import httpx2
 
-from headstart.app.parent import VARIABLE
+from headstart.app.process import VARIABLE
 from headstart.gateway.router.child import TENANT_HEADER
 from headstart.types.errors import ModelError
 

@@ -3,14 +3,57 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass
 
 from headstart.app.cli.command import Command, read_flags
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import all_settings
-from headstart.extras.cluster.options import SERVER_SETTINGS, ClusterOptions
+from headstart.config import option
+from headstart.gateway.balancer.options import RoutingOptions
 from headstart.types.errors import ConfigError
 
 OF_REPLICAS = "--"
+# of `ServerConfig`; what the replicas get stands behind --
+SERVER_SETTINGS = (
+    "host", "port", "api_key", "api_key_file", "allowed_hosts", "cors_origins", "max_body_mb",
+    "log_level", "verbose",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterOptions(RoutingOptions):
+    """How many replicas, and what each takes."""
+
+    ray_address: str | None = option(
+        None, "running Ray cluster, HOST:PORT or auto; without it one is started on this machine"
+    )
+    min_replicas: int = option(1, "replicas that are always there", least=1)
+    max_replicas: int = option(1, "replicas when there is much to do", least=1)
+    replica_cpus: float = option(1.0, "CPUs that Ray reserves for a replica", least=0)
+    replica_gpus: float = option(0.0, "GPUs that Ray reserves for a replica, and shows it", least=0)
+    gateways: int = option(1, "processes that pass requests to the replicas", least=1)
+    target_requests: float = option(
+        4.0, "requests, running and waiting, that each replica should have; more start another"
+    )
+    scale_up_seconds: float = option(
+        10.0, "how long there must be too much before one is started", least=0
+    )
+    scale_down_seconds: float = option(
+        300.0, "how long there must be too little before one is stopped", least=0
+    )
+    drain_seconds: int = option(
+        600, "seconds that a replica which is stopped has to end its answers", least=0
+    )
+
+    def __post_init__(self) -> None:
+        RoutingOptions.__post_init__(self)
+        if self.max_replicas < self.min_replicas:
+            raise ConfigError(
+                f"--max-replicas is {self.max_replicas} but --min-replicas is {self.min_replicas}; "
+                "it must be at least as many"
+            )
+        if self.target_requests <= 0:
+            raise ConfigError(f"--target-requests is {self.target_requests} but must be above 0")
 
 
 def run(resolved: Resolved, words: list[str]) -> int:

@@ -11,7 +11,7 @@ from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any
 
 from headstart.config import ServerConfig
-from headstart.extras.cluster.options import ClusterOptions
+from headstart.extras.cluster.command import ClusterOptions
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from ctypes import c_char_p
 from pathlib import Path
 
 from headstart.engine.library import ggml_base_library, prototype
-from headstart.structures.cache_folder import cache_folder
+from headstart.structures.atomic import cache_folder
 from headstart.types.errors import ConfigError
 
 _FILES = ("ggml-rpc.cpp", "transport.cpp")

@@ -22,7 +22,7 @@ import numpy as np
 
 from headstart.extras.testing.fakes import FakeEngine, LetterVocab
 from headstart.extras.testing.lossless import assert_lossless
-from headstart.scheduler.owned_tokens import OwnedTokens
+from headstart.scheduler.sequence import OwnedTokens
 from headstart.speculators.base import Speculator
 from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
 

@@ -6,17 +6,19 @@ import asyncio
 import ipaddress
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Scope
 
-from headstart.config import ServerConfig
+from headstart.config import Config, ServerConfig
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.health import Health
-from headstart.gateway.balancer.options import RoutingOptions
+from headstart.gateway.balancer.options import BalancerOptions, RoutingOptions
 from headstart.gateway.balancer.replica import Replica
 from headstart.gateway.balancer.routing import Routing
 from headstart.gateway.proxy import Proxy
@@ -24,8 +26,10 @@ from headstart.gateway.router.child import TENANT_HEADER
 from headstart.server import errors
 from headstart.server.body import read_object
 from headstart.server.errors import ApiError
-from headstart.server.guard import Guard
+from headstart.server.guard import Guard, load_keys
+from headstart.server.listen import run, uvicorn_config
 from headstart.server.routing import json_response
+from headstart.types.errors import ConfigError
 
 Watch = Callable[[], Coroutine[None, None, None]]
 
@@ -125,3 +129,28 @@ def _is_local(scope: Scope) -> bool:
         return client is None or ipaddress.ip_address(client[0]).is_loopback
     except ValueError:
         return False
+
+
+def serve(options: BalancerOptions, config: Config, announce: Callable[[str], None]) -> None:
+    """Serve until stopped; answers in flight then have `--drain-seconds` to end.
+
+    Raises:
+        ConfigError: there is no backend, or the port cannot be taken.
+    """
+    keys = load_keys(config.server)
+    key = options.backend_api_key or (keys[0].decode() if keys else None)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    fleet = Fleet()
+    for url in options.urls():
+        fleet.add(Replica(_name(url), url, headers))
+    if not fleet.replicas:
+        raise ConfigError("there is no backend; name each with --backend http://HOST:PORT")
+    settings = uvicorn_config(create_app(config.server, fleet, options), config.server)
+    settings.timeout_graceful_shutdown = options.drain_seconds
+    run(uvicorn.Server(settings), config.server, lambda urls: announce(urls[0]))
+
+
+def _name(url: str) -> str:
+    """A URL without scheme and password."""
+    parts = urlsplit(url)
+    return parts.netloc.rpartition("@")[2] + parts.path

@@ -12,9 +12,8 @@ from functools import cache, partial
 from statistics import fmean
 
 from headstart.gateway.balancer.conversation import Asked
-from headstart.gateway.balancer.learned import Timings, shared_prices
+from headstart.gateway.balancer.learned import Timings, block_hashes, shared_prices
 from headstart.gateway.balancer.policy import Candidate, ranking, wait_seconds
-from headstart.gateway.balancer.prefixes import block_hashes
 from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.structures.passages import hashes
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import orjson
 
-from headstart.gateway.balancer.learned import Timings
-from headstart.gateway.balancer.prefixes import block_hashes
+from headstart.gateway.balancer.learned import Timings, block_hashes
 from headstart.server.body import read_object
 
 TURN, PART = b"\x1e", b"\x1f"

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.gateway.balancer.conversation import Asked
-from headstart.gateway.balancer.learned import MIN_READ, Learned, Timings
+from headstart.gateway.balancer.learned import MIN_READ, Learned, Prefixes, Timings
 from headstart.gateway.balancer.policy import Load
-from headstart.gateway.balancer.prefixes import Prefixes
 from headstart.structures.passages import Digest
 
 

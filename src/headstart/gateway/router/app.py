@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.applications import Starlette
@@ -22,10 +24,10 @@ from headstart.gateway.router.listing import OwnRoutes, ReadPresets
 from headstart.gateway.router.metrics import render
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import PooledModel
-from headstart.gateway.router.streams import Streams, conversation_of
 from headstart.server import guard
 from headstart.server.errors import ApiError, shorten
 from headstart.server.extras import Extras
+from headstart.server.kept_streams import HEADER
 from headstart.server.routing import json_response
 from headstart.server.threads import ClientGoneError, unless_left
 
@@ -202,3 +204,70 @@ def _for_tenant(backend: Backend, scope: Scope) -> Backend:
     """The backend with the header that names whose request it is."""
     tenant = {TENANT_HEADER.lower(): scope.get("headstart.namespace", "")}
     return replace(backend, headers={**backend.headers, **tenant})
+
+
+T = TypeVar("T")
+Conversation = tuple[str, str]  # tenant and name
+MAX_CONVERSATIONS = 4096
+
+
+def conversation_of(http: HttpRequest) -> Conversation | None:
+    """The conversation that a request continues, or asks for; None without one."""
+    name = http.headers.get(HEADER)
+    if http.scope["path"] == "/v1/stream":
+        name = http.query_params.get("conv_id")
+    return (http.scope.get("headstart.namespace", ""), name) if name else None
+
+
+class Streams:
+    """Models by conversation, and the requests that wait for theirs.
+
+    A stream is kept by the server of its model (server/kept_streams.py). Until that is loaded, its
+    request waits here, whether or not its client does.
+    """
+
+    def __init__(self) -> None:
+        self._models: OrderedDict[Conversation, str] = OrderedDict()
+        self._waiting: dict[Conversation, asyncio.Future[Any]] = {}
+
+    def model_of(self, conversation: Conversation) -> str:
+        """The name of its model: the last one, else the one in `conversation::model`."""
+        return self._models.get(conversation) or conversation[1].partition("::")[2]
+
+    def models_of(self, tenant: str) -> set[str]:
+        """The names of all models with streams of a tenant."""
+        return {model for (owner, _), model in self._models.items() if owner == tenant}
+
+    def is_waiting(self, conversation: Conversation) -> bool:
+        return conversation in self._waiting
+
+    def stop(self, conversation: Conversation) -> None:
+        """End the conversation's request if it waits."""
+        if waiting := self._waiting.get(conversation):
+            waiting.cancel()
+
+    async def wait(
+        self, conversation: Conversation, model: str, work: Coroutine[None, None, T]
+    ) -> T:
+        """Await the model.
+
+        Raises:
+            ApiError: the stream was stopped before.
+        """
+        self._models[conversation] = model
+        self._models.move_to_end(conversation)
+        if len(self._models) > MAX_CONVERSATIONS:
+            self._models.popitem(last=False)
+        self.stop(conversation)
+        task = asyncio.ensure_future(work)
+        self._waiting[conversation] = task
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                task.cancel()
+                raise
+            raise ApiError(400, "the request was cancelled while its model was loading") from None
+        finally:
+            if self._waiting.get(conversation) is task:
+                del self._waiting[conversation]

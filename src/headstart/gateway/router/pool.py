@@ -18,14 +18,14 @@ from functools import partial
 from typing import Any
 
 from headstart.gateway.proxy import Backend
-from headstart.gateway.router.broadcast import Broadcast
 from headstart.gateway.router.child import TENANT_HEADER, ChildProcess, OnExit, OnState
-from headstart.gateway.router.eviction import LoadLimits
+from headstart.gateway.router.downloads import Broadcast
 from headstart.gateway.router.pooled_model import (
     LOADED,
     LOADING,
     SLEEPING,
     UNLOADED,
+    LoadLimits,
     PooledModel,
 )
 from headstart.gateway.router.presets import Estimate, ModelPreset

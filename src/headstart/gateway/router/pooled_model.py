@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from headstart.gateway.proxy import Backend
 from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Bytes, Estimate, ModelPreset
+from headstart.types.errors import ConfigError
 
 UNLOADED, LOADING, LOADED, SLEEPING = "unloaded", "loading", "loaded", "sleeping"
 
@@ -62,3 +63,67 @@ class PooledModel:
     def held(self) -> Bytes:
         """What it takes now: without its engine, only its processes."""
         return {MAIN: PROCESS_BYTES} if self.status == SLEEPING else self.needs
+
+
+if TYPE_CHECKING:  # `headstart devices` reads sizes with this module, and proxies nothing
+    from headstart.gateway.router.pooled_model import PooledModel
+
+
+@dataclass(frozen=True, slots=True)
+class LoadLimits:
+    """Which models may be loaded together."""
+
+    max_models: int = 0  # 0: any number
+    budget: Bytes = field(default_factory=dict)  # a device without one has no limit
+
+    def fits(self, model: PooledModel, others: Sequence[PooledModel]) -> bool:
+        """Whether it can be loaded beside the others."""
+        if self.max_models and len(others) >= self.max_models:
+            return False
+        return all(may_stay(model, other) for other in others) and all(
+            needed + sum(one.held.get(device, 0) for one in others) <= self.budget[device]
+            for device, needed in model.needs.items()
+            if device in self.budget
+        )
+
+    def victims(
+        self, model: PooledModel, idle: Sequence[PooledModel], busy: Sequence[PooledModel]
+    ) -> list[PooledModel] | None:
+        """Which of the idle models to unload so that it fits: the least recently used, and no more
+        than needed. None: unloading all of them would not be enough.
+        """
+        if not self.fits(model, busy):
+            return None
+        staying = [*busy, *sorted(idle, key=lambda one: one.last_used)]
+        chosen: list[PooledModel] = []
+        while not self.fits(model, staying):
+            chosen.append(staying.pop(len(busy)))
+        # those that free nothing that is lacking may stay after all
+        for one in reversed(chosen[:-1]):
+            if self.fits(model, [*staying, one]):
+                staying.append(one)
+                chosen.remove(one)
+        return chosen
+
+
+def may_stay(one: PooledModel, other: PooledModel) -> bool:
+    """Whether two models may be loaded at the same time: not if they are of different groups."""
+    return not one.group or not other.group or one.group == other.group
+
+
+def parse_memory(text: str | None, flag: str = "--models-memory") -> dict[str, int]:
+    """MiB by device, as a flag has them -> bytes by device.
+
+    Raises:
+        ConfigError: it has another form.
+    """
+    found: dict[str, int] = {}
+    for part in filter(None, (part.strip() for part in (text or "").split(","))):
+        name, has_name, number = part.rpartition("=")
+        if not number.strip().isdigit() or not int(number) or (has_name and not name.strip()):
+            raise ConfigError(
+                f"{flag} has {part!r} but must be MiB, as 16000 or main=16000,CUDA0=22000"
+            )
+        device = MAIN if name.strip() in ("", "main", "CPU") else name.strip()
+        found[device] = int(number) * 2**20
+    return found

@@ -8,7 +8,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from headstart.sampling.grammar.source import grammar_text
 from headstart.sampling.grammar.state import GrammarState, explain
-from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.types.constraint import Constraint
 from headstart.types.errors import InvalidParameterError
 

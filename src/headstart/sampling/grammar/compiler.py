@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from headstart.sampling.grammar.compiled import Compiled, Trial
 from headstart.sampling.grammar.sandbox import LOW_PRIORITY, Sandbox
-from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from headstart.sampling.grammar.compiled import Compiled, Trial
-from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.text.vocabulary.encoder import spell
 from headstart.text.vocabulary.table import VocabTable
 from headstart.types.constraint import Constraint

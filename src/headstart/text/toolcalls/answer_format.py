@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headstart.text.thinking import Thinking
+from headstart.text.toolcalls.events import AnswerEvent
 from headstart.text.toolcalls.formats import MarkedCalls
 from headstart.text.toolcalls.reader import Reading, TextReader
+from headstart.text.toolcalls.tools import Tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,3 +125,31 @@ def _skip_space_at_the_end(reader: TextReader) -> Reading[None]:
     yield from reader.skip_space()
     is_end = not (yield from reader.peek(1))
     reader.release(None if is_end else place)
+
+
+class AnswerParser:
+    """Parser of one answer. The message does not depend on how the text is split."""
+
+    def __init__(
+        self, answer_format: AnswerFormat, tools: Tools, options: ReadOptions, begun: str = ""
+    ) -> None:
+        """Start an answer; `begun` is its start in the prompt, which emits no events."""
+        self._reader = TextReader(tools)
+        self._reading = answer_format.read(self._reader, options)
+        if begun:
+            self.feed(begun)
+
+    def feed(self, text: str) -> list[AnswerEvent]:
+        """Add text; returns the events that are certain."""
+        self._reader.add(text)
+        next(self._reading, None)
+        return self._reader.take_events()
+
+    def finish(self) -> list[AnswerEvent]:
+        """End the text; returns the remaining events."""
+        self._reader.is_over = True
+        next(self._reading, None)
+        rest = self._reader.text[self._reader.at :]
+        self._reader.at = len(self._reader.text)
+        self._reader.content(rest)
+        return self._reader.take_events()

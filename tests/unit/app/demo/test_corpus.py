@@ -3,10 +3,19 @@ from __future__ import annotations
 import ast
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 from random import Random
 
 import pytest
+from gguf import GGUFReader
 from training import corpus
+
+from headstart.app import demo
+from headstart.app.assemble import Models, build_scheduler
+from headstart.config import Config, EngineConfig, SpeculationConfig
+from headstart.types.errors import ModelError
 
 SOURCE = (
     "def scale(values, factor=2):\n    total = sum(values)\n"
@@ -57,3 +66,61 @@ def test_the_same_seed_makes_the_same_tasks(function: corpus.Function) -> None:
     assert corpus.make_tasks([function], 5, Random(3)) != corpus.make_tasks(
         [function], 5, Random(4)
     )
+
+
+MAX_BYTES = 25_000_000
+
+
+def tokens_of(path: Path) -> list[str]:
+    tokens: list[str] = GGUFReader(path).fields["tokenizer.ggml.tokens"].contents()
+    return tokens
+
+
+@pytest.mark.parametrize("name", demo.NAMES)
+def test_every_embedded_model_is_a_readable_llama_with_a_chat_template(name: str) -> None:
+    reader = GGUFReader(demo.path(name))
+    assert reader.fields["general.architecture"].contents() == "llama"
+    assert "<|im_start|>assistant" in reader.fields["tokenizer.chat_template"].contents()
+
+
+def test_the_draft_shares_the_targets_vocabulary_and_the_other_draft_does_not() -> None:
+    target = tokens_of(demo.path(demo.TARGET))
+    assert tokens_of(demo.path(demo.DRAFT)) == target
+    assert tokens_of(demo.path(demo.DRAFT_OTHER)) != target
+
+
+def test_the_models_together_stay_small_and_have_a_card_beside_them() -> None:
+    assert sum(demo.path(name).stat().st_size for name in demo.NAMES) < MAX_BYTES
+    card = demo.path(demo.TARGET).with_name("README.md").read_text()
+    assert all(f"{name}.gguf" in card for name in demo.NAMES)
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ModelError, match=r"'demo-huge'.*demo-target, demo-draft, demo-draft-other"):
+        demo.path("demo-huge")
+
+
+ROOT = Path(__file__).parents[4]
+
+
+def test_a_head_of_a_few_batches_is_loaded_and_drafts(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="training needs the extra train")
+    pytest.importorskip("tokenizers")
+    source = Path(__file__).read_text(encoding="utf-8")
+    (tmp_path / "texts.json").write_text(json.dumps([source] * 40))
+    chat = f"<|im_start|>user\nRepeat.<|im_end|>\n<|im_start|>assistant\n{source[:100]}<|im_end|>\n"
+    (tmp_path / "tasks.json").write_text(json.dumps([chat] * 40))
+    head = tmp_path / "head.gguf"
+    target = demo.path(demo.TARGET)
+    command = [sys.executable, "-m", "training.eagle3", "--work", str(tmp_path)]
+    command += ["--target", str(target), "-o", str(head), "--rows", "64", "--ids", "256"]
+    command += ["--context", "128", "--batch-size", "2", "--steps", "4", "--threads", "1"]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    command += ["--start", str(head), "--corpus-share", "1"]
+    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
+    config = Config(
+        engine=EngineConfig(context=256, threads=1, gpu_layers=0),
+        speculation=SpeculationConfig(spec_state="none"),
+    )
+    scheduler = build_scheduler(config, Models(target, head, is_demo=False))[0]
+    assert "eagle3" in scheduler.drafting.speculators

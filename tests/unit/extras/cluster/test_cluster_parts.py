@@ -13,6 +13,7 @@ from headstart.app.cli.command import HelpRequested
 from headstart.extras.cluster import command as cluster
 from headstart.extras.cluster import deploy
 from headstart.extras.cluster.child import ServerChild
+from headstart.extras.cluster.command import ClusterOptions
 from headstart.extras.cluster.control_states import (
     MAX_BYTES,
     MAX_STATES,
@@ -20,7 +21,6 @@ from headstart.extras.cluster.control_states import (
     hardware,
     state_key,
 )
-from headstart.extras.cluster.options import ClusterOptions
 from headstart.extras.cluster.scaling import RUNNING, WAITING, ScalingPolicy, wanted_replicas
 from headstart.types.errors import ConfigError, ModelError
 

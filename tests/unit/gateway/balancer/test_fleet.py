@@ -9,9 +9,8 @@ import pytest
 
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import Asked, read
-from headstart.gateway.balancer.learned import Learned, Timings, shared_prices
+from headstart.gateway.balancer.learned import Learned, Timings, block_hashes, shared_prices
 from headstart.gateway.balancer.policy import TOKEN_SLOWDOWN, Load
-from headstart.gateway.balancer.prefixes import block_hashes
 from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.structures.passages import PassageSet
 

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from tests.unit.gateway.backends import running
 
 from headstart.config import ServerConfig
-from headstart.gateway.balancer import health, prefixes, routing
+from headstart.gateway.balancer import health, learned, routing
 from headstart.gateway.balancer.app import Watch, create_app
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import read
@@ -115,7 +115,7 @@ async def chat(client: httpx2.AsyncClient, **more) -> httpx2.Response:
 
 
 async def test_a_stream_passes_byte_by_byte_and_its_text_is_learned(monkeypatch) -> None:
-    monkeypatch.setattr(prefixes, "BLOCK_BYTES", 1)
+    monkeypatch.setattr(learned, "BLOCK_BYTES", 1)
     async with routed(Scripted()) as (client, fleet):
         response = await chat(client)
         assert response.content == b"".join(EVENTS)

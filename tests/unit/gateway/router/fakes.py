@@ -9,9 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 
 from headstart.gateway.router.child import ChildProcess, OnExit, OnState
-from headstart.gateway.router.eviction import LoadLimits
 from headstart.gateway.router.pool import Pool
-from headstart.gateway.router.pooled_model import LOADED, PooledModel
+from headstart.gateway.router.pooled_model import LOADED, LoadLimits, PooledModel
 from headstart.gateway.router.presets import CACHE, Estimate, ModelPreset
 from headstart.types.errors import ModelError
 

@@ -1,14 +1,26 @@
+"""What models take, by device, and which of them is unloaded for another."""
+
 from __future__ import annotations
 
+import logging
+import os
+from collections.abc import Iterator
+
 import pytest
-from tests.unit.gateway.router.fakes import preset
+from tests.unit.gateway.router.fakes import FakeStore, preset
 
-from headstart.gateway.router.eviction import LoadLimits, may_stay, parse_memory
-from headstart.gateway.router.pooled_model import LOADED, PooledModel
-from headstart.gateway.router.presets import MAIN, Estimate
-from headstart.types.errors import ConfigError
-
-MIB = 2**20
+from headstart.app import demo
+from headstart.config import Config, RouterConfig
+from headstart.gateway.router.pooled_model import (
+    LOADED,
+    LoadLimits,
+    PooledModel,
+    may_stay,
+    parse_memory,
+)
+from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
+from headstart.gateway.router.serve import MIB, Estimator, read_estimate, serve
+from headstart.types.errors import ConfigError, ModelError
 
 
 def using(needs: dict[str, int], last_used: float = 0.0, group: str = "") -> PooledModel:
@@ -81,3 +93,81 @@ def test_models_of_different_groups_are_not_loaded_together() -> None:
     assert may_stay(chat, on_gpu(1, group="chat"))
     assert LoadLimits().victims(code, [any_, chat], []) == [chat]
     assert LoadLimits().victims(code, [], [chat]) is None
+
+
+SETTINGS = {"context": 4096, "gpu_layers": 20, "n_cpu_moe": 0}
+
+
+def facts(**needs: int) -> dict:
+    usable = {MAIN: 16000 * MIB, "CUDA0": 8000 * MIB}
+    sizes = {MAIN if name == "main" else name: size * MIB for name, size in needs.items()}
+    return {"needs": sizes, "usable": usable, "settings": SETTINGS}
+
+
+def test_what_was_chosen_to_fit_is_said_to_the_server() -> None:
+    found = read_estimate(preset("a"), facts(main=100, CUDA0=5000))
+    assert set(found.arguments) == {
+        "--context=4096", "--gpu-layers=20", "--n-cpu-moe=0", "--fit=off", "--cache-ram=2000",
+    }  # fmt: skip
+
+
+def test_main_memory_has_the_prompts_and_the_processes_as_well() -> None:
+    found = read_estimate(preset("a"), facts(main=100, CUDA0=5000))
+    assert found.needs == {MAIN: 2100 * MIB + PROCESS_BYTES, "CUDA0": 5000 * MIB}
+    own = ModelPreset(name="a", source="preset", arguments=("--cache-ram=50",))
+    found = read_estimate(own, facts(main=100))
+    assert found.needs == {MAIN: 150 * MIB + PROCESS_BYTES}
+    assert not any(one.startswith("--cache-ram") for one in found.arguments)
+
+
+def test_a_mapped_model_larger_than_memory_takes_all_of_it() -> None:
+    assert read_estimate(preset("a"), facts(main=99000)).needs == {MAIN: 16000 * MIB}
+
+
+def test_where_the_system_does_not_tell_nothing_is_limited() -> None:
+    found = read_estimate(preset("a"), {"needs": {}, "usable": {}, "settings": SETTINGS})
+    assert (found.needs, found.arguments, found.usable) == ({}, (), {})
+
+
+def model(path: object, *arguments: str) -> ModelPreset:
+    return ModelPreset(
+        name="a",
+        source="preset",
+        arguments=(),
+        engine_arguments=(f"--model={path}", *arguments),
+        environment=dict(os.environ),
+    )
+
+
+async def test_the_embedded_model_is_estimated_in_a_process_of_its_own() -> None:
+    estimator = Estimator({MAIN: 4000 * MIB})
+    found = await estimator(model(demo.path(demo.TARGET), "--context=512"))
+    assert "--context=512" in found.arguments
+    assert PROCESS_BYTES < found.needs[MAIN] < 1500 * MIB
+    assert found.usable[MAIN] < 4000 * MIB, "others need memory too"
+
+
+async def test_a_file_that_is_no_model_is_refused_with_the_reason() -> None:
+    with pytest.raises(ModelError, match="test_memory"):
+        await Estimator({})(model(__file__))
+
+
+@pytest.fixture(autouse=True)
+def _log_of_the_process_stays() -> Iterator[None]:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    yield
+    root.handlers[:], root.level = before, level
+
+
+def test_more_models_at_the_start_than_may_be_loaded_stop_the_start() -> None:
+    presets = [preset(name, loads_on_startup=True) for name in ("a", "b", "c")]
+    config = Config(router=RouterConfig(models_max=2))
+    with pytest.raises(ConfigError, match="3 models have load-on-startup"):
+        serve(config, lambda: presets, FakeStore())
+
+
+def test_memory_that_is_no_number_stops_the_start() -> None:
+    config = Config(router=RouterConfig(models_memory="lots"))
+    with pytest.raises(ConfigError, match="--models-memory has 'lots'"):
+        serve(config, list, FakeStore())

@@ -12,7 +12,7 @@ from llguidance import LLParserLimits
 from headstart.sampling.grammar import compiled
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.state import GrammarState
-from headstart.sampling.grammar.tokens import GrammarTokens
+from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.testing import ByteVocab
 from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
 from headstart.types.errors import InvalidParameterError

@@ -11,7 +11,7 @@ from tests.templates.conversations import FIXTURE, TOOLS
 
 from headstart.sampling.grammar.source import grammar_text
 from headstart.text.chat_template import ChatTemplate
-from headstart.text.toolcalls.answer_format import ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerParser, ReadOptions
 from headstart.text.toolcalls.constraint import (
     CallRules,
     before_rules,
@@ -21,7 +21,6 @@ from headstart.text.toolcalls.constraint import (
 from headstart.text.toolcalls.events import AnswerMessage
 from headstart.text.toolcalls.find import find_format
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
-from headstart.text.toolcalls.parser import AnswerParser
 from headstart.text.toolcalls.tools import Tools
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import InvalidParameterError

@@ -14,10 +14,9 @@ from tests.templates.answers import PARSES
 from tests.templates.conversations import FIXTURE, TOOLS
 
 from headstart.text.chat_template import ChatTemplate
-from headstart.text.toolcalls.answer_format import ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerParser, ReadOptions
 from headstart.text.toolcalls.events import AnswerMessage
 from headstart.text.toolcalls.find import find_format
-from headstart.text.toolcalls.parser import AnswerParser
 from headstart.text.toolcalls.tools import Tools
 
 FAMILIES = [

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.templates.conversations import TOOLS
 
 from headstart.text.thinking import Thinking
-from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser, ReadOptions
 from headstart.text.toolcalls.events import (
     AnswerMessage,
     CallArguments,
@@ -29,7 +29,6 @@ from headstart.text.toolcalls.formats import (
     NamedCall,
     TaggedArguments,
 )
-from headstart.text.toolcalls.parser import AnswerParser
 from headstart.text.toolcalls.tools import Tools
 
 THINK = Thinking("<think>\n", "\n</think>\n\n")

@@ -17,7 +17,7 @@ from headstart.text.vocabulary.retokenizer import last_split
 from headstart.text.vocabulary.table import VocabTable
 from headstart.text.vocabulary.templates import find_replacements
 from headstart.text.vocabulary.translated_sequence import TranslatedSequence
-from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
+from headstart.text.vocabulary.vocabulary_translator import ByteTrie, VocabularyTranslator
 
 PAIRS = [
     ("demo-target", "demo-draft-other"),
@@ -264,3 +264,37 @@ def test_chat_of_one_family_becomes_the_chat_of_another() -> None:
         [*draft_encoder(translator).encode(sequence.pending + b" there"), end]
     )
     assert b"".join(map(translator.target.spelling, drafted)) == b" there<|im_end|>"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranges_equal_a_scan_of_all_tokens(seed: int) -> None:
+    rng = random.Random(seed)
+    alphabet = b"ab\xfe\xff"
+    pieces = [bytes(rng.choices(alphabet, k=rng.randrange(5))) for _ in range(60)]
+    trie = ByteTrie(pieces)
+    for _ in range(40):
+        text = bytes(rng.choices(alphabet, k=rng.randrange(5)))
+        continuing = {
+            token for token, piece in enumerate(pieces) if piece and piece.startswith(text)
+        }
+        beginning = {
+            token
+            for token, piece in enumerate(pieces)
+            if piece and text.startswith(piece) and piece != text
+        }
+        assert set(trie.continuations(text).tolist()) == continuing
+        assert set(trie.prefixes_of(text).tolist()) == beginning
+        assert sorted(trie.allowed(text).tolist()) == sorted(continuing | beginning)
+
+
+def test_any_choice_among_the_allowed_tokens_spells_the_pending_bytes() -> None:
+    translator = real.translator("demo-target", "demo-draft-other")
+    rng = random.Random(1)
+    for pending in (b" return", b"\n        x", "中文".encode(), "😀".encode()[:3], b"\xff\x80"):
+        for _ in range(10):
+            rest, spelled = pending, b""
+            while rest:
+                piece = translator.draft.pieces[rng.choice(translator.allowed(rest).tolist())]
+                spelled += piece
+                rest = rest[len(piece) :]
+            assert spelled.startswith(pending)
