@@ -64,7 +64,7 @@ class GuardedSpeculator:
 
     def begin(self, seq_id: int, history: Sequence[int], namespace: str) -> None:
         self.failed.discard(seq_id)
-        self._guarded("begin", [seq_id], lambda: self.speculator.begin(seq_id, history, namespace))
+        self._tell("begin", [seq_id], seq_id, history, namespace)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, no longer than asked for; empty where it failed."""
@@ -184,7 +184,7 @@ class GuardedSpeculator:
             decoded = _without(decoded, self.failed)
             seq_ids -= self.failed
         if seq_ids:
-            self._guarded("observe", seq_ids, lambda: self.speculator.observe(decoded))
+            self._tell("observe", seq_ids, decoded)
 
     def observe_states(self, decoded: DecodedStates) -> None:
         """Show it the rows, but for those of sequences that it failed on."""
@@ -193,20 +193,16 @@ class GuardedSpeculator:
             decoded = _states_without(decoded, self.failed)
             seq_ids -= self.failed
         if seq_ids:
-            self._guarded(
-                "observe_states", seq_ids, lambda: self.speculator.observe_states(decoded)
-            )
+            self._tell("observe_states", seq_ids, decoded)
 
     def truncate(self, seq_id: int, length: int) -> None:
-        self._guarded("truncate", [seq_id], lambda: self.speculator.truncate(seq_id, length))
+        self._tell("truncate", [seq_id], seq_id, length)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        self._guarded(
-            "copy_prefix", [target], lambda: self.speculator.copy_prefix(source, target, length)
-        )
+        self._tell("copy_prefix", [target], source, target, length)
 
     def checkpoint(self, seq_id: int) -> None:
-        self._guarded("checkpoint", [seq_id], lambda: self.speculator.checkpoint(seq_id))
+        self._tell("checkpoint", [seq_id], seq_id)
 
     def accept(self, texts: Sequence[tuple[int, Sequence[int], int]]) -> None:
         """Sequences grew: (seq_id, emitted, num_accepted) of each."""
@@ -221,20 +217,14 @@ class GuardedSpeculator:
 
     def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
         """What it would have to compute again; None if there is nothing or it failed."""
-        data: bytes | bytearray | None = self._guarded(
-            "save_sequence", [seq_id], lambda: self.speculator.save_sequence(seq_id)
-        )
+        data: bytes | bytearray | None = self._tell("save_sequence", [seq_id], seq_id)
         return data
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
-        self._guarded(
-            "restore_sequence",
-            [seq_id],
-            lambda: self.speculator.restore_sequence(seq_id, data),
-        )
+        self._tell("restore_sequence", [seq_id], seq_id, data)
 
     def end(self, seq_id: int) -> None:
-        self._guarded("end", [seq_id], lambda: self.speculator.end(seq_id))
+        self._tell("end", [seq_id], seq_id)
 
     def kept_texts(
         self, namespace: str, places: Sequence[int], max_tokens: int
@@ -280,6 +270,10 @@ class GuardedSpeculator:
             failure=self.failure,
             details=self.describe(),
         )
+
+    def _tell(self, name: str, seq_ids: Sequence[int] | set[int], *arguments: Any) -> Any:
+        """Call its method of this name; None if that raises."""
+        return self._guarded(name, seq_ids, lambda: getattr(self.speculator, name)(*arguments))
 
     def _guarded(
         self, name: str, seq_ids: Sequence[int] | set[int], call: Callable[[], Any]

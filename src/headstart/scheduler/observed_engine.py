@@ -8,23 +8,15 @@ engine itself, and nobody pays for any of this.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.types import (
-    Batch,
-    DecodedStates,
-    Engine,
-    Filters,
-    Logits,
-    SavedSequence,
-)
+from headstart.types import Batch, DecodedStates, Engine, Logits, SavedSequence
 from headstart.types.media import PLACEHOLDER
-from headstart.types.sampling_params import SamplingParams
 
 
 def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine:
@@ -37,29 +29,19 @@ def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine
     if not readers:
         return engine
     engine.publish_states(frozenset().union(*(r.speculator.state_layers for r in readers)))
-    return ObservedEngine(engine, readers)
+    return cast("Engine", ObservedEngine(engine, readers))
 
 
 class ObservedEngine:
     """`Engine`: does what the engine does, then tells the readers."""
 
+    can_shift = False  # what readers have of the tokens that move cannot be moved
+
     def __init__(self, engine: Engine, readers: Sequence[GuardedSpeculator]) -> None:
         self._engine, self._readers = engine, readers
-        self.vocab_size = engine.vocab_size
-        self.context_size = engine.context_size
-        self.num_cells = engine.num_cells
-        self.max_batch_tokens = engine.max_batch_tokens
-        self.max_outputs = engine.max_outputs
-        self.padding_sequence = engine.padding_sequence
-        self.sends_graphs = engine.sends_graphs
-        self.attention_tile = engine.attention_tile
-        self.cache_kind = engine.cache_kind
-        self.max_rollback = engine.max_rollback
-        self.can_shift = False  # what readers have of the tokens that move cannot be moved
 
-    @property
-    def is_asynchronous(self) -> bool:
-        return self._engine.is_asynchronous
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     def decode(self, batch: Batch) -> Logits:
         self.launch(batch)
@@ -81,12 +63,6 @@ class ObservedEngine:
         for reader in self._readers:
             reader.observe_states(decoded)
         return logits
-
-    def publish_states(self, layers: Collection[int]) -> None:
-        self._engine.publish_states(layers)
-
-    def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
-        return self._engine.hidden_states()
 
     def truncate(self, seq_id: int, length: int) -> bool:
         if not self._engine.truncate(seq_id, length):
@@ -116,9 +92,6 @@ class ObservedEngine:
         for reader in self._readers:
             reader.checkpoint(seq_id)
 
-    def keep_for_draft(self, seq_id: int) -> bool:
-        return self._engine.keep_for_draft(seq_id)
-
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         is_copied = self._engine.copy_prefix(source, target, length)
         for reader in self._readers:
@@ -128,31 +101,19 @@ class ObservedEngine:
                 reader.truncate(target, 0)
         return is_copied
 
-    def share_prefix(self, source: int, target: int, length: int) -> None:
-        self._engine.share_prefix(source, target, length)
-
     def clear(self, seq_id: int) -> None:
         self._engine.clear(seq_id)
         if seq_id != self.padding_sequence:
             self._tell_length(seq_id, 0)
-
-    def save_sequence(self, seq_id: int) -> bytearray:
-        return self._engine.save_sequence(seq_id)
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         """What readers had is restored by their own `restore_sequence`."""
         self._tell_length(seq_id, 0)
         return self._engine.restore_sequence(seq_id, data)
 
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
-        return self._engine.write_sequence(seq_id, path, tokens, num_exact)
-
     def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
         self._tell_length(seq_id, 0)
         return self._engine.read_sequence(seq_id, path)
-
-    def make_filters(self, params: SamplingParams) -> Filters:
-        return self._engine.make_filters(params)
 
     def _tell_length(self, seq_id: int, length: int) -> None:
         for reader in self._readers:

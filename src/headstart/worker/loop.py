@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from headstart.scheduler.corpus import read_corpus
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.scheduler import WAIT_SECONDS, Scheduler
 from headstart.scheduler.sequence import Cells
@@ -180,7 +179,7 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
             reason = end_thoughts(command, scheduler.running)
             send(Message([ThoughtsEndEvent(command.request_id, reason)]))
         elif isinstance(command, CorpusQuestion):
-            send(Message([read_corpus(scheduler.drafting.speculators.values(), command)]))
+            send(Message([scheduler.drafting.read_corpus(command)]))
         elif isinstance(command, EmbeddingRequest):
             if scheduler.embeddings is None:
                 raise NotSupportedError("this engine does not embed; start with --embeddings")
