@@ -13,7 +13,7 @@ from typing import Any
 
 from headstart.types.errors import HeadstartError
 from headstart.worker.loop import run_loop
-from headstart.worker.sender import Command, Stop
+from headstart.worker.pipes import Command, Stop
 from headstart.worker.transport import Build, Receiver
 
 log = logging.getLogger(__name__)

@@ -31,7 +31,7 @@ from headstart.types.request import FinishEvent, Request, RequestStats
 from headstart.worker import client as client_module
 from headstart.worker.client import WorkerClient
 from headstart.worker.loop import run_loop
-from headstart.worker.sender import MAX_REQUESTS, Cancel, Message, Sender
+from headstart.worker.pipes import MAX_REQUESTS, Cancel, Message, Sender
 from headstart.worker.transport import ProcessTransport
 
 REQUEST = Request(request_id="r", prompt=(1, 2, 3))

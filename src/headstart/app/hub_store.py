@@ -16,8 +16,9 @@ import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headstart.app.hub import Hub, Repository
-from headstart.app.hub_files import (
+from headstart.app.hub import (
+    Hub,
+    Repository,
     choose_drafter,
     is_model,
     parse_reference,

@@ -19,8 +19,7 @@ from headstart.engine import drafters
 from headstart.engine.adapters import Adapters
 from headstart.engine.context import LlamaEngine
 from headstart.engine.draft_context import LlamaDraftContext
-from headstart.engine.embedding import LlamaEmbedder
-from headstart.engine.encoder import EncoderEngine
+from headstart.engine.embedding import EncoderEngine, LlamaEmbedder
 from headstart.engine.fit import Fitted, Part, fit, free_memory
 from headstart.engine.footprint import HOST
 from headstart.engine.heads import read_facts, why_not

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headstart.app import demo
-from headstart.app.hub import Hub, Repository
-from headstart.app.hub_files import (
+from headstart.app.hub import (
     DRAFTERS,
+    Hub,
+    Repository,
     choose_drafter,
     choose_file,
     parse_reference,

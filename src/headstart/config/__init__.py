@@ -1,11 +1,12 @@
 """Everything that can be set, once: names, defaults, flags and help."""
 
-from headstart.config.chat import ChatConfig
-from headstart.config.embedding import POOLINGS, EmbeddingConfig
+from headstart.config.chat import ChatConfig, SamplingConfig
 from headstart.config.engine import (
     CACHE_TYPES,
     LEAST_CONTEXT,
+    POOLINGS,
     DraftEngineConfig,
+    EmbeddingConfig,
     EngineConfig,
     rpc_endpoints,
 )
@@ -22,7 +23,6 @@ from headstart.config.images import ImageConfig
 from headstart.config.logs import LogConfig
 from headstart.config.recording import RecordingConfig
 from headstart.config.router import RouterConfig
-from headstart.config.sampling import SamplingConfig
 from headstart.config.settings import (
     SPECULATOR_ALIASES,
     Config,

@@ -1,15 +1,18 @@
-"""Defaults of chat requests."""
+"""Defaults of requests: llama-server's sampling flags, and those of chats.
+
+For sampling None means: what the model file recommends (`general.sampling.*`), else llama-server's
+default.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.config.fields import option
 from headstart.types.errors import ConfigError
-
-__all__ = ["ChatConfig"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,3 +79,59 @@ class ChatConfig:
         if self.reasoning_effort not in (None, "default"):
             switches["reasoning_effort"] = self.reasoning_effort
         return switches | arguments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingConfig:
+    """Defaults of requests; ranges are checked as those of a request."""
+
+    predict: int = option(-1, "maximum tokens of an answer; -1 for no limit")
+    seed: int = option(-1, "seed of the random numbers; -1 picks a new one for each request")
+    # by field of `SamplingParams`, which declares their flags
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    dry_sequence_breaker: str | None = option(
+        None,
+        'text that ends a repetition for DRY, instead of \\n, :, " and *; repeatable; none: no '
+        "text does",
+        separator="\n",
+    )
+    samplers: str | None = option(
+        None,
+        "samplers in order, separated by semicolons "
+        "(penalties;dry;top_n_sigma;top_k;typ_p;top_p;min_p;xtc;temperature)",
+    )
+    sampler_seq: str | None = option(
+        None, "same as --samplers with one letter for each (edskypmxt)"
+    )
+    ignore_eos: bool = option(False, "continue past the model's end of text")
+    logit_bias: str | None = option(
+        None,
+        "logit biases as ID+BIAS or ID-BIAS, separated by commas; repeatable",
+        separator=",",
+    )
+    reverse_prompt: str | None = option(
+        None, "stop string of requests that name none; repeatable", separator="\n"
+    )
+    grammar: str | None = option(
+        None,
+        "grammar (GBNF, or Lark after %llguidance) for answers to requests without a constraint "
+        "or tools of their own",
+    )
+    grammar_file: str | None = option(None, "the same from a file")
+    json_schema: str | None = option(None, "JSON schema for such answers; {} for any JSON")
+    json_schema_file: str | None = option(None, "the same from a file")
+    escape: bool = option(
+        True, "read escapes such as \\n and \\t in --reverse-prompt and --dry-sequence-breaker"
+    )
+
+    def __post_init__(self) -> None:
+        if self.predict < -2:
+            raise ConfigError(
+                f"--predict is {self.predict} but must be 0 or more, or -1 for no limit"
+            )
+        forms = ("grammar", "grammar_file", "json_schema", "json_schema_file")
+        given = [f"--{name.replace('_', '-')}" for name in forms if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ConfigError(f"{' and '.join(given)} both say what form answers have; use one")
+        if self.samplers is not None and self.sampler_seq is not None:
+            raise ConfigError("--samplers and --sampler-seq are two ways to say one thing; use one")

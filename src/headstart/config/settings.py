@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.config.chat import ChatConfig
-from headstart.config.embedding import EmbeddingConfig
-from headstart.config.engine import PLAIN_CACHE_TYPES, DraftEngineConfig, EngineConfig
+from headstart.config.chat import ChatConfig, SamplingConfig
+from headstart.config.engine import (
+    PLAIN_CACHE_TYPES,
+    DraftEngineConfig,
+    EmbeddingConfig,
+    EngineConfig,
+)
 from headstart.config.fields import check_ranges, option
 from headstart.config.images import ImageConfig
 from headstart.config.logs import LogConfig
 from headstart.config.recording import RecordingConfig
 from headstart.config.router import RouterConfig
-from headstart.config.sampling import SamplingConfig
 from headstart.config.tools import ToolsConfig
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError

@@ -7,10 +7,10 @@ one micro-batch, unless the pooling takes the last token's vector of a causal mo
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import c_void_p
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 from headstart.config import POOLINGS, EmbeddingConfig, EngineConfig
 from headstart.engine.adapters import apply_adapters
 from headstart.engine.c_batch import c_batch
+from headstart.engine.filters import LlamaFilters
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, take_errors
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
-from headstart.types import Batch
-from headstart.types.errors import EngineError, ModelError
+from headstart.types import Batch, CacheKind, Filters
+from headstart.types.errors import EngineError, ModelError, NotSupportedError
+from headstart.types.sampling_params import SamplingParams
 
 _HEADS = ("cls.weight", "cls.output.weight")
 
@@ -157,3 +159,57 @@ def _has_head(path: Path) -> bool:
     """
     header = GgufHeader(path)
     return "-of-" in path.name or any(header.shape(head) for head in _HEADS)
+
+
+class EncoderEngine:
+    """An engine without a cache that decodes nothing, for the scheduler of an embedding server."""
+
+    padding_sequence: int | None = None
+    sends_graphs = is_asynchronous = False
+    attention_tile = 1
+    cache_kind = CacheKind.CUT
+    max_rollback = 0
+    can_shift = False
+    max_outputs = 1
+
+    def __init__(self, model: Model, max_tokens: int) -> None:
+        """`max_tokens`: of a text that the model embeds."""
+        self.model = model
+        self.vocab_size = model.vocab.size
+        self.context_size = self.num_cells = self.max_batch_tokens = max_tokens
+
+    @property
+    def why_no_text(self) -> str:
+        """Error for requests that need text generation."""
+        return f"{self.model.facts.architecture} models compute embeddings and generate no text"
+
+    def launch(self, batch: Batch) -> None:
+        raise EngineError(self.why_no_text)
+
+    def truncate(self, seq_id: int, length: int) -> bool:
+        return length == 0
+
+    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
+        return 0
+
+    def rewind(self, seq_id: int, length: int) -> int:
+        return 0
+
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
+        return False
+
+    def clear(self, seq_id: int) -> None:
+        return
+
+    def make_filters(self, params: SamplingParams) -> Filters:
+        return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        """What else an `Engine` does needs a cache that holds something."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+        def refuse(*given: Any, **more: Any) -> NoReturn:
+            raise NotSupportedError(self.why_no_text)
+
+        return refuse

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from headstart.text.vocabulary.encoder import num_incomplete
+from headstart.text.vocabulary.table import num_incomplete
 from headstart.types.constraint import NO_LIMIT, ThoughtLimit
 
 

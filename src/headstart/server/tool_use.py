@@ -20,7 +20,7 @@ from headstart.text.toolcalls.constraint import (
     required_calls,
 )
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
-from headstart.text.toolcalls.tools import Tools
+from headstart.text.toolcalls.reader import Tools
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ThoughtMarks
 from headstart.types.errors import RequestError

@@ -1,15 +1,29 @@
-"""Renders chat messages to prompt text with a Jinja template."""
+"""Renders chat messages to prompt text with a Jinja template.
+
+Hugging Face's environment with the leniency of llama.cpp's engine, in a sandbox because templates
+are untrusted code. A template may modify its lists (Kimi-K2's does), so each rendering gets copies.
+
+Sources: https://huggingface.co/docs/transformers/chat_templating_writing and llama.cpp's
+common/jinja, whose tolerance templates rely on.
+"""
 
 from __future__ import annotations
 
 import copy
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import meta
+from jinja2.ext import Extension, loopcontrols
+from jinja2.nodes import Node
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import SandboxedEnvironment
 
 from headstart.config import ServerConfig
 from headstart.structures.prefix import common_prefix_length
@@ -20,7 +34,6 @@ from headstart.text.capabilities import (
     is_text,
     preserve_reasoning,
 )
-from headstart.text.environment import chat_environment
 from headstart.text.messages import Message, adapt_messages, adapt_tools
 from headstart.text.quirks import (
     answer_opening,
@@ -237,3 +250,97 @@ class ChatTemplate:
         except InvalidParameterError:
             return True  # others may appear
         return "probe-5d1c" in text.lower()
+
+
+MAX_BITS = 1 << 14  # of a whole number
+MAX_REPEATED = 1 << 20  # characters or entries of a sequence that is repeated
+_WIDE = re.compile(r"\d{6,}|\*")
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks text for training; renders its body."""
+
+    tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
+
+    def parse(self, parser: Parser) -> Node | list[Node]:
+        parser.stream.skip(1)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _ChatEnvironment(SandboxedEnvironment):
+    """Allows adding none, undefined values and numbers to strings."""
+
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator != "+":
+            _check_operands(operator, left, right)
+        elif isinstance(left, str) != isinstance(right, str):
+            left, right = (_addend(side) for side in (left, right))
+        return super().call_binop(context, operator, left, right)
+
+
+def _check_operands(operator: str, left: Any, right: Any) -> None:
+    """Raise for operands that would take too much memory or time.
+
+    The time limit cannot interrupt one long computation in C.
+    """
+    if operator == "%":
+        if isinstance(left, str) and _WIDE.search(left):
+            raise jinja2.TemplateError("a format is too wide")
+        return
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length()
+        bits = bits * max(0, right) if operator == "**" else bits + right.bit_length()
+        if bits > MAX_BITS:
+            raise jinja2.TemplateError(f"a number has more than {MAX_BITS} bits")
+        return
+    for sequence, times in ((left, right), (right, left)):
+        if (
+            isinstance(sequence, str | list | tuple)
+            and isinstance(times, int)
+            and len(sequence) * times > MAX_REPEATED
+        ):
+            raise jinja2.TemplateError(f"a repeated text is longer than {MAX_REPEATED}")
+
+
+def _addend(side: Any) -> Any:
+    if side is None or isinstance(side, jinja2.Undefined):
+        return ""
+    return str(side) if isinstance(side, int | float) else side
+
+
+def chat_environment(now: Callable[[], datetime]) -> SandboxedEnvironment:
+    """An environment for chat templates; `now` is their clock."""
+    environment = _ChatEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.filters["safe"] = str  # jinja2's Markup escapes what is appended
+    environment.globals["raise_exception"] = _raise_exception
+    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    return environment
+
+
+def _raise_exception(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Like `json.dumps` rather than Jinja's filter, which escapes HTML; generators become lists."""
+    if isinstance(value, list):
+        value = list.copy(value)  # dumping a probe's list does not count as reading it
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+        default=list,
+    )

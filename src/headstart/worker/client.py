@@ -29,8 +29,8 @@ from headstart.types.request import (
     Work,
 )
 from headstart.types.worker import Deliver
+from headstart.worker.pipes import Cancel, Command, Message
 from headstart.worker.request_log import log_embedding, log_error, log_request
-from headstart.worker.sender import Cancel, Command, Message
 from headstart.worker.transport import Receiver
 
 log = logging.getLogger(__name__)

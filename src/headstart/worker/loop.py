@@ -29,8 +29,8 @@ from headstart.types.request import (
     Work,
     error_event,
 )
+from headstart.worker.pipes import Cancel, Command, Message, Stop
 from headstart.worker.request_log import PromptLog, log_begin
-from headstart.worker.sender import Cancel, Command, Message, Stop
 
 log = logging.getLogger(__name__)
 

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from headstart.types.errors import HeadstartError, QuotaError, WorkerDeadError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import error_event
-from headstart.worker.reader import ItemReader, write_item
-from headstart.worker.sender import Command, Message, Sender, Stop
+from headstart.worker.pipes import Command, ItemReader, Message, Sender, Stop, write_item
 
 if TYPE_CHECKING:
     from headstart.scheduler.scheduler import Scheduler

@@ -39,7 +39,7 @@ from headstart.types.request import (
 from headstart.types.speculation_stats import SpeculationStats
 from headstart.worker.client import WorkerClient
 from headstart.worker.loop import make_report
-from headstart.worker.sender import Message
+from headstart.worker.pipes import Message
 
 CHAIN = ("suffix", "ngram-simple", "recycling", "draft-model")
 

@@ -31,7 +31,7 @@ from headstart.types import Batch, CacheKind, Draft, DraftRequest, Logits
 from headstart.types.errors import EngineError
 from headstart.types.request import ErrorEvent, FinishEvent, Request, StepTokens, TokenEvent
 from headstart.worker.loop import run_loop
-from headstart.worker.sender import Cancel, Command, Message, Stop
+from headstart.worker.pipes import Cancel, Command, Message, Stop
 
 CHAIN = ("ngram-simple", "suffix", "draft-model")
 

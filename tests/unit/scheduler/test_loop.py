@@ -13,7 +13,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp, never
 from headstart.types.request import FinishEvent, Request
 from headstart.worker.loop import SAVE_SECONDS, run_loop
-from headstart.worker.sender import Command, Message, Stop
+from headstart.worker.pipes import Command, Message, Stop
 from headstart.worker.transport import QUIET_SECONDS, STOP_SECONDS, ProcessTransport
 
 

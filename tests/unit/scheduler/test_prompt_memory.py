@@ -32,7 +32,7 @@ from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.types import CacheKind
 from headstart.types.errors import EngineError
 from headstart.worker.loop import run_loop
-from headstart.worker.sender import Stop
+from headstart.worker.pipes import Stop
 
 
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.ROLLBACK])

@@ -26,8 +26,7 @@ from headstart.types.request import (
     TokenLogprob,
     VerifiedDraft,
 )
-from headstart.worker.reader import ItemReader, write_item
-from headstart.worker.sender import Message
+from headstart.worker.pipes import ItemReader, Message, write_item
 from headstart.worker.transport import ProcessTransport, _process_main
 
 

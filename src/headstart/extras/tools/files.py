@@ -1,8 +1,17 @@
-"""read_file and write_file."""
+"""read_file, write_file, and edit_file: exact replacements, all found in the text as it was.
+
+Where a text is not found exactly it is looked for once more with other white space at the ends of
+lines and other quotes, dashes and spaces; lines that no edit touches stay as they are.
+"""
 
 from __future__ import annotations
 
 import base64
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 from headstart.extras.tools.machine import MAX_LINES
@@ -89,3 +98,159 @@ def _within(lines: list[str]) -> str:
             break
         result.append(line + "\n")
     return "".join(result)
+
+
+# quotes, dashes and spaces that are written for the plain ones
+_LOOK_ALIKES = {
+    "'": range(0x2018, 0x201C),
+    '"': range(0x201C, 0x2020),
+    "-": (*range(0x2010, 0x2016), 0x2212),
+    " ": (0xA0, *range(0x2002, 0x200B), 0x202F, 0x205F, 0x3000),
+}
+_PLAIN = {code: plain for plain, codes in _LOOK_ALIKES.items() for code in codes}
+_TEXTS = {"type": "string"}
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """`text[start:end]` becomes `new`; `number` is its place in the call."""
+
+    number: int
+    start: int
+    end: int
+    new: str
+
+
+@tool(
+    title="Edit file",
+    description="Edit a file using exact text replacement. Each edits[].old_text must be "
+    "unique in the file and is matched against the original content, not incrementally. Merge "
+    "nearby changes into one edit instead of overlapping edits. Use write_file to replace the "
+    "whole file.",
+    parameters={
+        "type": "object",
+        "properties": {
+            "path": {"type": "string", "description": "Path to the file to edit"},
+            "edits": {
+                "type": "array",
+                "description": "One or more exact text replacements to apply",
+                "items": {
+                    "type": "object",
+                    "properties": {
+                        "old_text": _TEXTS
+                        | {
+                            "description": "Exact text to find; must be unique in the file "
+                            "and must not overlap with other edits"
+                        },
+                        "new_text": _TEXTS | {"description": "Text to replace old_text with"},
+                    },
+                    "required": ["old_text", "new_text"],
+                },
+            },
+        },
+        "required": ["path", "edits"],
+    },
+    writes=True,
+)
+async def edit_file(call: ToolInvocation) -> dict[str, Any]:
+    """Replace texts of a file, each of which must be there once."""
+    path = call.text("path")
+    edits = _read_edits(call.arguments.get("edits"))
+    content = await call.machine.read(path)
+    if content is None:
+        raise ToolError(f"cannot read {path}, or it has more than 64 MiB")
+    text = content.decode("utf-8", "surrogateescape")
+    try:
+        edited = replace_texts(text, edits)
+    except ToolError as error:
+        raise ToolError(f"{error} (in {path})") from None
+    if edited == text:
+        raise ToolError("no changes made: the replacements produce the same content")
+    if not await call.machine.write(path, edited.encode("utf-8", "surrogateescape")):
+        raise ToolError(f"cannot write {path}")
+    return {"result": "file edited successfully", "path": path, "edits_applied": len(edits)}
+
+
+def replace_texts(text: str, edits: Sequence[tuple[str, str]]) -> str:
+    """The text after all (old, new) replacements.
+
+    Raises:
+        ToolError: one is not found, found twice, or overlaps with another.
+    """
+    normal = normalize(text)
+    olds = [normalize(old) for old, _ in edits]
+    for number, ((old, _), plain) in enumerate(zip(edits, olds, strict=True)):
+        count = normal.count(plain)
+        if count == 0 and old not in text:
+            raise ToolError(
+                f"could not find edits[{number}].old_text; it must match the file's current "
+                "content exactly"
+            )
+        if count > 1:
+            raise ToolError(
+                f"found {count} occurrences of edits[{number}].old_text; it must be unique"
+            )
+    is_exact = all(old in text for old, _ in edits)
+    base, wanted = (text, [old for old, _ in edits]) if is_exact else (normal, olds)
+    found = sorted(
+        (
+            Replacement(number, base.index(old), base.index(old) + len(old), new)
+            for number, (old, (_, new)) in enumerate(zip(wanted, edits, strict=True))
+        ),
+        key=lambda one: one.start,
+    )
+    for one, other in pairwise(found):
+        if one.end > other.start:
+            raise ToolError(
+                f"edits[{one.number}] and edits[{other.number}] overlap; merge them into one edit "
+                "or choose texts that do not"
+            )
+    return _replace(base, found) if is_exact else _replace_lines(text, base, found)
+
+
+def normalize(text: str) -> str:
+    """Lines without white space at their ends, and with plain quotes, dashes and spaces."""
+    return re.sub(r"[ \t\r]+$", "", text, flags=re.MULTILINE).translate(_PLAIN)
+
+
+def _read_edits(edits: Any) -> list[tuple[str, str]]:
+    if not isinstance(edits, list) or not edits:
+        raise ToolError("edits must be a list with at least one entry")
+    pairs = []
+    for number, edit in enumerate(edits):
+        old, new = (
+            edit.get(name) if isinstance(edit, dict) else None for name in ("old_text", "new_text")
+        )
+        if not isinstance(old, str) or not isinstance(new, str):
+            raise ToolError(f"edits[{number}] must have the texts old_text and new_text")
+        if not normalize(old):
+            raise ToolError(f"edits[{number}].old_text must not be empty")
+        pairs.append((old, new))
+    return pairs
+
+
+def _replace(text: str, found: Sequence[Replacement], offset: int = 0) -> str:
+    for one in reversed(found):
+        text = text[: one.start - offset] + one.new + text[one.end - offset :]
+    return text
+
+
+def _replace_lines(text: str, base: str, found: Sequence[Replacement]) -> str:
+    """Replace in the normalized text, and take the lines that are not concerned from the text."""
+    lines, plain = (re.findall(r"[^\n]*\n|[^\n]+", one) for one in (text, base))
+    starts = [0, *accumulate(map(len, plain))]
+    result: list[str] = []
+    next_line = 0
+    while found:
+        first = bisect_right(starts, found[0].start) - 1
+        last, group = first, []
+        # replacements that share a line belong together
+        while found and bisect_right(starts, found[0].start) - 1 <= last:
+            last = max(last, bisect_right(starts, found[0].end - 1) - 1)
+            group.append(found[0])
+            found = found[1:]
+        piece = base[starts[first] : starts[last + 1]]
+        result += lines[next_line:first]
+        result.append(_replace(piece, group, starts[first]))
+        next_line = last + 1
+    return "".join(result + lines[next_line:])

@@ -9,8 +9,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from headstart.config import ToolsConfig
-from headstart.extras.tools.edit import edit_file
-from headstart.extras.tools.files import read_file, write_file
+from headstart.extras.tools.files import edit_file, read_file, write_file
 from headstart.extras.tools.machine import machine_of
 from headstart.extras.tools.mcp_config import read_mcp_servers
 from headstart.extras.tools.runtime import Runtime

@@ -23,8 +23,7 @@ from typing import BinaryIO
 
 from headstart.sampling.grammar.compiled import Compiled, Trial
 from headstart.sampling.grammar.triggers import GrammarTokens
-from headstart.text.vocabulary.encoder import spell
-from headstart.text.vocabulary.table import VocabTable
+from headstart.text.vocabulary.table import VocabTable, spell
 from headstart.types.constraint import Constraint
 from headstart.types.errors import CapacityError, InvalidParameterError
 

@@ -10,8 +10,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from headstart.structures.prefix import num_begun
-from headstart.text.vocabulary.encoder import Encoder
-from headstart.text.vocabulary.table import VocabTable, read_table
+from headstart.text.vocabulary.table import Encoder, VocabTable, read_table
 from headstart.types import Vocab
 from headstart.types.constraint import ThoughtMarks
 

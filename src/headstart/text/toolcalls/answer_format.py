@@ -9,8 +9,7 @@ from typing import Literal
 from headstart.text.thinking import Thinking
 from headstart.text.toolcalls.events import AnswerEvent
 from headstart.text.toolcalls.formats import MarkedCalls
-from headstart.text.toolcalls.reader import Reading, TextReader
-from headstart.text.toolcalls.tools import Tools
+from headstart.text.toolcalls.reader import Reading, TextReader, Tools
 
 
 @dataclass(frozen=True, slots=True)

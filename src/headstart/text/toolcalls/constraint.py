@@ -18,7 +18,7 @@ from headstart.text.toolcalls.formats import (
     NamedCall,
     TaggedArguments,
 )
-from headstart.text.toolcalls.tools import Tools
+from headstart.text.toolcalls.reader import Tools
 from headstart.text.toolcalls.value_rules import SchemaRules, as_json, quoted, refuse_undemanded
 from headstart.types.constraint import Constraint, ConstraintKind
 

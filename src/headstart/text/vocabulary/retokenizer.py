@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from headstart.structures.prefix import common_prefix_length
-from headstart.text.vocabulary.encoder import Encoder, num_incomplete
+from headstart.text.vocabulary.table import Encoder, num_incomplete
 
 LOOKBEHIND = 64
 

@@ -15,10 +15,9 @@ from headstart.text.vocabulary.comparison import (
     compare_tables,
     pair_controls,
 )
-from headstart.text.vocabulary.encoder import Encoder, num_incomplete
 from headstart.text.vocabulary.replacements import Pair, Replacements
 from headstart.text.vocabulary.retokenizer import LOOKBEHIND
-from headstart.text.vocabulary.table import VocabTable, read_table
+from headstart.text.vocabulary.table import Encoder, VocabTable, num_incomplete, read_table
 from headstart.text.vocabulary.translated_sequence import (
     SharedSequence,
     TextSequence,

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from headstart.config import ToolsConfig
 from headstart.extras.tools import glob, grep_child, search
 from headstart.extras.tools.command import CommandLimits
-from headstart.extras.tools.edit import normalize, replace_texts
+from headstart.extras.tools.files import normalize, replace_texts
 from headstart.extras.tools.tool import ToolError
 from headstart.extras.tools.toolbox import Toolbox
 from headstart.types.errors import ConfigError, RequestError

@@ -21,7 +21,7 @@ from headstart.text.toolcalls.constraint import (
 from headstart.text.toolcalls.events import AnswerMessage
 from headstart.text.toolcalls.find import find_format
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
-from headstart.text.toolcalls.tools import Tools
+from headstart.text.toolcalls.reader import Tools
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import InvalidParameterError
 

@@ -17,7 +17,7 @@ from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerParser, ReadOptions
 from headstart.text.toolcalls.events import AnswerMessage
 from headstart.text.toolcalls.find import find_format
-from headstart.text.toolcalls.tools import Tools
+from headstart.text.toolcalls.reader import Tools
 
 FAMILIES = [
     "Qwen-Qwen3-0.6B", "Qwen3-Coder", "meta-llama-Llama-3.1-8B-Instruct", "GLM-4.6",

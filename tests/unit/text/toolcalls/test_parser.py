@@ -29,7 +29,7 @@ from headstart.text.toolcalls.formats import (
     NamedCall,
     TaggedArguments,
 )
-from headstart.text.toolcalls.tools import Tools
+from headstart.text.toolcalls.reader import Tools
 
 THINK = Thinking("<think>\n", "\n</think>\n\n")
 HERMES = MarkedCalls(

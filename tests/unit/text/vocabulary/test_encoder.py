@@ -9,8 +9,7 @@ from tests.unit.text.vocabulary import real
 from tests.unit.text.vocabulary.texts import random_text
 
 from headstart.testing import ByteVocab
-from headstart.text.vocabulary.encoder import Encoder, num_incomplete
-from headstart.text.vocabulary.table import read_table
+from headstart.text.vocabulary.table import Encoder, num_incomplete, read_table
 from headstart.text.vocabulary.variants import Variants
 
 NAMES = (*real.DEMO, *real.FETCHED)

@@ -9,9 +9,8 @@ from tests.unit.text.vocabulary import real
 from tests.unit.text.vocabulary.texts import random_text
 
 from headstart.testing import ByteVocab
-from headstart.text.vocabulary.encoder import Encoder
 from headstart.text.vocabulary.retokenizer import LOOKBEHIND, Retokenizer
-from headstart.text.vocabulary.table import read_table
+from headstart.text.vocabulary.table import Encoder, read_table
 
 
 class LossyVocab(ByteVocab):

@@ -12,9 +12,8 @@ from tests.unit.text.vocabulary import real
 from tests.unit.text.vocabulary.texts import random_text
 
 from headstart.structures.prefix import common_prefix_length
-from headstart.text.vocabulary.encoder import Encoder, num_incomplete
 from headstart.text.vocabulary.retokenizer import last_split
-from headstart.text.vocabulary.table import VocabTable
+from headstart.text.vocabulary.table import Encoder, VocabTable, num_incomplete
 from headstart.text.vocabulary.templates import find_replacements
 from headstart.text.vocabulary.translated_sequence import TranslatedSequence
 from headstart.text.vocabulary.vocabulary_translator import ByteTrie, VocabularyTranslator
