@@ -131,7 +131,7 @@ def test_files_are_read_from_the_folder_for_them_alone(client: httpx2.Client) ->
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("https://example.org/a.png", "not fetched"),
+        ("https://example.org/a.png", "--image-urls"),
         ("data:text/html;base64,aGVsbG8=", "is no image"),
         ("malformed", "base64"),
         ("data:image/png;base64,", "neither PNG"),

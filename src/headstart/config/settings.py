@@ -306,6 +306,9 @@ class ServerConfig:
     slot_save_path: str | None = option(
         None, "folder for POST /slots/{id}?action=save and restore, which need it"
     )
+    image_urls: bool = option(
+        False, "fetch images that requests name by http or https URLs of public addresses"
+    )
     media_path: str | None = option(None, "folder of images that requests may name, as file://name")
     metrics: bool = option(True, "serve /metrics")
     props: bool = option(False, "accept POST /props")

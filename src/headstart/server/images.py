@@ -15,7 +15,8 @@ from starlette.requests import Request as HttpRequest
 from headstart.config import ServerConfig
 from headstart.server.errors import not_supported, shorten
 from headstart.server.event_stream import single_event
-from headstart.server.image_files import check_image
+from headstart.server.fetch import fetch
+from headstart.server.image_files import MOST_BYTES, check_image
 from headstart.server.limits import check_length
 from headstart.server.model import service_of
 from headstart.server.threads import unless_left
@@ -85,7 +86,8 @@ async def read_images(http: HttpRequest, urls: Sequence[str]) -> Images:
     check_length("the request", urls, MOST_IMAGES, "images")
 
     async def ask() -> Images:
-        files = await service.prompt_threads.run(_reader(urls, service.config), namespace)
+        held = [await _fetched(url, service.config) for url in urls]
+        files = await service.prompt_threads.run(_reader(held, service.config), namespace)
         question = MediaQuestion(f"images-{secrets.token_hex(12)}", files, namespace)
         event = await single_event(service.worker, question)
         assert isinstance(event, MediaEvent)
@@ -95,9 +97,21 @@ async def read_images(http: HttpRequest, urls: Sequence[str]) -> Images:
         return await unless_left(http.receive, ask())
 
 
-def _reader(urls: Sequence[str], config: ServerConfig) -> Callable[[], tuple[bytes, ...]]:
+async def _fetched(url: str, config: ServerConfig) -> str | bytes:
+    """What an http URL names, if such are fetched; another URL as it is."""
+    if url[:8].partition(":")[0] not in ("http", "https"):
+        return url
+    if not config.image_urls:
+        raise not_supported(
+            f"{shorten(url)} is not fetched; send the image as a data URL, or start with "
+            "--image-urls"
+        )
+    return await fetch(url, MOST_BYTES)
+
+
+def _reader(held: Sequence[str | bytes], config: ServerConfig) -> Callable[[], tuple[bytes, ...]]:
     def read() -> tuple[bytes, ...]:
-        files = tuple(_file_of(url, config) for url in urls)
+        files = tuple(one if isinstance(one, bytes) else _file_of(one, config) for one in held)
         for file in files:
             check_image(file)
         return files
@@ -110,8 +124,6 @@ def _file_of(url: str, config: ServerConfig) -> bytes:
     scheme = url[:16].partition(":")[0]
     if scheme == "file":
         return _local(url.removeprefix("file://"), config.media_path)
-    if scheme in ("http", "https"):
-        raise not_supported(f"{shorten(url)} is not fetched; send the image as a data URL")
     data = url
     if scheme == "data":
         kind, comma, data = url.partition(",")
