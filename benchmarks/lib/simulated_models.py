@@ -120,12 +120,13 @@ class AutoModel(Learner):
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
         plan = self.begin(slots)
+        if not self.controller.wants("model"):
+            return self.share()
         plan.wishes["model"] = [
             ModelSlot(
                 slot.number,
                 LONGEST,
                 slot.catch_up,
-                num_answered=slot.num_answered,
                 recent=min(slot.unread, READ_A_CALL),
             )
             for slot in slots

@@ -62,7 +62,7 @@ def test_a_state_file_serves_its_models_again_and_no_others(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (f'{{"version":{VERSION},"cost":7}}', "for which models"),
+        (f'{{"version":{VERSION},"state":{{}}}}', "checksum"),
         ('{"version":1,"cost":7}', f"reads version {VERSION}"),
     ],
 )

@@ -74,10 +74,6 @@ class Asking:
         rate = max(0.05, 1.0 / self.num_costs)
         self.cost += rate * (milliseconds - self.cost)
 
-    def wake(self, seq_id: int) -> None:
-        """Ask at the next opportunity."""
-        self._gains[seq_id] = max(self.cost, self._gains.get(seq_id, self.mean))
-
     def end(self, seq_id: int) -> None:
         """The request is over."""
         self._gains.pop(seq_id, None)

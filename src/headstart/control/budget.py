@@ -8,7 +8,6 @@ order of a step:
       model_length how far, and for how many slots that is worth most
       forecast       what its next drafts will be like: tokens accepted, tokens drafted
       draft_cost     what a round and a token read take, in milliseconds
-      catch_up       which part of what it must read first one draft has to earn
       probes         whether to let it draft although it is off, to look again
     budget         (here) which tokens of all drafts are verified
 
@@ -33,45 +32,34 @@ time lets drafts pay that make everybody wait (`benchmarks.control_simulation --
 What plain steps take is measured even while all steps have drafts or padding: a level that is too
 high for the width in use cannot be told from a slower machine, and drafts that lose would go on for
 ever. So now and then a step is plain, out of PLAIN_SHARE of the time.
-
-A number of rows that no text has had would stay so if it were thought too dear. So, while it might
-pay, as many are verified as savings of EXPLORE_SHARE of the time allow.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, zip_longest
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from headstart.control.codec import Checks, count, number
 from headstart.control.cost import CostTable
 from headstart.control.graph_reuse import GraphReuse
 from headstart.control.values import BatchPlan, SlotDraft, Step
 
 MARGIN = 0.05  # a draft must gain this share more than it costs, against wrong estimates
 SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
-EXPLORE_SHARE = 0.005  # of the time may go into trying row counts that no text has had
-HOPE = 0.15  # of their expected price: as little may they cost
 LEAST_LOST = 0.05  # of a plain step, that another one is thought to lose
 PLAIN_SHARE = 0.005  # of the time may go into timing plain steps while all others draft
 
 
 @dataclass(slots=True)
 class SpeedupAverage:
-    """Tokens and time of steps with one number of slots, relative to plain ones."""
+    """Tokens and time of steps, relative to those without drafts."""
 
-    SAVED: ClassVar[Checks] = {
-        "tokens": number(0.01, 1000.0),
-        "time": number(0.01, 1000.0),
-        "steps": count,
-    }
+    SAVED: ClassVar = ("tokens", "time", "steps")
 
     tokens: float = 1.0
     time: float = 1.0
     steps: int = 0  # averaged so far
-    is_on: bool = False  # the last step had drafts
 
     @property
     def speedup(self) -> float:
@@ -87,13 +75,14 @@ class SpeedupAverage:
 
 
 class Budget:
-    """Gives draft tokens to slots. Owns the speedup reached and the savings for exploration."""
+    """Gives draft tokens to slots. Owns the speedup reached."""
 
-    def __init__(self, cost: CostTable, averages: dict[int, SpeedupAverage] | None = None) -> None:
+    SAVED: ClassVar = ("reached", "graphs")
+
+    def __init__(self, cost: CostTable) -> None:
         self._cost = cost
-        self.averages = {} if averages is None else averages  # by number of slots
-        self._savings = 1.0  # for exploring, in plain steps
-        self._unseen: dict[int, int] = {}  # steps since a plain one, by number of slots
+        self.reached = SpeedupAverage()
+        self._num_unseen = 0  # steps since a plain one
         self.graphs = GraphReuse()
 
     def rate(self, step: Step) -> float:
@@ -102,11 +91,7 @@ class Budget:
         A millisecond delays all who have a slot, and drafts repay only those who answer.
         """
         delayed = 1.0 + step.num_reading / step.num_slots
-        return self.speedup(step.num_slots) * (1.0 + MARGIN) * delayed / self.slot_ms(step)
-
-    def speedup(self, num_slots: int) -> float:
-        """What is reached with `num_slots` slots."""
-        return self._average(num_slots).speedup
+        return self.reached.speedup * (1.0 + MARGIN) * delayed / self.slot_ms(step)
 
     def slot_ms(self, step: Step) -> float:
         """Milliseconds of a step without drafts, per slot."""
@@ -162,27 +147,22 @@ class Budget:
         if not num_fixed:  # drafts whose length was set by hand say nothing about the speedup
             shares = [sum(slot.survival[:n]) for slot, n in zip(slots, given, strict=True) if n]
             gained = sum(shares)
-            self._average(step.num_slots).follow(
+            self.reached.follow(
                 1.0 + gained / step.num_slots,
                 1.0 + (extra_ms + sunk_ms) / curve[step.num_slots],
             )
         rows = step.num_base_rows + sum(given)
         padding = 0 if is_bare else self._padding(rows, step)
+        if rows + padding == step.num_slots:
+            self._num_unseen = 0
         self.graphs.plan(0 if step.is_mixed else rows + padding, step.num_slots)
         return BatchPlan(given, padding, saved_ms)
-
-    def describe(self) -> dict[str, Any]:
-        """Speedup and state per number of slots, JSON-ready."""
-        return {
-            str(n): {"speedup": average.speedup, "is_on": average.is_on}
-            for n, average in sorted(self.averages.items())
-        }
 
     def _saved(
         self, slots: Sequence[SlotDraft], given: Sequence[int], extra_ms: float, step: Step
     ) -> list[float]:
         """Milliseconds that each slot's tokens save if they are accepted as expected."""
-        token_ms = self.slot_ms(step) / self.speedup(step.num_slots)
+        token_ms = self.slot_ms(step) / self.reached.speedup
         row_ms = extra_ms / sum(given)
         return [
             token_ms * sum(slot.survival[:n]) - row_ms * n if n else 0.0
@@ -195,16 +175,10 @@ class Budget:
         if step.is_mixed or self.graphs.held(num_slots):
             return False
         width = self._cost.width(num_slots, step.context) if step.can_pad else num_slots
-        if width == num_slots and not self._average(num_slots).is_on:
-            self._unseen[num_slots] = 0
-            return False
         curve = self._cost.curve(width, step.context)
-        lost = curve[num_slots] / curve[width] - 1.0 / self.speedup(num_slots)
-        steps = self._unseen[num_slots] = self._unseen.get(num_slots, 0) + 1
-        if steps * PLAIN_SHARE <= max(lost, LEAST_LOST):
-            return False
-        self._unseen[num_slots] = 0
-        return True
+        lost = curve[num_slots] / curve[width] - 1.0 / self.reached.speedup
+        self._num_unseen += 1
+        return self._num_unseen * PLAIN_SHARE > max(lost, LEAST_LOST)
 
     def _padding(self, num_rows: int, step: Step) -> int:
         """Rows that are added to as many because that is faster."""
@@ -233,17 +207,7 @@ class Budget:
         rate = self.rate(step)
         after_last = self.graphs.curve(curve, step.num_slots) if step.can_pad else curve
         values = _values(offers, after_last, base, rate)
-        best = values.index(max(values))
-        self._average(step.num_slots).is_on = best > 0
-        widest, plain = max(base, self._cost.widest), curve[step.num_slots]
-        self._savings += EXPLORE_SHARE * curve[base + best] / plain
-        for num_rows in range(len(offers), max(best, widest - base), -1):
-            loss = (values[best] - values[num_rows]) / (rate * plain)
-            spared = (1.0 - HOPE) * (curve[base + num_rows] - curve[widest])
-            if loss <= self._savings and values[num_rows] + rate * spared > values[best]:
-                self._savings -= loss
-                return num_rows
-        return best
+        return values.index(max(values))
 
     def _share_evenly(self, slots: Sequence[SlotDraft], given: list[int], step: Step) -> None:
         """Give all slots the length that pays best where the longest draft is computed for each.
@@ -263,22 +227,10 @@ class Budget:
             for length, gain in zip(range(longest + 1), gains, strict=False)
         ]
         best = values.index(max(values)) if values else 0
-        self._average(num_slots).is_on = best > 0
         for i, slot in enumerate(slots):
             if not slot.is_fixed:
                 length = sum(s > 0.0 for s in slot.survival[:best])
                 given[i] = length if length >= slot.min_tokens else 0
-
-    def _average(self, num_slots: int) -> SpeedupAverage:
-        """What was reached; with a new number of slots as with the nearest one, but soon replaced
-        by what is found here.
-        """
-        average = self.averages.get(num_slots)
-        if average is None:
-            nearest = min(self.averages, key=lambda n: abs(n - num_slots), default=num_slots)
-            average = replace(self.averages.get(nearest, SpeedupAverage()), steps=0)
-            self.averages[num_slots] = average
-        return average
 
 
 def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], int]:

@@ -23,12 +23,12 @@ about the token after it (censored).
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import repeat
 from math import exp
 from typing import Any, ClassVar
 
-from headstart.control.codec import Checks, check_parts, number, saved, table, values
 from headstart.control.token_odds import TokenTables
 from headstart.control.values import Outcome
 
@@ -50,16 +50,10 @@ class LabelCounts:
     """Labelled tokens (n) and accepted ones (m) of one speculator, of all and by score bucket."""
 
     __slots__ = ("bucket_m", "bucket_n", "is_probability", "m", "n")
-    SAVED: ClassVar[Checks] = {
-        "is_probability": bool,
-        "n": number(0.0),
-        "m": number(0.0),
-        "bucket_n": values(NUM_BUCKETS, number(0.0)),
-        "bucket_m": values(NUM_BUCKETS, number(0.0)),
-    }
+    SAVED: ClassVar = ("is_probability", "n", "m", "bucket_n", "bucket_m")
 
-    def __init__(self, *, is_probability: bool = False) -> None:
-        self.is_probability = is_probability
+    def __init__(self) -> None:
+        self.is_probability = False
         self.m = self.n = 0.0
         self.bucket_m, self.bucket_n = [0.0] * NUM_BUCKETS, [0.0] * NUM_BUCKETS
 
@@ -117,15 +111,17 @@ class RequestBias:
 class Calibration:
     """Acceptance of all speculators, for the average text and for each running request."""
 
+    SAVED: ClassVar = ("tables",)
+
     def __init__(self) -> None:
-        self.tables: dict[str, LabelCounts] = {}
+        self.tables: defaultdict[str, LabelCounts] = defaultdict(LabelCounts)
         self._biases: dict[int, dict[str, RequestBias]] = {}
         self._namespaces: dict[int, str] = {}  # of the running requests
         self._tokens = TokenTables()
 
     def trust_scores(self, speculator: str) -> None:
         """Believe this speculator's scores, as probabilities, until counts say otherwise."""
-        self.tables.setdefault(speculator, LabelCounts(is_probability=True)).is_probability = True
+        self.tables[speculator].is_probability = True
 
     def survival(
         self, speculator: str, confidence: Sequence[float], seq_id: int, tokens: Sequence[int] = ()
@@ -142,7 +138,7 @@ class Calibration:
         befores: Iterable[int] = tokens or repeat(-1)  # no token has this id
         drafted: Iterable[int] = tokens[1:] or repeat(-1)
         alive, survival = 1.0, list[float]()
-        table = self.tables.get(speculator) or self._table(speculator)
+        table = self.tables[speculator]
         for rate, before, token in zip(table.rates(confidence), befores, drafted, strict=False):
             right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
             alive *= right / (1.0 - rate + right)
@@ -153,18 +149,18 @@ class Calibration:
 
     def mean(self, speculator: str) -> float:
         """Conditional acceptance of an average token."""
-        return self._table(speculator).overall()
+        return self.tables[speculator].overall()
 
     def num_labels(self, speculator: str) -> float:
         """How many labels its acceptance rests on; old ones count less."""
-        return self._table(speculator).n
+        return self.tables[speculator].n
 
     def record(self, outcome: Outcome) -> None:
         """Learn from a draft's labels. O(labels)."""
         num_known, num_labelled = outcome.num_known, outcome.num_labelled
         if num_labelled <= num_known:
             return
-        table = self.tables.get(outcome.speculator) or self._table(outcome.speculator)
+        table = self.tables[outcome.speculator]
         biases = self._biases.setdefault(outcome.seq_id, {})
         shift = biases.get(outcome.speculator)
         if shift is None:
@@ -198,17 +194,3 @@ class Calibration:
             name: {"acceptance": table.overall(), "labels": table.n}
             for name, table in self.tables.items()
         }
-
-    def _table(self, speculator: str) -> LabelCounts:
-        table = self.tables.get(speculator)
-        if table is None:
-            table = self.tables[speculator] = LabelCounts(is_probability=False)
-        return table
-
-
-def _check_counts(counts: LabelCounts) -> None:
-    for n, m in (([counts.n], [counts.m]), (counts.bucket_n, counts.bucket_m)):
-        check_parts(n, m, "accepted than labelled tokens")
-
-
-SAVED_TABLES = table(str, saved(LabelCounts, _check_counts))

@@ -8,8 +8,8 @@ instruments, in milliseconds and tokens:
   and what a draft model takes;
 - planner: `budget` gives rows to draft tokens (`rollback` says what a draft costs that cannot just
   be cut off), `model_planner` decides how far draft models draft before they do (`forecast` says
-  what to expect of them, `catch_up` what they read first, `probes` when to look again at one that
-  is off), and `asking` who is asked at all.
+  what to expect of them, `probes` when to look again at one that is off), and `asking` who is
+  asked at all.
 
 One step:
 
@@ -25,17 +25,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from headstart.control.asking import Asking
-from headstart.control.budget import Budget, SpeedupAverage
-from headstart.control.calibration import SAVED_TABLES, Calibration
-from headstart.control.codec import encode, number, saved, table
+from headstart.control.budget import Budget
+from headstart.control.calibration import Calibration
+from headstart.control.codec import encode, restore
 from headstart.control.cost import CostTable
 from headstart.control.cost_samples import Sample
 from headstart.control.labels import Labels
 from headstart.control.model_planner import ModelDraftPlanner
-from headstart.control.model_state import ModelState
 from headstart.control.rollback import RollbackPrice
 from headstart.control.state import read_state, write_state
 from headstart.control.values import NO_SLOT_DRAFT, Allowance, Outcome, SlotDraft, Step
@@ -50,6 +49,8 @@ MOST_ASLEEP = 64  # steps that are waited at once: other requests may come, and 
 
 class Controller:
     """Calibration, costs and the budget of one worker. One thread at a time."""
+
+    SAVED: ClassVar = ("_cost", "_calibration", "_budget", "_model_planner")
 
     def __init__(self) -> None:
         self._trusted: set[str] = set()
@@ -172,8 +173,6 @@ class Controller:
 
     def _read_calls(self, plan: StepPlan, step: Step) -> None:
         """What speculators and planning took, and what asking them is expected to save."""
-        for name in plan.wishes if plan.granting_ms > 0.0 else ():
-            self._model_planner.planned(name, plan.granting_ms / len(plan.wishes), step)
         for call in plan.calls:
             if call.run is not None:
                 self._model_planner.observe(call.run, step)
@@ -250,7 +249,6 @@ class Controller:
     def label(self, outcome: Outcome) -> None:
         """More is known of a draft's fate; it need not have been verified."""
         self._calibration.record(outcome)
-        self._model_planner.record(outcome)
 
     def begin(self, seq_id: int, namespace: str) -> None:
         """A request begins; what its tokens teach is used in this namespace only."""
@@ -272,7 +270,7 @@ class Controller:
         return {
             "cost_ms": self._cost.describe(),
             "acceptance": self._calibration.describe(),
-            "speedup": self._budget.describe(),
+            "speedup": self._budget.reached.speedup,
             "draft_models": self._model_planner.describe(),
             "change_ms": round(self._budget.graphs.change_ms, 4),
         }
@@ -283,36 +281,17 @@ class Controller:
         Raises:
             OSError: it cannot be written.
         """
-        state = {
-            "cost": self._cost,
-            "acceptance": self._calibration.tables,
-            "speedup": self._budget.averages,
-            "draft_models": self._model_planner.drafters,
-            "change_ms": self._budget.graphs.change_ms,
-        }
-        write_state(path, encode(state))
+        write_state(path, encode(self))
 
     def load(self, path: Path) -> str | None:
         """Take over what was saved; None if it worked, else why not (and nothing was changed)."""
         fresh = Controller()
         try:
-            state = read_state(path)
-            fresh._calibration.tables = SAVED_TABLES(state["acceptance"])
-            fresh._cost = saved(CostTable)(state["cost"])
-            averages = table(int, saved(SpeedupAverage))(state["speedup"])
-            models = table(str, saved(ModelState))(state["draft_models"])
-            fresh._budget = Budget(fresh._cost, averages)
-            fresh._budget.graphs.change_ms = number(0.0)(state["change_ms"])
-            fresh._rollback = RollbackPrice(fresh._cost, fresh._budget)
-            fresh._model_planner = ModelDraftPlanner(
-                fresh._cost, fresh._budget, fresh._calibration, models
-            )
+            restore(fresh, read_state(path))
         except (OSError, ValueError) as error:
             return str(error)
         except KeyError as error:
             return f"it lacks {error}: it is of another version of Headstart; control begins anew"
-        except (TypeError, AttributeError) as error:
-            return f"a value has the wrong form ({error}); control begins anew"
         for speculator in self._trusted:
             fresh.trust_scores(speculator)
         self.__dict__.update(fresh.__dict__)

@@ -8,13 +8,13 @@ Weights are read once a step and multiplied once a row; attention reads each row
     ms(rows, context) = e^level (e^shape[rows] + attention * rows * context)
 
 with `context` in tokens per row. Prompts are read by other kernels: their attention counts as
-weights. The level follows whatever slows every step alike (other programs, heat); shape and
-attention are what planning needs and move slowly. With e = log ms - log expected, cut to +-40 %,
+weights. Attention is measured in the warm-up. The level follows whatever slows every step alike
+(other programs, heat); the shape is what planning needs and moves slowly. With e = log ms - log
+expected, cut to +-40 %,
 
     level     += (LEVEL_RATE + |trend|) e
     shape     += SHAPE_RATE (e - trend)
     trend     += TREND_RATE (e - trend)
-    attention += ATTENTION_RATE e h / (h^2 + damping)    h = derivative of log ms by the attention
 
 The trend is what steps of all widths have in common. It is left out of the shape: with a load that
 rises suddenly and falls slowly, the level would climb and the shape of the widths in use sink for
@@ -23,7 +23,8 @@ has changed its speed, and the level follows at once.
 
 A cell of the shape starts as the lowest of its first two samples (disturbed steps are slow), then
 their median. Shapes are kept at knots and read by linear interpolation in rows. Past the last knot
-seen, a row costs a quarter more than the rows so far did on average.
+seen, a row costs half of what the rows so far did on average: what is thought too dear is never
+tried, and the first step that has more rows corrects what is thought too cheap.
 
 Kernels like some widths: on two cores 3 rows of Q4_0 take 36 ms and 4 rows 21. So each narrow width
 is kept as it is, and where steps may be filled, planning uses the cost of *at least* n rows: that
@@ -41,7 +42,6 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.control.codec import Checks, count, number, values
 from headstart.control.cost_samples import (
     ATTENTION,
     REFERENCE_ROWS,
@@ -56,11 +56,11 @@ KNOTS = (
     *(40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096),
 )
 
-LEVEL_RATE, SHAPE_RATE, TREND_RATE, ATTENTION_RATE = 0.15, 0.05, 0.2, 0.02
-ATTENTION_DAMPING = 1e6  # squared tokens: shorter contexts say little of attention
+LEVEL_RATE, SHAPE_RATE, TREND_RATE = 0.15, 0.05, 0.2
 MAX_INNOVATION = log(1.5)
 GROWN = 3  # samples after which a cell counts as known: their median
-PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, when only one row count was seen
+PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, before anything was seen
+TRIED_MARGIN = 0.2  # the same when one width was seen: low, so that a wider one is tried
 MOST_ATTENTION = 1e-2
 LONGEST_DECODE = 64  # rows; longer batches read prompts
 # a wider step must take less than this to be taken instead: noise of the medians of two widths
@@ -72,12 +72,7 @@ class CostTable:
     """Milliseconds of a decode by rows and context, tokens per row."""
 
     # The level is learned anew after a start, because the machine's load changes (`_is_fresh`).
-    SAVED: ClassVar[Checks] = {
-        "_level": number(-20.0, 20.0),
-        "_attention": number(0.0, MOST_ATTENTION),
-        "_shape": values(len(KNOTS), number(-20.0, 20.0)),
-        "_count": values(len(KNOTS), count),
-    }
+    SAVED: ClassVar = ("_level", "_attention", "_shape", "_count")
 
     def __init__(self) -> None:
         self._level = self._trend = 0.0  # log ms
@@ -85,11 +80,9 @@ class CostTable:
         self._shape = [0.0] * len(KNOTS)
         self._count = [0] * len(KNOTS)  # 0: never seen
         self._attention = ATTENTION
-        self._unseen = set[int]()  # knots that only a warm-up had
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = 0
         self._num_known: int | None = None  # rows that are known; None: to be counted again
-        self._widest: int | None = None  # likewise
         self._weights: NDArray[np.float64] | None = None  # milliseconds at no context
         # by whether steps may be filled, and grains of context
         self._curves: dict[tuple[bool, int], list[float]] = {}
@@ -109,7 +102,6 @@ class CostTable:
         if self._is_fresh and not seen and not self.is_empty:
             # a loaded table would take its level from a number of rows that it does not know
             return
-        self._unseen.discard(knot)
         at_knot = expected = self._shape[knot]
         if not self.is_empty and (not seen or rows != KNOTS[knot]):
             points = self._points()
@@ -128,10 +120,10 @@ class CostTable:
         else:
             innovation = log(milliseconds / total) - self._level
             innovation = max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation))
-            self._follow(knot, innovation, lever / total)
+            self._follow(knot, innovation)
         self._count[knot] = seen + 1
         if seen + 1 == GROWN:
-            self._num_known = self._widest = None
+            self._num_known = None
         self._age += 1
         may_move_far = seen < GROWN or abs(self._trend) > LEVEL_RATE
         if may_move_far or self._age >= 16:  # building it takes as long as some steps of control
@@ -154,7 +146,6 @@ class CostTable:
             for _ in range(GROWN):  # each was compared with its neighbours in time: known at once
                 self.observe(rows, 0, reference * ratio)
         self._attention = min(MOST_ATTENTION, attention * reference / exp(self._level))
-        self._unseen = {k for k, n in enumerate(self._count) if n}
 
     def milliseconds(self, rows: int, context: int) -> float | None:
         """Expected time of a decode; None before anything was observed."""
@@ -229,14 +220,6 @@ class CostTable:
             self._num_known = max(last, ceil(_reach(last)) - 1)
         return rows <= self._num_known
 
-    @property
-    def widest(self) -> int:
-        """Rows of the widest step that texts had often enough to know its cost; 0: none."""
-        if self._widest is None:
-            known = [k for k, n in enumerate(self._count) if n >= GROWN and k not in self._unseen]
-            self._widest = KNOTS[known[-1]] if known else 0
-        return self._widest
-
     def describe(self) -> dict[str, Any]:
         """Measured milliseconds by rows at no context, and of a row's attention to 1000 tokens;
         JSON-ready.
@@ -257,14 +240,12 @@ class CostTable:
         else:
             self._shape[knot] = self._young.pop(knot)[GROWN // 2]
 
-    def _follow(self, knot: int, innovation: float, lever: float) -> None:
-        """Share an innovation; `lever` is its derivative by the attention."""
+    def _follow(self, knot: int, innovation: float) -> None:
+        """Share an innovation."""
         self._level += min(1.0, LEVEL_RATE + abs(self._trend)) * innovation
         own = innovation - self._trend
         self._trend += TREND_RATE * own
         self._shape[knot] += SHAPE_RATE * own
-        moved = ATTENTION_RATE * innovation * lever / (lever * lever + ATTENTION_DAMPING)
-        self._attention = max(0.0, min(MOST_ATTENTION, self._attention + moved))
 
     def _forget_width(self, knot: int) -> None:
         self._count[knot] = 0
@@ -329,6 +310,6 @@ def _read(points: list[tuple[int, float]], rows: int) -> float:
 def _slope_beyond(points: list[tuple[int, float]]) -> float:
     (first_rows, first), (last_rows, last) = points[0], points[-1]
     if len(points) == 1:
-        return PRIOR_MARGIN * first / (1.0 + PRIOR_MARGIN * (first_rows - 1))
+        return TRIED_MARGIN * first / (1.0 + PRIOR_MARGIN * (first_rows - 1))
     least = 0.05 * last / last_rows  # the last one may be a width that kernels like
-    return max(least, 1.25 * (last - first) / (last_rows - first_rows))
+    return max(least, 0.5 * (last - first) / (last_rows - first_rows))

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
-from headstart.control.codec import Checks, check_parts, number, values
 from headstart.control.values import Allowance
 
 # position in the draft -> bucket; later ones share the last
@@ -63,13 +62,7 @@ class Profile:
     """
 
     __slots__ = ("_growth", "_unit", "came", "kept", "passed", "weight")
-    SAVED: ClassVar[Checks] = {
-        "_unit": number(1.0, 2.0 * MAX_UNIT),
-        **dict.fromkeys(
-            ("came", "passed", "weight", "kept"),
-            values(len(THRESHOLDS) * NUM_POSITIONS, number(0.0)),
-        ),
-    }
+    SAVED: ClassVar = ("_unit", "came", "passed", "weight", "kept")
 
     def __init__(self, fade: float = FADE) -> None:
         self._growth, self._unit = 1.0 / fade, 1.0  # what a draft counts for now
@@ -127,12 +120,6 @@ class Profile:
         for counts in (self.came, self.passed, self.weight, self.kept):
             counts[:] = [count / self._unit for count in counts]
         self._unit = 1.0
-
-
-def check_profile(profile: Profile) -> None:
-    """Raises ValueError if the counts of a saved one contradict each other."""
-    check_parts(profile.came, profile.passed, "drafts passed than came")
-    check_parts(profile.weight, profile.kept, "drafts kept than weighed")
 
 
 def forecast(rates: Sequence[Rates]) -> Forecast:

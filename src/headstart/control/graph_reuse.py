@@ -11,10 +11,13 @@ hindsight (ski rental: Karlin et al. 1988, https://doi.org/10.1007/BF01762111).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 
 class GraphReuse:
     """The shape of the last decode, and what another one costs."""
+
+    SAVED: ClassVar = ("change_ms",)
 
     def __init__(self) -> None:
         self.change_ms = 0.0  # that a step takes longer whose shape is not the last one's

@@ -10,13 +10,13 @@ A small share of the time pays for drafts that are not expected to pay (`probes`
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
-from headstart.control.catch_up import AnswerLength
 from headstart.control.cost import CostTable
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import LENGTHS, THRESHOLDS
@@ -29,31 +29,27 @@ from headstart.control.values import (
     Allowance,
     ModelDraftCall,
     ModelSlot,
-    Outcome,
     Step,
     with_gap,
 )
 
-ALL = 0  # a model is planned for all requests at once
+NEW, NEW_READS = 8.0, 0.25  # labels of a model that is new; plain steps that it may read for
+REST, REST_AFTER = 3, 16  # steps in which a model is not planned for that did not pay so often
 
 
 class ModelDraftPlanner:
     """Prices draft models and grants them tokens."""
 
-    def __init__(
-        self,
-        cost: CostTable,
-        budget: Budget,
-        calibration: Calibration,
-        drafters: dict[str, ModelState] | None = None,
-    ) -> None:
+    SAVED: ClassVar = ("drafters",)
+
+    def __init__(self, cost: CostTable, budget: Budget, calibration: Calibration) -> None:
         self._cost, self._budget, self._calibration = cost, budget, calibration
-        self.drafters = {} if drafters is None else drafters  # by speculator
-        self._answers = AnswerLength()
+        self.drafters: defaultdict[str, ModelState] = defaultdict(ModelState)  # by speculator
+        self._answer = 128.0  # tokens of one on average
 
     def plan(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
         """How far the model may draft for each slot, before it runs. O(slots * lengths)."""
-        drafter = self._drafter(speculator)
+        drafter = self.drafters[speculator]
         fixed = [slot.fixed_confidence is not None for slot in slots]
         auto = [i for i, is_fixed in enumerate(fixed) if not is_fixed and slots[i].max_tokens > 0]
         allowances = [
@@ -64,32 +60,35 @@ class ModelDraftPlanner:
         ]
         if not auto:
             return allowances
-        if self._num_labels(speculator) < 8.0:  # what it is worth is not known yet
-            auto = self._with_one_to_read(drafter, slots, auto, self._plain(step))
-        drafter.probes.save()
+        drafter.probes.save(1)
+        if self._num_labels(speculator) < NEW:  # it does not read everybody's prompt
+            plain = self._plain(step)
+            most = NEW_READS * plain / drafter.cost.token(plain)
+            first = min(auto, key=lambda i: slots[i].catch_up)
+            auto = [i for i in auto if i == first or slots[i].catch_up <= most]
         asking = [slots[i] for i in auto]
         choice = self._best(speculator, asking, step)
         if any(slot.can_skip for slot in asking):
             skipping = self._best(speculator, asking, step, can_skip=True)
             if skipping.value > choice.value:
                 choice = skipping
-        rate = self._budget.rate(step)
-        drafter.expected_ms = choice.value / rate
         drafter.gain = choice.value / max(1, len(choice.slots))
         if choice.slots:
-            drafter.probes.granted()
-            drafter.limit = choice.limit
+            drafter.probes.reading = None
+            drafter.num_refused, drafter.limit = 0, choice.limit
             for j in choice.slots:
                 slot, can_skip = asking[j], choice.can_skip and asking[j].can_skip
-                self._state(speculator, can_skip=can_skip).catch_up.granted(slot)
                 length = min(slot.max_tokens, choice.length)
                 allowances[auto[j]] = Allowance(length, THRESHOLDS[choice.limit], can_skip)
         elif not any(fixed):
             probed = self._probe(speculator, asking, step)
             if probed is not None:
-                length = min(asking[probed].max_tokens, PROBE_TOKENS)
-                can_skip = drafter.probes.can_skip and asking[probed].can_skip
-                allowances[auto[probed]] = Allowance(length, can_skip=can_skip, is_probe=True)
+                slot = asking[probed]
+                length = min(slot.max_tokens, PROBE_TOKENS)
+                allowances[auto[probed]] = Allowance(length, can_skip=slot.can_skip, is_probe=True)
+            if not any(slot.rival or slot.prefix < 1.0 for slot in asking):
+                drafter.num_refused += 1
+                drafter.rest = REST if drafter.num_refused > REST_AFTER else 0
         for i in auto:
             if allowances[i] is NO_ALLOWANCE:
                 self._skip(speculator, slots[i].seq_id)
@@ -111,7 +110,7 @@ class ModelDraftPlanner:
             if gains:
                 slots = [replace(s, rival=s.rival + gains.get(s.seq_id, 0.0)) for s in slots]
             allowances = planned[name] = self.plan(name, slots, step)
-            gain = self._drafter(name).gain
+            gain = self.drafters[name].gain
             for index, (slot, allowance) in enumerate(zip(slots, allowances, strict=True)):
                 if not allowance.max_tokens:
                     continue
@@ -122,83 +121,61 @@ class ModelDraftPlanner:
                     planned[holder[0]][holder[1]] = NO_ALLOWANCE
                     self._skip(holder[0], slot.seq_id)
                     if not gain:  # only a probe, which takes these tokens from another
-                        self._drafter(name).probes.charge(gains[slot.seq_id])
+                        self.drafters[name].probes.charge(gains[slot.seq_id])
                 holders[slot.seq_id] = (name, index)
                 gains[slot.seq_id] = gains.get(slot.seq_id, 0.0) + gain
         return planned
 
     def wants(self, speculator: str) -> bool:
         """Whether to plan for this model in this step: if not, it drafts nothing."""
-        drafter = self._drafter(speculator)
-        if drafter.probes.reading is not None or drafter.asking.wants(ALL):
-            return True
-        drafter.probes.save()
-        drafter.probes.steps += 1
-        return False
+        if self.sleeps(speculator):
+            self.wait(speculator, 1)
+            return False
+        return True
 
     def sleeps(self, speculator: str) -> int:
         """Steps in which `wants` will say no."""
-        drafter = self._drafter(speculator)
-        return 0 if drafter.probes.reading is not None else drafter.asking.sleeps([ALL])
+        drafter = self.drafters[speculator]
+        return 0 if drafter.probes.reading is not None else drafter.rest
 
     def wait(self, speculator: str, num_steps: int) -> None:
         """It is not planned for in so many steps."""
-        drafter = self._drafter(speculator)
-        drafter.asking.wait(num_steps)
+        drafter = self.drafters[speculator]
+        drafter.rest -= num_steps
         drafter.probes.save(num_steps)
-        drafter.probes.steps += num_steps
-
-    def planned(self, speculator: str, milliseconds: float, step: Step) -> None:
-        """Learn what planning takes."""
-        drafter = self._drafter(speculator)
-        drafter.asking.took(milliseconds)
-        drafter.asking.earned(ALL, drafter.expected_ms, self._plain(step))
 
     def begin(self) -> None:
         """A request begins: it may be one for which a model pays."""
         for drafter in self.drafters.values():
-            drafter.asking.wake(ALL)
+            drafter.rest = drafter.num_refused = 0
 
     def observe(self, run: ModelDraftCall, step: Step) -> None:
         """Learn what a call cost, and from its drafts what the next ones will be like."""
-        drafter = self._drafter(run.speculator)
+        drafter = self.drafters[run.speculator]
         plain = self._plain(step)
         drafter.cost.observe(run, plain)
-        drafter.probes.called(run.seq_ids, run.milliseconds / plain, is_probe=run.is_probe)
-        probed = drafter.probes.probed
-        if probed is not None and probed in run.seq_ids:
-            drafter.probes.spent(probed, self._spent(run, probed, step))
+        if run.is_probe:
+            drafter.probes.charge(run.milliseconds / plain)
+        drafter.probes.called(run.seq_ids)
         for seq_id, allowance, confidence in zip(
             run.seq_ids, run.allowances, run.confidences, strict=True
         ):
             name = with_gap(run.speculator) if allowance.can_skip else run.speculator
             survival, state = (
                 self._calibration.survival(name, confidence, seq_id),
-                self._drafter(name),
+                self.drafters[name],
             )
             state.learn(seq_id, confidence, survival, allowance)
-            state.catch_up.drafted(seq_id, sum(survival))
             state.forget()
-
-    def record(self, outcome: Outcome) -> None:
-        """What became of a draft, also of one that was only a probe."""
-        drafter = self.drafters.get(outcome.speculator.removesuffix(GAP))
-        if drafter is None:
-            return
-        drafter.probes.matched(outcome.seq_id, outcome.num_matched - outcome.num_known)
-        if outcome.num_matched == len(outcome.confidence):
-            drafter.probes.was_right(outcome.seq_id)
-        elif outcome.num_labelled > outcome.num_matched:
-            drafter.probes.was_wrong(outcome.seq_id)
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """Prices of one slot, measured before the first request; the next calls count as much."""
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
-        self._drafter(speculator).cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
+        self.drafters[speculator].cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over."""
-        self._answers.end(num_answered)
+        self._answer += 0.1 * (num_answered - self._answer)
         for drafter in self.drafters.values():
             drafter.end(seq_id, num_answered)
 
@@ -211,7 +188,6 @@ class ModelDraftPlanner:
                 },
                 "catch_up_ms": drafter.cost.catch_up_ms,
                 "min_confidence": THRESHOLDS[drafter.limit],
-                "probe_after": drafter.probes.wait,
             }
             for name, drafter in self.drafters.items()
             if not name.endswith(GAP)
@@ -226,10 +202,11 @@ class ModelDraftPlanner:
         can_skip: bool = False,
     ) -> Decision:
         """The choice worth most; NO_DECISION if none pays."""
-        longest = min(max(slot.max_tokens for slot in slots), step.max_draft_rows)
+        longest = max((slot.max_tokens for slot in slots), default=0)
+        longest = min(longest, step.max_draft_rows)
         if longest < 1:
             return NO_DECISION
-        drafter, skips = self._drafter(speculator), [can_skip and slot.can_skip for slot in slots]
+        drafter, skips = self.drafters[speculator], [can_skip and slot.can_skip for slot in slots]
         states = [self._state(speculator, can_skip=skip) for skip in skips]
         num_even = step.num_slots if step.is_even else 0
         most_rows = step.num_verify_base + min(
@@ -240,7 +217,9 @@ class ModelDraftPlanner:
         rate = self._budget.rate(step)
         token_price = rate * drafter.cost.token(plain)
         reading = [
-            self._reading(state, slot, token_price * (slot.num_recent if skip else slot.catch_up))
+            token_price
+            * (slot.num_recent if skip else slot.catch_up)
+            / max(1.0, state.share * self._num_left(slot))
             for state, slot, skip in zip(states, slots, skips, strict=True)
         ]
         # each pays its own lead, though those of several slots are decoded together
@@ -261,49 +240,27 @@ class ModelDraftPlanner:
             best = better(best, slots, t, forecasts, price, num_lengths)
         return best._replace(can_skip=can_skip)
 
-    @staticmethod
-    def _with_one_to_read(
-        drafter: ModelState, slots: Sequence[ModelSlot], asking: Sequence[int], plain: float
-    ) -> list[int]:
-        """Those of `asking` that need no long reading, and of the others the one that needs least,
-        so that a model does not read every prompt before its worth is known.
+    def _num_left(self, slot: ModelSlot) -> float:
+        """Tokens still to come. Lengths of answers vary so much that what was written says little
+        about what is left, so that is taken to be the mean answer, or what max_tokens leaves.
         """
-        short = 0.25 * plain / drafter.cost.token(plain)  # a quarter of a plain step
-        first = min(asking, key=lambda i: slots[i].catch_up)
-        return [i for i in asking if i == first or slots[i].catch_up <= short]
-
-    def _reading(self, state: ModelState, slot: ModelSlot, price: float) -> float:
-        """Tokens that each token of this slot's next step has to earn for what the model has to
-        read first, at this price.
-        """
-        return price * state.catch_up.part(self._answers.left(slot)) if price else 0.0
+        return max(1.0, min(slot.num_left, self._answer))
 
     def _probe(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
-        drafter = self._drafter(speculator)
+        drafter = self.drafters[speculator]
         plain = self._plain(step)
-        drafter.probes.saved_by_token = 1.0 / step.num_slots
         token, round_price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
         saved = self._saved_if_perfect(drafter.cost, step)
         probed = [
             ProbeSlot(
                 slot.seq_id,
-                token * slot.catch_up + round_price * slot.lead,
                 token * slot.num_recent + round_price * slot.lead,
-                saved * self._answers.left(slot) / step.num_slots,
-                slot.seq_id in self._state(speculator, can_skip=slot.can_skip).requests,
+                saved * self._num_left(slot) / step.num_slots,
             )
             for slot in slots
         ]
         return drafter.probes.choose(probed, PROBE_TOKENS * round_price)
-
-    def _spent(self, run: ModelDraftCall, seq_id: int, step: Step) -> float:
-        """Plain steps that this sequence's draft takes, the target's rows for it included."""
-        plain, base = self._plain(step), step.num_base_rows
-        num_rows = len(run.confidences[run.seq_ids.index(seq_id)])
-        curve = self._cost.curve(base + num_rows, step.context, can_fill=step.can_pad)
-        rows_ms = curve[base + num_rows] - curve[base]
-        return (run.milliseconds / len(run.seq_ids) + rows_ms) / plain
 
     def _saved_if_perfect(self, cost: DraftCost, step: Step) -> float:
         """Plain steps that each token would save over what is reached without this model if it
@@ -318,7 +275,7 @@ class ModelDraftPlanner:
             for k in LENGTHS
             if k <= longest
         )
-        now = 1.0 / self._budget.speedup(num_slots)
+        now = 1.0 / self._budget.reached.speedup
         return max(0.0, now - min(times, default=plain) / plain)
 
     def _plain(self, step: Step) -> float:
@@ -327,7 +284,7 @@ class ModelDraftPlanner:
 
     def _state(self, speculator: str, *, can_skip: bool) -> ModelState:
         """What a model's drafts are like, with the middle of the text left out or not."""
-        return self._drafter(with_gap(speculator) if can_skip else speculator)
+        return self.drafters[with_gap(speculator) if can_skip else speculator]
 
     def _num_labels(self, speculator: str) -> float:
         names = speculator, with_gap(speculator)
@@ -338,12 +295,6 @@ class ModelDraftPlanner:
         for name in (speculator, with_gap(speculator)):
             if (state := self.drafters.get(name)) is not None:
                 state.skip(seq_id)
-
-    def _drafter(self, speculator: str) -> ModelState:
-        drafter = self.drafters.get(speculator)
-        if drafter is None:
-            drafter = self.drafters[speculator] = ModelState()
-        return drafter
 
 
 def _with_lead_paid(slot: ModelSlot, price: float) -> ModelSlot:

@@ -6,9 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from headstart.control.asking import Asking
-from headstart.control.catch_up import CatchUpEstimate
-from headstart.control.codec import Checks, saved
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import (
     REQUEST_FADE,
@@ -16,34 +13,32 @@ from headstart.control.forecast import (
     Forecast,
     Profile,
     Rates,
-    check_profile,
     forecast,
     guess,
 )
 from headstart.control.probes import Probes
 from headstart.control.values import Allowance
 
+SHARE, SHARE_RATE = 0.5, 0.2  # until it was used; of a moving average over answers
+
 
 @dataclass(slots=True)
 class ModelState:
     """Of one draft model."""
 
-    SAVED: ClassVar[Checks] = {
-        "cost": saved(DraftCost),
-        "profile": saved(Profile, check_profile),
-        "catch_up": saved(CatchUpEstimate),
-        "probes": saved(Probes),
-    }
+    SAVED: ClassVar = ("cost", "profile", "probes", "share")
 
     cost: DraftCost = field(default_factory=DraftCost)
     profile: Profile = field(default_factory=Profile)
     requests: dict[int, Profile] = field(default_factory=dict)  # by seq_id
+    # which part of an answer's tokens comes of steps with its drafts: they pay for what it reads
+    share: float = SHARE
+    tokens: dict[int, float] = field(default_factory=dict)  # of those steps, by seq_id
     idle: dict[int, int] = field(default_factory=dict)  # by seq_id: steps since its last draft
-    catch_up: CatchUpEstimate = field(default_factory=CatchUpEstimate)
     limit: int = 2  # index of the confidence limit chosen last
     probes: Probes = field(default_factory=Probes)
-    asking: Asking = field(default_factory=Asking)  # of planning, for all requests together
-    expected_ms: float = 0.0  # that the draft planned last saves
+    rest: int = 0  # steps in which it is not planned for
+    num_refused: int = 0  # plans in a row that did not let it draft
     gain: float = 0.0  # tokens above the price, of each slot that it was granted for last
     age: int = 0  # calls since the rates were read
     rates: dict[int, list[Rates]] = field(default_factory=dict)  # by limit
@@ -63,6 +58,7 @@ class ModelState:
         self.profile.learn(confidence, survival, allowance)
         request.learn(confidence, survival, allowance)
         self.idle[seq_id] = 0
+        self.tokens[seq_id] = self.tokens.get(seq_id, 0.0) + 1.0 + sum(survival)
         self._outdate(seq_id, allowance.min_confidence)
 
     def skip(self, seq_id: int) -> None:
@@ -78,9 +74,14 @@ class ModelState:
             self._outdate(seq_id)
 
     def end(self, seq_id: int, num_answered: int) -> None:
-        """The request is over."""
-        self.catch_up.end(seq_id, num_answered)
-        self.probes.end(seq_id)
+        """The request is over, with an answer of so many tokens."""
+        share = min(1.0, self.tokens.pop(seq_id, 0.0) / max(1, num_answered))
+        if share:
+            self.share += SHARE_RATE * (share - self.share)
+        else:  # another chance, some answers on
+            self.share += 0.1 * SHARE_RATE * max(0.0, SHARE - self.share)
+        if self.probes.reading == seq_id:
+            self.probes.reading = None
         self.requests.pop(seq_id, None)
         self.idle.pop(seq_id, None)
         self._outdate(seq_id)  # also of one that it never drafted for

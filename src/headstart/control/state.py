@@ -12,12 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from headstart.structures.atomic import replace_file
 from headstart.types.errors import ConfigError
 
 # Another meaning of a saved field, or counts in other buckets, need another version.
-VERSION = 4
+VERSION = 5
 LEARNED_FOR = "learned_for"  # key of the models: part -> [digest, name]
 
 
@@ -99,22 +100,12 @@ def _read_ours(path: Path) -> tuple[dict[str, Any], str | None]:
         state = read_state(path)
     except (OSError, ValueError) as error:
         return {}, str(error)
-    if not _models(state):
-        return {}, "it does not say for which models it was learned"
-    return state, None if state.keys() - {"version", LEARNED_FOR} else ""
+    return state, None if state.keys() - {LEARNED_FOR} else ""
 
 
 def _models(state: Mapping[str, Any]) -> dict[str, ModelId]:
-    """For whom a state was learned; nothing if it does not say so."""
-    saved = state.get(LEARNED_FOR)
-    try:
-        return (
-            {str(part): ModelId(str(digest), str(name)) for part, (digest, name) in saved.items()}
-            if saved
-            else {}
-        )
-    except (AttributeError, TypeError, ValueError):
-        return {}
+    """For whom a state was learned."""
+    return {part: ModelId(*model) for part, model in state.get(LEARNED_FOR, {}).items()}
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
@@ -128,9 +119,10 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if LEARNED_FOR not in state:
-        models = _read_ours(path)[0].get(LEARNED_FOR)
-        state = {**state, LEARNED_FOR: models} if models else state
-    replace_file(path, json.dumps({"version": VERSION, **state}, separators=(",", ":")).encode())
+        state = {**state, LEARNED_FOR: _read_ours(path)[0].get(LEARNED_FOR, {})}
+    text = _text(state)
+    head = f'{{"version":{VERSION},"crc32":{crc32(text.encode())},"state":'
+    replace_file(path, f"{head}{text}}}".encode())
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -138,15 +130,23 @@ def read_state(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: there is none, or it cannot be read.
-        ValueError: it is damaged or of another version.
+        ValueError: it is damaged, was changed by hand, or is of another version.
     """
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))
+        file = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError as error:
         raise ValueError("it is nested too deep") from error
-    if not isinstance(state, dict) or state.get("version") != VERSION:
-        found = state.get("version") if isinstance(state, dict) else None
+    version = file.get("version") if isinstance(file, dict) else None
+    if version != VERSION:
         raise ValueError(
-            f"its version is {found!r} but this server reads version {VERSION}; control begins anew"
+            f"its version is {version!r} but this server reads version {VERSION}; control begins "
+            "anew"
         )
+    state = file.get("state")
+    if not isinstance(state, dict) or file.get("crc32") != crc32(_text(state).encode()):
+        raise ValueError("it was changed or damaged: its checksum is wrong; control begins anew")
     return state
+
+
+def _text(state: Mapping[str, Any]) -> str:
+    return json.dumps(state, separators=(",", ":"))

@@ -86,7 +86,6 @@ class ModelSlot:
     catch_up: int = 0  # tokens the draft model has to read first, the newest one not counted
     prefix: float = 1.0  # survival of the text draft that the model would continue; 1 without one
     rival: float = 0.0  # expected tokens of a text draft that the model's would replace
-    num_answered: int = 0  # tokens of its answer so far
     num_left: int = 2**30  # most that may still come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
     lead: int = 0  # rounds in which it reads the text draft that it would continue

@@ -52,14 +52,12 @@ class ModelDrafting:
                 asked[model.name] = candidates
         if not asked:
             return
-        started = self._clock()
         models = [model for model in self._models if model.name in asked]
         plan.wishes = {
             model.name: [self._slot(plan, index, model) for index in asked[model.name]]
             for model in models
         }
         allowances = self._controller.grant(plan)
-        plan.granting_ms = 1000.0 * (self._clock() - started)
         for model in models:
             self._ask_one(plan, model, asked[model.name], allowances[model.name])
 
@@ -90,7 +88,6 @@ class ModelDrafting:
             prefix=survival[-1] if is_behind else 1.0,
             rival=0.0 if is_behind else sum(survival),
             lead=lead or 0,
-            num_answered=sequence.num_emitted,
             num_left=sequence.num_left,
             fixed_confidence=sequence.policy.p_min if is_fixed(plan, index) else None,
         )

@@ -75,7 +75,6 @@ class StepPlan:
     # draft models that may draft, with what each could do for some of the answers
     wishes: dict[str, list[ModelSlot]] = field(default_factory=dict)
     asking_ms: float = 0.0  # of asking text speculators, sharing, and learning from a record
-    granting_ms: float = 0.0  # of planning for draft models
     copies_ms: list[float] = field(default_factory=list)  # of states, so that drafts can be undone
     saved_ms: list[float] = field(default_factory=list)  # by each answer's draft, as expected
     price: Step | None = None  # the step as control priced it

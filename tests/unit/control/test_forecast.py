@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from headstart.control.codec import encode, saved
+from headstart.control.codec import encode, restore
 from headstart.control.forecast import LENGTHS, THRESHOLDS, Profile, forecast
 from headstart.control.values import Allowance
 
@@ -70,7 +70,8 @@ def test_counts_stay_finite_and_survive_saving() -> None:
     for _ in range(3000):
         scores = [rng.random() for _ in range(rng.randint(0, 4))]
         profile.learn(scores, [0.5**i for i in range(1, len(scores) + 1)], Allowance(4))
-    again = saved(Profile)(encode(profile))
+    again = Profile()
+    restore(again, encode(profile))
     for mine, other in zip(
         profile.rates(LIMIT, (0.5, 0.5)), again.rates(LIMIT, (0.5, 0.5)), strict=True
     ):

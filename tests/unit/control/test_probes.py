@@ -9,7 +9,7 @@ import pytest
 from benchmarks.lib.steps import decode, grant, ran
 
 from headstart.control import Controller, ModelDraftCall, ModelSlot, Outcome, Step
-from headstart.control.probes import PROBE_SHARE, PROBE_TOKENS, Probes, ProbeSlot
+from headstart.control.probes import PROBE_SHARE, PROBES_PER_PROMPT, Probes, ProbeSlot
 from headstart.control.values import with_gap
 
 STEP = Step(1, 1, 1000)
@@ -33,12 +33,11 @@ def choose(
     seq_ids: Sequence[int],
     reading: Sequence[float],
     hope: float,
-    known: Sequence[bool],
     price: float = 1.0,
 ) -> int | None:
-    """Slots of a model that has to read everything."""
-    slots = [ProbeSlot(i, r, r, hope, k) for i, r, k in zip(seq_ids, reading, known, strict=True)]
-    return probes.choose(slots, price)
+    return probes.choose(
+        [ProbeSlot(i, r, hope) for i, r in zip(seq_ids, reading, strict=True)], price
+    )
 
 
 def answer(
@@ -59,7 +58,7 @@ def answer(
     while at < ANSWER:
         recent = min(unread, READ_A_CALL) if can_skip else None
         catch_up = prompt + at if gap else unread
-        slot = ModelSlot(seq_id, 16, catch_up, num_answered=at, num_left=ANSWER - at, recent=recent)
+        slot = ModelSlot(seq_id, 16, catch_up, num_left=ANSWER - at, recent=recent)
         (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
         matched = 0
         if allowance.max_tokens:
@@ -99,7 +98,7 @@ def answer(
 
 
 @pytest.mark.parametrize("is_restarted", [False, True])
-@pytest.mark.parametrize("prompt", [200, 1000, 4000])
+@pytest.mark.parametrize("prompt", [200, 1000])
 def test_a_model_that_became_good_is_used_again_on_long_prompts(
     prompt: int, is_restarted: bool, tmp_path: Path
 ) -> None:
@@ -150,19 +149,6 @@ def test_a_model_that_is_good_only_with_the_whole_text_is_given_all_of_it() -> N
     assert sum(num_right for num_right, _ in answers) > 0.5 * 10 * ANSWER
 
 
-def test_a_model_that_is_good_only_with_the_whole_text_is_used_again_text_is_used_again_too() -> (
-    None
-):
-    controller = make_controller()
-    for seq_id in range(30):
-        answer(controller, seq_id, 1000, is_good=False, can_skip=True)
-    accepted = [
-        answer(controller, i, 1000, is_good=True, can_skip=True, needs_all=True)[0]
-        for i in range(100, 220)
-    ]
-    assert sum(accepted[-10:]) > 0.5 * 10 * ANSWER
-
-
 @pytest.mark.parametrize("can_skip", [False, True])
 @pytest.mark.parametrize("prompt", [200, 1000, 4000])
 def test_a_useless_model_costs_little_however_long_the_prompts_are(
@@ -174,65 +160,11 @@ def test_a_useless_model_costs_little_however_long_the_prompts_are(
         for i in range(num_requests)
     )
     # what it may cost in the long run, and one prompt to find out
-    share = 1.5 * PROBE_SHARE * (1 + can_skip)
+    share = 1.5 * PROBE_SHARE
     assert spent < share * num_requests * ANSWER * PLAIN_MS + prompt * READ_MS
 
 
-def test_probes_go_on_where_they_are_right_and_are_paid_later() -> None:
-    probes = Probes(savings=4.0, has_credit=False)
-    slot, num_probes = ProbeSlot(7, 40.0, 2.0, 99.0, is_known=False), 0
-    for _ in range(20):
-        if probes.choose([slot], 0.3) is not None:
-            num_probes += 1
-            probes.called([7], 1.0, is_probe=True)
-            slot = slot._replace(recent=0.0, is_known=True)
-            probes.was_right(7)
-    assert num_probes >= 9
-    assert probes.savings < -5.0
-    probes.was_wrong(7)
-    probes.steps = probes.wait
-    assert probes.choose([slot], 0.3) is None
-
-
-def test_reading_that_has_begun_goes_on_and_is_charged_as_it_happens() -> None:
-    probes = Probes(savings=30.0)
-    reading = [10.0, 20.0]
-    assert choose(probes, [7, 8], reading, 99.0, [False, False]) is None  # one step after the last
-    assert choose(probes, [7, 8], reading, 99.0, [False, False]) == 0
-    for left in (7.0, 4.0, 1.0):
-        probes.called([], 3.0, is_probe=True)
-        probes.save()
-        assert choose(probes, [7, 8], [left, 0.0], 99.0, [False, False]) == 0
-    probes.called([7], 1.0, is_probe=True)
-    assert probes.savings == pytest.approx(30.0 - 10.0 + 3 * PROBE_SHARE)
-    assert choose(probes, [7, 8], [0.0, 20.0], 99.0, [True, False]) is None
-
-
-def test_reading_does_not_begin_before_it_can_be_paid_to_its_end() -> None:
-    probes = Probes(savings=10.0, has_credit=False)
-    for _ in range(10):
-        assert choose(probes, [7], [10.0], 99.0, [False]) is None
-    assert choose(probes, [8], [0.0], 99.0, [False], PROBE_TOKENS * 0.1) == 0
-
-
-def test_a_request_that_ends_leaves_no_reading_behind() -> None:
-    probes = Probes(savings=50.0)
-    while choose(probes, [7], [10.0], 99.0, [False]) is None:
-        pass
-    probes.end(7)
-    assert probes.reading is None
-
-
-def test_a_prompt_dearer_than_the_usual_savings_is_saved_for() -> None:
-    probes = Probes()
-    for _ in range(20_000):
-        probes.save()
-        if choose(probes, [7], [150.0], 500.0, [False]) is not None:
-            return
-    pytest.fail("never")
-
-
-@pytest.mark.parametrize("prompt", [200, 1000, 4000])
+@pytest.mark.parametrize("prompt", [200, 1000])
 def test_a_new_model_that_is_good_is_used_from_the_first_requests_on(prompt: int) -> None:
     """Savings of 1 % of the time would take thousands of tokens to pay for the first prompt."""
     controller = make_controller()
@@ -240,30 +172,36 @@ def test_a_new_model_that_is_good_is_used_from_the_first_requests_on(prompt: int
     assert sum(accepted) > 0.5 * 6 * ANSWER
 
 
-def test_the_first_prompt_is_read_on_credit_and_no_other() -> None:
-    probes = Probes()
-    while choose(probes, [7], [40.0], 99.0, [False]) is None:
-        assert probes.steps < 5
-    probes.called([7], 40.0, is_probe=True)
-    probes.end(7)
-    for _ in range(1000):
-        probes.save()
-        assert choose(probes, [8], [40.0], 99.0, [False]) is None
+def test_reading_that_has_begun_goes_on_and_is_charged_as_it_happens() -> None:
+    probes = Probes(savings=30.0)
+    assert choose(probes, [7, 8], [10.0, 20.0], 99.0) == 0
+    for left in (7.0, 4.0, 1.0):
+        probes.called([])
+        probes.charge(3.0)
+        assert choose(probes, [7, 8], [left, 0.0], 99.0) == 0
+    probes.called([7])
+    probes.charge(1.0)
+    assert probes.savings == pytest.approx(30.0 - 10.0)
+    assert choose(probes, [8], [20.0], 99.0) is None
+
+
+def test_reading_begins_when_it_can_be_paid_to_its_end_with_probes_behind_it() -> None:
+    probes, num_steps = Probes(savings=10.0), 0
+    while choose(probes, [7], [10.0], 99.0) is None:
+        probes.save(1)
+        num_steps += 1
+    assert num_steps == pytest.approx(PROBES_PER_PROMPT / PROBE_SHARE, rel=0.01)
+
+
+def test_a_call_that_took_far_longer_than_expected_does_not_silence_the_model() -> None:
+    probes = Probes(savings=1.0)
+    assert choose(probes, [7], [0.0], 99.0) == 0
+    probes.called([7])
+    probes.charge(1000.0)
+    for _ in range(300):
+        probes.save(1)
+    assert choose(probes, [7], [0.0], 99.0) == 0
 
 
 def test_no_prompt_is_read_that_a_perfect_model_would_not_earn_back() -> None:
-    probes = Probes(savings=60.0)
-    for _ in range(100):
-        assert choose(probes, [7], [40.0], 30.0, [False]) is None
-
-
-def test_there_is_credit_again_when_a_prompt_was_earned_back() -> None:
-    probes = Probes()
-    for seq_id, num_right in ((7, 60), (8, 20)):
-        while choose(probes, [seq_id], [40.0], 99.0, [False]) is None:
-            assert probes.steps < 200
-        probes.called([seq_id], 40.0, is_probe=True)
-        probes.spent(seq_id, 5.0)
-        probes.matched(seq_id, num_right)
-        probes.end(seq_id)
-    assert not probes.has_credit, "the second one was not"
+    assert choose(Probes(savings=60.0), [7], [40.0], 30.0) is None

@@ -93,10 +93,10 @@ function row(name, cells, kind = false) {
 /** @param {State} state */
 function showNow(state) {
   const { num_draft_tokens: drafted, num_accepted_draft_tokens: accepted, num_slot_steps: steps } = state;
-  const speedups = Object.values(state.speculation.control?.speedup ?? {});
+  const speedup = state.speculation.control?.speedup;
   const figures = [
     [words.tokensPerSecond, rate(state.tokens_per_second)],
-    [words.overBaselineShort, speedups.length ? words.times(number(/** @type {any} */ (speedups[0]).speedup, 1)) : "–"],
+    [words.overBaselineShort, speedup ? words.times(number(speedup, 1)) : "–"],
     [words.draftsAccepted, drafted ? percent(accepted / drafted) : "–"],
     [words.tokensPerStep, steps ? number(state.tokens / steps, 2) : "–"],
     [words.slotsBusy, words.nOf(number(state.num_processing), number(state.slots.length))],
