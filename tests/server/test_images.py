@@ -112,6 +112,7 @@ def test_every_api_gives_the_same_tokens_for_the_same_image(client: httpx2.Clien
 
 def test_a_model_with_a_projector_says_that_it_reads_images(client: httpx2.Client) -> None:
     assert client.get("/props").json()["modalities"]["vision"] is True
+    assert "vision" in client.post("/api/show", json={}).json()["capabilities"]
     models = client.get("/v1/models").json()
     assert models["models"][0]["capabilities"] == ["completion", "multimodal"]
     assert models["data"][0]["architecture"]["input_modalities"] == ["text", "image"]

@@ -315,5 +315,5 @@ def choose_pauses(
         if position - last >= min_step or position in always:
             pauses.append(position)
             last = position
-    pauses = [chunk_begin(tokens, pause) for pause in pauses]
+    pauses = list(dict.fromkeys(chunk_begin(tokens, pause) for pause in pauses))
     return [pause for pause in pauses if pause > max(num_cached, _LEAST - 1)]

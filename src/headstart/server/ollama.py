@@ -259,6 +259,7 @@ def _capabilities(service: Service) -> list[str]:
             ("completion", not info.why_no_text),
             ("tools", found.calls is not None and not info.why_no_text),
             ("thinking", found.thinking is not None and not info.why_no_text),
+            ("vision", info.reads_images),
             ("insert", None not in (fim.prefix, fim.suffix, fim.middle)),
             ("embedding", info.embedding is not None),
         )

@@ -20,6 +20,7 @@ from tests.harness import (
     play,
     run,
 )
+from tests.pictures import with_pictures
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.prompt_cache import choose_pauses
@@ -359,3 +360,10 @@ def test_a_checkpoint_serves_conversations_that_begin_alike(cache_kind: CacheKin
         answers = run(scheduler, [request])
         check(engine, [request], answers)
         assert (answers[str(number)].finish.stats.num_cached >= 20) == (number > 0)
+
+
+def test_no_pause_is_inside_an_image_and_none_comes_twice() -> None:
+    tokens, _ = with_pictures([1] * 60, (20, 30))
+    pauses = choose_pauses(tokens, 0, lambda token: token == 31, 16)
+    assert pauses == sorted(set(pauses))
+    assert [pause for pause in pauses if 20 < pause < 145] == []
