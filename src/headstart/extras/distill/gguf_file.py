@@ -87,21 +87,15 @@ def write_model(
     base: GGUFReader, weights: Mapping[str, Tensor], output: Path, kind: str, card: Any
 ) -> None:
     """Write a GGUF with the base's metadata, matrices of type F16 or Q8_0, and a card."""
-    tensors = {t.name: weights[t.name.replace("blk.", "blocks.")] for t in base.tensors}
-    _write(base, {n: t.float().cpu().numpy() for n, t in tensors.items()}, output, kind, card)
-
-
-def _write(
-    base: GGUFReader, tensors: Mapping[str, NDArray[Any]], output: Path, kind: str, card: Any
-) -> None:
     matrix_type, file_type = TYPES[kind]
     writer = GGUFWriter(output, "llama")
     writer.add_name(output.stem)
     writer.add_file_type(file_type)
     copy_fields(base, writer)
     writer.add_string(CARD, json.dumps(card))
-    for name, values in tensors.items():
-        add_tensor(writer, name, values, matrix_type)
+    for tensor in base.tensors:
+        values = weights[tensor.name.replace("blk.", "blocks.")].float().cpu().numpy()
+        add_tensor(writer, tensor.name, values, matrix_type)
     finish(writer)
 
 

@@ -2,7 +2,7 @@
 
 What may be recorded was decided by the flags and by the request (`store`). Texts whose tokens
 depend on more than prompt, parameters and seed are left out: those under a constraint, with
-adapters, with a limit of thoughts, and those that lost tokens to a context shift.
+adapters, with images, with a limit of thoughts, and those that lost tokens to a context shift.
 """
 
 from __future__ import annotations
@@ -92,4 +92,6 @@ class TextRecorder:
 
 
 def _is_whole(end: End) -> bool:
-    return end.ending.reason in ("eos", "word", "length") and not end.sequence.text.num_dropped
+    sequence = end.sequence
+    is_text = not (sequence.media or sequence.text.num_dropped)
+    return is_text and end.ending.reason in ("eos", "word", "length")

@@ -101,6 +101,19 @@ def test_a_cancelled_answer_is_not_recorded(tmp_path: Path) -> None:
     assert files.text_files(tmp_path) == []
 
 
+def test_an_answer_about_an_image_is_not_recorded(tmp_path: Path) -> None:
+    recorder = TextRecorder(RecordingConfig(record_texts=str(tmp_path)), path(TARGET))
+    scheduler = make_scheduler(Model())
+    scheduler.readers.append(recorder)
+    for request in make_requests(2):
+        scheduler.submit(request)
+    with_image, _ = scheduler.waiting
+    with_image.media = ((0, object()),)  # as if one had been read
+    run(scheduler)
+    recorder.close()
+    assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [list(make_requests(2)[1].prompt)]
+
+
 def text(recorded: float, prompt: list[int], answer: list[int], tenant: str = "") -> RecordedText:
     return RecordedText(
         recorded=recorded,
