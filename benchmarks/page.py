@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from playwright.sync_api import sync_playwright
 
 from headstart.extras.bench.client import HEADSTART, Client, exchange, running
+from headstart.extras.bench.report import MeanRatio
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -113,8 +114,8 @@ def main() -> None:
                     found.append(speed(client, args.tokens))
         for name in ("board", "events"):
             ratios = [a / b for a, b in zip(speeds[name], speeds["no page"], strict=True)]
-            error = statistics.stdev(ratios) / len(ratios) ** 0.5
-            print(f"{name} open: {statistics.mean(ratios):.3f} ± {error:.3f} of the tokens/s")
+            mean, error = MeanRatio.of(ratios)
+            print(f"{name} open: {mean:.3f} ± {error:.3f} of the tokens/s")
         browser.close()
 
 

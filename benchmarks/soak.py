@@ -37,6 +37,7 @@ from typing import Any
 from benchmarks.lib.watched import MARK
 
 from headstart.extras.bench.client import started
+from headstart.extras.bench.report import table_head, table_row
 
 CONTEXT = 2048
 POLITE, GREEDY = ("alice", "bob"), "mallory"  # tenants, by their keys
@@ -321,7 +322,7 @@ def _soak(server: Server, options: argparse.Namespace) -> int:
         thread.start()
     columns = ["minute", "calls", *WATCHED, "lost to a kill", "kills", "server MB", "engine MB"]
     columns += ["files", "/health ms", "polite s"]
-    print("| " + " | ".join(columns) + " |\n|" + " ---: |" * len(columns))
+    print(table_head(*columns))
     begun, end = time.monotonic(), time.monotonic() + 60 * options.minutes
     while (now := time.monotonic()) < end:
         slowest, until = 0.0, min(now + 60 * options.row_minutes, end)
@@ -360,16 +361,15 @@ def _row(server: Server, record: Record, seconds: float, health: float) -> str:
         counts, slowest = dict(record.counts), record.slowest
         record.slowest = 0.0
     pid = server.process.pid
-    cells = [
+    return table_row(
         f"{seconds / 60:.0f}",
-        *(str(counts.get(name, 0)) for name in ("calls", *WATCHED, "lost to a kill")),
-        str(len(record.kills)),
+        *(counts.get(name, 0) for name in ("calls", *WATCHED, "lost to a kill")),
+        len(record.kills),
         *(_megabytes(one) for one in (pid, server.engine())),
         _open_files(pid),
         f"{1000 * health:.0f}",
         f"{slowest:.1f}",
-    ]
-    return "| " + " | ".join(cells) + " |"
+    )
 
 
 def _megabytes(pid: int | None) -> str:

@@ -1,14 +1,12 @@
-"""Run arms side by side on one loaded target and time them.
+"""Arms on one loaded target: they share its engine and cache, so a prompt is read once.
 
-All arms share the target's engine and its cache, so a prompt is read once and then answered by
-every arm in turn: what slows the machine down slows all of them. Each arm has speculators, a
-controller and a draft model's cache of its own, which live as long as in a server; no arm sees a
-prompt twice, so no corpus knows an answer beforehand.
+Each arm has speculators, a controller and a draft model's cache of its own, which live as long as
+in a server.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from benchmarks.lib.workloads import Prompt
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.scheduler.scheduler import Scheduler
-from headstart.speculators import Speculator
 from headstart.types import Engine, Vocab
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
@@ -79,11 +76,9 @@ class Lab:
         self._last: Scheduler | None = None  # whose slots know what is in the cache
         self._reader = self.arm(OFF)
 
-    def arm(
-        self, arm: Arm, wrap: Callable[[list[Speculator]], list[Speculator]] | None = None
-    ) -> Scheduler:
+    def arm(self, arm: Arm) -> Scheduler:
         """A scheduler that drafts in this way; see `Machine.scheduler`."""
-        return self._machine.scheduler(arm, wrap)
+        return self._machine.scheduler(arm)
 
     def requests(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[Request]:
         """One request per prompt, prompt i for slot i; they differ in seed."""
