@@ -1,11 +1,14 @@
 """Write the reference tables docs/flags.md, docs/metrics.md and docs/errors.md from the code.
 
+The table of speeds in README.md and docs/measured.md is made from docs/measured.json.
+
 Run it after changing a setting, a metric or an error: `python docs/generate.py`. A test fails when
 they are out of date.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable
 from itertools import groupby
@@ -15,6 +18,7 @@ from headstart.app.cli import devices, generate, llama_server, router, verify
 from headstart.app.cli.settings import Setting, all_settings, part_title
 from headstart.extras.bench import command as bench
 from headstart.extras.bench import tune
+from headstart.extras.bench.comparison import Score, best_other
 from headstart.extras.cluster import command as cluster
 from headstart.extras.distill import command as distill
 from headstart.extras.rpc import build, worker
@@ -24,6 +28,8 @@ from headstart.server.metrics import METRICS
 from headstart.types import errors
 
 FOLDER = Path(__file__).parent
+SPEEDS_BEGIN, SPEEDS_END = "<!-- speeds: made by docs/generate.py -->", "<!-- end -->"
+TEXTS = {"edit": "edits code", "continue": "free code"}
 NOTE = "<!-- Made by docs/generate.py; do not edit. -->"
 
 
@@ -34,7 +40,29 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "errors.md": errors_page(),
         "from-llama-server.md": llama_server_page(),
+        "measured.md": with_speeds(FOLDER / "measured.md"),
+        "../README.md": with_speeds(FOLDER.parent / "README.md"),
     }
+
+
+def with_speeds(path: Path) -> str:
+    """A page, its table of speeds made from `headstart bench --against "llama-server ..." --json`.
+
+    The first of the other servers is llama-server without drafts.
+    """
+    before, begin, rest = path.read_text("utf-8").partition(SPEEDS_BEGIN)
+    _, end, after = rest.partition(SPEEDS_END)
+    heads = ("users", "text", "temperature", "llama-server", "its `ngram-mod`", "Headstart off")
+    rows = []
+    for cell in json.loads((FOLDER / "measured.json").read_text("utf-8"))["lines"]:
+        arms = {name: Score(rates=arm["rates"]) for name, arm in cell["arms"].items()}
+        shown = [arms[name] for name in ("other 1", "other 2", "off", "auto")]
+        best = arms[best_other(arms) or "off"]
+        about = (str(cell["users"]), TEXTS[cell["workload"]], f"{cell['temperature']:g}")
+        ratios = [str(arms["auto"].relative_to(one)) for one in (arms["off"], best)]
+        rows.append((*about, *(f"{one.rate:.1f}" for one in shown), *ratios))
+    more = ("Headstart", "of its off", "of llama-server's best")
+    return before + begin + "\n".join(["", *_table((*heads, *more), rows), ""]) + end + after
 
 
 def flags_page() -> str:

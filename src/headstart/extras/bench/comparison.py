@@ -124,19 +124,38 @@ def compare(
     """Let all arms answer each round's questions, each time another first.
 
     A cell is done when the standard error of every ratio to the first arm is at most `error`. No
-    round begins after `seconds`, but each cell gets the least number of rounds.
+    round begins after `seconds`, but each cell gets the least number of rounds. Ctrl-C ends it
+    early: what has been measured by then is returned.
+
+    Raises:
+        KeyboardInterrupt: no cell has a whole round yet.
     """
     scores: Scores = {cell: {arm: Score() for arm in arms} for cell in cells}
-    deadline = clock() + seconds
+    try:
+        _play_rounds(scores, play, error, clock() + seconds, clock)
+    except KeyboardInterrupt:
+        for cell, own in list(scores.items()):
+            num_whole = min(len(score.rates) for score in own.values())
+            for score in own.values():
+                del score.rates[num_whole:]
+            if not num_whole:
+                del scores[cell]
+        if not scores:
+            raise
+    return scores
+
+
+def _play_rounds(
+    scores: Scores, play: Play, error: float, deadline: float, clock: Callable[[], float]
+) -> None:
     for number in range(MOST_ROUNDS):
-        for cell in cells:
-            own = scores[cell]
+        for cell, own in scores.items():
+            arms = list(own)
             if number >= LEAST_ROUNDS and (clock() > deadline or is_certain(own, error)):
                 continue
             start = number % len(arms)
             for arm in [*arms[start:], *arms[:start]]:
                 own[arm].add(play(arm, cell, number))
-    return scores
 
 
 def is_certain(scores: Mapping[str, Score], error: float) -> bool:

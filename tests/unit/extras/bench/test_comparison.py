@@ -68,6 +68,22 @@ def test_rounds_end_when_the_ratio_is_certain_or_time_is_over() -> None:
     assert len(hurried[OFF].rates) == LEAST_ROUNDS
 
 
+def test_what_was_measured_before_an_interrupt_is_told() -> None:
+    machine, other = Machine(off=1.0, auto=0.5), Cell("chat", 0.0, 1)
+
+    def play(arm: str, cell: Cell, number: int) -> Round:
+        if len(machine.asked) == 7:  # the third round has begun
+            raise KeyboardInterrupt
+        return machine.play(arm, cell, number)
+
+    scores = compare([OFF, AUTO], [CELL, other], play, error=1e-9, seconds=0.0)
+    assert [len(one.rates) for one in scores[CELL].values()] == [2, 2]
+    assert [len(one.rates) for one in scores[other].values()] == [1, 1]
+    machine.asked = [""] * 7
+    with pytest.raises(KeyboardInterrupt):
+        compare([OFF, AUTO], [CELL], play, error=1e-9, seconds=0.0)
+
+
 def test_who_begins_changes_from_round_to_round() -> None:
     machine = Machine(off=1.0, auto=1.0)
     machine.compare(error=1e-9, seconds=0.0)
