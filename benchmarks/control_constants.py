@@ -32,14 +32,15 @@ MODULES = (
     "asking",
     "budget",
     "calibration",
-    "catch_up",
     "cost",
     "forecast",
+    "model_planner",
+    "model_state",
     "probes",
     "token_odds",
 )
 # what has no half: sizes of tables, and numbers that are there for the computer
-FIXED = {"EACH", "LAST", "MAX_UNIT", "ALL", "GAP", "MAX_TOKENS", "MAX_TOTAL"}
+FIXED = {"EACH", "LAST", "MAX_UNIT", "MAX_TOKENS", "MAX_TOTAL"}
 TEXT_CASES = (
     ("mixed", "cpu", 1),
     ("edit", "gpu", 4),
