@@ -9,15 +9,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-import uvicorn
-from starlette.applications import Starlette
-from starlette.responses import PlainTextResponse
-from starlette.routing import Route
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import SamplingConfig, ServerConfig
-from headstart.server.listen import address_of, serve, take_port, uvicorn_config
+from headstart.server.listen import address_of, serve, take_port
 from headstart.server.model import ServedModel
 from headstart.server.sampling import request_defaults
 from headstart.types.errors import ConfigError, ModelError
@@ -182,19 +178,3 @@ def test_the_address_is_announced_once_requests_can_be_answered():
     [(url, loaded_before)] = announced
     assert url.startswith("http://127.0.0.1:")
     assert loaded_before == ["ready"]
-
-
-def test_headers_are_spelled_as_usual():
-    listener = take_port(ServerConfig(port=0))
-    app = Starlette(routes=[Route("/", lambda request: PlainTextResponse("hello"))])
-    server = uvicorn.Server(uvicorn_config(app, ServerConfig()))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    with socket.create_connection(listener.getsockname(), timeout=60) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        answer = b"".join(iter(lambda: client.recv(4096), b""))
-    server.should_exit = True
-    thread.join()
-    assert b"\r\nContent-Type: text/plain" in answer
-    assert b"\r\ncontent-length: 5\r\n" in answer
-    assert answer.endswith(b"\r\n\r\nhello")

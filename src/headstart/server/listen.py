@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from headstart.config import ServerConfig
 from headstart.server.app import create_app
@@ -95,7 +95,7 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     """
     protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits.of(config))
     return uvicorn.Config(
-        _with_usual_spelling(app),
+        app,
         http=protocol,
         ws="none",
         lifespan="on",
@@ -108,34 +108,6 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
         ssl_keyfile=config.ssl_key_file,
         ssl_certfile=config.ssl_cert_file,
     )
-
-
-class _Spelled(bytes):
-    """A header's name that uvicorn does not turn into lower case."""
-
-    def lower(self) -> bytes:
-        return self
-
-
-def _with_usual_spelling(app: ASGIApp) -> ASGIApp:
-    """Write `Content-Type`, not `content-type`: some clients look for llama-server's spelling."""
-
-    async def spelled(scope: Scope, receive: Receive, send: Send) -> None:
-        async def send_spelled(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [
-                    # uvicorn compares the names of those that say where a body ends
-                    (name if name in _FRAMING else _Spelled(name.title()), value)
-                    for name, value in message.get("headers", ())
-                ]
-            await send(message)
-
-        await app(scope, receive, send_spelled)
-
-    return spelled
-
-
-_FRAMING = (b"content-length", b"transfer-encoding", b"connection")
 
 
 class StoppableServer(uvicorn.Server):
