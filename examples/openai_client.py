@@ -25,7 +25,7 @@ def main(prompt: str) -> None:
         messages=[{"role": "user", "content": prompt}],
         max_tokens=200,
         stream=True,
-        extra_body={"return_draft_info": True},
+        extra_body={"provenance": True},
     )
     # a token may end inside a character
     decode = codecs.getincrementaldecoder("utf-8")("replace").decode
@@ -33,7 +33,7 @@ def main(prompt: str) -> None:
     for chunk in stream:
         timings = (chunk.model_extra or {}).get("timings", timings)
         for choice in chunk.choices:
-            for token in (choice.model_extra or {}).get("sources", []):
+            for token in (choice.model_extra or {}).get("provenance", {}).get("tokens", []):
                 piece = token["piece"]
                 text = decode(piece.encode() if isinstance(piece, str) else bytes(piece))
                 print(f"\033[32m{text}\033[0m" if token["source"] else text, end="", flush=True)

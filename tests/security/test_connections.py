@@ -111,7 +111,7 @@ def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
     monkeypatch.setattr(connections, "STALL_SECONDS", 0.3)
     worker = FakeWorker(lambda request: [*say(request, *[b"x" * 4096] * 100)[:-1], HOLD])
     with serving(worker) as client, connected(client) as connection:
-        body = b'{"prompt": "a", "stream": true, "return_draft_info": true}'
+        body = b'{"prompt": "a", "stream": true, "n_probs": 1}'
         push(connection, post(body))
         assert worker.cancelled.get(timeout=60)
 

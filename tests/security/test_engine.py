@@ -323,7 +323,7 @@ def test_a_stream_that_is_not_read_is_given_up(monkeypatch):
     monkeypatch.setattr(event_stream, "MAX_UNREAD", 5000)
     worker = FakeWorker(lambda request: [*say(request, *[b"x" * 512] * 2000)[:-1], HOLD])
     with serving(worker) as client:
-        body = {"prompt": "a", "stream": True, "return_draft_info": True}
+        body = {"prompt": "a", "stream": True, "n_probs": 1}
         with client.stream("POST", "/completion", json=body) as response:
             assert response.status_code in (200, 503)
             assert worker.cancelled.get(timeout=20)

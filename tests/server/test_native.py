@@ -227,20 +227,6 @@ def test_speculation_can_be_switched_off(client, worker):
     assert worker.requests[1].speculative.types is None
 
 
-def test_provenance_is_told_on_request_only(client):
-    def body(stream):
-        return {"prompt": "a", "stream": stream, "return_draft_info": True}
-
-    whole = client.post("/completion", json=body(False)).json()["sources"]
-    parts = events_of(client.post("/completion", json=body(True)))
-    assert [token for part in parts for token in part.get("sources", [])] == whole
-    assert whole[:2] == [
-        {"id": 72, "piece": "H", "source": "ngram-simple"},
-        {"id": 0xC3, "piece": [0xC3], "source": ""},
-    ]
-    assert "sources" not in client.post("/completion", json={"prompt": "a"}).json()
-
-
 def test_probabilities_after_sampling_replace_their_logs(client):
     body = {"prompt": "a", "n_probs": 1, "post_sampling_probs": True}
     first = client.post("/completion", json=body).json()["completion_probabilities"][0]

@@ -185,7 +185,6 @@ async def test_async_client_streams(client: httpx2.Client):
 
 def test_the_sdk_shows_what_we_add_to_chunks(sdk):
     extra = {
-        "return_draft_info": True,
         "return_tokens": True,
         "timings_per_token": True,
         "return_progress": True,
@@ -194,14 +193,6 @@ def test_the_sdk_shows_what_we_add_to_chunks(sdk):
         sdk.chat.completions.create(model="m", messages=MESSAGES, stream=True, extra_body=extra)
     )
     choices = [chunk.choices[0].model_extra for chunk in chunks]
-    sources = [source for extra in choices for source in extra.get("sources", [])]
-    assert [source["source"] for source in sources] == [
-        "ngram-simple",
-        "",
-        "ngram-simple",
-        "ngram-simple",
-        "",
-    ]
     assert [token for extra in choices for token in extra.get("tokens", [])] == list(
         "Höi!".encode()
     )

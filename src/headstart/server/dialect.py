@@ -20,7 +20,6 @@ from headstart.server.results import (
     counterfactual,
     provenance,
     reading_times,
-    sources_of_tokens,
     speculative_metrics,
     sum_stats,
     timings,
@@ -53,7 +52,6 @@ class Piece:
 
     text: str = ""
     tokens: Sequence[int] = ()
-    sources: Sequence[str] = ()
     logprobs: Sequence[TokenLogprob] = ()
     emissions: Sequence[Emission] = ()  # if the body asks for provenance
     events: Sequence[AnswerEvent] = ()  # if a parser reads the text
@@ -69,7 +67,6 @@ class Choice:
     clock: Callable[[], float] = time.monotonic
     text: str = ""  # complete after the last event
     tokens: list[int] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     emissions: list[Emission] = field(default_factory=list)
     finish: FinishEvent | None = None
@@ -102,14 +99,13 @@ class Choice:
             self._first_token_at = self.clock()
         self.tokens += event.tokens
         self.slot_id = event.slot_id
-        self.sources += event.sources
         self.logprobs += event.logprobs
         text = self._decoder.feed(event.text)
         self._parts.append(text)
         emissions = [] if event.step is None else [(len(self.emissions), event)]
         self.emissions += emissions
         events = self._read(self.parser.feed(text)) if self.parser else ()
-        return Piece(text, event.tokens, event.sources, event.logprobs, emissions, events)
+        return Piece(text, event.tokens, event.logprobs, emissions, events)
 
     def _end(self, event: FinishEvent) -> Piece:
         """Finish; the piece is what an incomplete character leaves."""
@@ -133,7 +129,7 @@ class Choice:
 
     def everything(self, text: str) -> Piece:
         """The whole answer as one piece; `text` may have the prompt in front."""
-        return Piece(text, self.tokens, self.sources, self.logprobs, self.emissions)
+        return Piece(text, self.tokens, self.logprobs, self.emissions)
 
     @property
     def stats(self) -> RequestStats:
@@ -217,7 +213,7 @@ class Dialect(ABC):
     def wants_tokens(self, piece: Piece) -> bool:
         """Whether the body asks for data of the piece's tokens."""
         body = self.body
-        per_token = body.return_draft_info or body.return_tokens or body.provenance
+        per_token = body.return_tokens or body.provenance
         return bool(piece.logprobs or (piece.tokens and per_token))
 
     def full_text(self, choice: Choice) -> str:
@@ -228,8 +224,6 @@ class Dialect(ABC):
         """Per-token data that the body asks for."""
         extras: Chunk = {}
         vocab = self.call.model.vocab
-        if self.body.return_draft_info and piece.tokens:
-            extras["sources"] = sources_of_tokens(piece.tokens, piece.sources, vocab)
         if self.body.provenance and piece.emissions:
             extras["provenance"] = provenance(piece.emissions, vocab)
         if self.body.return_tokens and piece.tokens:

@@ -175,16 +175,6 @@ def legacy_logprobs(content: Sequence[dict[str, Any]], text_offset: int) -> dict
     }
 
 
-def sources_of_tokens(
-    tokens: Sequence[int], sources: Sequence[str], vocab: Vocab
-) -> list[dict[str, Any]]:
-    """Which speculator drafted each token; "" stands for the target model."""
-    return [
-        {"id": token, "piece": text_or_bytes(vocab.token_bytes(token)), "source": source}
-        for token, source in zip(tokens, sources, strict=True)
-    ]
-
-
 def provenance(emissions: Sequence[Emission], vocab: Vocab) -> dict[str, Any]:
     """Which speculator drafted each token, and what each step verified.
 

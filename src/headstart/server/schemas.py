@@ -95,9 +95,6 @@ class GenerationBody(SamplingBody):
     verbose: bool | None = Field(
         None, description="`__verbose`: the answer as /completion gives it; default: with --verbose"
     )
-    return_draft_info: bool = Field(
-        False, description="`sources`: which speculator drafted each token"
-    )
     provenance: bool = Field(False, description="who drafted each token; what each step verified")
     sse_ping_interval: Int | None = Field(
         None, description="seconds between comments in a silent stream; 0 or -1 none"
