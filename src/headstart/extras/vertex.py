@@ -81,7 +81,12 @@ class RenamedHealth:
 
 async def _predict(http: HttpRequest) -> Response:
     """Answer all instances at the same time, in their order."""
-    instances = _instances(await receive_body(http))
+    data = read_json(await receive_body(http))
+    instances = data.get("instances") if isinstance(data, dict) else None
+    if not isinstance(instances, list):
+        raise ApiError(400, "the body must have a list named instances")
+    if len(instances) > MAX_INSTANCES:
+        raise ApiError(400, f"instances has {len(instances)} entries, more than {MAX_INSTANCES}")
     gone = asyncio.Event()
     watcher = asyncio.ensure_future(_watch(http.receive, gone))
     try:
@@ -89,16 +94,6 @@ async def _predict(http: HttpRequest) -> Response:
     finally:
         watcher.cancel()
     return Response(orjson.dumps({"predictions": predictions}), media_type="application/json")
-
-
-def _instances(body: bytes) -> list[Any]:
-    data = read_json(body)
-    instances = data.get("instances") if isinstance(data, dict) else None
-    if not isinstance(instances, list):
-        raise ApiError(400, "the body must have a list named instances")
-    if len(instances) > MAX_INSTANCES:
-        raise ApiError(400, f"instances has {len(instances)} entries, more than {MAX_INSTANCES}")
-    return instances
 
 
 async def _watch(receive: Receive, gone: asyncio.Event) -> None:

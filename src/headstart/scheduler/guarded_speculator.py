@@ -181,7 +181,13 @@ class GuardedSpeculator:
             return
         seq_ids = set(decoded.seq_ids.tolist())
         if not self.failed.isdisjoint(seq_ids):
-            decoded = _without(decoded, self.failed)
+            kept = ~np.isin(decoded.seq_ids, list(self.failed))
+            decoded = Decoded(
+                decoded.seq_ids[kept],
+                decoded.positions[kept],
+                decoded.tokens[kept],
+                decoded.logits[kept],
+            )
             seq_ids -= self.failed
         if seq_ids:
             self._tell("observe", seq_ids, decoded)
@@ -315,13 +321,6 @@ def _prices(prices: tuple[float, float] | None) -> tuple[float, float] | None:
     if not (0.0 <= round_ms < inf and 0.0 <= token_ms < inf):
         raise ValueError(f"time_decodes returned {prices} but must return finite milliseconds")
     return round_ms, token_ms
-
-
-def _without(decoded: Decoded, seq_ids: set[int]) -> Decoded:
-    kept = ~np.isin(decoded.seq_ids, list(seq_ids))
-    return Decoded(
-        decoded.seq_ids[kept], decoded.positions[kept], decoded.tokens[kept], decoded.logits[kept]
-    )
 
 
 def _states_without(decoded: DecodedStates, seq_ids: set[int]) -> DecodedStates:

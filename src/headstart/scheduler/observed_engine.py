@@ -39,6 +39,9 @@ class ObservedEngine:
 
     def __init__(self, engine: Engine, readers: Sequence[GuardedSpeculator]) -> None:
         self._engine, self._readers = engine, readers
+        for name in Engine.__annotations__:  # those that every step reads
+            if name != "can_shift":
+                setattr(self, name, getattr(engine, name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

@@ -16,7 +16,7 @@ import numpy as np
 from starlette.requests import Request as HttpRequest
 
 from headstart.server.event_stream import single_event
-from headstart.server.model import Service, service_of
+from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.structures.passages import PassageSet
 from headstart.structures.suffix_index import SEPARATOR
@@ -43,7 +43,11 @@ class ReadTexts:
 async def digest(http: HttpRequest) -> dict[str, Any]:
     """Return hashes of the passages that drafts of this API key may be copied from."""
     service, namespace = service_of(http), http.scope["headstart.namespace"]
-    texts = _texts_of(service, namespace)
+    corpora = service.corpora
+    texts = corpora.setdefault(namespace, ReadTexts())
+    corpora.move_to_end(namespace)
+    if len(corpora) > MAX_NAMESPACES:
+        corpora.popitem(last=False)
     async with texts.lock:
         is_complete = False
         # four questions at most, the next request continues; does not wake an unloaded model
@@ -63,16 +67,6 @@ async def digest(http: HttpRequest) -> dict[str, Any]:
                 break
         found = texts.passages.digest().to_json()
     return found | {"is_complete": is_complete}
-
-
-def _texts_of(service: Service, namespace: str) -> ReadTexts:
-    """What was read for a namespace; the least recently used one is dropped if there are many."""
-    corpora = service.corpora
-    texts = corpora.setdefault(namespace, ReadTexts())
-    corpora.move_to_end(namespace)
-    if len(corpora) > MAX_NAMESPACES:
-        corpora.popitem(last=False)
-    return texts
 
 
 def _add(passages: PassageSet, event: CorpusEvent, vocab: Vocab) -> None:

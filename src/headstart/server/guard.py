@@ -147,7 +147,10 @@ class Guard:
         return namespace_of_key(key)
 
     def _matching(self, headers: Headers) -> bytes | None:
-        offered = _offered_keys(headers)
+        value = headers.get("authorization") or headers.get("x-api-key") or ""
+        scheme, space, rest = value.partition(" ")
+        text = (rest if space and scheme.lower() == "bearer" else value).strip()
+        offered = text.encode("latin-1"), text.encode()  # clients send either
         matches = [key for key in self._keys for one in offered if hmac.compare_digest(key, one)]
         return matches[0] if matches else None
 
@@ -195,14 +198,6 @@ def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
             )
         keys = [*keys, *lines]
     return tuple(key.strip().encode() for key in keys if key.strip())
-
-
-def _offered_keys(headers: Headers) -> tuple[bytes, ...]:
-    """The key that was sent, as bytes in Latin-1 and in UTF-8: clients send either."""
-    value = headers.get("authorization") or headers.get("x-api-key") or ""
-    scheme, space, rest = value.partition(" ")
-    text = (rest if space and scheme.lower() == "bearer" else value).strip()
-    return text.encode("latin-1"), text.encode()
 
 
 def _with_headers(send: Send, reader: str | None) -> Send:

@@ -56,7 +56,8 @@ async def read_file(call: ToolInvocation) -> dict[str, Any]:
     if call.wants_base64:
         text = base64.b64encode(content).decode()
         return {"base64": text, "size_bytes": len(content)}
-    chosen = _lines(content.decode("utf-8", "replace"))
+    lines = content.decode("utf-8", "replace").split("\n")
+    chosen = lines[:-1] if not lines[-1] else lines
     if call.flag("append_loc"):
         chosen = [f"{number}→{line}" for number, line in enumerate(chosen, first)]
     return {"plain_text_response": _within(chosen)}
@@ -80,12 +81,6 @@ async def write_file(call: ToolInvocation) -> dict[str, Any]:
     if not await call.machine.write(path, content):
         raise ToolError(f"cannot write {path}")
     return {"result": "file written successfully", "path": path, "bytes": len(content)}
-
-
-def _lines(text: str) -> list[str]:
-    """Split a text at line feeds only."""
-    lines = text.split("\n")
-    return lines[:-1] if not lines[-1] else lines
 
 
 def _within(lines: list[str]) -> str:

@@ -73,7 +73,8 @@ class Health:
         num_slots = replica.reported.num_slots
         if replica.started_at != started:
             props_status, props, _ = await self._get(replica, "/props")
-            num_slots = _num_slots(_object(props) if props_status == 200 else {})
+            found = (_object(props) if props_status == 200 else {}).get("total_slots")
+            num_slots = found if isinstance(found, int) and found > 0 else Load().num_slots
         own = len(replica.flights)
         load = Load(
             num_slots=num_slots,
@@ -129,11 +130,6 @@ def _object(body: bytes) -> dict[str, Any]:
     except orjson.JSONDecodeError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _num_slots(props: dict[str, Any]) -> int:
-    found = props.get("total_slots")
-    return found if isinstance(found, int) and found > 0 else Load().num_slots
 
 
 def _message(body: bytes) -> str:

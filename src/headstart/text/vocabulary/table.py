@@ -129,15 +129,12 @@ class Encoder:
         try:
             text.decode()
         except UnicodeDecodeError:
-            return self._encode_broken(text)
+            tokens: list[int] = []
+            for index, part in enumerate(_INVALID.split(text.decode("utf-8", "surrogateescape"))):
+                raw = part.encode("utf-8", "surrogateescape")
+                tokens += spell(self.table, raw) if index % 2 else self._encode_valid(raw)
+            return tokens
         return self._encode_valid(text)
-
-    def _encode_broken(self, text: bytes) -> list[int]:
-        tokens: list[int] = []
-        for index, part in enumerate(_INVALID.split(text.decode("utf-8", "surrogateescape"))):
-            raw = part.encode("utf-8", "surrogateescape")
-            tokens += spell(self.table, raw) if index % 2 else self._encode_valid(raw)
-        return tokens
 
     def _encode_valid(self, text: bytes) -> list[int]:
         if not text:
