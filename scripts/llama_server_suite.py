@@ -25,6 +25,7 @@ import venv
 from pathlib import Path
 from xml.etree import ElementTree
 
+from tests.images import projector
 from tests.models import tiny_bert
 
 ROOT = Path(__file__).parents[1]
@@ -34,7 +35,10 @@ ENVIRONMENT = ROOT / "build" / "llama_server_suite"
 MODELS = {
     "ggml-org/test-model-stories260K": {"stories260K-F32.gguf": "demo-target"},
     "ggml-org/test-model-stories260K-infill": {"stories260K-infill-F32.gguf": "demo-target"},
-    "ggml-org/tinygemma3-GGUF": {"tinygemma3-Q8_0.gguf": "demo-target"},
+    "ggml-org/tinygemma3-GGUF": {
+        "tinygemma3-Q8_0.gguf": "demo-target",
+        "mmproj-tinygemma3.gguf": "projector",
+    },
     "ggml-org/stories15M_MOE": {"stories15M_MOE-F16.gguf": "demo-target"},
     "ggml-org/models": {
         "tinyllamas/stories260K.gguf": "demo-target",
@@ -72,6 +76,7 @@ def run(server: str, suite: Path, folder: Path, words: str) -> dict[str, str]:
     models = {path.stem: path for path in DEMO.glob("*.gguf")} | {
         "encoder": tiny_bert(folder / "encoder.gguf"),
         "reranker": tiny_bert(folder / "reranker.gguf", ranks=True),
+        "projector": projector(folder / "projector.gguf", "gemma3", 256),
     }
     for repository, files in MODELS.items():
         _cache(folder / "hub", repository, {name: models[m] for name, m in files.items()})
