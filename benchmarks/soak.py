@@ -288,7 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder, log = Path(name), Path(tempfile.gettempdir(), "soak.log")
         (folder / "slots").mkdir()
         command = [sys.executable, "-m", "benchmarks.lib.watched", "serve", "--exact"]
-        command += ["--context", str(CONTEXT), "--threads", "1", *flags]
+        # bounded, so that what grows beside the prompts in main memory is seen
+        command += ["--context", str(CONTEXT), "--threads", "1", "--cache-ram", "256", *flags]
         command += ["--api-key", ",".join((*POLITE, GREEDY)), "--tenant-slot-files", "20"]
         command += ["--slot-save-path", str(folder / "slots")]
         with started(command, log, os.environ | {"HEADSTART_CACHE": name}) as (process, url):

@@ -9,14 +9,13 @@ script as well as they can.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
 from benchmarks.lib.curves import CostCurve
 
-from headstart.types import Batch, CacheKind, Engine, Filters, Logits, SavedSequence
+from headstart.types import Batch, CacheKind, Engine, Filters, Logits
 from headstart.types.sampling_params import SamplingParams
 
 CERTAIN = 1e4  # added to a logit: no sampler leaves another token
@@ -124,7 +123,7 @@ class SilentEngine:
     max_rollback = 2**30
     can_shift = True
     padding_sequence: int | None = 10_000
-    sends_graphs = is_asynchronous = False
+    sends_graphs = is_asynchronous = lacks_cells = False
     attention_tile = 1
 
     def __init__(
@@ -184,14 +183,8 @@ class SilentEngine:
     def save_sequence(self, seq_id: int) -> bytearray:
         return bytearray()
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
-        return False
-
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
         return 0
-
-    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
-        return SavedSequence([], 0, 0)
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return self._make_filters(params)

@@ -98,7 +98,6 @@ class Watchdog(threading.Thread):
 def watch() -> None:
     """Put the watchdog into the loop; in the engine process, before it begins."""
     from headstart.engine.context import LlamaEngine
-    from headstart.scheduler.constraint_queue import ConstraintQueue
     from headstart.scheduler.scheduler import Scheduler
     from headstart.worker import loop
 
@@ -110,8 +109,9 @@ def watch() -> None:
     )
     for name in ("plan", "commit", "read"):
         setattr(Scheduler, name, dog.piece(name, getattr(Scheduler, name)))
-    for kind, name in ((LlamaEngine, "launch"), (LlamaEngine, "wait"), (ConstraintQueue, "wait")):
-        setattr(kind, name, dog.decode(getattr(kind, name)))  # the queue waits if nothing else runs
+    idle = (Scheduler, "wait_for_threads")  # only if there is nothing else to do
+    for kind, name in ((LlamaEngine, "launch"), (LlamaEngine, "wait"), idle):
+        setattr(kind, name, dog.decode(getattr(kind, name)))
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ POSIX = re.compile(
 POSIX_HOMES = {
     *("app/process.py", "engine/machine.py", "worker/transport.py", "structures/rss.py"),
     *("server/listen.py", "server/connections.py"),
-    *("sampling/grammar/sandbox.py", "sampling/grammar/compiler.py"),
+    *("sampling/grammar/sandbox.py", "structures/threads.py"),
     *("gateway/router/child.py", "gateway/router/downloads.py", "gateway/router/pool.py"),
 }
 

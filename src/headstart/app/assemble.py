@@ -93,12 +93,12 @@ def build_scheduler(
     from headstart.app.cards import remarks
     from headstart.app.loading import load_drafters, load_target, make_drafting
     from headstart.app.model_files import choose_speculators
-    from headstart.app.saved_control import load_control, slots_place
+    from headstart.app.saved_control import load_control
     from headstart.app.speculation import capped_options
+    from headstart.app.stored_prompts import open_disk
     from headstart.engine import library
     from headstart.engine.machine import available_memory
     from headstart.sampling.grammar.compiler import GrammarCompiler
-    from headstart.scheduler.kept_slots import keep_slots
     from headstart.scheduler.scheduler import Scheduler
     from headstart.scheduler.turns import AdapterTurns
     from headstart.types.report import EmbeddingInfo, WorkerInfo
@@ -108,6 +108,7 @@ def build_scheduler(
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
     learned = load_control(config, models)
+    disk = open_disk(config, models)  # looks for files while the model is loaded
     rpc = load("headstart.backends", "rpc") if config.engine.rpc else None
     if rpc:
         rpc.connect(config.engine)
@@ -135,11 +136,10 @@ def build_scheduler(
         scheduler.turns.adapters = AdapterTurns(target.adapters.use)
     if models.types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         _warm_up(scheduler, bool(models.types), warms_up_later=warms_up_later)
-    keep_slots(scheduler, slots_place(config, models.target))
+    scheduler.cache.host.use_disk(disk)
     if config.recording.record_texts:
-        scheduler.readers.append(
-            load("headstart.readers", "distill")(config.recording, models.target)
-        )
+        recorder = load("headstart.readers", "distill")(config.recording, models.target)
+        scheduler.readers.append(recorder)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.cache_kind.value),
         draft=_draft_info(drafters),

@@ -1,4 +1,4 @@
-"""Files with what control learned and what slots hold: where they are and whether they fit.
+"""The file with what control learned: where it is and whether it fits.
 
 The file is a cache. Without one, the first texts after a start are slower, never different.
 """
@@ -66,29 +66,6 @@ def load_control(config: Config, models: Models) -> SavedControl:
     if reason:
         log.warning("what control learned is not used: %s: %s", path, reason)
     return SavedControl(controller, path, reason or "")
-
-
-# what cached keys and values depend on, in addition to the model
-_OF_STATES = (
-    "cache_type_k", "cache_type_v", "swa_full", "lora", "lora_scaled", "control_vector",
-    "control_vector_scaled", "override_kv", "rope_scaling", "rope_scale", "rope_freq_base",
-    "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast",
-    "yarn_beta_slow",
-)  # fmt: skip
-
-
-def slots_place(config: Config, target: Path) -> tuple[Path, str] | None:
-    """Folder for the slots' caches, and what they depend on; None: they are not kept."""
-    named = config.scheduler.keep_slots
-    if named in (None, "", "none"):
-        return None
-    settings = [repr(getattr(config.engine, name)) for name in _OF_STATES]
-    identity = "\0".join((ModelId.of(target).digest, *settings))
-    if named == "auto":
-        name = config.model.alias or target.stem
-        digest = hashlib.sha256(f"{name}\0{target}".encode()).hexdigest()[:16]
-        return cache_folder() / "slots" / digest, identity
-    return Path(str(named)), identity
 
 
 def _default_file(config: Config, name: str, ids: Mapping[str, ModelId]) -> Path:

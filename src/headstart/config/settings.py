@@ -121,17 +121,21 @@ class SchedulerConfig:
         "tokens at the beginning of a text that --context-shift never drops; -1: the prompt",
         least=-1,
     )
-    keep_slots: str | None = option(
-        None,
-        "folder that keeps the slots' caches while the model is not loaded (sleeping, unloaded "
-        "by a router, stopped); auto: a folder in the cache directory, the default for models "
-        "of a router; none: keep nothing. Default: none",
-    )
     cache_ram: int = option(
         8192,
         "maximum MiB of main memory for prompts that are moved out of the cache, and never more "
         "than half of the free memory; 0: none",
         least=0,
+    )
+    cache_disk: int = option(
+        0,
+        "maximum MiB of disk for prompts, all models and servers together, so that a restart, a "
+        "sleep or an unloaded model costs no reading again; needs --cache-ram; 0: none, the "
+        "default but for models of a router (10240)",
+        least=0,
+    )
+    cache_disk_path: str | None = option(
+        None, "folder for --cache-disk; default: prompts, in the cache directory"
     )
     cache_idle_slots: bool = option(
         True,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
-from headstart.engine import sequence_files
 from headstart.engine.adapters import apply_adapters
 from headstart.engine.c_batch import c_batch
 from headstart.engine.cache_rules import CacheRules
@@ -37,9 +35,8 @@ from headstart.types import (
     ContextFullError,
     Filters,
     Logits,
-    SavedSequence,
 )
-from headstart.types.errors import EngineError, InvalidParameterError, ModelError
+from headstart.types.errors import EngineError, ModelError
 from headstart.types.media import LoadedChunk
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.state_batch import StateBatch
@@ -334,22 +331,6 @@ class LlamaEngine(Sequences):
 
     def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
         return self._states
-
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
-        return sequence_files.write(path, tokens, self.state(seq_id), num_exact)
-
-    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
-        self.clear(seq_id)
-        saved, state = sequence_files.read(path, self.context_size, self.vocab_size)
-        if self.set_state(seq_id, state) != len(saved.tokens):
-            self.clear(seq_id)
-            if self.lacks_cells:
-                raise ContextFullError
-            raise InvalidParameterError(
-                f"{path.name} cannot be restored: it is damaged, of another model or of other "
-                "cache types"
-            )
-        return saved
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)

@@ -165,7 +165,7 @@ class EncoderEngine:
     """An engine without a cache that decodes nothing, for the scheduler of an embedding server."""
 
     padding_sequence: int | None = None
-    sends_graphs = is_asynchronous = False
+    sends_graphs = is_asynchronous = lacks_cells = False
     attention_tile = 1
     cache_kind = CacheKind.CUT
     max_rollback = 0

@@ -210,34 +210,26 @@ class Sequences:
         self._write(seq_id, _WHOLE, place[len(head) :])
         return data
 
-    def state(self, seq_id: int) -> bytearray:
-        """All that libllama holds of the sequence, as it writes it."""
-        return self._get(seq_id, _WHOLE)
-
-    def set_state(self, seq_id: int, state: Data) -> int:
-        """Replace the sequence by such a state; returns its length, 0 if that cannot be."""
+    def restore_sequence(self, seq_id: int, data: Data) -> int:
+        """Replace the sequence by a saved one; returns its length, 0 (and it is empty) if that
+        cannot be.
+        """
         self.clear(seq_id)
-        if (self.has_copies and not self._make_copies(seq_id)) or not self._set(
-            seq_id, state, _WHOLE
-        ):
+        parts, self.lacks_cells = unpack(data), False
+        if parts is None or (self.has_copies and not self._make_copies(seq_id)):
+            self.clear(seq_id)
+            return 0
+        state = memoryview(parts[0])
+        if not self._set(seq_id, state[Gaps.size(state) :], _WHOLE):
             self.clear(seq_id)
             return 0
         self._last_rows[seq_id] = 0  # nothing of it can be rolled back
-        self._lengths[seq_id] = api.llama_memory_seq_pos_max(self._memory, seq_id) + 1
-        return self._lengths[seq_id]
-
-    def restore_sequence(self, seq_id: int, data: Data) -> bool:
-        """Replace the sequence by a saved one; False (and it is empty) if that cannot be."""
-        if (parts := unpack(data)) is None:
-            self.clear(seq_id)
-            return False
-        state = memoryview(parts[0])
-        if not self.set_state(seq_id, state[Gaps.size(state) :]):
-            return False
-        if length := self.gaps.unpack(seq_id, state):
-            self._lengths[seq_id] = length
-        self.checkpoints.put(seq_id, (c for c in parts[1] if c.length <= self._lengths[seq_id]))
-        return True
+        length = self.gaps.unpack(seq_id, state)
+        if self.gaps.position(seq_id, length) == length:
+            length = int(api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+        self._lengths[seq_id] = length
+        self.checkpoints.put(seq_id, (c for c in parts[1] if c.length <= length))
+        return length
 
     def _settle(self, seq_id: int) -> None:
         state = self._get(seq_id, _IN_PLACE)

@@ -3,13 +3,13 @@
 Start with `step` (the plan and the record), `sequence`, and `scheduler` from `Scheduler.step` on.
 Then, by topic:
 
-    who gets cells    admission, constraint_queue, prompt_cache; in main memory: host_prompts,
-                      host_cache
+    who gets cells    admission, constraint_queue, prompt_cache; in main memory and on the disk:
+                      host_prompts, host_cache, disk_cache
     who takes part    turns
     drafts            drafting, model_drafting, offers, grammar_drafts, policy; the speculators:
                       guarded_speculator, observed_engine
     the batch         batching, prompt_order, warm_up
     after the decode  commit, context_shift
     the record        readers (counts, events, sums)
-    beside that       slot_actions, kept_slots, widths
+    beside that       slot_actions, widths
 """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from collections.abc import Callable, Collection, Iterator
+from concurrent.futures import Future
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from headstart.sampling.grammar.compiler import GrammarCompiler
 
 QUEUE_SECONDS = 30.0  # before a request is refused whose constraint was not begun
-_POLL_SECONDS = 0.005  # a step that has nothing else to do waits so long
 
 
 class ConstraintQueue:
@@ -68,10 +67,10 @@ class ConstraintQueue:
         self._compile_next()
         return ready
 
-    def wait(self) -> None:
-        """Wait a little for the next one: there is nothing else to do."""
-        if self._compiling:
-            wait(self._compiling.values(), _POLL_SECONDS, FIRST_COMPLETED)
+    @property
+    def futures(self) -> Collection[Future[Compiled]]:
+        """What is being compiled."""
+        return self._compiling.values()
 
     def _take(self, belongs: Callable[[Sequence], bool]) -> list[Sequence]:
         taken = [

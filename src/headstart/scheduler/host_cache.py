@@ -6,15 +6,17 @@ Knows tokens and bytes, no engine: what the bytes mean belongs to whoever put th
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from array import array
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from headstart.structures.prefix import common_prefix_length
+from headstart.structures.prefix_tree import PrefixTree
 from headstart.structures.tenants import tenant_of
 from headstart.types.media import chunk_begin
 
 Data = bytes | bytearray | memoryview
+TARGET = "target"  # the model whose text is served, among those that have caches of a text
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -22,13 +24,14 @@ class StoredPrompt:
     """One text and the caches that were computed for it."""
 
     namespace: str
-    tokens: Sequence[int]
+    tokens: array[int]  # see `prefix_tree.packed`
     data: Mapping[str, Data]  # by model: the target's and those of speculators
     num_prompt: int = 0  # tokens that were asked; those behind them are the answer
+    last_used: float = 0.0  # seconds since the epoch
 
     @property
     def num_bytes(self) -> int:
-        return sum(map(len, self.data.values())) + 8 * len(self.tokens)
+        return sum(map(len, self.data.values())) + self.tokens.itemsize * len(self.tokens)
 
 
 class HostCache:
@@ -37,28 +40,29 @@ class HostCache:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._prompts: list[StoredPrompt] = []  # the one used last is the last
+        # is shown what finds no room, or no longer
+        self.dropped: Callable[[StoredPrompt], object] = lambda prompt: None
+        self._prompts: dict[StoredPrompt, None] = {}  # the one used last is the last
+        self._held: Counter[str] = Counter()  # bytes, by tenant
+        self._trees: defaultdict[str, PrefixTree[StoredPrompt]] = defaultdict(PrefixTree)
 
     def __len__(self) -> int:
         return len(self._prompts)
 
-    def find(self, namespace: str, tokens: Sequence[int]) -> tuple[StoredPrompt | None, int]:
-        """The prompt with the longest common prefix, and its length. O(prompts + prefix)."""
-        best, longest = None, 0
-        for prompt in self._prompts:
-            if prompt.namespace == namespace:
-                shared = chunk_begin(tokens, common_prefix_length(prompt.tokens, tokens))
-                if shared > longest:
-                    best, longest = prompt, shared
-        return best, longest
+    def __iter__(self) -> Iterator[StoredPrompt]:
+        """The prompts, the one used last first."""
+        return reversed(self._prompts)
 
-    def holds(self, namespace: str, tokens: Sequence[int]) -> bool:
+    def find(self, namespace: str, tokens: array[int]) -> tuple[StoredPrompt | None, int]:
+        """A prompt with the longest common prefix, and its length. O(that length)."""
+        if namespace not in self._trees:
+            return None, 0
+        prompt, shared = self._trees[namespace].find(tokens)
+        return prompt, chunk_begin(tokens, shared)
+
+    def holds(self, namespace: str, tokens: array[int]) -> bool:
         """Whether some stored prompt begins with all of these tokens."""
         return self.find(namespace, tokens)[1] == len(tokens)
-
-    def latest(self, count: int) -> list[StoredPrompt]:
-        """At most so many prompts, the one used last first."""
-        return self._prompts[::-1][:count]
 
     def num_dropped_for(self, num_bytes: int) -> int:
         """How many prompts would be dropped for one of so many bytes, at least."""
@@ -70,35 +74,41 @@ class HostCache:
         return count
 
     def put(self, prompt: StoredPrompt) -> bool:
-        """Store a prompt; those that it continues are dropped, and then the oldest ones.
+        """Store a prompt; those that it continues are forgotten, and then the oldest are dropped.
 
         False if it is larger than the store.
         """
         if prompt.num_bytes > self.max_bytes:
+            self.dropped(prompt)
             return False
-        for other in list(self._prompts):
-            if other.namespace == prompt.namespace and _begins(prompt.tokens, other.tokens):
-                self.take(other)
-        self._prompts.append(prompt)
-        self.num_bytes += prompt.num_bytes
+        for other in self._trees[prompt.namespace].beginnings(prompt.tokens):
+            self.take(other)
+        self._trees[prompt.namespace].add(prompt.tokens, prompt)
+        self._prompts[prompt] = None
+        self._count(prompt, prompt.num_bytes)
         while self.num_bytes > self.max_bytes:
-            self.take(self._surplus())
+            oldest = self._surplus()
+            self.take(oldest)
+            self.dropped(oldest)
         return True
-
-    def _surplus(self) -> StoredPrompt:
-        """The oldest prompt of the tenant that has most bytes here."""
-        held: Counter[str] = Counter()
-        for prompt in self._prompts:
-            held[tenant_of(prompt.namespace)] += prompt.num_bytes
-        most = max(held, key=held.__getitem__)
-        return next(one for one in self._prompts if tenant_of(one.namespace) == most)
 
     def take(self, prompt: StoredPrompt) -> None:
         """Remove a prompt, which must be in the store."""
-        self._prompts.remove(prompt)
-        self.num_bytes -= prompt.num_bytes
+        del self._prompts[prompt]
+        tree = self._trees[prompt.namespace]
+        tree.remove(prompt.tokens, prompt)
+        if tree.is_empty:
+            del self._trees[prompt.namespace]
+        self._count(prompt, -prompt.num_bytes)
 
+    def _surplus(self) -> StoredPrompt:
+        """The oldest prompt of the tenant that has most bytes here."""
+        most = max(self._held, key=self._held.__getitem__)
+        return next(one for one in self._prompts if tenant_of(one.namespace) == most)
 
-def _begins(tokens: Sequence[int], beginning: Sequence[int]) -> bool:
-    length = common_prefix_length(tokens, beginning)
-    return length == len(beginning)
+    def _count(self, prompt: StoredPrompt, num_bytes: int) -> None:
+        self.num_bytes += num_bytes
+        tenant = tenant_of(prompt.namespace)
+        self._held[tenant] += num_bytes
+        if not self._held[tenant]:
+            del self._held[tenant]

@@ -1,4 +1,5 @@
-"""Brings prompts that lose their place in the model's cache to main memory, and back.
+"""Brings prompts that lose their place in the model's cache to main memory and to the disk, and
+back.
 
 A copy back costs a fraction of reading the prompt again: it moves the bytes of each token's keys
 and values once, where reading multiplies each token with all weights. Both are measured, and the
@@ -8,13 +9,17 @@ cheaper way is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from typing import Protocol
 
-from headstart.scheduler.host_cache import Data, HostCache, StoredPrompt
-from headstart.scheduler.sequence import Cells, Sequence
+from headstart.scheduler.disk_cache import DiskCache
+from headstart.scheduler.host_cache import TARGET, Data, HostCache, StoredPrompt
+from headstart.scheduler.sequence import Cells, Sequence, num_shared
 from headstart.structures.checkpoints import unpack
 from headstart.structures.prefix import common_prefix_length
+from headstart.structures.prefix_tree import packed
 from headstart.types import CacheKind, Engine
 from headstart.types.errors import CapacityError, EngineError
 from headstart.types.media import chunk_begin
@@ -22,7 +27,6 @@ from headstart.types.report import Counters
 
 log = logging.getLogger(__name__)
 
-TARGET = "target"
 LEAST_TOKENS = 32  # of a prompt worth keeping, and to gain by bringing one back
 # cells of idle prompts that nobody else uses, from which on these are moved to main memory: 2,000
 # made a decode take 1.3 to 1.5 times as long, few are not worth
@@ -33,6 +37,9 @@ _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and of the average 
 # a copy of a prompt of which only the end would be lost has to be so many times faster than reading
 # that end again: perhaps nobody will ask for it
 _TIMES_FASTER = 8
+LONGEST_SECONDS = 5.0  # of writing to the disk at a stop: who stops the server waits
+_NOTHING: Future[StoredPrompt | None] = Future()
+_NOTHING.set_result(None)
 
 
 class SequenceKeeper(Protocol):
@@ -63,7 +70,13 @@ class HostPrompts:
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
         self._bytes_per_token = 0.0  # of what was saved last
+        self.disk: DiskCache | None = None
         self._aside: dict[int, list[int]] = {}  # by seq_id, the text that was moved out of it
+
+    def use_disk(self, disk: DiskCache | None) -> None:
+        """Keep in files what finds no room in main memory, and what is there at the end."""
+        if disk is not None:
+            self.disk, self.store.dropped = disk, disk.put
 
     def is_end_worth_it(self, cells: Cells, num_kept: int) -> bool:
         """Whether to copy another conversation's prompt, which will be cut to so many tokens."""
@@ -153,8 +166,11 @@ class HostPrompts:
         self.forget(cells)
 
     def erase(self, cells: Cells) -> int:
-        """Forget what was moved out of idle cells; the number of its tokens."""
+        """Forget what was moved out of idle cells, or is on the disk; the number of its tokens."""
         stored, num_tokens = self._moved_out_of(cells)
+        if self.disk is not None:
+            tokens = self._aside.get(cells.seq_id) or cells.tokens
+            self.disk.erase(cells.namespace, packed(tokens))
         self.forget(cells)
         if stored is not None and len(stored.tokens) == num_tokens:
             self.store.take(stored)
@@ -165,66 +181,123 @@ class HostPrompts:
 
         None and 0 if nothing was, or if the store has lost it.
         """
-        tokens = self._aside.get(cells.seq_id, [])
+        tokens = packed(self._aside.get(cells.seq_id, ()))
         stored, num_shared = self.store.find(cells.namespace, tokens)
         return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
 
-    def bring_back(self) -> None:
-        """Fill empty cells with the prompts in main memory that were used last."""
-        empty = [cells for cells in self._cells if cells.user is None and not cells.length]
-        for stored, cells in zip(self.store.latest(len(empty)), empty, strict=False):
-            if self.restore(stored, cells):
-                self.store.take(stored)
+    def write_next(self) -> bool:
+        """Have the prompt that was used last written to the disk, of those that are not there.
+
+        False if there is none, or too much waits to be written.
+        """
+        if self.disk is None:
+            return False
+        for cells in sorted(self._cells, key=lambda one: -one.last_used):
+            if cells.user is None and self._is_worth_it(cells) and min(cells.tokens) >= 0:
+                is_known = self.disk.knows(cells.namespace, packed(cells.tokens))
+                if not is_known and (copy := self._copy(cells)) and self.disk.put(copy):
+                    return True
+        return any(map(self.disk.put, self.store))
+
+    def finish(self) -> None:
+        """Write what is not on the disk, as far as that takes a few seconds."""
+        if self.disk is not None:
+            until = self._clock() + LONGEST_SECONDS
+            while self._clock() < until and self.write_next():
+                pass
+            self.disk.finish(max(0.0, until - self._clock()))
+
+    def is_loading(self, sequence: Sequence) -> bool:
+        """Whether a request waits for its prompt from the disk, which is looked for once."""
+        if self.disk is None:
+            return False
+        if sequence.loading is None:
+            sequence.loading = self._load(sequence, self.disk)
+        if not sequence.loading.done():
+            return True
+        stored, sequence.loading = sequence.loading.result(), _NOTHING
+        if stored is not None:
+            self.store.put(stored)
+        return False
+
+    def _load(self, sequence: Sequence, disk: DiskCache) -> Future[StoredPrompt | None]:
+        """Bring the longest prompt on the disk to main memory, if that saves time."""
+        if not sequence.request.cache_prompt:
+            return _NOTHING
+        tokens, namespace = packed(sequence.text.tokens), sequence.prompt_namespace
+        file, length = disk.find(namespace, tokens)
+        if file is None or file.num_bytes > self.store.max_bytes:
+            return _NOTHING
+        length = self._usable(file.lengths, len(file.tokens), min(length, len(tokens) - 1))
+        num_known = max(num_shared(cells, sequence) for cells in self._cells)
+        num_known = max(num_known, self.store.find(namespace, tokens)[1])
+        copying = disk.reading_seconds(file) + file.num_bytes * self._seconds_per_byte
+        return disk.load(file) if self._saves_time(length - num_known, copying) else _NOTHING
 
     def keep(self, cells: Cells) -> bool:
         """Copy what idle cells hold, unless it is known elsewhere; it is about to be dropped.
 
         Returns whether it can be brought back.
         """
-        tokens = cells.tokens
-        if not self.store.max_bytes or len(tokens) < LEAST_TOKENS:
+        if not self.store.max_bytes or not self._is_worth_it(cells):
             return False
-        if cells.num_exact < len(tokens):  # what was moved is only for those who asked for it
-            return False
-        if self.store.holds(cells.namespace, tokens) or any(
+        if self.store.holds(cells.namespace, packed(cells.tokens)) or any(
             _holds(other, cells) for other in self._cells if other is not cells
         ):
             return True
-        try:
-            data: dict[str, Data] = {TARGET: self._engine.save_sequence(cells.seq_id)}
-            data |= self._speculators.save_sequences(cells.seq_id)
-        except (EngineError, MemoryError) as error:  # then it is read again, nothing else
-            log.warning("a prompt is not kept: %s", error or "out of memory")
+        if (stored := self._copy(cells)) is None:
             return False
-        stored = StoredPrompt(cells.namespace, list(tokens), data, cells.num_prompt)
-        self._bytes_per_token = stored.num_bytes / len(tokens)
+        self._bytes_per_token = stored.num_bytes / len(stored.tokens)
         is_kept = self.store.put(stored)
         self._counters.prompts_saved += is_kept
         return is_kept
+
+    def _is_worth_it(self, cells: Cells) -> bool:
+        """Whether a request may use what they hold, and gains by it: what was moved is only for
+        those who asked for that.
+        """
+        return cells.length >= LEAST_TOKENS and cells.num_exact >= cells.length
+
+    def _copy(self, cells: Cells) -> StoredPrompt | None:
+        """A copy of what idle cells hold; without one it is read again, nothing else."""
+        try:
+            data: dict[str, Data] = {TARGET: self._engine.save_sequence(cells.seq_id)}
+            data |= self._speculators.save_sequences(cells.seq_id)
+        except (EngineError, MemoryError) as error:
+            log.warning("a prompt is not kept: %s", error or "out of memory")
+            return None
+        used = time.time() - (self._clock() - cells.last_used)
+        return StoredPrompt(cells.namespace, packed(cells.tokens), data, cells.num_prompt, used)
 
     def find(self, sequence: Sequence, num_cached: int) -> StoredPrompt | None:
         """A stored prompt that saves time, where `num_cached` tokens are in the model's cache."""
         if not sequence.request.cache_prompt or not len(self.store):
             return None
-        stored, length = self.store.find(sequence.prompt_namespace, sequence.text.tokens)
+        tokens = sequence.text.tokens
+        stored, length = self.store.find(sequence.prompt_namespace, packed(tokens))
         if stored is None:
             return None
-        length = self._usable(stored, min(length, len(sequence.text.tokens) - 1))
-        num_gained = length - num_cached
-        if num_gained < LEAST_TOKENS:
-            return None
+        parts = unpack(stored.data[TARGET])
+        lengths = [checkpoint.length for checkpoint in parts[1]] if parts else []
+        length = self._usable(lengths, len(stored.tokens), min(length, len(tokens) - 1))
         copying = stored.num_bytes * self._seconds_per_byte
-        if self._counters.prompt_tokens and self._reading_seconds(num_gained) < copying:
-            return None
-        return stored
+        return stored if self._saves_time(length - num_cached, copying) else None
 
-    def _usable(self, stored: StoredPrompt, length: int) -> int:
-        """Of its first `length` tokens, those that are still there after a restore and a cut."""
-        if self._engine.cache_kind in (CacheKind.CUT, CacheKind.WINDOW):
+    def _saves_time(self, num_gained: int, copying: float) -> bool:
+        """Whether so many tokens are worth so many seconds; reading them is if not measured."""
+        reading = self._reading_seconds(num_gained) if self._counters.prompt_tokens else copying
+        return num_gained >= LEAST_TOKENS and reading >= copying
+
+    def _usable(self, lengths: Iterable[int], whole: int, length: int) -> int:
+        """Of a prompt's first `length` tokens, those that are still there after a restore and a
+        cut.
+
+        Args:
+            lengths: of its checkpoints.
+        """
+        if self._engine.cache_kind in (CacheKind.CUT, CacheKind.WINDOW) or length == whole:
             return length
-        if length == len(stored.tokens) or (parts := unpack(stored.data[TARGET])) is None:
-            return length
-        return max((c.length for c in parts[1] if c.length <= length), default=0)
+        return max((one for one in lengths if one <= length), default=0)
 
     def restore(self, stored: StoredPrompt, cells: Cells) -> bool:
         """Put a stored prompt into idle cells, whose own is lost; False if there is no room.
@@ -233,7 +306,8 @@ class HostPrompts:
         """
         started = self._clock()
         data = dict(stored.data)
-        if not self._engine.restore_sequence(cells.seq_id, data.pop(TARGET)):
+        if self._engine.restore_sequence(cells.seq_id, data.pop(TARGET)) != len(stored.tokens):
+            self._engine.clear(cells.seq_id)
             cells.hold([])
             return False
         cells.hold(list(stored.tokens), num_prompt=stored.num_prompt)

@@ -9,13 +9,12 @@ engine itself, and nobody pays for any of this.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.types import Batch, DecodedStates, Engine, Logits, SavedSequence
+from headstart.types import Batch, DecodedStates, Engine, Logits
 from headstart.types.media import PLACEHOLDER
 
 
@@ -109,14 +108,10 @@ class ObservedEngine:
         if seq_id != self.padding_sequence:
             self._tell_length(seq_id, 0)
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
         """What readers had is restored by their own `restore_sequence`."""
         self._tell_length(seq_id, 0)
         return self._engine.restore_sequence(seq_id, data)
-
-    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
-        self._tell_length(seq_id, 0)
-        return self._engine.read_sequence(seq_id, path)
 
     def _tell_length(self, seq_id: int, length: int) -> None:
         for reader in self._readers:

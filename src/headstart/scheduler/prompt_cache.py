@@ -11,9 +11,10 @@ from dataclasses import dataclass
 
 from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
 from headstart.scheduler.host_prompts import HostPrompts
-from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence
+from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence, num_shared
 from headstart.scheduler.step import StepPlan
 from headstart.structures.prefix import common_prefix_length
+from headstart.structures.prefix_tree import packed
 from headstart.types import CacheKind, Engine
 from headstart.types.media import chunk_begin
 
@@ -114,7 +115,7 @@ class PromptCache:
                 host.keep(cells)
             return placement
         host.store.take(stored)  # what is kept now may need its place in the store
-        if common_prefix_length(stored.tokens, cells.tokens) < cells.length:
+        if common_prefix_length(stored.tokens, packed(cells.tokens)) < cells.length:
             host.keep(cells)
         cells.hold([])
         # where other cells have most of it, no other prompt makes room for the rest
@@ -122,8 +123,9 @@ class PromptCache:
         num_here = max((num_shared(one, sequence) for one in others), default=0)
         is_here = 2 * num_here > len(stored.tokens)
         while not host.restore(stored, cells):
-            if is_here or not self.evict():
-                host.store.put(stored)
+            if is_here or not self._engine.lacks_cells or not self.evict():
+                if self._engine.lacks_cells:  # if not, it can never be used
+                    host.store.put(stored)
                 return self.find(sequence) or Placement(cells)
         known = num_shared(cells, sequence)
         if is_another(known, stored.num_prompt):  # it will be asked for again
@@ -259,20 +261,6 @@ def is_another(num_common: int, num_prompt: int) -> bool:
     Of the conversation that it continues, it may lack the answer: thoughts are not sent back.
     """
     return num_common + LEAST_SHARED <= num_prompt
-
-
-def num_shared(cells: Cells, sequence: Sequence) -> int:
-    """Leading tokens of the request that the cells hold and that it may use.
-
-    The last token is always decoded again: its logits are needed.
-    """
-    if cells.namespace != sequence.prompt_namespace:
-        return 0
-    tokens = sequence.text.tokens
-    known = min(len(tokens) - 1, cells.length)
-    if not sequence.request.cache_reuse:
-        known = min(known, cells.num_exact)
-    return chunk_begin(tokens, min(known, common_prefix_length(cells.tokens, tokens)))
 
 
 def _age(cells: Cells) -> tuple[bool, float]:

@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
 from itertools import count
 from typing import TYPE_CHECKING
@@ -13,19 +14,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from headstart.config import SchedulerConfig
-from headstart.scheduler import admission, batching, slot_actions
+from headstart.scheduler import admission, batching
 from headstart.scheduler.admission import TenantTurns, find_largest, find_surplus
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.host_cache import HostCache
 from headstart.scheduler.host_prompts import HostPrompts
-from headstart.scheduler.kept_slots import KeptSlots
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_cache import PromptCache, choose_pauses
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.readers import Counts, Events, Metrics
 from headstart.scheduler.sequence import Cells, Ending, Sequence
+from headstart.scheduler.slot_actions import SlotActions
 from headstart.scheduler.step import End, RecordReader, StepPlan, StepRecord
 from headstart.scheduler.turns import Turns
 from headstart.scheduler.warm_up import WarmUp
@@ -33,7 +34,7 @@ from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, 
 from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.media import MediaStore
 from headstart.types.report import Counters
-from headstart.types.request import Event, Request, SlotAction, SlotEvent
+from headstart.types.request import Event, Request, SlotAction
 from headstart.types.widths import WidthClasses
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ log = logging.getLogger(__name__)
 # prompt rows of a step without answers, and how much longer than others it may take: bounds how
 # long a cancel waits
 _ALONE, _ALONE_SHARE = 512, 5
-WAIT_SECONDS = 0.005  # for an image, in a step that has nothing else to do
+WAIT_SECONDS = 0.005  # for a thread, in a step that has nothing else to do
 _CANCELLED, _PREEMPTED = Ending("cancelled"), Ending("preempted")
 _YIELDED = Ending("yielded")  # its cells to another tenant
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
@@ -93,12 +94,12 @@ class Scheduler:
         self.widths: WidthClasses | None = None  # what was compared, where that was done
         self.near_tie = 0.0  # of a choice that is won by less, in logits
         self.turns = Turns(engine.attention_tile, config.prefill_chunk)
-        self.kept_slots: KeptSlots | None = None  # where they are kept when the loop ends
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
         store = HostCache(config.cache_ram * 2**20)
         host = HostPrompts(self.cells, store, engine, drafting, self.counters, clock)
         self.cache = PromptCache(self.cells, engine, host)
         self.media: MediaStore | None = None  # where the model reads images
+        self.slot_actions = SlotActions(self.cache, engine, clock)
         self._committer = Committer(
             engine, vocab, self.cache, drafting, shifts_context=config.context_shift
         )
@@ -112,7 +113,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do, or to tell."""
-        return bool(self.compiling or self.waiting or self.running or self._left or self.record)
+        is_asked = self.compiling or self.slot_actions or self.waiting or self.running
+        return bool(is_asked or self._left or self.record)
 
     def know_widths(self, classes: WidthClasses, *, is_exact: bool = False) -> None:
         """What widths of decodes change; choices that may fall otherwise are counted from now on.
@@ -163,14 +165,13 @@ class Scheduler:
             if last is not None:
                 self.leave(last, _YIELDED)
 
-    def act_on_slot(self, action: SlotAction) -> SlotEvent:
-        """Save, restore or erase an idle slot's prompt.
+    def act_on_slot(self, action: SlotAction) -> None:
+        """Save, restore or erase an idle slot's prompt; an event tells what became of it.
 
         Raises:
-            CapacityError, EngineError, RequestError: why not; the slot is as it was, or empty.
+            CapacityError: too many such actions wait.
         """
-        action = replace(action, namespace=self._prompt_namespace(action))
-        return slot_actions.perform(action, self.cache, self.engine, self.clock)
+        self.slot_actions.add(replace(action, namespace=self._prompt_namespace(action)))
 
     def _prompt_namespace(self, asked: Request | SlotAction) -> str:
         """Whose prompts it may use."""
@@ -226,7 +227,7 @@ class Scheduler:
         """What the next step does: who takes part, with which drafts; its batch is filled."""
         is_even = self.engine.cache_kind is CacheKind.ROLLBACK
         plan = StepPlan(self._batch, self.clock(), is_even=is_even)
-        self._take_compiled()
+        self._take_ready()
         self._admit()
         answers, plan.prompts = self.turns.choose(self.running)
         plan.answer(answers)
@@ -321,13 +322,21 @@ class Scheduler:
             "the context is full" if ending is _PREEMPTED else "another tenant has fewer of them",
         )
 
-    def _take_compiled(self) -> None:
-        """Queue the requests whose constraint is ready, refuse those that have none."""
-        if not self.compiling:
-            return
-        if not self.waiting and not self.running:
-            self.compiling.wait()
-        for sequence, error in self.compiling.take_ready():
+    def wait_for_threads(self) -> None:
+        """Where there is nothing else to do, wait a little for what threads do."""
+        loading = [one.loading for one in self.waiting if one.loading and not one.loading.done()]
+        if not self.running and len(loading) == len(self.waiting):
+            files = [self.slot_actions.file] if self.slot_actions.file else []
+            wait([*loading, *files, *self.compiling.futures], WAIT_SECONDS, FIRST_COMPLETED)
+
+    def _take_ready(self) -> None:
+        """Go on with slots whose files are read or written; queue the requests whose constraint is
+        ready, refuse those that have none.
+        """
+        self.wait_for_threads()
+        for event in self.slot_actions.go_on():
+            self.events.add(event)
+        for sequence, error in self.compiling.take_ready() if self.compiling else ():
             if error is None:
                 self._queue(sequence)
             else:
@@ -335,10 +344,15 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give waiting requests free cells, with the longest known prefix; the tenants in turn."""
-        num_running = len(self.running)
+        num_running, num_loading = len(self.running), 0
         has_room = num_running < len(self.cells)
         for sequence in self._tenants.order(self.waiting, self.running) if has_room else ():
             if self.cache.waits(sequence):
+                continue
+            if len(self.cells) - len(self.running) <= num_loading:  # which are for these
+                break
+            if self.cache.host.is_loading(sequence):
+                num_loading += 1
                 continue
             placement = self.cache.find(sequence)
             if placement is None:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import ThoughtCounter
 from headstart.scheduler.policy import Policy
+from headstart.structures.prefix import common_prefix_length
 from headstart.structures.tenants import tenant_of
 from headstart.text.stop_strings import Indentation, StopStrings
 from headstart.types import Engine, Vocab
 from headstart.types.constraint import NO_LIMIT
-from headstart.types.media import LoadedChunk, readable
+from headstart.types.media import LoadedChunk, chunk_begin, readable
 from headstart.types.request import ProgressEvent, Request, RequestStats
 
 
@@ -53,8 +54,11 @@ for _name in (
 
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from headstart.sampling.grammar.compiled import Compiled
     from headstart.sampling.grammar.state import GrammarState
+    from headstart.scheduler.host_cache import StoredPrompt
 
 ALL_EXACT = 2**30
 
@@ -136,6 +140,7 @@ class Sequence:
     compiled: Compiled | None = None  # the request's constraint
     leader: Sequence | None = None  # reads the same prefix; this one waits and shares it
     num_awaited: int = 0  # tokens that the leader has to read before they are shared
+    loading: Future[StoredPrompt | None] | None = None  # from the disk; see `host_prompts`
     pauses: list[int] = field(default_factory=list)  # lengths at which reading makes a checkpoint
     media: tuple[tuple[int, LoadedChunk], ...] = ()  # images of its prompt, and where each begins
     num_cached: int = 0  # prompt tokens that were not decoded for this request
@@ -260,3 +265,17 @@ class Sequence:
             prompt_seconds=first - admitted,
             generation_seconds=now - first,
         )
+
+
+def num_shared(cells: Cells, sequence: Sequence) -> int:
+    """Leading tokens of the request that the cells hold and that it may use.
+
+    The last token is always decoded again: its logits are needed.
+    """
+    if cells.namespace != sequence.prompt_namespace:
+        return 0
+    tokens = sequence.text.tokens
+    known = min(len(tokens) - 1, cells.length)
+    if not sequence.request.cache_reuse:
+        known = min(known, cells.num_exact)
+    return chunk_begin(tokens, min(known, common_prefix_length(cells.tokens, tokens)))

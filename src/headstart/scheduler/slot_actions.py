@@ -6,70 +6,145 @@ The files are libllama's own, so llama-server reads ours and we read its.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.sequence import Cells, Sequence
-from headstart.types import ContextFullError, Engine
-from headstart.types.errors import CapacityError, InvalidParameterError, NotSupportedError
-from headstart.types.request import SlotAction, SlotEvent, ThoughtsEnd
+from headstart.structures import sequence_files
+from headstart.structures.sequence_files import SavedSequence
+from headstart.types import Engine
+from headstart.types.errors import (
+    CapacityError,
+    EngineError,
+    InvalidParameterError,
+    NotSupportedError,
+    RequestError,
+)
+from headstart.types.request import ErrorEvent, SlotAction, SlotEvent, ThoughtsEnd, error_event
+
+MOST_WAITING = 64  # each that saves may hold a copy of its slot's state
+Steps = Generator[Future[Any], Any, SlotEvent]
+"""An action on a slot; what it yields is done in a thread, and it goes on with the result."""
 
 
-def perform(
-    action: SlotAction, cache: PromptCache, engine: Engine, clock: Callable[[], float]
-) -> SlotEvent:
-    """Do it between two steps.
-
-    Raises:
-        CapacityError: a request uses the slot, or there is no room for its prompt.
-        InvalidParameterError: there is no such slot, or the file cannot be used.
-        EngineError: the file cannot be written.
+class SlotActions:
+    """One action after another, between steps. Files are read, checked and written in a thread, so
+    that no step waits for a disk.
     """
-    if not 0 <= action.slot_id < len(cache.cells):
-        raise InvalidParameterError(
-            f"id_slot is {action.slot_id} but the slots are 0 to {len(cache.cells) - 1}"
-        )
-    cells, started = cache.cells[action.slot_id], clock()
-    if cells.user is not None:
-        raise CapacityError(f"slot {cells.seq_id} is used by a request; try again when it is idle")
-    is_theirs = cells.namespace == action.namespace  # if not, as if nothing were there
-    num_tokens = num_bytes = 0
-    path = Path(action.path)
-    if action.action == "restore":
-        num_tokens, num_bytes = _restore(cells, path, cache, engine)
-        cells.namespace = action.namespace
-    elif action.action == "erase" and is_theirs:
-        num_tokens = cache.host.erase(cells) or cells.length
-        cache.empty(cells)
-    elif action.action == "save":
-        if not is_theirs:
-            raise InvalidParameterError(f"slot {cells.seq_id} keeps no prompt of yours to save")
-        cache.host.recall(cells)
-        if min(cells.tokens, default=0) < 0:
-            raise NotSupportedError(f"slot {cells.seq_id} holds an image, which no file can hold")
-        num_tokens = cells.length
-        num_bytes = engine.write_sequence(cells.seq_id, path, cells.tokens, cells.num_exact)
-    return SlotEvent(action.request_id, num_tokens, num_bytes, clock() - started)
 
+    def __init__(self, cache: PromptCache, engine: Engine, clock: Callable[[], float]) -> None:
+        self._cache, self._engine, self._clock = cache, engine, clock
+        self._thread = ThreadPoolExecutor(1, "headstart-slots")
+        self._waiting: deque[tuple[SlotAction, Steps]] = deque()
+        self.file: Future[Any] | None = None  # that the first of them waits for
 
-def _restore(cells: Cells, path: Path, cache: PromptCache, engine: Engine) -> tuple[int, int]:
-    """Read a file into a slot; its tokens and bytes. What it holds goes to main memory."""
-    cache.host.keep(cells)
-    cache.host.forget(cells)
-    cells.hold([])
-    while True:
-        try:
-            saved = engine.read_sequence(cells.seq_id, path)
-        except ContextFullError as error:
-            if not cache.evict():
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, action: SlotAction) -> None:
+        """Do it when those before it are done.
+
+        Raises:
+            CapacityError: too many wait.
+        """
+        if len(self._waiting) >= MOST_WAITING:
+            raise CapacityError(
+                f"{MOST_WAITING} slots wait to be saved or restored; try again when one is done"
+            )
+        self._waiting.append((action, self._perform(action)))
+
+    def go_on(self) -> list[SlotEvent | ErrorEvent]:
+        """Do what needs no file; the events of the actions that are over."""
+        events: list[SlotEvent | ErrorEvent] = []
+        while self._waiting and (self.file is None or self.file.done()):
+            (action, steps), done = self._waiting[0], self.file
+            self.file = None
+            try:
+                error = None if done is None else done.exception()
+                if error is None:
+                    self.file = steps.send(None if done is None else done.result())
+                else:
+                    self.file = steps.throw(error)
+                continue
+            except StopIteration as over:
+                events.append(over.value)
+            except (CapacityError, EngineError, RequestError) as refused:
+                events.append(error_event(action.request_id, refused))
+            except MemoryError:
+                full = EngineError("there is not enough main memory for the state of a slot")
+                events.append(error_event(action.request_id, full))
+            self._waiting.popleft()
+        return events
+
+    def _perform(self, action: SlotAction) -> Steps:
+        """One action.
+
+        Raises:
+            CapacityError: a request uses the slot, or there is no room for its prompt.
+            InvalidParameterError: there is no such slot, or the file cannot be used.
+            EngineError: the file cannot be written.
+        """
+        cache, engine, started = self._cache, self._engine, self._clock()
+        cells = self._idle(action.slot_id)
+        is_theirs = cells.namespace == action.namespace  # if not, as if nothing were there
+        num_tokens = num_bytes = 0
+        path = Path(action.path)
+        if action.action == "restore":
+            saved = yield self._thread.submit(
+                sequence_files.read, path, engine.context_size, engine.vocab_size
+            )
+            self._restore(self._idle(action.slot_id), saved, path.name)
+            cells.namespace = action.namespace
+            num_tokens, num_bytes = len(saved.tokens), saved.num_bytes
+        elif action.action == "erase" and is_theirs:
+            num_tokens = cache.host.erase(cells) or cells.length
+            cache.empty(cells)
+        elif action.action == "save":
+            if not is_theirs:
+                raise InvalidParameterError(f"slot {cells.seq_id} keeps no prompt of yours to save")
+            cache.host.recall(cells)
+            if min(cells.tokens, default=0) < 0:
+                raise NotSupportedError(
+                    f"slot {cells.seq_id} holds an image, which no file can hold"
+                )
+            num_tokens, state = cells.length, engine.save_sequence(cells.seq_id)
+            num_bytes = yield self._thread.submit(
+                sequence_files.write, path, cells.tokens, state, cells.num_exact
+            )
+        return SlotEvent(action.request_id, num_tokens, num_bytes, self._clock() - started)
+
+    def _idle(self, slot_id: int) -> Cells:
+        all_cells = self._cache.cells
+        if not 0 <= slot_id < len(all_cells):
+            raise InvalidParameterError(
+                f"id_slot is {slot_id} but the slots are 0 to {len(all_cells) - 1}"
+            )
+        if all_cells[slot_id].user is not None:
+            raise CapacityError(f"slot {slot_id} is used by a request; try again when it is idle")
+        return all_cells[slot_id]
+
+    def _restore(self, cells: Cells, saved: SavedSequence, name: str) -> None:
+        """Put it into a slot; what that holds goes to main memory."""
+        self._cache.host.keep(cells)
+        self._cache.host.forget(cells)
+        cells.hold([])
+        while self._engine.restore_sequence(cells.seq_id, saved.data) != len(saved.tokens):
+            if not self._engine.lacks_cells:
+                self._engine.clear(cells.seq_id)
+                raise InvalidParameterError(
+                    f"{name} cannot be restored: it is damaged, of another model or of other "
+                    "cache types"
+                )
+            if not self._cache.evict():
                 raise CapacityError(
-                    f"the cache has no room for {path.name} beside the requests that run; try "
-                    "again when one is over"
-                ) from error
-        else:
-            cells.hold(saved.tokens, saved.num_exact)
-            return len(saved.tokens), saved.num_bytes
+                    f"the cache has no room for {name} beside the requests that run; try again "
+                    "when one is over"
+                )
+        cells.hold(saved.tokens, saved.num_exact)
 
 
 def end_thoughts(command: ThoughtsEnd, running: Iterable[Sequence]) -> str:

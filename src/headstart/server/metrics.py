@@ -232,6 +232,23 @@ METRICS: tuple[Metric[WorkerReport], ...] = (
         "counters.prompt_tokens_restored",
         "Tokens of the prompts brought back from main memory",
     ),
+    _value(
+        "headstart_prompts_written_total",
+        "disk.num_written",
+        "Prompts written to the disk",
+    ),
+    _value(
+        "headstart_prompts_loaded_total",
+        "disk.num_restored",
+        "Prompts read from the disk for a request",
+    ),
+    _value(
+        "headstart_prompt_tokens_loaded_total",
+        "disk.num_tokens_restored",
+        "Tokens of the prompts read from the disk",
+    ),
+    _value("headstart_prompts_on_disk", "disk.num_prompts", "Prompts of this model on the disk"),
+    _value("headstart_prompts_on_disk_bytes", "disk.num_bytes", "Bytes of these prompts"),
     _value("headstart_prompts_in_memory", "prompts_in_memory", "Prompts kept in main memory"),
     _value(
         "headstart_prompts_in_memory_bytes",

@@ -96,6 +96,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
         "target_model": _facts(info.target),
         "draft_model": _facts(info.draft) if info.draft else None,
         "settings": list(served.settings),
+        "prompts_on_disk": dataclasses.asdict(report.disk),
         "speculation": dict(info.speculation) | speculation_state(report),
     }
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, *pieces: bytes | bytearray | memoryview) -> None:
     """Write a temporary file beside `path`, flush it to the disk and rename it over `path`.
 
     What a link points to is replaced, not the link; the permissions stay.
@@ -18,7 +18,7 @@ def replace_file(path: Path, data: bytes) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
-            file.write(data)
+            file.writelines(pieces)
             file.flush()
             os.fsync(file.fileno())
         with contextlib.suppress(FileNotFoundError):

@@ -32,7 +32,6 @@ from headstart.types.engine import (
     Legality,
     Logits,
     ModelInfo,
-    SavedSequence,
     Vocab,
 )
 
@@ -56,7 +55,6 @@ __all__ = [
     "Legality",
     "Logits",
     "ModelInfo",
-    "SavedSequence",
     "TokenChoice",
     "Vocab",
 ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -170,15 +169,6 @@ class ContextFullError(Exception):
     """No free cells for this batch or sequence. The scheduler makes room and retries."""
 
 
-@dataclass(frozen=True, slots=True)
-class SavedSequence:
-    """What was read of a file of a sequence."""
-
-    tokens: list[int]
-    num_exact: int  # of them, whose cells were computed behind the tokens before them
-    num_bytes: int  # of the file
-
-
 class Engine(Protocol):
     """A model with a cache of sequences. One thread at a time.
 
@@ -283,29 +273,16 @@ class Engine(Protocol):
     def save_sequence(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, to be put back by `restore_sequence`."""
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
         """Replace the sequence by a saved one, of this engine or of one with the same settings.
 
-        False (and the sequence is empty) if there is no room for it or the data is of another
-        kind of cache.
+        Returns its length; 0 (and the sequence is empty) if there is no room for it, which
+        `lacks_cells` tells, or the data is of another kind of cache.
         """
 
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
-        """Save the sequence and its tokens to a file; returns its bytes.
-
-        Of the tokens so many were computed behind those that stand before them.
-
-        Raises:
-            EngineError: it cannot be written.
-        """
-
-    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
-        """Replace the sequence by a saved one.
-
-        Raises:
-            ContextFullError: there is no room for it; the sequence is empty.
-            InvalidParameterError: the file cannot be used; the sequence is empty.
-        """
+    @property
+    def lacks_cells(self) -> bool:
+        """Whether the last sequence that could not be restored found too few free cells."""
 
     def make_filters(self, params: SamplingParams) -> Filters:
         """Filters for one request."""

@@ -113,6 +113,17 @@ class SpeculatorReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DiskReport:
+    """Prompts on the disk, for this model and its settings."""
+
+    num_prompts: int = 0
+    num_bytes: int = 0
+    num_written: int = 0  # since the start, as what follows
+    num_restored: int = 0
+    num_tokens_restored: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
     """What was counted since the start, and the present state."""
 
@@ -123,6 +134,7 @@ class WorkerReport:
     engine_restarts: int = 0
     prompts_in_memory: int = 0  # of those that lost their place in the model's cache
     prompt_bytes_in_memory: int = 0
+    disk: DiskReport = field(default_factory=DiskReport)
     slots: tuple[SlotReport, ...] = ()
     speculators: tuple[SpeculatorReport, ...] = ()
     memory_bytes: int = 0  # resident in the engine's process

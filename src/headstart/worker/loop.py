@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import WAIT_SECONDS, Scheduler
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.slot_actions import end_thoughts
 from headstart.structures.rss import resident_bytes
 from headstart.types.errors import CapacityError, EngineError, NotSupportedError, RequestError
 from headstart.types.media import MediaQuestion
-from headstart.types.report import SlotReport, WorkerReport
+from headstart.types.report import DiskReport, SlotReport, WorkerReport
 from headstart.types.request import (
     CorpusQuestion,
     EmbeddingRequest,
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 REPORT_SECONDS = 0.25  # between reports while requests run
 PAUSE_SECONDS = 0.2  # without a request before the warm-up goes on: the next one often follows
 MAX_FAILED_DECODES = 3  # in a row; a context that fails once may be broken for good
+IDLE_SECONDS = 10.0  # without work, before what slots and main memory hold goes to the disk
 SAVE_SECONDS = 60.0  # between two writes of what control learned
 
 
@@ -64,6 +66,29 @@ class _StateSaver:
         if self._latest is not None and now >= (self._earliest if is_idle else self._latest):
             self._drafting.save()
             self._earliest, self._latest = now + SAVE_SECONDS, None
+
+
+class _PromptWriter:
+    """Has idle prompts written to the disk once there was no work for a while, one after another:
+    what holds a prompt costs a copy, which nobody waits for then.
+    """
+
+    def __init__(self, host: HostPrompts) -> None:
+        self._host = host
+        self._at: float | None = None  # when the next is to be written
+
+    def seconds_left(self, now: float) -> float | None:
+        """Until one is written if no work comes."""
+        return None if self._at is None else max(0.0, self._at - now)
+
+    def note(self, now: float) -> None:
+        """There was work."""
+        self._at = now + IDLE_SECONDS if self._host.disk else None
+
+    def go_on(self, now: float) -> None:
+        """There was none."""
+        if self._at is not None and now >= self._at:
+            self._at = now + PAUSE_SECONDS if self._host.write_next() else None
 
 
 class _EventSender:
@@ -111,6 +136,7 @@ def run_loop(
         send: hands a message over; must not block for long.
     """
     saver, sender = _StateSaver(scheduler.drafting, clock()), _EventSender(scheduler, send, clock)
+    writer = _PromptWriter(scheduler.cache.host)
     scheduler.deliver = sender.deliver
     send(Message(report=make_report(scheduler)))
     scheduler.compiling.prepare()
@@ -133,7 +159,10 @@ def run_loop(
                     warm_up.go_on(is_wanted)
                     send(Message(report=make_report(scheduler)))
             else:
-                commands += receive(saver.seconds_left(clock()))
+                due = (saver.seconds_left(clock()), writer.seconds_left(clock()))
+                commands += receive(min((one for one in due if one is not None), default=None))
+                if not commands:
+                    writer.go_on(clock())
         if commands:
             is_cold = warm_up is not None and not warm_up.is_done
         taken, commands[:] = list(commands), []
@@ -141,12 +170,11 @@ def run_loop(
             if isinstance(command, Stop):
                 scheduler.finish()
                 scheduler.drafting.close()
-                if scheduler.kept_slots is not None:
-                    scheduler.cache.host.bring_back()
-                    scheduler.kept_slots.write(scheduler.cells, scheduler.engine, clock)
+                scheduler.cache.host.finish()
                 return
             _obey(scheduler, command, send)
-        has_work = scheduler.has_work
+        if has_work := scheduler.has_work:
+            writer.note(clock())
         scheduler.step()
         if scheduler.embeddings:
             sender.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
@@ -174,7 +202,7 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
         return
     try:
         if isinstance(command, SlotAction):
-            send(Message([scheduler.act_on_slot(command)]))
+            scheduler.act_on_slot(command)
         elif isinstance(command, ThoughtsEnd):
             reason = end_thoughts(command, scheduler.running)
             send(Message([ThoughtsEndEvent(command.request_id, reason)]))
@@ -197,7 +225,7 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
 
 def make_report(scheduler: Scheduler) -> WorkerReport:
     """What the scheduler counted, and its slots now. Copies: the loop goes on counting."""
-    store = scheduler.cache.host.store
+    store, disk = scheduler.cache.host.store, scheduler.cache.host.disk
     return WorkerReport(
         num_processing=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
@@ -205,6 +233,7 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         drafts=scheduler.counts.stats.copy(),
         prompts_in_memory=len(store),
         prompt_bytes_in_memory=store.num_bytes,
+        disk=disk.report() if disk else DiskReport(),
         slots=tuple(_slot_report(cells, scheduler) for cells in scheduler.cells),
         speculators=scheduler.counts.report(),
         memory_bytes=resident_bytes(),

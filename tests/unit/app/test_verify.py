@@ -130,11 +130,11 @@ class Mistaken(Model):
             self.cache[target][0] = EOS - 1
         return is_copied
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
-        is_restored = super().restore_sequence(seq_id, data)
-        if is_restored and self.has_begun:
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
+        length = super().restore_sequence(seq_id, data)
+        if length and self.has_begun:
             self.cache[seq_id][0] = EOS - 1
-        return is_restored
+        return length
 
     @property
     def has_begun(self) -> bool:

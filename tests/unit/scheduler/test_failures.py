@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tests.harness import (
     AUTO,
@@ -25,14 +24,15 @@ from tests.unit.scheduler.conversations import ask, conversation, long, tiled
 
 from headstart.control.controller import Controller
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.host_prompts import TARGET
+from headstart.scheduler.host_cache import TARGET
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import Speculator
 from headstart.structures.checkpoints import pack
+from headstart.structures.prefix_tree import packed
 from headstart.types import Batch, Draft, DraftRequest
 from headstart.types.errors import EngineError, InvalidParameterError
-from headstart.types.request import Request, SlotAction
+from headstart.types.request import ErrorEvent, Request, SlotAction, SlotEvent
 from headstart.worker.loop import make_report
 
 
@@ -194,8 +194,14 @@ def moved_out(scheduler: Scheduler) -> int:
 
 def act(scheduler: Scheduler, action: str, slot_id: int, path: Path | str = "", **who) -> int:
     """Tokens that were saved, restored or erased."""
-    command = SlotAction("s", action, slot_id, path=str(path), **who)
-    return scheduler.act_on_slot(command).num_tokens
+    scheduler.act_on_slot(SlotAction("s", action, slot_id, path=str(path), **who))
+    while scheduler.slot_actions:
+        scheduler.step()
+    (event,) = scheduler.take_events()
+    if isinstance(event, ErrorEvent):
+        raise InvalidParameterError(event.message)
+    assert isinstance(event, SlotEvent)
+    return event.num_tokens
 
 
 @pytest.mark.parametrize("action", ["save", "erase"])
@@ -215,17 +221,17 @@ def test_a_slot_whose_prompt_is_the_beginning_of_a_stored_one_is_saved_and_erase
     scheduler = tiled()
     ask(scheduler, long(1), long(2))
     slot_id = moved_out(scheduler)
-    (stored,) = scheduler.cache.host.store.latest(1)
-    tokens = [*stored.tokens, 1, 2, 3, 4, 5]
-    data = {TARGET: pack(np.array(tokens, np.int32).tobytes(), [])}
+    (stored,) = scheduler.cache.host.store
+    tokens = packed((*stored.tokens, 1, 2, 3, 4, 5))
+    data = {TARGET: pack(bytes(14) + tokens.tobytes(), [])}
     longer = replace(stored, tokens=tokens, data=data)
     scheduler.cache.host.store.put(longer)
     assert act(scheduler, action, slot_id, tmp_path / "slot") == 307
-    assert scheduler.cache.host.store.latest(2) == [longer]
+    assert list(scheduler.cache.host.store) == [longer]
     if action == "save":
         act(scheduler, "erase", slot_id)
         assert act(scheduler, "restore", slot_id, tmp_path / "slot") == 307
-        assert scheduler.cells[slot_id].tokens == stored.tokens
+        assert scheduler.cells[slot_id].tokens == list(stored.tokens)
         assert ask(scheduler, long(1, 1)) == [20]
 
 
@@ -302,7 +308,7 @@ def test_moved_cells_are_used_from_a_file_only_by_those_who_ask_for_them(tmp_pat
 def test_a_prompt_that_main_memory_dropped_is_held_by_nobody(tmp_path: Path) -> None:
     scheduler = tiled()
     ask(scheduler, long(1), long(2))
-    scheduler.cache.host.store.take(*scheduler.cache.host.store.latest(1))
+    scheduler.cache.host.store.take(*scheduler.cache.host.store)
     assert act(scheduler, "save", moved_out(scheduler), tmp_path / "slot") == 0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 from random import Random
 
 import pytest
@@ -27,12 +26,10 @@ from tests.unit.scheduler.conversations import (
 )
 
 from headstart.scheduler.host_cache import HostCache, StoredPrompt
-from headstart.scheduler.kept_slots import KeptSlots
 from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.structures.prefix_tree import packed
 from headstart.types import CacheKind
 from headstart.types.errors import EngineError
-from headstart.worker.loop import run_loop
-from headstart.worker.pipes import Stop
 
 
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.ROLLBACK])
@@ -168,22 +165,6 @@ def test_many_short_idle_prompts_leave_the_cache_together() -> None:
     assert ask(scheduler, *(conversation(i, 1) for i in (1, 2, 3, 4))) == [20] * 4
 
 
-def test_what_is_in_main_memory_is_back_in_the_slots_when_they_are_written() -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2), long(3))
-    scheduler.cache.host.bring_back()
-    assert sum(slot.length == 307 for slot in scheduler.cells) == 3
-    assert ask(scheduler, long(1, 1)) == [20]
-
-
-def test_the_loop_brings_prompts_back_before_it_writes_the_slots(tmp_path: Path) -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2))
-    scheduler.kept_slots = KeptSlots(tmp_path, "model")
-    run_loop(scheduler, lambda _: [Stop()], lambda _: None)
-    assert len(list(tmp_path.glob("*.bin"))) == 2
-
-
 @pytest.mark.parametrize("users", [2, 6], ids=["empty slots are left", "more than slots"])
 def test_conversations_behind_one_system_prompt_do_not_overwrite_one_another(users: int) -> None:
     scheduler = make_scheduler(Model(context_size=1024), parallel=4)
@@ -262,9 +243,10 @@ class SharingModel(Model):
 class CrowdedModel(Model):
     """Has no room for what comes back."""
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
         self.clear(seq_id)
-        return False
+        self.lacks_cells = True
+        return 0
 
 
 def test_what_comes_back_shares_the_cells_of_what_another_slot_holds() -> None:
@@ -295,7 +277,7 @@ def test_a_prompt_that_cannot_be_copied_costs_nobody_an_answer(error: Exception)
 
 
 def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> StoredPrompt:
-    return StoredPrompt(namespace, tokens, {"target": bytes(num_bytes)})
+    return StoredPrompt(namespace, packed(tokens), {"target": bytes(num_bytes)})
 
 
 def common(one: list[int], other: list[int]) -> int:
@@ -314,7 +296,7 @@ def test_the_longest_common_prefix_of_the_namespace_is_found() -> None:
         if random.random() < 0.5:
             store.put(prompt(tokens, namespace))
             known.append((namespace, tokens))
-        found, length = store.find(namespace, tokens)
+        found, length = store.find(namespace, packed(tokens))
         shared = (common(one, tokens) for space, one in known if space == namespace)
         longest = max(shared, default=0)
         assert length == longest
@@ -329,7 +311,7 @@ def test_a_prompt_replaces_those_that_it_continues() -> None:
     for tokens in ([1, 2], [1, 2, 3], [1, 2, 4]):
         store.put(prompt(tokens))
     assert len(store) == 2
-    assert store.holds("", [1, 2])
+    assert store.holds("", packed([1, 2]))
     assert store.num_bytes == sum(prompt(t).num_bytes for t in ([1, 2, 3], [1, 2, 4]))
 
 
@@ -337,10 +319,10 @@ def test_the_one_used_longest_ago_is_dropped_first() -> None:
     store = HostCache(3 * prompt([1, 2]).num_bytes)
     for first in range(5):
         store.put(prompt([first, 9]))
-    assert [store.find("", [first])[1] for first in range(5)] == [0, 0, 1, 1, 1]
+    assert [store.find("", packed([first]))[1] for first in range(5)] == [0, 0, 1, 1, 1]
     store.put(prompt([7, 7], num_bytes=10**6))  # alone too large
     assert len(store) == 3
-    found, _ = store.find("", [3])
+    found, _ = store.find("", packed([3]))
     assert found is not None
     store.take(found)
     assert (len(store), store.num_bytes) == (2, 2 * prompt([1, 2]).num_bytes)
@@ -351,5 +333,5 @@ def test_a_tenant_drops_its_own_prompts_and_not_another_s() -> None:
     store.put(prompt([1, 9], "a"))
     for first in range(9):  # other adapters are no other tenant
         store.put(prompt([first, 9], f"b lora {first % 3}"))
-    assert store.holds("a", [1, 9])
+    assert store.holds("a", packed([1, 9]))
     assert len(store) == 4

@@ -7,7 +7,6 @@ sequence, so a missed rollback, a wrong position or a mix-up of slots changes th
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,6 @@ from headstart.types import (
     Filters,
     FimTokens,
     Logits,
-    SavedSequence,
 )
 from headstart.types.errors import EngineError
 from headstart.types.sampling_params import SamplingParams
@@ -126,6 +124,7 @@ class FakeEngine:
         self.vocab_size = vocab_size
         self.context_size = context_size
         self.num_cells = num_cells or context_size
+        self.lacks_cells = False
         self.max_batch_tokens = 256
         self.max_outputs = 128
         self.padding_sequence: int | None = 10_000
@@ -311,28 +310,20 @@ class FakeEngine:
 
     def save_sequence(self, seq_id: int) -> bytearray:
         tokens = np.asarray(self.cache.get(seq_id, []), np.int32)
-        return pack(tokens.tobytes(), self.checkpoints.of(seq_id))
+        # behind what stands in front of libllama's states, and of none in files
+        return pack(bytes(14) + tokens.tobytes(), self.checkpoints.of(seq_id))
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
         self.clear(seq_id)
-        tokens = np.frombuffer(parts[0], np.int32).tolist() if (parts := unpack(data)) else []
-        if parts is None or not tokens or self.cells_used() + len(tokens) > self.num_cells:
-            return False
+        parts = unpack(data)
+        tokens = [] if parts is None else np.frombuffer(parts[0][14:], np.int32).tolist()
+        self.lacks_cells = self.cells_used() + len(tokens) > self.num_cells
+        if parts is None or not tokens or self.lacks_cells:
+            return 0
         self.cache[seq_id], self._last_rows[seq_id] = tokens, 0
         self._slide(seq_id, len(tokens))
         self.checkpoints.put(seq_id, parts[1])
-        return True
-
-    def write_sequence(self, seq_id: int, path: Path, tokens: Sequence[int], num_exact: int) -> int:
-        head = num_exact.to_bytes(8, "little")
-        return path.write_bytes(head + bytes(self.save_sequence(seq_id)))
-
-    def read_sequence(self, seq_id: int, path: Path) -> SavedSequence:
-        data = path.read_bytes()
-        if not self.restore_sequence(seq_id, data[8:]):
-            raise ContextFullError
-        num_exact = int.from_bytes(data[:8], "little")
-        return SavedSequence(list(self.cache[seq_id]), num_exact, len(data))
+        return len(tokens)
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)

@@ -7,15 +7,13 @@ that constraints of one tenant that take long do not hold up another's.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
-import threading
 from collections import OrderedDict
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from headstart.sampling.grammar.compiled import Compiled, Trial
-from headstart.sampling.grammar.sandbox import LOW_PRIORITY, Sandbox
+from headstart.sampling.grammar.sandbox import Sandbox
 from headstart.sampling.grammar.triggers import GrammarTokens
+from headstart.structures.threads import low_priority_threads
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
 
@@ -30,7 +28,7 @@ class GrammarCompiler:
 
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
-        self._executor = ThreadPoolExecutor(self.num_threads, "headstart-grammar", _lower_priority)
+        self._executor = low_priority_threads("grammar", self.num_threads)
         self._tokens: Future[GrammarTokens] | None = None
         self._sandboxes: list[Sandbox] = []  # all of them
         self._idle: list[Sandbox] = []  # used by the workers alone
@@ -104,11 +102,3 @@ def _num_bytes(entry: tuple[Constraint, Future[Compiled]]) -> int:
     constraint, compiling = entry
     is_usable = compiling.done() and compiling.exception() is None
     return len(constraint.text) + (compiling.result().trial.num_bytes if is_usable else 0)
-
-
-def _lower_priority() -> None:
-    """Lower this thread's priority; only Linux has a niceness per thread."""
-    if sys.platform == "linux":
-        niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + LOW_PRIORITY)
-        with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)

@@ -23,11 +23,10 @@ from typing import BinaryIO
 
 from headstart.sampling.grammar.compiled import Compiled, Trial
 from headstart.sampling.grammar.triggers import GrammarTokens
+from headstart.structures.threads import LOW_PRIORITY
 from headstart.text.vocabulary.table import VocabTable, spell
 from headstart.types.constraint import Constraint
 from headstart.types.errors import CapacityError, InvalidParameterError
-
-LOW_PRIORITY = 10  # added to the niceness
 
 
 class Sandbox:

@@ -19,9 +19,10 @@ from headstart.sampling.grammar import compiled, compiler
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import MAX_CACHED, GrammarCompiler
 from headstart.sampling.grammar.forcing import MOST_BYTES
-from headstart.sampling.grammar.sandbox import LOW_PRIORITY, Sandbox
+from headstart.sampling.grammar.sandbox import Sandbox
 from headstart.sampling.grammar.source import grammar_text
 from headstart.structures.rss import resident_bytes
+from headstart.structures.threads import LOW_PRIORITY
 from headstart.testing import ByteVocab
 from headstart.types.constraint import MAX_TEXT_BYTES, Constraint, ConstraintKind
 from headstart.types.errors import InvalidParameterError

@@ -1,0 +1,75 @@
+"""Where prompts are kept on the disk, and what their caches depend on."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+from pathlib import Path
+
+from headstart.app.model_files import Models
+from headstart.config import Config, EngineConfig, SchedulerConfig
+from headstart.control.state import ModelId
+from headstart.scheduler.disk_cache import DiskCache, DiskPlace
+from headstart.structures.atomic import cache_folder
+
+log = logging.getLogger(__name__)
+
+# what cached keys and values depend on, in addition to the model and the adapters
+_OF_STATES = (
+    "flash_attn", "cache_type_k", "cache_type_v", "swa_full", "override_kv", "rope_scaling",
+    "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor",
+    "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow",
+)  # fmt: skip
+
+
+def prompts_folder(config: SchedulerConfig) -> Path:
+    """The folder of all models."""
+    return Path(config.cache_disk_path) if config.cache_disk_path else cache_folder() / "prompts"
+
+
+def open_disk(config: Config, models: Models) -> DiskCache | None:
+    """The target's prompts on the disk; None: none are kept there.
+
+    Raises:
+        ConfigError: an adapter's file is missing, or has no scale.
+    """
+    from headstart.engine import library
+
+    scheduler = config.scheduler
+    if not scheduler.cache_disk:
+        return None
+    if not scheduler.cache_ram:
+        log.warning("--cache-disk is not used: prompts go there through --cache-ram, which is 0")
+        return None
+    drafters = [models.draft, models.heads.path if models.heads else None]
+    own = _facts(config.engine)
+    streams = scheduler.parallel if config.engine.exact else 1  # caches: a state names their number
+    facts = [ModelId.of(file).digest for file in drafters if file]
+    facts += [*models.types, own, repr(config.draft_engine)]
+    place = DiskPlace(
+        folder=prompts_folder(scheduler),
+        max_bytes=scheduler.cache_disk << 20,
+        identity="\0".join(
+            (ModelId.of(models.target).digest, library.version(), str(streams), own)
+        ),
+        drafters=hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16],
+        name=models.target.stem,
+    )
+    return DiskCache(place)
+
+
+def _facts(config: EngineConfig) -> str:
+    """All settings that a state depends on; with --exact also what chooses kernels."""
+    from headstart.engine.adapters import scaled_files
+
+    facts = [repr(getattr(config, name)) for name in _OF_STATES]
+    for names, scaled, flag in (
+        (config.lora, config.lora_scaled, "--lora"),
+        (config.control_vector, config.control_vector_scaled, "--control-vector"),
+    ):
+        files = scaled_files(names, scaled, flag)
+        facts += [f"{flag} {ModelId.of(file).digest} {scale}" for file, scale in files]
+    if config.exact:
+        facts += [platform.node(), platform.machine(), repr(config)]
+    return "\0".join(facts)

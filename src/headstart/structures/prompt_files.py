@@ -1,0 +1,131 @@
+"""Files of prompts: one text, and the caches that were computed for it.
+
+magic, sizes, a checksum of what stands before the caches (`_HEADER`); what there is (JSON), the
+tokens (int32); the caches, one behind the other; a checksum of these. So a list of files reads
+their beginnings only, and nothing is used that is not as it was written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+from array import array
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from headstart.structures.checkpoints import Data
+
+_HEADER = struct.Struct("<8sII16s")  # magic, bytes of JSON, tokens, checksum
+_MAGIC, _CHECKSUM_SIZE = b"HSPROMP1", 16
+
+
+@dataclass(frozen=True, slots=True)
+class PromptHead:
+    """What a file says before its caches."""
+
+    identity: str  # names all that the target's cache depends on
+    namespace: str
+    tokens: array[int]
+    num_prompt: int
+    lengths: tuple[int, ...]  # to which the target's cache can be cut; of some kinds of cache
+    sizes: Mapping[str, int]  # bytes of the caches, by model and in order
+
+
+def write_prompt(path: Path, head: PromptHead, caches: Iterable[Data]) -> None:
+    """Write a file that only this user may read, whole or not at all.
+
+    It is not flushed to the disk: what a power failure takes is noticed, and read again.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    facts = {name: getattr(head, name) for name in ("identity", "namespace", "num_prompt")}
+    facts |= {"lengths": head.lengths, "sizes": dict(head.sizes)}
+    text, tokens = json.dumps(facts).encode(), head.tokens.tobytes()
+    first = _checksum((text, tokens))
+    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with open(descriptor, "wb", buffering=0) as file:
+            digest = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE)
+            start = _HEADER.pack(_MAGIC, len(text), len(head.tokens), first) + text + tokens
+            _write_all(file, start)
+            for cache in caches:
+                _write_all(file, cache)
+                digest.update(cache)
+            _write_all(file, digest.digest())
+        os.replace(temporary, path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def read_head(path: Path) -> PromptHead:
+    """What a file begins with.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is damaged, or another kind of file.
+    """
+    with path.open("rb") as file:
+        return _read_head(file)[0]
+
+
+def read_prompt(path: Path) -> tuple[PromptHead, dict[str, Data]]:
+    """All that a file holds.
+
+    Raises:
+        OSError, ValueError: as `read_head`.
+    """
+    with path.open("rb", buffering=0) as file:
+        head, first = _read_head(file)
+        digest, caches = hashlib.blake2b(first, digest_size=_CHECKSUM_SIZE), dict[str, Data]()
+        for name, size in head.sizes.items():
+            cache = caches[name] = bytearray(size)
+            view, at = memoryview(cache), 0
+            while at < size and (count := file.readinto(view[at:])):
+                at += count
+            digest.update(cache)
+        if file.read(_CHECKSUM_SIZE) != digest.digest():
+            raise ValueError("its checksum is wrong")
+    return head, caches
+
+
+def _read_head(file: BinaryIO) -> tuple[PromptHead, bytes]:
+    start = file.read(_HEADER.size)
+    if len(start) < _HEADER.size or start[: len(_MAGIC)] != _MAGIC:
+        raise ValueError("it is no prompt of this version")
+    _, text_size, num_tokens, first = _HEADER.unpack(start)
+    tokens = array("i")
+    num_bytes = os.fstat(file.fileno()).st_size
+    if _HEADER.size + text_size + 4 * num_tokens > num_bytes:
+        raise ValueError("it ends early")
+    text = file.read(text_size)
+    tokens.frombytes(file.read(4 * num_tokens))
+    if _checksum((text, tokens.tobytes())) != first:
+        raise ValueError("its checksum is wrong")
+    facts = json.loads(text)
+    sizes = {str(name): int(size) for name, size in facts["sizes"].items()}
+    if file.tell() + sum(sizes.values()) + _CHECKSUM_SIZE != num_bytes:
+        raise ValueError("its length is wrong")
+    lengths, own = tuple(facts["lengths"]), (facts["identity"], facts["namespace"])
+    return PromptHead(*own, tokens, int(facts["num_prompt"]), lengths, sizes), first
+
+
+def _write_all(file: BinaryIO, data: Data) -> None:
+    view = memoryview(data)
+    while len(view):
+        view = view[file.write(view) :]
+
+
+def _checksum(pieces: Iterable[Data]) -> bytes:
+    digest = hashlib.blake2b(digest_size=_CHECKSUM_SIZE)
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()

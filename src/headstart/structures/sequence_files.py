@@ -1,0 +1,152 @@
+"""Files of one sequence, in libllama's own format, so that llama-server reads ours and we its.
+
+magic, version, number of tokens (uint32 each), the tokens (int32), the state. In memory a state has
+its length, the number of its images' gaps (none here), a magic and a sequence id in front
+(`_IN_MEMORY`), in a file it has not. Files are read and written
+here, because libllama's own function aborts the process on a file that ends early; of a state in
+memory it only says that it cannot use it. Nothing here needs its context: any thread may do it.
+Source: llama.cpp src/llama-context.cpp, state_seq_save_file and state_seq_load_file.
+
+Behind the state, where libllama does not look, stand the number of exact tokens, which is less
+where cells were moved, and a checksum (`_TRAILER`): a damaged state would change the text without
+notice.
+
+What llama-server puts in the place of the tokens is -1, a version, their number, the tokens, the
+number of images and these (tools/server/server-common.cpp, server_tokens::serialize). It also reads
+plain tokens, which are what is written here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import struct
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headstart.structures.atomic import replace_file
+from headstart.structures.checkpoints import Data, reserve, unpack
+from headstart.types.errors import EngineError, InvalidParameterError
+
+# LLAMA_STATE_SEQ_MAGIC and LLAMA_STATE_SEQ_VERSION of llama.h
+MAGIC, VERSION = 0x67677371, 3
+_HEADER = struct.Struct("<III")
+_IN_MEMORY = struct.Struct("<IHIi")
+_STATE_MAGIC = 0xAF143CD8
+_TRAILER = struct.Struct("<8sI16s")  # magic, exact tokens, checksum of all that stands before it
+_TRAILER_MAGIC = b"HS SLOT1"
+_PACKED, _PACKED_VERSION, _NUM_AROUND = -1, 1, 4  # of llama-server; numbers around the tokens
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSequence:
+    """What was read of a file of a sequence."""
+
+    tokens: list[int]
+    num_exact: int  # of them, whose cells were computed behind the tokens before them
+    num_bytes: int  # of the file
+    data: Data  # for `Engine.restore_sequence`
+
+
+def write(path: Path, tokens: Sequence[int], data: Data, num_exact: int) -> int:
+    """Write what `Engine.save_sequence` returned, whole or not at all; returns the file's bytes.
+
+    Raises:
+        EngineError: the file cannot be written.
+    """
+    parts = unpack(data)
+    assert parts is not None
+    head = _HEADER.pack(MAGIC, VERSION, len(tokens)) + array("i", tokens).tobytes()
+    pieces: list[Data] = [head, memoryview(parts[0])[_IN_MEMORY.size :]]
+    pieces.append(_TRAILER.pack(_TRAILER_MAGIC, num_exact, _checksum(pieces, num_exact)))
+    try:
+        replace_file(path, *pieces)
+    except OSError as error:
+        raise EngineError(f"{path.name} cannot be written: {error.strerror}") from error
+    return sum(map(len, pieces))
+
+
+def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
+    """What a file holds.
+
+    Raises:
+        InvalidParameterError: it is not a file of a sequence that fits here.
+    """
+    try:
+        with path.open("rb") as file:
+            num_bytes = os.fstat(file.fileno()).st_size
+            head = file.read(_HEADER.size)
+            end = _end_of_tokens(path.name, head, num_bytes)
+            file.seek(max(end, num_bytes - _TRAILER.size))
+            trailer = file.read()
+            if trailer[: len(_TRAILER_MAGIC)] != _TRAILER_MAGIC:
+                trailer = b""
+            file.seek(_HEADER.size)
+            head += file.read(end - _HEADER.size)
+            data, place = reserve(_IN_MEMORY.size + num_bytes - end - len(trailer), ())
+            num_tokens = (end - _HEADER.size) // 4
+            front = _IN_MEMORY.pack(num_tokens, 0, _STATE_MAGIC, 0)  # the id is not looked at
+            place[: _IN_MEMORY.size] = front
+            state = place[_IN_MEMORY.size :]
+            if file.readinto(state) != len(state):
+                raise InvalidParameterError(f"{path.name} became shorter while it was read")
+    except OSError as error:
+        raise InvalidParameterError(f"{path.name} cannot be read: {error.strerror}") from error
+    tokens = _unpacked(path.name, np.frombuffer(head[_HEADER.size :], "<i4"))
+    if len(tokens) > context_size:
+        raise InvalidParameterError(
+            f"{path.name} has {len(tokens)} tokens but the context is {context_size}; start with "
+            "a larger --ctx-size"
+        )
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+        raise InvalidParameterError(
+            f"{path.name} has token ids outside the vocabulary (0 to {vocab_size - 1}); it is "
+            "damaged, or of another model"
+        )
+    num_exact = len(tokens)
+    if trailer:
+        _, num_exact, checksum = _TRAILER.unpack(trailer)
+        if _checksum([head, state], num_exact) != checksum:
+            raise InvalidParameterError(
+                f"{path.name} is damaged: its checksum is wrong; save the slot again"
+            )
+    return SavedSequence(tokens.tolist(), num_exact, num_bytes, data)
+
+
+def _end_of_tokens(name: str, header: bytes, num_bytes: int) -> int:
+    if len(header) < _HEADER.size:
+        raise InvalidParameterError(f"{name} is not a saved slot: it is too short")
+    magic, version, num_tokens = _HEADER.unpack(header)
+    if (magic, version) != (MAGIC, VERSION):
+        raise InvalidParameterError(f"{name} is not a saved slot of this version")
+    end = _HEADER.size + 4 * int(num_tokens)
+    if num_bytes < end:
+        raise InvalidParameterError(f"{name} is damaged: it ends inside its tokens")
+    return end
+
+
+def _checksum(pieces: Sequence[Data], num_exact: int) -> bytes:
+    digest = hashlib.blake2b(digest_size=16)
+    for piece in pieces:
+        digest.update(piece)
+    digest.update(num_exact.to_bytes(4, "little"))
+    return digest.digest()
+
+
+def _unpacked(name: str, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """The tokens, of a file of llama-server's too."""
+    if not len(numbers) or numbers[0] != _PACKED:
+        return numbers
+    if len(numbers) < _NUM_AROUND or numbers[1] != _PACKED_VERSION:
+        raise InvalidParameterError(f"{name} is a slot of another version of llama-server")
+    num_tokens = int(numbers[2])
+    if not 0 <= num_tokens <= len(numbers) - _NUM_AROUND:
+        raise InvalidParameterError(f"{name} is damaged: it ends inside its tokens")
+    if len(numbers) != num_tokens + _NUM_AROUND or numbers[-1] != 0:
+        raise InvalidParameterError(f"{name} has images, which cannot be read here")
+    return numbers[3:-1]

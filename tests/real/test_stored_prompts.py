@@ -1,0 +1,120 @@
+"""Prompts that outlive the server, with the embedded model and with tiny ones of every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import pytest
+from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
+from tests.models import tiny_llama
+from tests.real.answers import Setting, different, generate
+from tests.real.support import byte_requests, without_draft
+from tests.server.serving import serving_models
+
+from headstart.app import demo
+from headstart.app.assemble import build_scheduler
+from headstart.app.cli.main import main
+from headstart.config import (
+    Config,
+    EngineConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
+from headstart.scheduler.host_prompts import HostPrompts
+from headstart.scheduler.scheduler import Scheduler
+
+PROMPT = "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n"
+BODY = {"prompt": PROMPT * 3, "n_predict": 8, "temperature": 0}
+
+
+@contextmanager
+def server(folder: Path, *, api_key: str | None = None, **engine) -> Iterator[httpx2.Client]:
+    config = Config(
+        engine=EngineConfig(context=1024, threads=1, **engine),
+        scheduler=SchedulerConfig(parallel=2, cache_disk=100, cache_disk_path=str(folder)),
+        speculation=SpeculationConfig(spec_state="none", spec_type="none"),
+        server=ServerConfig(api_key=api_key),
+    )
+    with serving_models(config, without_draft(demo.path(demo.TARGET))) as client:
+        yield client
+
+
+def ask(client: httpx2.Client, key: str = "") -> int:
+    """Tokens of the prompt that were read."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    return client.post("/completion", json=BODY, headers=headers).json()["timings"]["prompt_n"]
+
+
+def test_a_prompt_is_not_read_again_after_a_restart(tmp_path: Path, capsys) -> None:
+    flag = f"--cache-disk-path={tmp_path}"
+    with server(tmp_path) as client:
+        assert ask(client) > 1
+    with server(tmp_path, rope_freq_base=20000.0) as client:  # a state of other settings
+        assert ask(client) > 1
+    with server(tmp_path) as client:
+        assert ask(client) == 1
+        props = client.get("/props").json()["prompts_on_disk"]
+        metrics = client.get("/metrics").text
+    assert (props["num_prompts"], props["num_restored"]) == (1, 1)
+    assert "\nheadstart_prompts_loaded_total 1\n" in metrics
+    assert main(["cache", "list", flag]) == 0
+    assert capsys.readouterr().out.count("1 prompts") == 2
+    assert main(["cache", "clear", flag]) == 0
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_kept_is_its_tenants_alone(tmp_path: Path) -> None:
+    with server(tmp_path, api_key="one,two") as client:
+        ask(client, "one")
+    with server(tmp_path, api_key="one,two") as client:
+        assert ask(client, "two") > 1
+        assert ask(client, "one") == 1
+
+
+def gemma(path: Path) -> Path:
+    return write_model(path, "gemma3")
+
+
+# Recurrent layers have no exact mode on a processor; their weights leave no near ties here.
+KINDS: dict[Callable[[Path], Path], bool] = {
+    tiny_llama: True,
+    gemma: True,
+    tiny_hybrid: False,
+    tiny_recurrent: False,
+}
+
+
+@pytest.mark.parametrize("write", KINDS, ids=lambda write: write.__name__)
+def test_a_text_behind_a_prompt_from_the_disk_is_the_text_behind_one_that_was_read(
+    write: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # to read so small a model's prompt again may be faster
+    monkeypatch.setattr(HostPrompts, "_saves_time", lambda *given: True)
+    path = write(tmp_path / "tiny.gguf")
+    setting = Setting(exact=KINDS[write], context=512).config()
+    limits = replace(setting.scheduler, cache_disk=100, cache_disk_path=str(tmp_path / "prompts"))
+
+    def started() -> Scheduler:
+        return build_scheduler(replace(setting, scheduler=limits), without_draft(path))[0]
+
+    first = [replace(one, prompt=(*one.prompt, *range(60))) for one in byte_requests(3)]
+    scheduler = started()
+    answers = generate(scheduler, first)
+    scheduler.cache.host.finish()
+    turns = [
+        replace(one, prompt=(*one.prompt, *answers[one.request_id].tokens, *range(9, 20)))
+        for one in first
+    ]
+    expected = generate(scheduler, [replace(one, cache_prompt=False) for one in turns])
+    scheduler = started()
+    disk = scheduler.cache.host.disk
+    assert disk is not None
+    disk._writer.submit(int).result()
+    assert different(expected, generate(scheduler, turns)) == ()
+    assert disk.report().num_restored == 3
+    disk.finish(1.0)

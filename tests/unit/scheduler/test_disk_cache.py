@@ -1,0 +1,370 @@
+"""Prompts on the disk: found after a restart, never of another text, and harmless if broken."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import stat
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from types import SimpleNamespace
+
+import pytest
+from tests.harness import Clock, Model, make_scheduler, make_speculators, run
+from tests.unit.scheduler.conversations import ask, conversation, with_system_prompt
+
+from headstart.scheduler import disk_cache
+from headstart.scheduler.disk_cache import DiskCache, DiskPlace
+from headstart.scheduler.host_cache import TARGET, StoredPrompt
+from headstart.scheduler.scheduler import Scheduler
+from headstart.speculators.draft_model import DraftModelSpeculator
+from headstart.structures import sequence_files
+from headstart.structures.checkpoints import pack
+from headstart.structures.prefix_tree import packed
+from headstart.structures.prompt_files import read_prompt
+from headstart.types import CacheKind
+from headstart.types.request import SlotAction, SlotEvent
+from headstart.worker.loop import run_loop
+from headstart.worker.pipes import Stop
+
+MIB = 2**20
+
+
+def place(folder: Path, **changes) -> DiskPlace:
+    return replace(DiskPlace(folder, 100 * MIB, "model", "drafters", "tiny"), **changes)
+
+
+def settled(disk: DiskCache | None) -> DiskCache:
+    """Its thread has done what it was told so far."""
+    assert disk is not None
+    disk._writer.submit(int).result()
+    return disk
+
+
+def cache(folder: Path, **changes) -> DiskCache:
+    """One that has seen what is in its folder."""
+    return settled(DiskCache(place(folder, **changes)))
+
+
+def started(folder: Path, engine: Model | None = None, **limits) -> Scheduler:
+    scheduler = make_scheduler(engine or Model(context_size=1024), parallel=2, **limits)
+    scheduler.cache.host.use_disk(cache(folder))
+    return scheduler
+
+
+def stop(scheduler: Scheduler) -> None:
+    run_loop(scheduler, lambda _: [Stop()], lambda _: None)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*/*.prompt"))
+
+
+@pytest.fixture(autouse=True)
+def reading_seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    """What a file's way to main memory is said to take: this disk's speed decides nothing here."""
+    seconds = {"all": 0.0}
+    monkeypatch.setattr(DiskCache, "reading_seconds", lambda self, file: seconds["all"])
+    return seconds
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """With two conversations, of which the second is longer."""
+    scheduler = started(tmp_path)
+    ask(scheduler, conversation(1), conversation(2, 1))
+    stop(scheduler)
+    return tmp_path
+
+
+@pytest.mark.parametrize("cache_kind", CacheKind)
+def test_a_prompt_is_not_read_again_after_a_restart(cache_kind: CacheKind, tmp_path: Path) -> None:
+    for turn, most in enumerate((120, 25, 25)):
+        scheduler = started(tmp_path, Model(context_size=1024, cache_kind=cache_kind))
+        assert max(ask(scheduler, *(conversation(i, turn) for i in range(5)))) <= most
+        stop(scheduler)
+    assert len(files(tmp_path)) == 5  # a longer one replaces what it continues
+
+
+def test_where_reading_the_prompt_again_is_faster_it_is_read_again(
+    folder: Path, reading_seconds: dict[str, float]
+) -> None:
+    scheduler = started(folder)
+    ask(scheduler, conversation(5))  # how fast that is
+    reading_seconds["all"] = 1e9
+    assert ask(scheduler, conversation(1, 1)) == [120]
+    assert settled(scheduler.cache.host.disk).report().num_restored == 0
+
+
+def test_who_only_shares_the_beginning_finds_it_too(tmp_path: Path) -> None:
+    scheduler = started(tmp_path)
+    ask(scheduler, with_system_prompt(1))
+    stop(scheduler)
+    assert ask(started(tmp_path), with_system_prompt(2)) == [60]
+
+
+def test_what_main_memory_drops_is_on_the_disk_at_once(tmp_path: Path) -> None:
+    scheduler = started(tmp_path)
+    scheduler.cache.host.store.max_bytes = 2000
+    ask(scheduler, *(conversation(i) for i in range(6)))
+    for i in range(6):
+        settled(scheduler.cache.host.disk)
+        assert ask(scheduler, conversation(i, 1)) == [20]
+    assert len(files(tmp_path)) >= 2
+
+
+def test_what_is_idle_is_written_though_nobody_stops_the_server(tmp_path: Path) -> None:
+    scheduler = started(tmp_path)
+    ask(scheduler, conversation(1))
+    seen: list[int] = []
+    clock = Clock()
+
+    def receive(seconds: float | None) -> list[Stop]:
+        if seconds:
+            clock.now += seconds
+            settled(scheduler.cache.host.disk)
+            seen.append(len(files(tmp_path)))
+        return [Stop()] if seconds is None else []
+
+    scheduler.submit(conversation(2))
+    run_loop(scheduler, receive, lambda _: None, clock)
+    assert seen[-1] == 2
+
+
+@pytest.mark.parametrize("change", [{"identity": "other"}, {"namespace": "b"}])
+def test_other_models_and_tenants_find_nothing(folder: Path, change: dict[str, str]) -> None:
+    scheduler = make_scheduler(Model(context_size=1024), parallel=2)
+    scheduler.cache.host.use_disk(cache(folder, identity=change.get("identity", "model")))
+    asked = replace(conversation(1, 1), namespace=change.get("namespace", ""))
+    assert ask(scheduler, asked) == [120]
+
+
+@pytest.mark.parametrize("drafters", ["drafters", "others"])
+def test_a_draft_models_cache_comes_back_unless_the_model_is_another(
+    tmp_path: Path, drafters: str
+) -> None:
+    for turn in range(2):
+        speculators = make_speculators(["draft-model"], lambda: Model(skew=0.2))
+        scheduler = make_scheduler(Model(), speculators, parallel=1)
+        own = {"drafters": drafters} if turn else {}
+        scheduler.cache.host.use_disk(cache(tmp_path, **own))
+        assert ask(scheduler, conversation(1, turn)) == [20 if turn else 100]
+        stop(scheduler)
+    speculator = speculators[0]
+    assert isinstance(speculator, DraftModelSpeculator)
+    assert (speculator.num_decoded < 100) == (drafters == "drafters")
+
+
+@pytest.mark.parametrize("size", [0, 10, 40, 300, -1])
+def test_a_file_that_ends_early_is_dropped_with_one_line(
+    folder: Path, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    for file in files(folder):
+        file.write_bytes(file.read_bytes()[:size])
+    with caplog.at_level(logging.WARNING):
+        assert ask(started(folder), conversation(1, 1), conversation(2, 2)) == [120, 140]
+    assert [one.levelname for one in caplog.records] == ["WARNING"] * 2
+    assert not files(folder)
+
+
+def test_a_flipped_bit_anywhere_is_noticed(folder: Path) -> None:
+    chance = random.Random(0)
+    original = {file: file.read_bytes() for file in files(folder)}
+    for _ in range(40):
+        for file, data in original.items():
+            damaged = bytearray(data)
+            damaged[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+            file.write_bytes(damaged)
+        assert ask(started(folder), conversation(1, 1), conversation(2, 2)) == [120, 140]
+
+
+def test_files_of_others_are_left_alone(folder: Path) -> None:
+    (own,) = {file.parent for file in files(folder)}
+    for name in ("notes.txt", "half.123.tmp", "x"):
+        (own / name).write_bytes(b"mine")
+    (folder / "README").write_bytes(b"mine")
+    assert ask(started(folder), conversation(1, 1)) == [20]
+    assert len(list(own.iterdir())) == 5
+    os.utime(own / "half.123.tmp", (0, 0))  # of a server that was killed long ago
+    started(folder)
+    assert not (own / "half.123.tmp").exists()
+
+
+def test_an_erased_slot_is_erased_on_the_disk(folder: Path) -> None:
+    scheduler = started(folder)
+    ask(scheduler, conversation(3))
+    assert scheduler.cache.host.write_next()
+    settled(scheduler.cache.host.disk)
+    assert len(files(folder)) == 3
+    (held,) = (cells.seq_id for cells in scheduler.cells if cells.length)
+    scheduler.act_on_slot(SlotAction("x", "erase", held))
+    scheduler.step()
+    settled(scheduler.cache.host.disk)
+    assert len(files(folder)) == 2
+
+
+def test_only_their_owner_can_read_them(folder: Path) -> None:
+    (own,) = {file.parent for file in files(folder)}
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files(folder)} == {0o600}
+
+
+def stored(number: int, num_bytes: int = 1000, namespace: str = "") -> StoredPrompt:
+    data = pack(number.to_bytes(4, "little") * (num_bytes // 4), [])
+    return StoredPrompt(namespace, packed([number] * 40), {TARGET: data}, 40, time.time())
+
+
+def test_all_servers_together_stay_below_the_bound(tmp_path: Path) -> None:
+    bound = 10 * (stored(0).num_bytes + 300)
+    one, other = (cache(tmp_path, max_bytes=bound, identity=name) for name in "ab")
+    for number in range(20):
+        disk = (one, other)[number % 2]
+        assert disk.put(stored(number))
+        settled(disk)
+    assert 8 <= len(files(tmp_path)) <= 11
+    assert sum(file.stat().st_size for file in files(tmp_path)) <= bound
+    assert one.find("", packed([18] * 40))[1] == 40
+    assert one.find("", packed([2] * 40))[1] == 0
+    late = replace(stored(99), last_used=1.0)  # what is there was used later
+    assert one.put(late)
+    settled(one)
+    assert not one.put(late)
+    assert one.find("", late.tokens)[1] == 0
+
+
+def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path) -> None:
+    one, other = cache(tmp_path), cache(tmp_path)
+    one.put(stored(1))
+    settled(one)
+    other.put(stored(2))
+    settled(other)
+    file, length = other.find("", packed([1] * 40))
+    assert length == 40
+    assert file is not None
+    file.path.unlink()
+    assert other.load(file).result() is None
+    assert other.find("", packed([1] * 40)) == (None, 0)
+    assert other.report().num_prompts == 1
+
+
+@pytest.mark.parametrize("is_full", [True, False])
+def test_a_disk_that_takes_nothing_costs_nothing_else(
+    is_full: bool, tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if is_full:
+        monkeypatch.setattr(disk_cache, "disk_usage", lambda path: SimpleNamespace(free=0))
+    else:
+        (tmp_path / "prompts").write_bytes(b"no folder")
+    with caplog.at_level(logging.WARNING):
+        scheduler = started(tmp_path / "prompts")
+        ask(scheduler, *(conversation(i) for i in range(5)))
+        stop(scheduler)
+    assert len([one for one in caplog.records if "not kept" in one.message]) == 1
+
+
+@pytest.mark.parametrize("action", ["save", "restore"])
+def test_requests_go_on_while_files_are_written_and_read(
+    action: str, tmp_path: Path, monkeypatch
+) -> None:
+    go_on, slot_file = Event(), tmp_path / "slot"
+
+    def late(do):
+        return lambda *given: go_on.wait(60) and do(*given)
+
+    scheduler = started(tmp_path)
+    ask(scheduler, conversation(1))
+    held = max(scheduler.cells, key=lambda one: one.length)
+    data = scheduler.engine.save_sequence(held.seq_id)
+    sequence_files.write(slot_file, held.tokens, data, held.length)
+    for module, name in (
+        (disk_cache, "write_prompt"),
+        (sequence_files, "write"),
+        (sequence_files, "read"),
+    ):
+        monkeypatch.setattr(module, name, late(getattr(module, name)))
+    assert scheduler.cache.host.write_next()
+    scheduler.act_on_slot(SlotAction("slot", action, held.seq_id, path=str(slot_file)))
+    while scheduler.slot_actions.file is None:
+        scheduler.step()
+    scheduler.submit(replace(conversation(2), slot_id=1 - held.seq_id))
+    for _ in range(50):
+        scheduler.step()
+    ends = {event.request_id for event in scheduler.take_events()}
+    assert ends == {"c2.0"}
+    go_on.set()
+    while scheduler.slot_actions:
+        scheduler.step()
+    (event,) = scheduler.take_events()
+    assert isinstance(event, SlotEvent)
+    assert event.num_tokens == 107
+    stop(scheduler)
+    assert len(files(tmp_path)) == 2
+
+
+def test_a_request_waits_for_its_prompt_and_leaves_slots_to_others(
+    folder: Path, monkeypatch
+) -> None:
+    go_on, read = Event(), read_prompt
+    monkeypatch.setattr(disk_cache, "read_prompt", lambda path: go_on.wait(60) and read(path))
+    scheduler = started(folder)
+    scheduler.submit(conversation(1, 1))
+    scheduler.step()
+    assert not scheduler.running
+    answers = {}
+    scheduler.submit(conversation(7))
+    while scheduler.running or not answers:
+        scheduler.step()
+        for event in scheduler.take_events():
+            answers[event.request_id] = event
+    assert set(answers) == {"c7.0"}
+    go_on.set()
+    assert run(scheduler)["c1.1"].finish.stats.num_cached == 100
+
+
+WRITER = """
+import sys
+import time
+from array import array
+from pathlib import Path
+from headstart.scheduler.disk_cache import DiskCache, DiskPlace
+from headstart.scheduler.host_cache import StoredPrompt
+from headstart.structures.checkpoints import pack
+disk = DiskCache(DiskPlace(Path(sys.argv[1]), 2**40, "model", "drafters", "tiny"))
+for number in range(int(sys.argv[2]), 10**9):
+    data = pack(number.to_bytes(4, "little") * 750_000, [])
+    disk.put(StoredPrompt("", array("i", [number] * 40), {"target": data}, 40, time.time()))
+    if number % 1000 == 0:
+        disk._writer.submit(print, "one is written", flush=True).result()
+"""
+
+
+def kill_writers(folder: Path, times: int) -> int:
+    """Kill servers that write, and look at what they left; the number of prompts in the end."""
+    chance = random.Random(0)
+    for turn in range(times):
+        command = [sys.executable, "-c", WRITER, str(folder), str(1000 * turn)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(chance.uniform(0.0, 0.1))
+            process.send_signal(signal.SIGKILL)
+        disk = cache(folder)
+        for file in list(disk._files.values()):
+            prompt = disk.load(file).result()
+            assert prompt is not None
+            number = prompt.tokens[0]
+            assert prompt.data[TARGET] == stored(number, 3_000_000).data[TARGET]
+        disk.finish(1.0)
+    return len(disk._files)
+
+
+def test_what_a_killed_server_left_is_whole(tmp_path: Path, caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert kill_writers(tmp_path, 20) >= 20
+    assert not caplog.records
