@@ -211,7 +211,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tokens", type=int, default=100_000, help="of answers to learn from")
     parser.add_argument("--seconds", type=float, default=600.0, help="of training")
-    parser.add_argument("--loss", choices=("auto", "ce", "kl", "tv"), default="auto")
+    parser.add_argument("--loss", choices=("ce", "kl", "tv"), default="kl")
     parser.add_argument("--control", choices=("", "shuffled", "tenant", "duplicates"), default="")
     args = parser.parse_args()
     if args.part == "texts":

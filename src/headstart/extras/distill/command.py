@@ -44,10 +44,9 @@ class DistillOptions:
     output: str = option("distilled.gguf", "the tuned draft model", "-o")
     seconds: float = option(1200.0, "of training, if it is not over before", least=1.0)
     loss: str = option(
-        "auto",
-        "ce: learn the recorded tokens; kl, tv: the target's probabilities; auto: ce for texts of "
-        "temperature 0, kl for others",
-        choices=("auto", "ce", "kl", "tv"),
+        "kl",
+        "kl, tv: learn the target's probabilities; ce: the recorded tokens",
+        choices=("kl", "tv", "ce"),
     )
     weights: str = option("Q8_0", "type of the tuned model's matrices", choices=("F16", "Q8_0"))
     json: bool = option(False, "print everything as JSON")
@@ -184,7 +183,7 @@ class _Work:
         model = read_model(reader, CONTEXT)  # refuses before the target is loaded
         # they hold what the texts say, so they stay in the texts' folder until it is done
         rows, state = (self.folder / f"training.{name}" for name in ("npz", "state"))
-        taught = [text for text in texts if plan.is_taught(text)]
+        taught = texts if plan.loss != "ce" else []
         tell = partial(print, file=sys.stderr, flush=True)
         known = teacher.compute(self.config, self.target, taught, rows, tell)
         trained = Trainer(model, texts, known, plan, state).run(tell)
