@@ -33,6 +33,7 @@ TEMPERATURES = (0.0, 0.8, 1.5)
 LENGTHS = (3, 16)  # draft tokens a step, where they are fixed
 NEAR_TIE = 4.0  # times what was seen to change a logit: few of many ways to read a text are tried
 _READ_ROWS = (32, 5, 2, 128)  # of a decode that reads a text; each fills the cache by other kernels
+_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of a text, whose rest is read into cells in front of it
 _FINEST, _MOST_CHANGE = 2.0**-12, 64.0  # of a logit; where none helps, filters or text differ
 _HALVINGS = 16
 
@@ -70,6 +71,7 @@ class TextComparison:
 
     classes: WidthClasses
     is_exact: bool
+    change: float = 0.0  # most that a way to read a text was seen to change a logit
     num_texts: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
@@ -94,7 +96,7 @@ class TextComparison:
             "verdict": str(self),
             "is_exact": self.is_exact,
             "widths": str(self.classes),
-            "change": self.classes.change,
+            "change": self.change,
             "milliseconds": dict(self.classes.milliseconds),
             "texts": self.num_texts,
             "same": self.num_texts - len(self.differences),
@@ -128,9 +130,11 @@ def verify(
         tell: called after each way.
     """
     plain = open_scheduler(1)
-    verdict = TextComparison(_compare_widths(plain), is_exact)
+    classes = _compare_widths(plain)
+    verdict = TextComparison(classes, is_exact, classes.change)
     for num_slots in slots:
         scheduler = plain if num_slots == 1 else open_scheduler(num_slots)
+        has_measured = is_exact  # what ways to read the prompts change: once texts differ
         for temperature in temperatures:
             asked = [_at(request, temperature) for request in requests]
             off = Way(1, "off", SpeculativeParams(mode=DraftMode.OFF), False)
@@ -139,8 +143,12 @@ def verify(
                 if way == off:
                     continue
                 got = _answer(scheduler, asked, way)
+                if got != expected and not has_measured:
+                    has_measured = True
+                    for request in asked:
+                        verdict.change = max(verdict.change, _read(scheduler, request.prompt)[1])
                 found = [
-                    _explain(plain, request, way, (expected[i], got[i]), verdict)
+                    _explain(scheduler, request, way, (expected[i], got[i]), verdict)
                     for i, request in enumerate(asked)
                     if expected[i] != got[i]
                 ]
@@ -223,26 +231,48 @@ def _explain(
         shorter = min(len(expected), len(got))
         return Difference(*place, shorter, "different", None, "one ends, the other goes on")
     text = [*request.prompt, *expected[:position]]
-    logits, *others = (_logits_behind(scheduler, text, rows) for rows in _READ_ROWS)
+    logits, change = _read(scheduler, text)
+    verdict.change = max(verdict.change, change)
     margin = _margin(scheduler, request, expected[: position + 1], logits, got[position])
-    change = max(verdict.classes.change, *(float(np.abs(logits - one).max()) for one in others))
-    is_near = margin is not None and margin <= NEAR_TIE * change and not verdict.is_exact
+    is_near = margin is not None and margin <= NEAR_TIE * verdict.change and not verdict.is_exact
     return Difference(*place, position, "near tie" if is_near else "different", margin)
 
 
+def _read(scheduler: Scheduler, text: Sequence[int]) -> tuple[NDArray[np.float32], float]:
+    """Logits of the token behind a text, and how much other ways to read it change one."""
+    ways = [(rows, 0) for rows in _READ_ROWS]
+    if len(scheduler.cells) > 1 and 2 * len(text) <= scheduler.engine.num_cells:
+        ways += [(rows, int(share * len(text))) for share in _SHARES for rows in _READ_ROWS[:2]]
+    logits, *others = (_logits_behind(scheduler, text, *way) for way in ways)
+    return logits, max(float(np.abs(logits - one).max()) for one in others)
+
+
 def _logits_behind(
-    scheduler: Scheduler, tokens: Sequence[int], num_rows: int
+    scheduler: Scheduler, tokens: Sequence[int], num_rows: int, num_behind: int = 0
 ) -> NDArray[np.float32]:
-    """Of the token after these, read anew on an idle slot, so many rows in a decode."""
-    engine, cells = scheduler.engine, scheduler.cells[0]
-    scheduler.cache.empty(cells)
-    batch, logits = Batch(engine.max_batch_tokens), np.zeros(0, np.float32)
-    size = min(num_rows, engine.max_batch_tokens)
-    for start in range(0, len(tokens), size):
-        batch.clear()
-        batch.add(cells.seq_id, start, tokens[start : start + size], 1)
-        logits = engine.decode(batch)[-1].copy()
-    scheduler.cache.empty(cells)
+    """Of the token after these, read anew on an idle slot, so many rows in a decode.
+
+    The first `num_behind` of them are read behind another sequence, which ends then: the rest takes
+    its cells, and attention adds in that order.
+    """
+    engine, batch = scheduler.engine, Batch(scheduler.engine.max_batch_tokens)
+    while scheduler.cache.evict():
+        """Prompts of the answers go to main memory."""
+
+    def read(seq_id: int, start: int, end: int) -> NDArray[np.float32]:
+        size = min(num_rows, batch.capacity)
+        for at in range(start, end, size):
+            batch.clear()
+            batch.add(seq_id, at, tokens[at : min(at + size, end)], 1)
+            last: NDArray[np.float32] = engine.decode(batch)[-1].copy()
+        return last
+
+    if num_behind:
+        read(1, 0, len(tokens) - num_behind)
+        read(0, 0, num_behind)
+        engine.clear(1)
+    logits = read(0, num_behind, len(tokens))
+    engine.clear(0)
     return logits
 
 

@@ -148,3 +148,30 @@ def test_a_restored_prompt_of_another_text_is_found() -> None:
     found = ways(run(Mistaken))
     assert found
     assert all("cached prompts" in way for way in found)
+
+
+class Fragmented(Model):
+    """Sequences that others have ended beside use cells out of order, which changes logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._moved = set[int]()
+
+    def clear(self, seq_id: int) -> None:
+        if self.cache.get(seq_id) and seq_id != self.padding_sequence:
+            self._moved |= {other for other, tokens in self.cache.items() if tokens}
+        self._moved.discard(seq_id)
+        super().clear(seq_id)
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        logits = super().logits_after(tokens)
+        if any(self.cache.get(seq_id) is tokens for seq_id in self._moved):
+            noise = np.random.default_rng(tokens[-1]).normal(0.0, 0.3, len(logits))
+            logits = logits + noise.astype(np.float32)
+        return logits
+
+
+def test_texts_that_part_by_the_order_of_cells_part_at_near_ties() -> None:
+    verdict = run(Fragmented)
+    assert verdict.num_near_ties > 0
+    assert verdict.num_different == 0

@@ -115,7 +115,7 @@ def _summary(verdict: TextComparison) -> str:
     lines = [
         "",
         f"rows of a decode that agree bit for bit: {classes}; others change a logit by up to "
-        f"{classes.change:.2g}",
+        f"{classes.change:.2g}, the order of cells by up to {verdict.change:.2g}",
         f"milliseconds of a decode by rows: {', '.join(shown)}",
         f"draft tokens: {verdict.num_drafted} verified, {verdict.num_accepted} accepted",
         str(verdict),
