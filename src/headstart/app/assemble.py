@@ -278,6 +278,8 @@ def serve(
     Raises:
         ConfigError, ModelError: the server cannot start.
     """
+    import orjson  # noqa: F401  Ctrl-C while it initializes is a segmentation fault: not later
+
     from headstart.app.process import prepare_engine_process
     from headstart.config.logs import start_logging
     from headstart.worker.client import WorkerClient
