@@ -12,7 +12,7 @@ import numpy as np
 
 from headstart.types import Batch
 
-_HEAD, _GAP = struct.Struct("<IH"), struct.Struct("<II")
+_HEAD, _GAP = struct.Struct("<H"), struct.Struct("<II")
 
 
 class Gaps:
@@ -31,6 +31,10 @@ class Gaps:
         if seq_id not in self._of:
             return row
         return row - sum(gap for end, gap in self._of[seq_id] if end <= row)
+
+    def num_rows(self, seq_id: int, position: int) -> int:
+        """Of a sequence that ends before this position."""
+        return position + sum(gap for _, gap in self._of.get(seq_id, ()))
 
     def add(self, seq_id: int, end: int, gap: int) -> None:
         """An image was decoded that ends before row `end`."""
@@ -65,20 +69,19 @@ class Gaps:
             total = sum(gap for _, gap in self._of[seq_id])
             batch.positions[: batch.num_rows][seq_ids == seq_id] += np.int32(sign * total)
 
-    def pack(self, seq_id: int, length: int) -> bytes:
-        """A sequence's gaps and its rows, to be stored with its state."""
+    def pack(self, seq_id: int) -> bytes:
+        """A sequence's gaps, to be stored with its state."""
         gaps = self._of.get(seq_id, [])
-        return _HEAD.pack(length, len(gaps)) + b"".join(_GAP.pack(*gap) for gap in gaps)
+        return _HEAD.pack(len(gaps)) + b"".join(_GAP.pack(*gap) for gap in gaps)
 
     @staticmethod
     def size(data: memoryview) -> int:
         """Bytes of what was packed, at the begin of these."""
         if len(data) < _HEAD.size:
             return len(data)
-        return _HEAD.size + int(_HEAD.unpack(data[: _HEAD.size])[1]) * _GAP.size
+        return _HEAD.size + int(_HEAD.unpack(data[: _HEAD.size])[0]) * _GAP.size
 
-    def unpack(self, seq_id: int, data: memoryview) -> int:
-        """Take over what was packed; returns the rows."""
+    def unpack(self, seq_id: int, data: memoryview) -> None:
+        """Take over what was packed."""
         for row, gap in _GAP.iter_unpack(data[_HEAD.size : self.size(data)]):
             self.add(seq_id, row, gap)
-        return int(_HEAD.unpack(data[: _HEAD.size])[0])

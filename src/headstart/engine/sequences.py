@@ -204,7 +204,7 @@ class Sequences:
     def save_sequence(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""
         size = self._size(seq_id, _WHOLE)
-        head = self.gaps.pack(seq_id, self._lengths.get(seq_id, 0))
+        head = self.gaps.pack(seq_id)
         data, place = reserve(len(head) + size, self.checkpoints.of(seq_id))
         place[: len(head)] = head
         self._write(seq_id, _WHOLE, place[len(head) :])
@@ -224,9 +224,9 @@ class Sequences:
             self.clear(seq_id)
             return 0
         self._last_rows[seq_id] = 0  # nothing of it can be rolled back
-        length = self.gaps.unpack(seq_id, state)
-        if self.gaps.position(seq_id, length) == length:
-            length = int(api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+        self.gaps.unpack(seq_id, state)
+        position = int(api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
+        length = self.gaps.num_rows(seq_id, position)
         self._lengths[seq_id] = length
         self.checkpoints.put(seq_id, (c for c in parts[1] if c.length <= length))
         return length
