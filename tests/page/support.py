@@ -45,6 +45,14 @@ KEPT = """async () => {
   return (await loadMessages(conversation.id)).get(conversation.leaf);
 }"""
 
+# what Chromium says when a server is gone: a test's server ends before its page does
+_SERVER_IS_GONE = (
+    "net::ERR_CONNECTION_REFUSED",
+    "net::ERR_CONNECTION_RESET",
+    "net::ERR_EMPTY_RESPONSE",
+    "net::ERR_INCOMPLETE_CHUNKED_ENCODING",
+)
+
 
 class Window:
     """The page in a browser, with the ways in which users use it."""
@@ -63,7 +71,7 @@ class Window:
 
     def _hear(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and not any(
-            part in message.text for part in self.expected
+            part in message.text for part in (*self.expected, *_SERVER_IS_GONE)
         ):
             self.troubles.append(message.text)
 
