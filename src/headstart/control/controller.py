@@ -189,6 +189,8 @@ class Controller:
             asking = self._asking.setdefault(name, Asking())
             asking.took(shared_ms + call.milliseconds / len(numbers))
             for index, seq_id in zip(call.indices, numbers, strict=True):
+                if plan.sequences[index].policy.mode is DraftMode.FIXED:
+                    continue  # asked whether it pays or not, and what it saves is not worked out
                 is_verified = name in plan.sources[index][: plan.lengths[index]]
                 saved = plan.saved_ms[index] if is_verified and plan.saved_ms else 0.0
                 asking.earned(seq_id, saved, slot_ms)

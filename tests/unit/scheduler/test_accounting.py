@@ -11,6 +11,7 @@ import pytest
 from tests.harness import (
     AUTO,
     Answer,
+    Clock,
     Model,
     Oracle,
     RandomController,
@@ -158,6 +159,14 @@ def test_a_draft_for_which_the_cache_has_no_room_is_counted_by_its_speculator_to
     (stats,) = stats_of(run(scheduler, [request]))
     counts = stats.by_speculator["oracle"]
     assert counts.reasons["context full"] == stats.drafts.reasons["context full"] > 0
+
+
+def test_a_request_with_a_fixed_length_silences_no_speculator_for_others() -> None:
+    requests, control = make_requests(4), Controller()
+    scheduler = make_scheduler(engine := Model(), [Oracle(engine, requests)], fixed(4), control)
+    scheduler.drafting._clock = Clock()  # asking takes as long as a step
+    run(scheduler, requests)
+    assert control.wanted("oracle", [99]) == [99]
 
 
 def test_positions_are_counted_from_the_first_token_of_the_step() -> None:
