@@ -1,10 +1,10 @@
 """Files of one sequence, in libllama's own format, so that llama-server reads ours and we its.
 
 magic, version, number of tokens (uint32 each), the tokens (int32), the state. In memory a state has
-its length, the number of its images' gaps (none here), a magic and a sequence id in front
-(`_IN_MEMORY`), in a file it has not. Files are read and written
-here, because libllama's own function aborts the process on a file that ends early; of a state in
-memory it only says that it cannot use it. Nothing here needs its context: any thread may do it.
+the number of its images' gaps (none here), a magic and a sequence id in front (`_IN_MEMORY`), in a
+file it has not. Files are read and written here, because libllama's own function aborts the process
+on a file that ends early; of a state in memory it only says that it cannot use it. Nothing here
+needs its context: any thread may do it.
 Source: llama.cpp src/llama-context.cpp, state_seq_save_file and state_seq_load_file.
 
 Behind the state, where libllama does not look, stand the number of exact tokens, which is less
@@ -36,7 +36,7 @@ from headstart.types.errors import EngineError, InvalidParameterError
 # LLAMA_STATE_SEQ_MAGIC and LLAMA_STATE_SEQ_VERSION of llama.h
 MAGIC, VERSION = 0x67677371, 3
 _HEADER = struct.Struct("<III")
-_IN_MEMORY = struct.Struct("<IHIi")
+_IN_MEMORY = struct.Struct("<HIi")
 _STATE_MAGIC = 0xAF143CD8
 _TRAILER = struct.Struct("<8sI16s")  # magic, exact tokens, checksum of all that stands before it
 _TRAILER_MAGIC = b"HS SLOT1"
@@ -89,8 +89,7 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
             file.seek(_HEADER.size)
             head += file.read(end - _HEADER.size)
             data, place = reserve(_IN_MEMORY.size + num_bytes - end - len(trailer), ())
-            num_tokens = (end - _HEADER.size) // 4
-            front = _IN_MEMORY.pack(num_tokens, 0, _STATE_MAGIC, 0)  # the id is not looked at
+            front = _IN_MEMORY.pack(0, _STATE_MAGIC, 0)  # the id is not looked at
             place[: _IN_MEMORY.size] = front
             state = place[_IN_MEMORY.size :]
             if file.readinto(state) != len(state):
