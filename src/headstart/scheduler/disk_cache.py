@@ -184,7 +184,8 @@ class DiskCache:
             self._loading.pop(file.path.stem, None)
         try:
             head, caches = read_prompt(file.path)
-            if head.tokens != file.tokens or head.identity != self._place.identity:
+            own = (self._place.identity, file.namespace, file.tokens)
+            if (head.identity, head.namespace, head.tokens) != own:
                 raise ValueError("it is another prompt's")
             os.utime(file.path)
         except FileNotFoundError:  # another server removed it
@@ -310,5 +311,5 @@ class DiskCache:
 
 def _name_of(namespace: str, tokens: array[int]) -> str:
     """Of the file of a text: the same on every server."""
-    digest = hashlib.blake2b(tokens.tobytes(), digest_size=16, key=namespace.encode()[:64])
-    return digest.hexdigest()
+    owner = hashlib.blake2b(namespace.encode()).digest()
+    return hashlib.blake2b(tokens.tobytes(), digest_size=16, key=owner).hexdigest()

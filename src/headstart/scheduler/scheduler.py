@@ -324,8 +324,10 @@ class Scheduler:
 
     def wait_for_threads(self) -> None:
         """Where there is nothing else to do, wait a little for what threads do."""
+        if self.running:
+            return
         loading = [one.loading for one in self.waiting if one.loading and not one.loading.done()]
-        if not self.running and len(loading) == len(self.waiting):
+        if len(loading) == len(self.waiting):
             files = [self.slot_actions.file] if self.slot_actions.file else []
             wait([*loading, *files, *self.compiling.futures], WAIT_SECONDS, FIRST_COMPLETED)
 

@@ -155,7 +155,7 @@ def end_thoughts(command: ThoughtsEnd, running: Iterable[Sequence]) -> str:
             continue
         if not request.namespace.startswith(command.namespace):
             continue
-        if sampler is None or sampler.thoughts is None:
+        if sampler.thoughts is None:
             return "reasoning control not enabled for this completion"
         sampler.thoughts.end()
         return ""

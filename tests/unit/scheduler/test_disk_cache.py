@@ -215,6 +215,20 @@ def test_only_their_owner_can_read_them(folder: Path) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in files(folder)} == {0o600}
 
 
+def test_tenants_whose_names_begin_alike_share_no_file(folder: Path) -> None:
+    disk, names = cache(folder), ["a" * 64 + end for end in "bc"]
+    for name in names:
+        assert disk.put(stored(1, namespace=name))
+    settled(disk)
+    for name in names:
+        file, length = disk.find(name, packed([1] * 40))
+        assert file is not None
+        assert length == 40
+        loaded = disk.load(file).result()
+        assert loaded is not None
+        assert loaded.namespace == name
+
+
 def stored(number: int, num_bytes: int = 1000, namespace: str = "") -> StoredPrompt:
     data = pack(number.to_bytes(4, "little") * (num_bytes // 4), [])
     return StoredPrompt(namespace, packed([number] * 40), {TARGET: data}, 40, time.time())
