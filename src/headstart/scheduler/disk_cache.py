@@ -39,6 +39,7 @@ MAX_WAITING_BYTES = 1 << 30  # of prompts that wait to be written; further ones 
 LEAST_FREE = 1 << 30  # bytes of the disk that are left to others
 OLD_SECONDS = 3600.0  # a temporary file of that age is nobody's
 RETRY_SECONDS = 60.0  # after a file could not be written
+RESTS = 20.0  # times that a piece of a file took, before the next: decodes need the processor
 _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of reading: prior, and of the average that follows
 
 
@@ -78,6 +79,7 @@ class DiskCache:
         self._waiting: dict[str, int] = {}  # bytes of what is to be written, by name
         self._counts = DiskReport()
         self._loading: dict[str, Future[StoredPrompt | None]] = {}
+        self._ends = threading.Event()  # nothing is decoded any more
         self._too_old = 0.0  # what was not used since then finds no room
         self._failure = ""  # why nothing can be written; told once
         self._retry_at = 0.0
@@ -141,6 +143,7 @@ class DiskCache:
 
     def finish(self, seconds: float) -> None:
         """Write what waits, for so long at most."""
+        self._ends.set()
         done = threading.Event()
         self._writer.submit(done.set)
         done.wait(seconds)
@@ -162,7 +165,7 @@ class DiskCache:
             )
             if not self._make_room(prompt):
                 return
-            write_prompt(path, head, data.values())
+            write_prompt(path, head, data.values(), lambda s: self._ends.wait(RESTS * s))
             os.utime(path, (prompt.last_used, prompt.last_used))
             # of the conversation that it continues it may lack the answer: thoughts are not sent
             older, num_common = self.find(head.namespace, head.tokens)

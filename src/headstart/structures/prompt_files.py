@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 import struct
+import time
 from array import array
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from headstart.structures.checkpoints import Data
 
 _HEADER = struct.Struct("<8sII16s")  # magic, bytes of JSON, tokens, checksum
 _MAGIC, _CHECKSUM_SIZE = b"HSPROMP1", 16
+_PIECE = 1 << 20  # bytes that are written without a rest
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,16 @@ class PromptHead:
     sizes: Mapping[str, int]  # bytes of the caches, by model and in order
 
 
-def write_prompt(path: Path, head: PromptHead, caches: Iterable[Data]) -> None:
+def write_prompt(
+    path: Path,
+    head: PromptHead,
+    caches: Iterable[Data],
+    rest: Callable[[float], object] = lambda _: None,
+) -> None:
     """Write a file that only this user may read, whole or not at all.
 
-    It is not flushed to the disk: what a power failure takes is noticed, and read again.
+    It is not flushed to the disk: what a power failure takes is noticed, and read again. `rest` is
+    called behind each piece of the caches, with the seconds that it took.
 
     Raises:
         OSError: it cannot be written.
@@ -56,8 +64,11 @@ def write_prompt(path: Path, head: PromptHead, caches: Iterable[Data]) -> None:
             start = _HEADER.pack(_MAGIC, len(text), len(head.tokens), first) + text + tokens
             _write_all(file, start)
             for cache in caches:
-                _write_all(file, cache)
-                digest.update(cache)
+                for at in range(0, len(cache), _PIECE):
+                    began, piece = time.perf_counter(), memoryview(cache)[at : at + _PIECE]
+                    _write_all(file, piece)
+                    digest.update(piece)
+                    rest(time.perf_counter() - began)
             _write_all(file, digest.digest())
         os.replace(temporary, path)
     except BaseException:
