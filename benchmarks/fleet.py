@@ -8,7 +8,7 @@ latency   the same server asked directly and through the router, in turn: millis
           so what is more than in the first row is the router's.
 prefixes  three servers with the embedded model, of which one is kept busy from outside: which
           share of prompt tokens was cached, and of answers' tokens was drafted, when requests go
-          round-robin, by prefix, and by prefix and corpus. New servers for each.
+          round-robin and by prefix. New servers for each.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -94,19 +93,11 @@ def round_robin() -> Ranking:
     return rank
 
 
-def prefix_only() -> Ranking:
-    """The policy without its last term."""
-    return lambda candidates, conversation, last: ranking(
-        [replace(one, corpus_share=0.0) for one in candidates], conversation, last
-    )
-
-
 def prefixes() -> None:
     """Print a table, a row per policy."""
     policies: dict[str, Callable[[], Ranking]] = {
         "round-robin": round_robin,
-        "prefix": prefix_only,
-        "prefix + corpus": lambda: ranking,
+        "prefix": lambda: ranking,
     }
     print(
         table_head(
@@ -141,9 +132,6 @@ def _run_policy(rank: Ranking) -> list[Answer]:
             fleet.add(Replica(client.url, client.url))
         router = stack.enter_context(_in_thread(fleet))
         _complete(router, "first")
-        for _ in clients:  # each is asked once, and its corpus then
-            _complete(router, f"second {_}")
-        time.sleep(2)
         stack.enter_context(_busy(clients[0]))
         answers: list[Answer] = []
         histories = [f"conversation {i}\n{text}" for i, text in enumerate(texts)]

@@ -27,7 +27,7 @@ from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan, StepRecord
 from headstart.types import NO_DRAFT, Decoded, Draft, DraftRequest
-from headstart.types.request import CorpusEvent, CorpusQuestion, SpeculativeParams
+from headstart.types.request import SpeculativeParams
 
 log = logging.getLogger(__name__)
 
@@ -275,14 +275,6 @@ class Drafting:
         """Give speculators back what they had; the others compute it again when they need it."""
         for name, saved in data.items():
             self.speculators[name].restore_sequence(seq_id, saved)
-
-    def read_corpus(self, asked: CorpusQuestion) -> CorpusEvent:
-        """What the first speculator that keeps past texts knows; nothing where none does."""
-        for speculator in self.speculators.values():
-            found = speculator.kept_texts(asked.namespace, asked.places, asked.max_tokens)
-            if found is not None:
-                return CorpusEvent(asked.request_id, found.tokens, found.places, found.is_complete)
-        return CorpusEvent(asked.request_id, b"", (), is_complete=True)
 
     def learn_costs(self, samples: list[Sample], change_ms: float) -> None:
         """Decodes were timed before the first request; see `Controller.learn_costs`."""

@@ -13,7 +13,6 @@ import numpy as np
 import orjson
 
 from headstart.speculators.base import Speculator
-from headstart.structures.corpus import CorpusPart
 from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
 from headstart.types.report import SpeculatorReport
 from headstart.types.speculation_stats import SpeculationStats
@@ -231,16 +230,6 @@ class GuardedSpeculator:
 
     def end(self, seq_id: int) -> None:
         self._tell("end", [seq_id], seq_id)
-
-    def kept_texts(
-        self, namespace: str, places: Sequence[int], max_tokens: int
-    ) -> CorpusPart | None:
-        """See `Speculator.kept_texts`."""
-        try:
-            return self.speculator.kept_texts(namespace, places, max_tokens)
-        except Exception:
-            log.exception("speculator %s failed in kept_texts", self.name)
-            return None
 
     def close(self) -> None:
         """The server stops; the others are closed too if this one cannot be."""

@@ -21,7 +21,6 @@ from headstart.server import (
     anthropic,
     chat,
     completions,
-    corpus,
     embeddings,
     events,
     guard,
@@ -45,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings,
-    ollama, text, metrics, adapters, corpus, streams,
+    ollama, text, metrics, adapters, streams,
 )  # fmt: skip
 
 

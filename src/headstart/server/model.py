@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -30,7 +30,6 @@ from headstart.types.sampling_params import SamplingParams
 from headstart.types.worker import Worker
 
 if TYPE_CHECKING:
-    from headstart.server.corpus import ReadTexts
     from headstart.server.events import EventFeed
 
 
@@ -106,7 +105,6 @@ class Service:
         default_factory=WeakValueDictionary
     )
     image_questions: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 4))
-    corpora: OrderedDict[str, ReadTexts] = field(default_factory=OrderedDict)
     adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
     events: EventFeed | None = None  # of those who listen to /events
     # counts of the last three minutes, for those who begin to listen

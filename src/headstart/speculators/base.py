@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
-from headstart.structures.corpus import CorpusPart
 from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
@@ -169,16 +168,6 @@ class Speculator(ABC):
 
     def end(self, seq_id: int) -> None:
         """The request is over; forget the sequence (what is shared may stay)."""
-
-    def kept_texts(
-        self, namespace: str, places: Sequence[int], max_tokens: int
-    ) -> CorpusPart | None:
-        """Texts that drafts of this namespace may be copied from; None: it keeps none.
-
-        Args:
-            places: those of the last answer, or nothing; only what came since is wanted.
-        """
-        return None
 
     def close(self) -> None:
         """The server stops: write what is durable, free what is native."""

@@ -34,7 +34,7 @@ from typing import Any, NamedTuple
 from headstart.config import option
 from headstart.speculators.base import Speculator, register
 from headstart.speculators.suffix_alignment import Alignment
-from headstart.structures.corpus import MAX_MATCH, SIZES, CorpusPart, KeptText, SuffixCorpus
+from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
 from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import Place, SuffixIndex, Tail
@@ -244,11 +244,6 @@ class SuffixSpeculator(Speculator):
             self._answers.move_to_end(running.prompt)
             if len(self._answers) > 4096:
                 self._answers.popitem(last=False)
-
-    def kept_texts(
-        self, namespace: str, places: Sequence[int], max_tokens: int
-    ) -> CorpusPart | None:
-        return self.corpus.read(namespace, places, max_tokens)
 
     def close(self) -> None:
         self.corpus.close()

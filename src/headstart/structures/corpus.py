@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
 
 from headstart.structures.rolling import namespace_id
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
@@ -58,14 +57,6 @@ class KeptText:
     key: bytes
     start: int
     end: int
-
-
-class CorpusPart(NamedTuple):
-    """Some of the texts that a namespace may see."""
-
-    tokens: bytes  # int32, a SEPARATOR behind each text
-    places: tuple[int, ...]  # up to where each of its indexes was read, over all tokens ever added
-    is_complete: bool  # nothing is left
 
 
 class _NamespaceTexts:
@@ -284,23 +275,6 @@ class SuffixCorpus:
             return []
         keys = (_key_of(namespace), _PUBLIC, _FILES) if namespace else (_PUBLIC, _FILES)
         return [texts[key].index for key in keys if key in texts]
-
-    def read(self, namespace: str, places: Sequence[int], max_tokens: int) -> CorpusPart:
-        """What a namespace may see, after the places of the last part; for the first, ()."""
-        keys = (_key_of(namespace), _PUBLIC, _FILES) if namespace else (_PUBLIC, _FILES)
-        found, ends, num_left = array("i"), [], 0
-        for key, place in zip(keys, (*places, 0, 0, 0), strict=False):
-            texts = self._texts.get(key)
-            if texts is None:
-                ends.append(0)
-                continue
-            index = texts.index
-            start = max(place - texts.num_before, index.floor)
-            end = min(len(index), start + max_tokens - len(found))
-            found.extend(index.tokens[start:end])
-            ends.append(texts.num_before + end)
-            num_left += len(index) - end
-        return CorpusPart(found.tobytes(), tuple(ends), not num_left)
 
     def newest(self, namespace: str) -> KeptText | None:
         """The text that was added last to this namespace; None if it had to make room at once."""

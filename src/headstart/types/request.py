@@ -272,26 +272,6 @@ class EmbeddingEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class CorpusQuestion:
-    """Texts that drafts of a namespace may be copied from; answered by a `CorpusEvent`."""
-
-    request_id: str
-    namespace: str
-    places: tuple[int, ...]  # of the last answer: only what came since is wanted
-    max_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class CorpusEvent:
-    """The only event of a corpus question."""
-
-    request_id: str
-    tokens: bytes  # int32, a `SEPARATOR` behind each text
-    places: tuple[int, ...]  # up to where each of the corpora was read
-    is_complete: bool
-
-
-@dataclass(frozen=True, slots=True)
 class SlotEvent:
     """The only event of a slot action that was done."""
 
@@ -325,10 +305,9 @@ Event = (
     | FinishEvent
     | SlotEvent
     | ThoughtsEndEvent
-    | CorpusEvent
     | EmbeddingEvent
     | MediaEvent
     | ErrorEvent
 )
 # what is submitted
-Work = Request | SlotAction | ThoughtsEnd | CorpusQuestion | EmbeddingRequest | MediaQuestion
+Work = Request | SlotAction | ThoughtsEnd | EmbeddingRequest | MediaQuestion

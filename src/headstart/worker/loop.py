@@ -20,7 +20,6 @@ from headstart.types.errors import CapacityError, EngineError, NotSupportedError
 from headstart.types.media import MediaQuestion
 from headstart.types.report import DiskReport, SlotReport, WorkerReport
 from headstart.types.request import (
-    CorpusQuestion,
     EmbeddingRequest,
     Event,
     SlotAction,
@@ -206,8 +205,6 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
         elif isinstance(command, ThoughtsEnd):
             reason = end_thoughts(command, scheduler.running)
             send(Message([ThoughtsEndEvent(command.request_id, reason)]))
-        elif isinstance(command, CorpusQuestion):
-            send(Message([scheduler.drafting.read_corpus(command)]))
         elif isinstance(command, EmbeddingRequest):
             if scheduler.embeddings is None:
                 raise NotSupportedError("this engine does not embed; start with --embeddings")

@@ -51,14 +51,13 @@ def create_app(
         ConfigError: the API key file cannot be used.
     """
     proxy = Proxy(config.timeout)
-    health = Health(fleet, proxy, options.health_seconds)
-    forward = Routing(fleet, proxy, options, health, TENANT_HEADER.lower() if watch else "")
+    forward = Routing(fleet, proxy, options, TENANT_HEADER.lower() if watch else "")
     has_keys = bool(config.api_key or config.api_key_file)
     orders = Orders(fleet, has_keys=has_keys, trusts_local=watch is None)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(health.run())]
+        tasks = [asyncio.create_task(Health(fleet, proxy, options.health_seconds).run())]
         if watch is not None:
             tasks.append(asyncio.create_task(watch()))
         try:

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
 from statistics import fmean
 
 from headstart.gateway.balancer.conversation import Asked
 from headstart.gateway.balancer.learned import Timings, block_hashes, shared_prices
 from headstart.gateway.balancer.policy import Candidate, ranking, wait_seconds
 from headstart.gateway.balancer.replica import Flight, Replica
-from headstart.structures.passages import hashes
 
 Ranking = Callable[[Sequence[Candidate], str, str], list[Candidate]]
 
@@ -37,42 +35,16 @@ class Fleet:
         """Those that may be sent requests."""
         return [one for one in self.replicas.values() if one.takes_requests]
 
-    def order(self, asked: Asked, namespace: str = "") -> list[Replica]:
+    def order(self, asked: Asked) -> list[Replica]:
         """The replicas to try, best first; empty while there is none."""
         replicas = self.available()
         if not replicas:
             return []
-        candidates = self._candidates(replicas, asked, namespace)
+        candidates = _candidates(replicas, asked)
         last = self._last.get(asked.conversation, "") if asked.conversation else ""
         owner = self._owners.get(asked.needs, "") if asked.needs else ""
         ranked = self.rank(candidates, asked.conversation, last)
         return [self.replicas[one.name] for one in sorted(ranked, key=lambda c: c.name != owner)]
-
-    def _candidates(
-        self, replicas: Sequence[Replica], asked: Asked, namespace: str
-    ) -> list[Candidate]:
-        all_learned = [one.learned for one in replicas]
-        per_byte = fmean(one.tokens_per_byte.value for one in all_learned)
-        num_answer = fmean(one.answer_tokens.value for one in all_learned)
-        if asked.max_tokens is not None:
-            num_answer = min(num_answer, asked.max_tokens)
-        # of the end of the text; computed only if there is a corpus to compare with
-        passages = cache(partial(hashes, asked.text[-8192:]))
-        digests = [one.digests.get(namespace) for one in replicas]
-        return [
-            Candidate(
-                name=one.name,
-                num_prompt=len(asked.text) * per_byte,
-                num_answer=num_answer,
-                load=one.load(),
-                prices=prices,
-                num_known=one.prefixes.match(asked.blocks) * per_byte,
-                corpus_share=digest.share_of(passages()) if digest else 0.0,
-            )
-            for one, prices, digest in zip(
-                replicas, shared_prices(all_learned), digests, strict=True
-            )
-        ]
 
     def knows_owner(self, asked: Asked) -> bool:
         """Whether the stored response that it needs was made through this balancer."""
@@ -115,3 +87,22 @@ def _remember(names: OrderedDict[str, str], key: str, name: str) -> None:
     names.move_to_end(key)
     if len(names) > 100_000:
         names.popitem(last=False)
+
+
+def _candidates(replicas: Sequence[Replica], asked: Asked) -> list[Candidate]:
+    all_learned = [one.learned for one in replicas]
+    per_byte = fmean(one.tokens_per_byte.value for one in all_learned)
+    num_answer = fmean(one.answer_tokens.value for one in all_learned)
+    if asked.max_tokens is not None:
+        num_answer = min(num_answer, asked.max_tokens)
+    return [
+        Candidate(
+            name=one.name,
+            num_prompt=len(asked.text) * per_byte,
+            num_answer=num_answer,
+            load=one.load(),
+            prices=prices,
+            num_known=one.prefixes.match(asked.blocks) * per_byte,
+        )
+        for one, prices in zip(replicas, shared_prices(all_learned), strict=True)
+    ]

@@ -1,4 +1,4 @@
-"""The text of a request and its answer, in which prefixes and passages are compared.
+"""The text of a request and its answer, in which prefixes are compared.
 
 The text of the next turn of a conversation begins with that of this turn and its answer. It is not
 what the model reads (the replica applies the template), but it grows as that does. Knows the bodies

@@ -1,14 +1,10 @@
-"""Polls the replicas: health, slots, queue, and what their corpora hold."""
+"""Polls the replicas: health, slots and queue."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import math
 import re
-import time
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -17,7 +13,6 @@ from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.policy import Load
 from headstart.gateway.balancer.replica import Replica
 from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy
-from headstart.structures.passages import Digest
 from headstart.types.errors import BackendError
 
 log = logging.getLogger(__name__)
@@ -33,18 +28,12 @@ class Health:
     def __init__(self, fleet: Fleet, proxy: Proxy, poll_seconds: float) -> None:
         self._fleet, self._proxy, self._seconds = fleet, proxy, poll_seconds
         self._num_silent: dict[str, int] = {}  # polls without an answer, by replica
-        self._asked_at: dict[tuple[str, str], float] = {}  # for digests, by replica and namespace
-        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Poll until cancelled."""
-        try:
-            while True:
-                await asyncio.gather(*map(self._poll, list(self._fleet.replicas.values())))
-                await asyncio.sleep(self._seconds)
-        finally:
-            for task in self._tasks:
-                task.cancel()
+        while True:
+            await asyncio.gather(*map(self._poll, list(self._fleet.replicas.values())))
+            await asyncio.sleep(self._seconds)
 
     async def _poll(self, replica: Replica) -> None:
         try:
@@ -85,36 +74,13 @@ class Health:
             log.info("%s is healthy", replica.name)
         replica.hear(load, started)
 
-    async def _get(
-        self, replica: Replica, path: str, headers: Mapping[str, str] | None = None
-    ) -> tuple[int, bytes, dict[bytes, bytes]]:
-        backend = Backend(name=replica.name, url=replica.url, headers=headers or replica.headers)
+    async def _get(self, replica: Replica, path: str) -> tuple[int, bytes, dict[bytes, bytes]]:
+        backend = Backend(name=replica.name, url=replica.url, headers=replica.headers)
         answer = await self._proxy.open(backend, ProxiedRequest("GET", path))
         try:
             return answer.status, await answer.read(), dict(answer.headers)
         finally:
             answer.close()
-
-    def answered(self, replica: Replica, namespace: str, headers: Mapping[str, str]) -> None:
-        """Ask, every 30 s at most, what the corpora of a tenant that was served hold."""
-        now, name = time.monotonic(), (replica.name, namespace)
-        if now - self._asked_at.get(name, -math.inf) < 30:
-            return
-        self._asked_at[name] = now
-        if len(self._asked_at) > 10_000:
-            self._asked_at.clear()
-        task = asyncio.create_task(self._read_digest(replica, namespace, dict(headers)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _read_digest(
-        self, replica: Replica, namespace: str, headers: Mapping[str, str]
-    ) -> None:
-        with contextlib.suppress(BackendError, TimeoutError):
-            async with asyncio.timeout(ANSWER_SECONDS):
-                status, body, _ = await self._get(replica, "/corpus/digest", headers)
-            if status == 200 and (digest := Digest.from_json(_object(body))):
-                replica.keep_digest(namespace, digest)
 
 
 def _lose(replica: Replica, reason: str) -> None:

@@ -5,7 +5,6 @@ For each replica, in seconds:
     expected wait                       its queue, the prompts before this one, its busy slots
   + uncached tokens x prompt_token      what it would have to read of the prompt, which takes longer
                                         beside requests that generate
-  - what its corpus knows of this text  tokens of the answer that it would draft from there
 
 Affinity is a term of this sum and not a mode: for one request it yields when waiting at the replica
 that knows the prompt costs more than reading the prompt elsewhere, and it holds for all others.
@@ -20,7 +19,6 @@ from hashlib import blake2b
 
 # replicas that cost no more than the cheapest and this much are equal: prices are that uncertain
 EQUAL_SHARE, EQUAL_SECONDS = 0.1, 0.01
-CORPUS_GAIN = 0.5  # share of the time of a token that a draft from a corpus saves
 # how much longer a prompt token, and a generated one, takes with each request that generates beside
 PROMPT_SLOWDOWN, TOKEN_SLOWDOWN = 0.5, 0.1
 
@@ -54,7 +52,6 @@ class Candidate:
     load: Load = Load()
     prices: Prices = Prices()
     num_known: float = 0.0  # tokens of the prompt that it has read before
-    corpus_share: float = 0.0  # of the text's passages that occur in its corpora, 0 to 1
 
 
 def expected_seconds(one: Candidate) -> float:
@@ -62,8 +59,7 @@ def expected_seconds(one: Candidate) -> float:
     uncached = max(0.0, one.num_prompt - one.num_known)
     num_beside = min(one.load.num_running, one.load.num_slots - 1)
     reading = uncached * one.prices.prompt_token * (1 + PROMPT_SLOWDOWN * num_beside)
-    saved = one.num_answer * one.prices.token * one.corpus_share * CORPUS_GAIN
-    return wait_seconds(one.load, one.prices, one.num_answer) + reading - saved
+    return wait_seconds(one.load, one.prices, one.num_answer) + reading
 
 
 def wait_seconds(load: Load, prices: Prices, num_answer: float = 0.0) -> float:

@@ -9,7 +9,6 @@ from typing import Any
 from headstart.gateway.balancer.conversation import Asked
 from headstart.gateway.balancer.learned import MIN_READ, Learned, Prefixes, Timings
 from headstart.gateway.balancer.policy import Load
-from headstart.structures.passages import Digest
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +39,6 @@ class Replica:
     flights: set[Flight] = field(default_factory=set)
     learned: Learned = field(default_factory=Learned)
     prefixes: Prefixes = field(default_factory=Prefixes)
-    digests: dict[str, Digest] = field(default_factory=dict)  # by namespace
     num_sent: int = 0
     num_failed: int = 0
 
@@ -92,7 +90,6 @@ class Replica:
         """Take in its report; a server that was restarted has read nothing."""
         if self.started_at and started_at and self.started_at != started_at:
             self.prefixes.clear()
-            self.digests.clear()
         self.started_at = started_at
         self.reported, self.num_reported_own = reported, len(self.flights)
         self.is_healthy, self.why_not = True, ""
@@ -100,13 +97,6 @@ class Replica:
     def lose(self, reason: str) -> None:
         """Send it nothing until it answers a poll again."""
         self.is_healthy, self.why_not = False, reason
-
-    def keep_digest(self, namespace: str, digest: Digest) -> None:
-        """Keep what its corpora hold for one tenant; the oldest digest goes first."""
-        self.digests.pop(namespace, None)
-        self.digests[namespace] = digest
-        while len(self.digests) > 64:
-            del self.digests[next(iter(self.digests))]
 
     def describe(self) -> dict[str, Any]:
         """Its state as JSON, for people."""

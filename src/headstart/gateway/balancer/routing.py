@@ -19,7 +19,6 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import AnswerText, Asked, read
-from headstart.gateway.balancer.health import Health
 from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.gateway.proxy import Backend, ProxiedAnswer, ProxiedRequest, Proxy, relay
@@ -46,10 +45,9 @@ class Routing:
         fleet: Fleet,
         proxy: Proxy,
         options: RoutingOptions,
-        health: Health,
         tenant_header: str = "",
     ) -> None:
-        self._fleet, self._proxy, self._options, self._health = fleet, proxy, options, health
+        self._fleet, self._proxy, self._options = fleet, proxy, options
         self._tenant_header = tenant_header
         self.threads = Threads("bodies", 1, max_waiting=256)
 
@@ -65,10 +63,9 @@ class Routing:
     async def _handle(
         self, request: ProxiedRequest, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        key = _key_headers(request)
         namespace = scope.get("headstart.namespace", "")
         if not self._tenant_header:
-            namespace = namespace or _namespace(key)
+            namespace = namespace or _namespace(_key_headers(request))
         asked = Asked()
         if found := STORED.match(scope["path"]):
             asked = Asked(needs=found[1])
@@ -89,15 +86,12 @@ class Routing:
             self._fleet.finish(flight, learned, text.timings)
             if text.stored_id:
                 self._fleet.own(text.stored_id, flight.replica)
-            if is_learned:
-                headers = self._headers(flight.replica, key, namespace)
-                self._health.answered(flight.replica, namespace, headers)
 
     async def _open(
         self, request: ProxiedRequest, asked: Asked, namespace: str, receive: Receive
     ) -> tuple[Flight, ProxiedAnswer]:
         """An answer that has begun, from the best replica that gives one."""
-        replicas = self._fleet.order(asked, namespace)
+        replicas = self._fleet.order(asked)
         failure: BackendError | None = None
         may_crash = 1  # a request that ends one server may end them all
         is_busy = bool(replicas)

@@ -12,7 +12,6 @@ from headstart.gateway.balancer.conversation import Asked, read
 from headstart.gateway.balancer.learned import Learned, Timings, block_hashes, shared_prices
 from headstart.gateway.balancer.policy import TOKEN_SLOWDOWN, Load
 from headstart.gateway.balancer.replica import Flight, Replica
-from headstart.structures.passages import PassageSet
 
 
 def make_fleet(num_replicas: int = 3) -> Fleet:
@@ -112,23 +111,6 @@ def test_who_continues_a_stored_response_is_sent_to_the_replica_that_has_it():
     for name in fleet.replicas:
         body = {"input": "And then?", "previous_response_id": f"resp-{name}"}
         assert fleet.order(read(orjson.dumps(body)))[0].name == name
-
-
-def test_a_corpus_attracts_texts_that_it_knows():
-    fleet = make_fleet()
-    code = "".join(f"def function_{i}(argument):\n    return argument + {i}\n" for i in range(60))
-    passages = PassageSet()
-    passages.add([code.encode()])
-    fleet.replicas["r1"].keep_digest("", passages.digest())
-    assert {answer(make_fleet(), chat(f"{i}: edit {code}")) for i in range(12)} == {
-        "r0",
-        "r1",
-        "r2",
-    }
-    fresh = [fleet.order(chat(f"{i}: edit {code}"))[0].name for i in range(12)]
-    assert set(fresh) == {"r1"}
-    tenant = [fleet.order(chat(f"{i}: edit {code}"), "tenant")[0].name for i in range(12)]
-    assert set(tenant) == {"r0", "r1", "r2"}, "a digest is for one namespace"
 
 
 @pytest.mark.parametrize("num_times", [1, 2])

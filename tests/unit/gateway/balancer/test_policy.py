@@ -45,7 +45,6 @@ def candidates():
         name=st.sampled_from("abcdefgh"),
         load=loads(),
         num_known=st.floats(0, 5000),
-        corpus_share=st.floats(0, 1),
     )
 
 
@@ -85,7 +84,7 @@ def test_more_in_the_queue_never_makes_a_replica_the_first(fleet, data):
 def test_knowing_more_never_costs_a_replica_the_first_place(fleet, data):
     i = data.draw(st.integers(0, len(fleet) - 1))
     wiser = list(fleet)
-    wiser[i] = replace(fleet[i], num_known=fleet[i].num_known + 500, corpus_share=1.0)
+    wiser[i] = replace(fleet[i], num_known=fleet[i].num_known + 500)
     if names(ranking(fleet))[0] == fleet[i].name:
         assert expected_seconds(wiser[i]) <= expected_seconds(fleet[i])
         ranked = ranking(wiser)
@@ -112,12 +111,6 @@ def test_a_hot_replica_changes_nothing_for_those_who_ask_another():
     hot = candidate("hot", load=Load(num_slots=4, num_running=4, num_waiting=100))
     knows, other = candidate("b", num_known=1900), candidate("c")
     assert names(ranking([hot, knows, other]))[0] == "b"
-
-
-def test_a_corpus_decides_between_replicas_that_are_alike():
-    plain, learned = candidate("plain"), candidate("learned", corpus_share=0.8)
-    for conversation in "abcdef":
-        assert names(ranking([plain, learned], conversation))[0] == "learned"
 
 
 def test_a_conversation_stays_unless_another_replica_is_clearly_cheaper():

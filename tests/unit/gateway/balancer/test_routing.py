@@ -20,7 +20,6 @@ from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import read
 from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.replica import Replica
-from headstart.structures.passages import Digest, PassageSet
 
 CHAT = "/v1/chat/completions"
 BODY = {"messages": [{"role": "user", "content": "Hello"}], "stream": True}
@@ -42,7 +41,6 @@ class Scripted:
         self.dies_after: int | None = None  # pieces
         self.may_answer = asyncio.Event()
         self.may_answer.set()
-        self.digest = Digest()
         self.stored = "none"
         self.may_go_on = asyncio.Event()
         self.may_go_on.set()
@@ -53,10 +51,6 @@ class Scripted:
         headers = dict(scope["headers"])
         await self.may_answer.wait()
         if scope["path"] != CHAT:
-            if scope["path"] == "/corpus/digest":
-                self.keys.append(headers.get(b"authorization", b"").decode())
-                await self._send(send, 200, [orjson.dumps(self.digest.to_json())])
-                return
             known = scope["path"] in ("/health", "/metrics", "/who")
             known |= self.stored in scope["path"]
             await self._send(send, 200 if known else 404, [b"{}"])
@@ -303,25 +297,6 @@ async def test_where_backends_have_one_key_of_their_own_clients_keys_stay_here()
     async with routed(backend, watch=asyncio.Event().wait) as (client, _):
         await client.post(CHAT, json=BODY, headers={"Authorization": "Bearer sk-any"})
         assert backend.keys[0] == "Bearer own"
-
-
-async def test_what_a_tenant_may_copy_there_is_asked_for_with_its_own_key() -> None:
-    passages = PassageSet()
-    passages.add([b"a text that this backend has seen before, and of which it keeps the tokens"])
-    backend = Scripted()
-    backend.digest = passages.digest()
-    async with routed(backend) as (client, fleet):
-        client.headers["Authorization"] = "Bearer tenant"
-        await chat(client)
-        replica = fleet.replicas["b0"]
-        while not replica.digests:
-            await asyncio.sleep(0.005)
-        (digest,) = replica.digests.values()
-        assert digest.to_json() == passages.digest().to_json()
-        assert backend.keys == ["Bearer tenant"] * 2
-        await chat(client)
-        await settled(fleet)
-        assert len(backend.keys) == 3, "not again for every answer"
 
 
 async def test_a_stored_response_is_found_wherever_it_is() -> None:
