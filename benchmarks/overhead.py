@@ -3,7 +3,7 @@
     python -m benchmarks.overhead
         time per step with a model that costs nothing
     python -m benchmarks.overhead --model models/0.5b-q8.gguf
-        and serving, against bare llama_decode calls
+        and serving: against bare llama_decode calls, and what streams cost the web process
     python -m benchmarks.overhead --masks ggml-vocab-qwen2.gguf ggml-vocab-gemma-4.gguf
         and what a constraint costs with these vocabularies
 
@@ -21,11 +21,9 @@ and a further row 1 ms, so that `auto` drafts.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import os
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -39,14 +37,10 @@ import numpy as np
 from benchmarks.lib.arms import OFF, Arm, Machine
 from benchmarks.lib.engines import SilentEngine
 from benchmarks.lib.masks import print_masks
-from benchmarks.lib.measure import Lab, Sampling, Setting
-from benchmarks.lib.workloads import Prompt, make_prompts
+from benchmarks.lib.serving import print_serving, print_streams
 
 from headstart.app.speculation import AUTO_TYPES
-from headstart.engine.context import LlamaEngine
 from headstart.engine.filters import LlamaFilters
-from headstart.engine.library import api
-from headstart.extras.bench.client import HEADSTART, Client, running
 from headstart.extras.bench.report import table_head, table_row
 from headstart.scheduler.scheduler import Scheduler
 from headstart.testing import ByteVocab
@@ -56,7 +50,6 @@ from headstart.types.sampling_params import SamplingParams
 from headstart.types.state_batch import Blocks, StateBatch
 
 LIMITS_MS = {(1, 32_000, "greedy"): 0.2, (1, 32_000, "sampled"): 0.5}  # off, one slot
-SERVING_LIMIT = 0.97
 VOCABULARIES = (4096, 32_000, 151_936)
 STEP_MS, ROW_MS = 50.0, 1.0
 AUTO = Arm("auto", AUTO_TYPES, "auto")
@@ -263,93 +256,6 @@ def print_steps(num_steps: int, vocabularies: Sequence[int]) -> None:
                     print(table_row(*row), flush=True)
 
 
-def bare_rate(lab: Lab, prompt: Sequence[int], answer: Sequence[int]) -> float:
-    """Tokens per second of a loop that does nothing but llama_decode, on the same context."""
-    assert isinstance(lab.plain_engine, LlamaEngine)
-    handle = lab.plain_engine.handle
-    api.llama_memory_clear(api.llama_get_memory(handle), False)
-    batch = api.llama_batch_init(1, 0, 1)
-    batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, 1
-    read = (ctypes.c_int32 * len(prompt))(*prompt)
-    api.llama_decode(handle, api.llama_batch_get_one(read, len(prompt)))
-    started = time.perf_counter()
-    for position, token in enumerate(answer, len(prompt)):
-        batch.token[0], batch.pos[0] = token, position
-        if api.llama_decode(handle, batch):
-            raise RuntimeError(f"llama_decode failed at position {position}")
-        api.llama_get_logits(handle)  # waits for the result
-    seconds = time.perf_counter() - started
-    api.llama_batch_free(batch)
-    api.llama_memory_clear(api.llama_get_memory(handle), False)
-    return len(answer) / seconds
-
-
-def loop_rate(
-    lab: Lab, scheduler: Scheduler, prompt: Sequence[int], num_tokens: int
-) -> tuple[float, list[int]]:
-    """Tokens per second through the scheduler, the prompt's step not counted; and the tokens."""
-    for cells in scheduler.cells:
-        cells.hold([])  # the bare loop emptied the cache
-    sampling = SamplingParams(temperature=0.8, ignore_eos=True)
-    run = lab.run(
-        scheduler, [Request(request_id="", prompt=prompt, sampling=sampling, max_tokens=num_tokens)]
-    )
-    return (num_tokens - 1) / sum(step.step_seconds for step in run.steps[1:]), list(run.texts[0])
-
-
-def server_rate(client: Client, prompt: Sequence[int], num_tokens: int) -> float:
-    """Tokens per second that a streaming client sees."""
-    body = {
-        "prompt": list(prompt),
-        "max_tokens": num_tokens,
-        "temperature": 0.8,
-        "seed": 0,
-        "ignore_eos": True,
-    }
-    answer = client.stream("/v1/completions", body)
-    return (answer.num_tokens - 1) / (answer.arrivals[-1] - answer.arrivals[0])
-
-
-def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | None) -> None:
-    """Bare calls, the scheduler's loop and the HTTP server in turn; ratios of medians and of each
-    turn.
-    """
-    lab = Lab(Setting(target=model, threads=threads, context=1024))
-    scheduler = lab.arm(OFF)
-    (request,) = lab.requests([Prompt(make_prompts("continue", 1, 0)[0].text)], Sampling(0.8))
-    prompt = request.prompt
-    _, answer = loop_rate(lab, scheduler, prompt, num_tokens)
-    command = [*HEADSTART, "serve", "-m", str(model), "--spec", "off", "-np", "1", "-c", "1024"]
-    command += ["-t", str(threads)] if threads else []
-    rates: dict[str, list[float]] = {
-        "bare llama_decode": [],
-        "scheduler": [],
-        "HTTP, streaming": [],
-    }
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        running(command, Path(folder) / "server.log") as client,
-    ):
-        server_rate(client, prompt, num_tokens)
-        for _ in range(repeats):
-            rates["bare llama_decode"].append(bare_rate(lab, prompt, answer))
-            rates["scheduler"].append(loop_rate(lab, scheduler, prompt, num_tokens)[0])
-            rates["HTTP, streaming"].append(server_rate(client, prompt, num_tokens))
-    bare = rates["bare llama_decode"]
-    case = f"{model.stem}, {num_tokens} tokens, {repeats} turns"
-    print(f"\n{table_head(case, 'tokens/s', 'of bare', 'turn by turn', 'limit')}")
-    for name, values in rates.items():
-        ratios = [ours / theirs for ours, theirs in zip(values, bare, strict=True)]
-        ratio = statistics.median(ratios)
-        verdict = (
-            ""
-            if values is bare
-            else f"{SERVING_LIMIT} {'ok' if ratio >= SERVING_LIMIT else 'MISSED'}"
-        )
-        turns = " ".join(f"{one:.3f}" for one in ratios)
-        print(table_row(name, statistics.median(values), f"{ratio:.3f}", turns, verdict))
-
-
 def main() -> None:
     """Measure steps, then serving if a model is named."""
     parser = argparse.ArgumentParser(
@@ -374,6 +280,7 @@ def main() -> None:
         print_masks(args.masks)
     if args.model:
         print_serving(args.model, args.tokens, args.repeats, args.threads)
+        print_streams(args.model, args.repeats, args.threads)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,18 @@ from pathlib import Path
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from benchmarks.lib.arms import OFF, Arm, ArmTotals, parse_arm
+from benchmarks.lib.arms import OFF, Arm, ArmTotals, answer, parse_arm
 from benchmarks.lib.curves import CostCurve
-from benchmarks.lib.measure import Lab, Sampling, Setting
 from benchmarks.lib.replay import Replay, Text, load_texts, save_texts
 from benchmarks.lib.workloads import make_prompts, parse_cells
 
+from headstart.app.assemble import Models, build_scheduler
 from headstart.app.demo import DRAFT, TARGET, path
+from headstart.config import Config, EngineConfig, SchedulerConfig
+from headstart.scheduler.scheduler import Scheduler
 from headstart.types.errors import ConfigError
+from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
 
 CURVE = "1:48,2:64,4:97,8:172,16:314,32:637"  # of the 1b-q8 target on two cores
 DRAFT_CURVE = "1:3.6,2:4.6,8:11,64:60"
@@ -39,21 +43,36 @@ ARMS = (
     "off;suffix@4;suffix@8;draft-model@4;suffix,draft-model@4;auto:suffix;auto:suffix,draft-model"
 )
 SEED = 7
+CONTEXT = 1536  # tokens of a user
 
 
-def record(workload: str, temperature: float, count: int, num_tokens: int) -> list[Text]:
-    """What the demo model answers."""
-    lab = Lab(Setting(target=path(TARGET), threads=1))
-    scheduler = lab.arm(OFF)
+def load(model: str, arm: Arm, num_users: int = 1) -> Scheduler:
+    """An embedded model with room for the drafts of an arm."""
+    config = Config(
+        engine=EngineConfig(context=CONTEXT * num_users, threads=1, ubatch=512),
+        scheduler=SchedulerConfig(parallel=num_users),
+        speculation=arm.config(),
+    )
+    return build_scheduler(config, Models(path(model), None, is_demo=False))[0]
+
+
+def record(
+    scheduler: Scheduler, workload: str, temperature: float, count: int, num_tokens: int
+) -> list[Text]:
+    """What the demo model answers, or the answer that is given."""
+
+    def tokenize(text: str) -> list[int]:
+        return scheduler.vocab.tokenize(text, add_special=False, parse_special=True)
+
     texts = []
-    for i, prompt in enumerate(make_prompts(workload, count, SEED)):
-        requests = lab.requests([prompt], Sampling(temperature, seed=i + 1, max_tokens=num_tokens))
-        lab.read([prompt], requests)
-        answer = lab.run(scheduler, requests).texts[0]
-        sampling = requests[0].sampling
-        texts.append(
-            Text(workload, sampling.temperature, sampling.seed, requests[0].prompt, answer)
-        )
+    for seed, asked in enumerate(make_prompts(workload, count, SEED), 1):
+        given = tokenize(asked.script)
+        limit = len(given) or min(num_tokens, asked.max_tokens)
+        prompt = tokenize(asked.text)[-(CONTEXT - limit - 1) :]
+        sampling = SamplingParams(temperature=0.0 if given else temperature, seed=seed)
+        request = Request(request_id="", prompt=prompt, sampling=sampling, max_tokens=limit)
+        written = given or answer(scheduler, [request]).texts[0]
+        texts.append(Text(workload, sampling.temperature, seed, prompt, written))
     return texts
 
 
@@ -134,14 +153,15 @@ def main() -> None:
     """Print a line per workload, temperature and arm."""
     args = parse()
     args.texts.mkdir(parents=True, exist_ok=True)
-    lab = Lab(Setting(target=path(TARGET), draft=path(DRAFT), num_users=args.users, threads=1))
+    target = load(TARGET, OFF)
+    drafts = Arm("drafts", ("suffix",), draft_max=15)  # 16 outputs, as a server's draft model
     replay = Replay(
-        target=lab.plain_engine,
-        vocab=lab.vocab,
+        target=target.engine,
+        vocab=target.vocab,
         curve=args.curve,
         attention=args.attention,
         num_users=args.users,
-        draft=(lab.draft_engine, args.draft_curve),
+        draft=(lambda: load(DRAFT, drafts, args.users).engine, args.draft_curve),
         noise=args.noise,
     )
     shares: dict[str, list[float]] = {}
@@ -153,7 +173,7 @@ def main() -> None:
     for workload, temperature in args.cells:
         file = args.texts / f"{workload}-{temperature:g}-{args.count}-{args.tokens}.json"
         if not file.exists():
-            save_texts(file, record(workload, temperature, args.count, args.tokens))
+            save_texts(file, record(target, workload, temperature, args.count, args.tokens))
         for name, share in compare(
             replay, load_texts(file), args.arms, with_oracle=args.oracle
         ).items():

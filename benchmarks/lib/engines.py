@@ -1,9 +1,5 @@
 """Engines for measurements: one that is made to say a given text, one that costs simulated time,
-one without a model.
-
-With a script a benchmark can use any text, also one that the model at hand would never write, and
-every way of drafting gets exactly the same tokens. Draft models are not scripted: they guess the
-script as well as they can.
+one without a model. Draft models are not scripted: they guess the text as well as they can.
 """
 
 from __future__ import annotations
@@ -45,9 +41,7 @@ class WrappedEngine(_Engine):  # type: ignore[misc]
 
 
 class ScriptedEngine(WrappedEngine):
-    """Real decodes at their real cost, the answer fixed. `scripts[seq_id]` holds prompt and answer
-    of a sequence.
-    """
+    """The answer is fixed: `scripts[seq_id]` holds prompt and answer of a sequence."""
 
     def __init__(self, engine: Engine) -> None:
         super().__init__(engine)

@@ -7,14 +7,14 @@
     continue   the rest of a source file: free code
 
 The embedded demo model was trained on such chats. In `rename` the answer is given, because no
-prompt makes a small model do that (see `engines.py`).
+prompt makes a small model do that.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from random import Random
 
 from headstart.extras.bench import library as questions
@@ -26,12 +26,11 @@ SCRIPTED = ("rename",)  # workloads whose answers are given
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One request: text with chat markers, and what bounds its answer."""
+    """One request: text with chat markers, what bounds its answer, the answer if it is given."""
 
     text: str
     max_tokens: int = 1024
-    sampling: Mapping[str, float] = field(default_factory=dict)  # replaces the run's own parameters
-    script: str = ""  # the answer, if it is given
+    script: str = ""
 
 
 def make_prompts(workload: str, count: int, seed: int) -> list[Prompt]:
@@ -73,7 +72,7 @@ def _rename(library: Library, random: Random) -> Prompt | None:
     old, new = names
     script = re.sub(rf"\b{old}\b", new, function.block)
     text = _ask(f"Rename `{old}` to `{new}`:\n{function.block}")
-    return Prompt(text, num_tokens(script), {"temperature": 0.0}, script)
+    return Prompt(text, num_tokens(script), script)
 
 
 WORKLOADS: dict[str, Callable[[Library, Random], Prompt | None]] = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.conversations import our_memory
 from tests.architectures import tiny_hybrid, write_model
 from tests.models import tiny_llama
 
 from headstart.app.assemble import Models, build_scheduler
+from headstart.app.loading import fit_models
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.footprint import HOST, can_measure, measure, uses_of
@@ -40,6 +40,17 @@ def test_the_estimate_is_what_libllama_takes(model_file: Path, context: int) -> 
     assert expected.uses[HOST].compute == pytest.approx(taken.compute, rel=0.05)
 
 
+def taken_by_default(path: Path, *, drafts: bool, slots: int) -> tuple[float, int]:
+    """Bytes of cache and computing, and snapshots, as a server takes them by default."""
+    config = Config(
+        engine=EngineConfig(context=32768, gpu_layers=0),
+        scheduler=SchedulerConfig(parallel=slots),
+        speculation=SpeculationConfig(spec="auto" if drafts else "off"),
+    )
+    fitted = fit_models(config, Models(path, None, is_demo=False), free={HOST: 2**40})
+    return fitted.uses[HOST].cache + fitted.uses[HOST].compute, fitted.limits.max_draft
+
+
 @needs_measuring
 @pytest.mark.parametrize("slots", [1, 4])
 def test_by_default_snapshots_of_a_hybrid_take_a_twentieth_at_most(
@@ -47,8 +58,8 @@ def test_by_default_snapshots_of_a_hybrid_take_a_twentieth_at_most(
 ) -> None:
     """Next to a server that drafts nothing, which takes what llama-server takes."""
     path = write_model(tmp_path / "tiny.gguf", "qwen35", changes={"context_length": 32768})
-    without, none = our_memory(path, drafts=False, parallel=slots)
-    taken, snapshots = our_memory(path, drafts=True, parallel=slots)
+    without, none = taken_by_default(path, drafts=False, slots=slots)
+    taken, snapshots = taken_by_default(path, drafts=True, slots=slots)
     assert taken <= 1.05 * without
     assert (none, snapshots) == (0, 8 if slots == 1 else 0)
 

@@ -77,13 +77,21 @@ class Client:
     fields: Mapping[str, Any] = field(default_factory=dict)
 
     def ask_all(
-        self, questions: Sequence[Question], *, tenant: str = "", rate: float = 0.0, **fields: Any
+        self,
+        questions: Sequence[Question],
+        *,
+        users: int = 0,
+        tenant: str = "",
+        rate: float = 0.0,
+        **fields: Any,
     ) -> Round:
-        """All at once, a connection each; the turns of a question one after the other.
+        """All, a connection each; the turns of a question one after the other.
 
         Args:
+            users: questions at the same time; 0: all.
             tenant: whose texts the server may draft from; a server of ours keeps them apart.
             rate: questions a second, which then come one by one at random times.
+            fields: of every request; seeds count up from the one that is given.
 
         Raises:
             HeadstartError: the server cannot be reached, or refuses.
@@ -93,8 +101,9 @@ class Client:
             waits.append(after)
             after += random.expovariate(rate) if rate else 0.0
         before = self.counters()
-        with ThreadPoolExecutor(len(questions)) as pool:
-            bodies = [{**fields, **self.fields, "seed": seed} for seed in range(len(questions))]
+        seed = fields.pop("seed", 0)
+        with ThreadPoolExecutor(len(questions) if rate else users or len(questions)) as pool:
+            bodies = [{**fields, **self.fields, "seed": seed + i} for i in range(len(questions))]
             done = pool.map(self._ask, questions, bodies, waits, [tenant] * len(questions))
             answers = [answer for answers in done for answer in answers]
         counted = self.counters()

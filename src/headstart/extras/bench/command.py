@@ -30,6 +30,7 @@ from headstart.extras.bench.tables import facts, tables
 from headstart.types.errors import ConfigError
 
 QUICK_SECONDS = 60.0
+TEXTS = 4  # of each user in a round, where programs draw different texts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,13 +48,13 @@ class BenchOptions:
     remember: bool = option(
         False, "let drafts be copied from earlier answers to the same line of --prompts"
     )
-    tokens: int = option(256, "most tokens of an answer", least=1)
+    tokens: int = option(128, "most tokens of an answer", least=1)
     rate: float = option(0.0, "users come at random times, so many a second; 0: together", least=0)
     settings: str = option(
         "@4;@8;@16",
         "what auto is compared with, besides off: @LENGTH, SPECULATORS@LENGTH or auto:SPECULATORS",
     )
-    error: float = option(0.03, "standard error of a ratio at which a line is finished")
+    error: float = option(0.03, "error of a ratio, as printed, at which a line is finished")
     seconds: float = option(
         600.0, "begin no further round after this; each line gets three rounds", least=0
     )
@@ -123,13 +124,16 @@ def measure(
         if sys.stderr.isatty():
             print(f"\rround {number + 1}: {arm}, {cell}\x1b[K", end="", file=sys.stderr)
         fields: dict[str, Any] = {"temperature": cell.temperature, "max_tokens": options.tokens}
-        tenant = arm
+        is_drawn = cell.temperature > 0.0 and options.against is not None
+        count = cell.users * (TEXTS if is_drawn else 1)
+        first, tenant = number * count, arm
         if questions is not None and not options.remember:
-            tenant = f"{arm}, {cell}, {number * cell.users // len(questions)}"
-            if number * cell.users >= len(questions):
+            tenant = f"{arm}, {cell}, {first // len(questions)}"
+            if first >= len(questions):
                 fields["cache_prompt"] = False
-        asked = choose(questions, cell, number)
-        return clients[arm].ask_all(asked, tenant=tenant, rate=options.rate, **fields)
+        asked = choose(questions, cell, first, count)
+        fields |= {"users": cell.users, "rate": options.rate, "seed": first}
+        return clients[arm].ask_all(asked, tenant=tenant, **fields)
 
     seconds = min(options.seconds, QUICK_SECONDS) if options.quick else options.seconds
     scores = compare(list(clients), cells, play, error=options.error, seconds=seconds)
@@ -177,12 +181,13 @@ def _numbers(flag: str, text: str, least: float) -> list[float]:
     return values
 
 
-def choose(questions: Sequence[Question] | None, cell: Cell, number: int) -> list[Question]:
+def choose(
+    questions: Sequence[Question] | None, cell: Cell, first: int, count: int
+) -> list[Question]:
     """The questions of a round: fresh ones, or the next of a file, from its beginning again."""
     if questions is None:
-        return make_questions(cell.workload, cell.users, (*cell, number))
-    first = number * cell.users
-    return [questions[(first + i) % len(questions)] for i in range(cell.users)]
+        return make_questions(cell.workload, count, (*cell, first))
+    return [questions[(first + i) % len(questions)] for i in range(count)]
 
 
 COMMAND = Command(

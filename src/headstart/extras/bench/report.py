@@ -1,4 +1,4 @@
-"""Markdown tables, and means with their standard error."""
+"""Markdown tables, and means with their errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import math
 import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
+
+# 97.5 % of Student's t with 1, 2, ... degrees of freedom, by 1.96, that of the normal distribution
+_FEW = (6.48, 2.195, 1.624, 1.417, 1.312, 1.248, 1.206, 1.177, 1.154)
 
 
 def table_head(*columns: str) -> str:
@@ -20,10 +23,15 @@ def table_row(*cells: object) -> str:
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Of the mean; NaN for fewer than two values."""
-    if len(values) < 2:
+    """Of the mean, enlarged for few values: twice of it on either side is right 95 times in 100.
+
+    NaN for fewer than two values. Source: Student 1908, "The probable error of a mean".
+    """
+    freedom = len(values) - 1
+    if freedom < 1:
         return math.nan
-    return statistics.stdev(values) / math.sqrt(len(values))
+    factor = _FEW[freedom - 1] if freedom <= len(_FEW) else 1.0 + 1.25 / freedom
+    return factor * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -33,7 +41,7 @@ def quantile(values: Sequence[float], share: float) -> float:
 
 
 class MeanRatio(NamedTuple):
-    """A mean and its standard error, which is NaN where it is not known."""
+    """A mean and its error (`standard_error`), which is NaN where it is not known."""
 
     mean: float
     error: float
@@ -58,7 +66,7 @@ class MeanRatio(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """Which way a ratio differs from 1, by more than two standard errors."""
+        """Which way a ratio differs from 1, by more than twice its error."""
         if math.isnan(self.error) or abs(self.mean - 1.0) <= 2.0 * self.error:
             return "no difference"
         return "faster" if self.mean > 1.0 else "slower"

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from headstart.extras.bench.client import Answer, Round
+from headstart.extras.bench.command import BenchOptions, measure
 from headstart.extras.bench.comparison import (
     AUTO,
     LEAST_ROUNDS,
@@ -18,6 +21,7 @@ from headstart.extras.bench.comparison import (
     best_other,
     compare,
 )
+from headstart.extras.bench.library import Question
 from headstart.extras.bench.picture import picture
 from headstart.extras.bench.tables import verdicts
 
@@ -82,6 +86,33 @@ def test_what_was_measured_before_an_interrupt_is_told() -> None:
     machine.asked = [""] * 7
     with pytest.raises(KeyboardInterrupt):
         compare([OFF, AUTO], [CELL], play, error=1e-9, seconds=0.0)
+
+
+class Asked:
+    """A client that remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.rounds: list[tuple[int, int, int]] = []
+        self.texts: list[object] = []
+
+    def ask_all(self, questions: Sequence[Question], **fields: Any) -> Round:
+        self.rounds.append((len(questions), fields["users"], fields["seed"]))
+        self.texts += [question.turns for question in questions]
+        return Round([Answer("text", 0.0, [1.0, 2.0], 10)])
+
+
+@pytest.mark.parametrize(
+    ("temperature", "against", "count"), [(1.0, "other", 8), (0.0, "other", 2), (1.0, None, 2)]
+)
+def test_programs_that_draw_different_texts_are_asked_more_questions(
+    temperature: float, against: str | None, count: int
+) -> None:
+    clients: dict[str, Any] = {OFF: Asked(), "other": Asked()}
+    options = BenchOptions(against=against, seconds=0.0)
+    measure(clients, [Cell("chat", temperature, 2)], None, options)
+    assert clients[OFF].rounds == [(count, 2, number * count) for number in range(LEAST_ROUNDS)]
+    assert clients[OFF].texts == clients["other"].texts
+    assert len({*clients[OFF].texts}) > 1
 
 
 def test_who_begins_changes_from_round_to_round() -> None:

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import math
+from random import Random
 
 import pytest
 
 from headstart.extras.bench.report import MeanRatio, quantile, table_head, table_row
 
 
-def test_the_error_of_a_mean_is_the_standard_error() -> None:
-    assert tuple(MeanRatio.of([1.0, 2.0, 3.0])) == pytest.approx((2.0, 1 / math.sqrt(3)))
+def test_the_error_of_many_values_is_the_standard_error() -> None:
+    values = [1.0, 2.0, 3.0] * 1000
+    assert MeanRatio.of(values).error == pytest.approx(math.sqrt(2 / 3 / 3000), rel=1e-3)
+
+
+@pytest.mark.parametrize("num_values", [2, 3, 5, 10, 11, 30])
+def test_two_errors_miss_the_truth_once_in_twenty_times_however_few_values(num_values: int) -> None:
+    random, num_runs = Random(num_values), 5_000
+    misses = 0
+    for _ in range(num_runs):
+        found = MeanRatio.of([random.gauss(1.0, 0.1) for _ in range(num_values)])
+        misses += found.verdict != "no difference"
+    assert 0.035 < misses / num_runs < 0.06
 
 
 def test_a_ratio_and_its_inverse_average_to_one() -> None:

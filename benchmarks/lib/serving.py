@@ -1,0 +1,147 @@
+"""Serving without speculation: against bare llama_decode calls, and what streams cost."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.lib.arms import answer
+from benchmarks.lib.workloads import make_prompts
+
+from headstart.app.assemble import Models, build_scheduler
+from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
+from headstart.engine.context import LlamaEngine
+from headstart.engine.library import api
+from headstart.extras.bench.client import HEADSTART, Client, cpu_seconds, running, started
+from headstart.extras.bench.library import Question
+from headstart.extras.bench.report import table_head, table_row
+from headstart.scheduler.scheduler import Scheduler
+from headstart.types import Engine
+from headstart.types.request import Request
+from headstart.types.sampling_params import SamplingParams
+
+SERVING_LIMIT = 0.97
+
+
+def bare_rate(engine: Engine, prompt: Sequence[int], tokens: Sequence[int]) -> float:
+    """Tokens per second of a loop that does nothing but llama_decode, on the same context."""
+    assert isinstance(engine, LlamaEngine)
+    handle = engine.handle
+    api.llama_memory_clear(api.llama_get_memory(handle), False)
+    batch = api.llama_batch_init(1, 0, 1)
+    batch.n_tokens, batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, 0, 1
+    read = (ctypes.c_int32 * len(prompt))(*prompt)
+    api.llama_decode(handle, api.llama_batch_get_one(read, len(prompt)))
+    started = time.perf_counter()
+    for position, token in enumerate(tokens, len(prompt)):
+        batch.token[0], batch.pos[0] = token, position
+        if api.llama_decode(handle, batch):
+            raise RuntimeError(f"llama_decode failed at position {position}")
+        api.llama_get_logits(handle)  # waits for the result
+    seconds = time.perf_counter() - started
+    api.llama_batch_free(batch)
+    api.llama_memory_clear(api.llama_get_memory(handle), False)
+    return len(tokens) / seconds
+
+
+def loop_rate(
+    scheduler: Scheduler, prompt: Sequence[int], num_tokens: int
+) -> tuple[float, Sequence[int]]:
+    """Tokens per second through the scheduler, the prompt's step not counted; and the tokens."""
+    for cells in scheduler.cells:
+        cells.hold([])  # the bare loop emptied the cache
+    sampling = SamplingParams(temperature=0.8, ignore_eos=True)
+    request = Request(request_id="", prompt=prompt, sampling=sampling, max_tokens=num_tokens)
+    run = answer(scheduler, [request])
+    return (num_tokens - 1) / sum(step.step_seconds for step in run.steps[1:]), run.texts[0]
+
+
+def server_rate(client: Client, prompt: Sequence[int], num_tokens: int) -> float:
+    """Tokens per second that a streaming client sees."""
+    body = {
+        "prompt": list(prompt),
+        "max_tokens": num_tokens,
+        "temperature": 0.8,
+        "seed": 0,
+        "ignore_eos": True,
+    }
+    streamed = client.stream("/v1/completions", body)
+    return (streamed.num_tokens - 1) / (streamed.arrivals[-1] - streamed.arrivals[0])
+
+
+def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | None) -> None:
+    """Bare calls, the scheduler's loop and the HTTP server in turn; ratios of medians and of each
+    turn.
+    """
+    config = Config(
+        engine=EngineConfig(context=1024, threads=threads, ubatch=512),
+        scheduler=SchedulerConfig(parallel=1),
+        speculation=SpeculationConfig(spec="off", spec_state="none"),
+    )
+    scheduler, _ = build_scheduler(config, Models(model, None, is_demo=False))
+    text = make_prompts("continue", 1, 0)[0].text
+    prompt = scheduler.vocab.tokenize(text, add_special=False, parse_special=True)
+    _, tokens = loop_rate(scheduler, prompt, num_tokens)
+    command = serving(model, threads, 1)
+    rates: dict[str, list[float]] = {
+        "bare llama_decode": [],
+        "scheduler": [],
+        "HTTP, streaming": [],
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(command, Path(folder) / "server.log") as client,
+    ):
+        server_rate(client, prompt, num_tokens)
+        for _ in range(repeats):
+            rates["bare llama_decode"].append(bare_rate(scheduler.engine, prompt, tokens))
+            rates["scheduler"].append(loop_rate(scheduler, prompt, num_tokens)[0])
+            rates["HTTP, streaming"].append(server_rate(client, prompt, num_tokens))
+    bare = rates["bare llama_decode"]
+    case = f"{model.stem}, {num_tokens} tokens, {repeats} turns"
+    print(f"\n{table_head(case, 'tokens/s', 'of bare', 'turn by turn', 'limit')}")
+    for name, values in rates.items():
+        ratios = [ours / theirs for ours, theirs in zip(values, bare, strict=True)]
+        ratio = statistics.median(ratios)
+        verdict = (
+            ""
+            if values is bare
+            else f"{SERVING_LIMIT} {'ok' if ratio >= SERVING_LIMIT else 'MISSED'}"
+        )
+        turns = " ".join(f"{one:.3f}" for one in ratios)
+        print(table_row(name, statistics.median(values), f"{ratio:.3f}", turns, verdict))
+
+
+def serving(model: Path, threads: int | None, users: int) -> list[str]:
+    """The command line of a server without speculation."""
+    flags = ["--spec", "off", "-np", str(users), "-c", str(1024 * users)]
+    flags += ["-t", str(threads)] if threads else []
+    return [*HEADSTART, "serve", "-m", str(model), *flags]
+
+
+def print_streams(model: Path, rounds: int, threads: int | None) -> None:
+    """Processor time of both processes per streamed token, by clients; needs /proc."""
+    print(f"\n{table_head('clients', 'web process, ms a token', 'engine, ms a token')}")
+    for users in (1, 3, 8):
+        asked = [Question((f"Write a story about {n} lighthouses.",)) for n in range(users)]
+        num_tokens, spent = 0, [0.0, 0.0]
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            started(serving(model, threads, users), Path(folder, "log")) as (server, url),
+        ):
+            for number in range(1 + rounds):  # the first warms up
+                before = cpu_seconds(server.pid)
+                fields: dict[str, Any] = {"max_tokens": 300, "temperature": 1, "ignore_eos": True}
+                played = Client(url).ask_all(asked, **fields)
+                web, *children = map(operator.sub, cpu_seconds(server.pid), before)
+                if number:
+                    num_tokens += sum(one.num_tokens for one in played.answers)
+                    spent = [spent[0] + web, spent[1] + max(children)]
+        per_token = (f"{1000 * seconds / num_tokens:.3f}" for seconds in spent)
+        print(table_row(users, *per_token), flush=True)
