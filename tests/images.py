@@ -76,7 +76,11 @@ def projector(path: Path, kind: Kind, width: int, *, seed: int = 0) -> Path:
 def picture(seed: int = 0, width: int = 28, height: int = 28) -> bytes:
     """A PNG of random pixels."""
     pixels = np.random.default_rng(seed).integers(0, 255, (height, 3 * width), np.uint8)
-    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
+    return png(width, height, b"".join(b"\0" + line.tobytes() for line in pixels))
+
+
+def png(width: int, height: int, lines: bytes) -> bytes:
+    """A PNG with this content, which need not fit its size."""
     header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(lines)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from io import BytesIO
 from typing import Any
 
 import httpx2
 import numpy as np
 import openai
 import pytest
-from tests.images import TINY_GIF, TINY_JPEG, picture, projector
+from PIL import Image
+from tests.images import TINY_GIF, TINY_JPEG, picture, png, projector
 from tests.server.server_process import Server
 
 from headstart.app import demo
+from headstart.server.images import as_png_or_jpeg
 
-KINDS = {"png": picture(3, 9, 7), "jpeg": TINY_JPEG, "gif": TINY_GIF}
+
+def saved(kind: str, mode: str = "RGB") -> bytes:
+    file = BytesIO()
+    Image.open(BytesIO(picture(3, 9, 7))).convert(mode).save(file, kind)
+    return file.getvalue()
+
+
+KINDS = {"png": picture(3, 9, 7), "jpeg": TINY_JPEG, "gif": TINY_GIF, "webp": saved("WEBP")}
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +147,7 @@ def test_files_are_read_from_the_folder_for_them_alone(client: httpx2.Client) ->
         ("malformed", "base64"),
         ("data:image/png;base64,", "neither PNG"),
         (url_of(picture(1)[:40]), "damaged"),
-        (url_of(picture(1)[:16] + b"\x00\x01\x00\x00" * 2 + picture(1)[24:]), "at most 67108864"),
+        (url_of(png(1 << 14, 1 << 14, b"")), "at most 67108864"),
         (url_of(b"RIFF....WEBPVP8 " + bytes(30)), "WebP|damaged"),
     ],
 )
@@ -146,6 +156,29 @@ def test_what_is_no_image_is_a_clear_error(client: httpx2.Client, url: str, says
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     assert any(word in message for word in says.split("|")), message
+
+
+@pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "I;16", "RGB"])
+def test_what_goes_on_to_the_decoder_has_the_pixels_of_the_file(mode: str) -> None:
+    pixels = np.arange(63, dtype=np.uint8).reshape(7, 9)
+    given = Image.fromarray(pixels)
+    if mode == "I;16":
+        given = Image.fromarray(pixels.astype(np.uint16) * 256)
+    elif mode != "L":
+        given = given.convert(mode)
+    file = BytesIO()
+    given.save(file, "PNG")
+    found = Image.open(BytesIO(as_png_or_jpeg(file.getvalue())))
+    assert found.mode == "RGB"
+    wanted = np.where(pixels < 128, 0, 255) if mode == "1" else pixels
+    if mode != "1":
+        assert np.array_equal(np.asarray(found)[..., 0], wanted)
+
+
+def test_a_png_that_unpacks_to_a_gigabyte_does_not_reach_the_decoder() -> None:
+    bomb = png(4, 4, bytes(1 << 28))
+    assert len(bomb) > 200_000
+    assert len(as_png_or_jpeg(bomb)) < 200
 
 
 def test_hundreds_of_damaged_images_end_neither_the_engine_nor_other_requests(

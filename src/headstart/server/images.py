@@ -7,6 +7,7 @@ import binascii
 import os
 import secrets
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from headstart.config import ServerConfig
 from headstart.server.errors import not_supported, shorten
 from headstart.server.event_stream import single_event
 from headstart.server.fetch import fetch
-from headstart.server.image_files import MOST_BYTES, check_image
 from headstart.server.limits import check_length
 from headstart.server.model import service_of
 from headstart.server.threads import unless_left
@@ -26,6 +26,8 @@ from headstart.types.media import MediaChunk, MediaEvent, MediaPart, MediaQuesti
 # in a prompt's text, in the place of an image; nobody else knows it
 MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
 MOST_IMAGES = 64  # of a request
+MOST_BYTES = 20 << 20  # of a file
+MOST_PIXELS = 64 << 20  # 200 MB when they are decoded
 Images = Sequence[tuple[MediaPart, ...]]
 """What each image becomes in the prompt."""
 
@@ -111,10 +113,8 @@ async def _fetched(url: str, config: ServerConfig) -> str | bytes:
 
 def _reader(held: Sequence[str | bytes], config: ServerConfig) -> Callable[[], tuple[bytes, ...]]:
     def read() -> tuple[bytes, ...]:
-        files = tuple(one if isinstance(one, bytes) else _file_of(one, config) for one in held)
-        for file in files:
-            check_image(file)
-        return files
+        files = (one if isinstance(one, bytes) else _file_of(one, config) for one in held)
+        return tuple(map(as_png_or_jpeg, files))
 
     return read
 
@@ -136,6 +136,50 @@ def _file_of(url: str, config: ServerConfig) -> bytes:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError) as error:
         raise RequestError(f"an image is not valid base64: {error}") from error
+
+
+def as_png_or_jpeg(data: bytes) -> bytes:
+    """An image that libmtmd can decode safely: JPEG as it is, other kinds decoded and as PNG.
+
+    libmtmd's decoder is C and has no limits: of a small PNG it would unpack gigabytes.
+
+    Raises:
+        RequestError: it cannot be read, or is too large.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    if len(data) > MOST_BYTES:
+        raise RequestError(
+            f"an image has {len(data)} bytes but at most {MOST_BYTES} are taken; send a smaller one"
+        )
+    Image.MAX_IMAGE_PIXELS = None  # Pillow would only warn of images that are refused here
+    try:
+        with Image.open(BytesIO(data), formats=("PNG", "JPEG", "GIF", "WEBP")) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise RequestError(
+                    f"an image has {image.width} x {image.height} pixels but at most {MOST_PIXELS} "
+                    "are taken; send a smaller one"
+                )
+            if image.format == "JPEG" and data.count(b"\xff\xda") <= 100:  # each scan is a pass
+                return data
+            shown: Image.Image = image
+            if image.mode.startswith("I"):  # 16 bits
+                shown = image.point(lambda value: value / 256).convert("L")
+            png = BytesIO()
+            (shown if shown.mode == "RGB" else shown.convert("RGB")).save(
+                png, "PNG", compress_level=1
+            )
+            return png.getvalue()
+    except UnidentifiedImageError:
+        raise RequestError(
+            "an image is neither PNG, JPEG, GIF nor WebP, or is damaged; send it as one of these"
+        ) from None
+    except RequestError:
+        raise
+    except Exception as error:  # Pillow has no class for what damaged files make its readers raise
+        raise RequestError(
+            "an image cannot be read: its file is damaged; send it as PNG or JPEG"
+        ) from error
 
 
 def _local(name: str, folder: str | None) -> bytes:
