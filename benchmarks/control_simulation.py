@@ -12,7 +12,7 @@ the cost curve, but not the outcomes: nothing that only sees the past can be exp
 
     python -m benchmarks.control_simulation [--tokens 3000] [--growth 0]
         [--model | --long-prompts [--answer 400] [--local 1] | --tiled | --experts | --snapshots |
-         --hybrids | --mixed | --arrivals]
+         --hybrids | --mixed | --both | --arrivals]
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from itertools import product
 from statistics import geometric_mean
 
 from benchmarks.lib.simulated_arrivals import ArrivalSimulation, no_drafts
-from benchmarks.lib.simulated_models import ModelSimulation
+from benchmarks.lib.simulated_models import BothSimulation, ModelSimulation
 from benchmarks.lib.simulated_rollback import auto_with, even_speeds
 from benchmarks.lib.simulated_slots import REQUEST_TOKENS, Simulation
 from benchmarks.lib.simulated_texts import (
@@ -209,6 +209,27 @@ def mixed(tokens: int, seed: int) -> Iterator[Line]:
         yield Line(name, best, {p: 1000 * speed for p, speed in speeds.items()}, ("auto",))
 
 
+def both(tokens: int, seed: int) -> Iterator[Line]:
+    """A draft model beside a text speculator, and the text speculator alone: the model is right so
+    often, and may make the step behind it slower.
+    """
+    cases = product(("cpu", "gpu", "q4_0"), ("mixed", "edit", "nothing", "low"), (1, 4))
+    for (curve, workload, num_slots), guessed, disturbance in product(
+        cases, (0.1, 0.4, 0.6, 0.8), (0.0, 0.15)
+    ):
+        length = tokens // num_slots + 400
+        run = BothSimulation(
+            workload, curve, num_slots, tokens=length, seed=seed, prompt=200, answer=200
+        )
+        run.guessed, run.disturbance, speeds = guessed, disturbance, dict[str, float]()
+        for name, policy in (("text", run.with_text), ("both", run.with_both)):
+            controller = Controller()
+            run.warm_up(controller)
+            speeds[name] = 1000 * policy(controller).speed
+        name = f"{curve} {workload} {num_slots} {guessed:g} {disturbance:g}"
+        yield Line(name, "", speeds, ("both",))
+
+
 def arrivals(count: int, seed: int) -> None:
     """Print what users see who come at random, and those who come back: auto relative to off."""
     print("auto relative to off, mean over three texts and two seeds, and the worst of these")
@@ -264,6 +285,9 @@ def main() -> None:
     )
     parser.add_argument("--arrivals", action="store_true", help="users come, wait and read")
     parser.add_argument("--mixed", action="store_true", help="prompts are read in every step")
+    parser.add_argument(
+        "--both", action="store_true", help="a draft model beside a text speculator"
+    )
     args = parser.parse_args()
     if args.arrivals:
         arrivals(args.tokens // 30, args.seed)
@@ -282,6 +306,8 @@ def main() -> None:
         rows = hybrids(args.tokens, args.seed)
     if args.mixed:
         rows = mixed(args.tokens, args.seed)
+    if args.both:
+        rows = both(args.tokens, args.seed)
     for line in rows:
         if not lines:
             print(

@@ -8,17 +8,21 @@ from dataclasses import dataclass, replace
 
 from benchmarks.lib.simulated_slots import (
     LONGEST,
+    AutoText,
     Choice,
     Learner,
     Score,
     Simulation,
     Slot,
+    places,
 )
-from benchmarks.lib.simulated_texts import make_model_text
+from benchmarks.lib.simulated_texts import Kind, make_model_text, make_text
 
 from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot
 from headstart.control.values import NO_ALLOWANCE, with_gap
-from headstart.scheduler.step import DraftCall
+from headstart.scheduler.step import DraftCall, Offer
+from headstart.structures.prefix import common_prefix_length
+from headstart.types import Draft
 
 READ_A_CALL = 256  # tokens that a draft model reads in one call, as DraftModelSpeculator
 
@@ -92,14 +96,15 @@ def read_prompts(slots: Sequence[Slot]) -> int:
     return READ_A_CALL - room
 
 
-def draft_scores(slot: Slot, allowance: Allowance) -> list[float]:
-    """Scores of what the model drafts: up to the first one below the limit, or past its first
-    mistake.
+def draft_scores(slot: Slot, allowance: Allowance, lead: int = 0) -> list[float]:
+    """Scores of what the model drafts behind `lead` tokens: up to the first one below the limit, or
+    past its first mistake.
 
     After a mistake the model goes on in a text of its own; the scores there are of places here.
     """
     scores: list[float] = []
-    for place in slot.text[slot.at : slot.at + allowance.max_tokens]:
+    start, guesses = slot.at + lead, slot.text if slot.guesses is None else slot.guesses
+    for place in guesses[start : start + allowance.max_tokens]:
         if place.confidence < allowance.min_confidence:
             break
         scores.append(place.confidence)
@@ -107,11 +112,14 @@ def draft_scores(slot: Slot, allowance: Allowance) -> list[float]:
 
 
 class AutoModel(Learner):
-    """What a scheduler does with control and a draft model."""
+    """What a scheduler does with control and a draft model, behind a text speculator or alone."""
 
-    def __init__(self, simulation: ModelSimulation, controller: Controller) -> None:
+    def __init__(
+        self, simulation: ModelSimulation, controller: Controller, *, has_texts: bool = False
+    ) -> None:
         super().__init__(simulation, controller)
         self.simulation: ModelSimulation = simulation
+        self.has_texts = has_texts
         self.num_drafts = 0
         controller.trust_scores("model")
         controller.trust_scores(with_gap("model"))
@@ -119,17 +127,38 @@ class AutoModel(Learner):
         controller.learn_draft_costs("model", model.round_share * plain, model.read_share * plain)
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
-        plan = self.begin(slots)
-        if not self.controller.wants("model"):
+        plan, milliseconds = self.begin(slots), 0.0
+        if self.controller.sleeps(plan, ["text"] * self.has_texts, ["model"]):
             return self.share()
+        for index, slot in enumerate(slots if self.has_texts else ()):
+            place = slot.text[slot.at]
+            if place.has_draft:
+                self.offer(index, slot, [place.confidence] * LONGEST, "text")
+        if self.controller.wants("model"):
+            milliseconds = self.ask(slots)
+        choice = self.share(milliseconds, 2 * LONGEST)
+        drafts = zip(slots, plan.drafts, choice.lengths, strict=True)
+        return choice._replace(
+            num_right=[
+                common_prefix_length(draft[:length], range(slot.at, slot.at + length))
+                for slot, draft, length in drafts
+            ]
+        )
+
+    def ask(self, slots: Sequence[Slot]) -> float:
+        """Let the model draft as far as control allows; returns the milliseconds it took."""
+        plan = self.plan
+        leads = [_lead(survival) for survival in plan.survivals]
         plan.wishes["model"] = [
             ModelSlot(
                 slot.number,
                 LONGEST,
                 slot.catch_up,
                 recent=min(slot.unread, READ_A_CALL),
+                prefix=survival[-1] if lead else 1.0,
+                rival=0.0 if lead else sum(survival),
             )
-            for slot in slots
+            for slot, lead, survival in zip(slots, leads, plan.survivals, strict=True)
         ]
         allowed = list(self.controller.grant(plan)["model"])
         asked = [i for i, allowance in enumerate(allowed) if allowance.max_tokens]
@@ -140,14 +169,12 @@ class AutoModel(Learner):
                 slots[i].close_gap()
         num_read = read_prompts([slots[i] for i in asked])
         drafting = [i for i in asked if not slots[i].unread]
-        names = [with_gap("model") if allowance.can_skip else "model" for allowance in allowed]
         is_probe = any(allowed[i].is_probe for i in asked)
         for i in asked:
             if slots[i].unread:
                 allowed[i] = NO_ALLOWANCE
-        scores = [
-            draft_scores(slot, allowance) for slot, allowance in zip(slots, allowed, strict=True)
-        ]
+        scores = [draft_scores(*one) for one in zip(slots, allowed, leads, strict=True)]
+        num_read += sum(leads[i] for i in drafting)
         milliseconds = self.simulation.draft_ms(allowed, scores, num_read)
         self.num_drafts += len(drafting)
         if asked:
@@ -164,5 +191,66 @@ class AutoModel(Learner):
         for i in drafting:
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:
-                self.offer(i, slots[i], scores[i], names[i])
-        return self.share(milliseconds)
+                name = with_gap("model") if allowed[i].can_skip else "model"
+                self.offer_model(i, slots[i], scores[i], name, leads[i])
+        return milliseconds
+
+    def offer_model(
+        self, index: int, slot: Slot, scores: list[float], name: str, lead: int
+    ) -> None:
+        """Behind the text's draft, or instead of it if it is worth more."""
+        plan, num = self.plan, len(scores)
+        before, known = plan.drafts[index][:lead], plan.survivals[index]
+        is_right = before == [*range(slot.at, slot.at + lead)]
+        num_right = slot.run_model(num, lead) if is_right else 0
+        tokens = places(slot.at + lead, num_right, num)
+        plan.offers.append(Offer(index, Draft(tokens, scores, name), [], before))
+        survival = self.controller.survival(name, scores, slot.number)
+        if lead:
+            survival = [known[-1] * one for one in survival]
+            sources = [*plan.sources[index], *["model"] * num]
+            plan.take(index, before + tokens, sources, known + survival)
+        elif sum(survival) > sum(known):
+            plan.take(index, tokens, ["model"] * num, survival)
+
+
+def _lead(survival: Sequence[float]) -> int:
+    """Tokens of the text's draft that a model continues, as `ModelDrafting`; 0: it begins anew."""
+    is_continued = survival and survival[-1] * 2.0 > 2.0 - sum(survival)
+    return len(survival) if is_continued else 0
+
+
+class BothSimulation(ModelSimulation):
+    """A text speculator, and a draft model that is right with a chance of `guessed` whatever the
+    text's state.
+
+    disturbance: plain steps that a step takes longer after the model has run: it shares cores,
+    caches and graphs with the target, and its own time says nothing of that.
+    """
+
+    make = staticmethod(make_text)
+    guessed, disturbance = 0.5, 0.0
+
+    def slots(self) -> list[Slot]:
+        slots, rng = super().slots(), random.Random(f"{self.seed}-model")
+        kind = Kind(halves=(self.guessed, self.guessed))
+        for slot in slots:
+            slot.guesses = make_model_text(kind, rng, len(slot.text))
+        return slots
+
+    def with_both(self, controller: Controller) -> Score:
+        """Both under control."""
+        policy = AutoModel(self, controller, has_texts=True)
+
+        def lengths(slots: Sequence[Slot]) -> Choice:
+            choice = policy.lengths(slots)
+            has_run = any(call.is_model for call in policy.plan.calls)
+            self.disturbed_ms = self.disturbance * self.cost(1) if has_run else 0.0
+            return choice
+
+        return self.run(lengths, policy.after)
+
+    def with_text(self, controller: Controller) -> Score:
+        """The text speculator alone, under control."""
+        self.disturbed_ms, policy = 0.0, AutoText(self, controller)
+        return self.run(policy.lengths, policy.after)

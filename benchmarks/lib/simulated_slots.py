@@ -45,6 +45,7 @@ class Slot:
     gap: int = 0  # tokens among `read` that it left out
     answer: int = REQUEST_TOKENS  # tokens of a request
     length: int = 2**30  # of the last of them
+    guesses: list[Place] | None = None  # of a draft model, if they are not those of `text`
 
     @property
     def number(self) -> int:
@@ -52,10 +53,12 @@ class Slot:
 
     def run(self, longest: int = LONGEST) -> int:
         """Draft tokens that would be accepted here."""
-        for i, place in enumerate(self.text[self.at : self.at + longest]):
-            if not place.is_guessed or (self.gap and not place.is_local):
-                return i
-        return longest
+        return _run(self.text, self.at, longest, is_gapped=self.gap > 0)
+
+    def run_model(self, longest: int, lead: int = 0) -> int:
+        """The same of the draft model's, behind `lead` tokens that are right."""
+        guesses = self.text if self.guesses is None else self.guesses
+        return _run(guesses, self.at + lead, longest, is_gapped=self.gap > 0)
 
     @property
     def num_answered(self) -> int:
@@ -93,7 +96,15 @@ class Slot:
         """The draft model read the text and its own draft but the last token; what is right of that
         stays.
         """
-        self.read = self.prompt + self.num_answered + self.run(max(0, drafted - 1))
+        self.read = self.prompt + self.num_answered + self.run_model(max(0, drafted - 1))
+
+
+def _run(places: Sequence[Place], at: int, longest: int, *, is_gapped: bool) -> int:
+    """How many of the places from `at` on are guessed, up to the first that is not."""
+    for i, place in enumerate(places[at : at + longest]):
+        if not place.is_guessed or (is_gapped and not place.is_local):
+            return i
+    return longest
 
 
 class Choice(NamedTuple):
@@ -102,6 +113,7 @@ class Choice(NamedTuple):
     lengths: Sequence[int]  # draft tokens per slot
     draft_ms: float = 0.0  # that it took to draft them
     num_padding: int = 0  # rows that nobody needs
+    num_right: Sequence[int] | None = None  # draft tokens that are; None: as the text goes on
 
 
 Lengths = Callable[[Sequence[Slot]], Choice]
@@ -149,6 +161,7 @@ class Simulation:
 
     make = staticmethod(make_text)
     mixed_rows = 0  # prompt rows of each step, after NUM_PLAIN steps without
+    disturbed_ms = 0.0  # that the next step takes longer
 
     def context(self, slots: Sequence[Slot]) -> int:
         return CONTEXT + self.growth * sum(slot.num_answered for slot in slots) // len(slots)
@@ -189,11 +202,13 @@ class Simulation:
             if num_steps == NUM_PLAIN:
                 self.num_prompt_rows, self.num_reading = self.mixed_rows, self.mixed_rows > 0
             num_steps += 1
-            chosen, draft_ms, num_padding = lengths(slots)
+            chosen, draft_ms, num_padding, num_right = lengths(slots)
             num_rows = self.num_slots + sum(chosen) + num_padding + self.num_prompt_rows
-            milliseconds = self.cost(num_rows, self.context(slots))
+            milliseconds = self.cost(num_rows, self.context(slots)) + self.disturbed_ms
             seen = milliseconds * noise.uniform(0.9, 1.1) * (3.0 if noise.random() < 0.01 else 1.0)
-            emitted = [1 + slot.run(n) for slot, n in zip(slots, chosen, strict=True)]
+            if num_right is None:
+                num_right = [slot.run(n) for slot, n in zip(slots, chosen, strict=True)]
+            emitted = [1 + n for n in num_right]
             score.tokens += sum(emitted)
             score.milliseconds += milliseconds + draft_ms
             for slot, n in zip(slots, emitted, strict=True):
@@ -272,6 +287,11 @@ class Simulation:
         return self.run(policy.lengths, policy.after)
 
 
+def places(start: int, num_right: int, length: int) -> list[int]:
+    """A draft's tokens, named by their places; a wrong guess is none of them."""
+    return [*range(start, start + num_right), *[-1] * (length - num_right)]
+
+
 class Learner:
     """Asks control about each simulated step, and tells it what became of it."""
 
@@ -301,8 +321,7 @@ class Learner:
 
     def offer(self, index: int, slot: Slot, scores: list[float], name: str) -> None:
         """Tokens are named by their places; a wrong guess is none of them."""
-        num_right = slot.run(len(scores))
-        tokens = [*range(slot.at, slot.at + num_right), *[-1] * (len(scores) - num_right)]
+        tokens = places(slot.at, slot.run(len(scores)), len(scores))
         self.plan.offers.append(Offer(index, Draft(tokens, scores, name), [], []))
         survival = self.controller.survival(name, scores, slot.number)
         self.plan.take(index, tokens, [name] * len(scores), survival)

@@ -82,9 +82,21 @@ def decode(controller: Controller, rows: int, context: int, milliseconds: float)
     controller.read(record)
 
 
-def ran(controller: Controller, run: ModelDraftCall, step: Step) -> None:
-    """Tell control of a draft model's call."""
-    plan = StepPlan(NO_BATCH, 0.0, price=step)
+def ran(
+    controller: Controller, run: ModelDraftCall, step: Step, num_right: int | None = None
+) -> None:
+    """Tell control of a draft model's call; so many tokens of each draft are right, or all.
+
+    All are verified, in a step that takes as long as expected.
+    """
+    plan = make_plan(step)
     call = DraftCall(run.speculator, [], [], run.milliseconds, is_model=True, run=run)
     plan.calls.append(call)
-    controller.read(StepRecord(plan, 0.0))
+    plan.is_asynchronous = True  # then no time is read from the record
+    record = make_record(plan)
+    for index, scores in enumerate(run.confidences):
+        length = len(scores)
+        plan.lengths[index], plan.sources[index] = length, [run.speculator] * length
+        right = length if num_right is None else num_right
+        record.emitted[index] = (0,) * (1 + right)
+    controller.read(record)

@@ -160,7 +160,8 @@ class Controller:
         """Learn what a step took, and what became of every draft offered so far."""
         plan = record.plan
         if plan.price is not None:
-            self._read_calls(plan, plan.price)
+            self._read_models(record, plan.price)
+            self._read_texts(plan, plan.price)
         for milliseconds in plan.copies_ms:
             self._rollback.observe(milliseconds)
         if record.num_rows:
@@ -171,11 +172,36 @@ class Controller:
             if end.sequence.number in self._running:
                 self.end(end.sequence.number, end.stats.num_emitted)
 
-    def _read_calls(self, plan: StepPlan, step: Step) -> None:
-        """What speculators and planning took, and what asking them is expected to save."""
-        for call in plan.calls:
-            if call.run is not None:
-                self._model_planner.observe(call.run, step)
+    def _read_models(self, record: StepRecord, step: Step) -> None:
+        """What models took, and what their drafts saved: measured, against a step without them."""
+        plan = record.plan
+        runs = [call.run for call in plan.calls if call.run is not None]
+        if not runs:
+            return
+        base, rows = step.num_verify_base, max(record.num_computed, step.num_verify_base)
+        curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
+        row_ms = (curve[rows] - curve[base]) / max(1, sum(plan.lengths))
+        more_ms = 0.0  # that the step took than its rows should
+        if record.is_exact:
+            expected = curve[rows]
+            more_ms = max(-0.5 * expected, min(0.5 * expected, record.cost_ms - expected))
+        token_ms = self._budget.slot_ms(step) / self._budget.reached.speedup
+        for run in runs:
+            texts = {slot.seq_id: slot.rival for slot in plan.wishes.get(run.speculator, ())}
+            saved_ms = -more_ms / len(runs)
+            for index, sources in enumerate(plan.sources):
+                num_rows = sources[: plan.lengths[index]].count(run.speculator)
+                if not num_rows:
+                    continue
+                num_right = sources[: len(record.emitted[index]) - 1].count(run.speculator)
+                rival = texts.get(plan.sequences[index].number, 0.0)
+                # the text's would have had as many rows
+                saved_ms += num_right * token_ms - num_rows * row_ms
+                saved_ms -= max(0.0, rival * token_ms - num_rows * row_ms)
+            self._model_planner.observe(run, step, saved_ms)
+
+    def _read_texts(self, plan: StepPlan, step: Step) -> None:
+        """What text speculators took, and what asking them is expected to save."""
         texts = [call for call in plan.calls if not call.is_model]
         if not texts or plan.asking_ms <= 0.0:
             return
@@ -260,12 +286,13 @@ class Controller:
 
     def end(self, seq_id: int, num_answered: int) -> None:
         """The request is over, or waits again, after `num_answered` tokens."""
+        num_running = len(self._running)
         self._running.discard(seq_id)
         self._labels.end(seq_id)
         self._calibration.end(seq_id)
         for asking in self._asking.values():
             asking.end(seq_id)
-        self._model_planner.end(seq_id, num_answered)
+        self._model_planner.end(seq_id, num_answered, num_running)
 
     def describe(self) -> dict[str, Any]:
         """What control believes, JSON-ready."""

@@ -60,15 +60,17 @@ class ModelDraftPlanner:
         ]
         if not auto:
             return allowances
-        drafter.probes.save(1)
+        self._save(speculator, 1)
         if self._num_labels(speculator) < NEW:  # it does not read everybody's prompt
             plain = self._plain(step)
             most = NEW_READS * plain / drafter.cost.token(plain)
             first = min(auto, key=lambda i: slots[i].catch_up)
             auto = [i for i in auto if i == first or slots[i].catch_up <= most]
         asking = [slots[i] for i in auto]
-        choice = self._best(speculator, asking, step)
-        if any(slot.can_skip for slot in asking):
+        choice, gapped = NO_DECISION, self._state(speculator, can_skip=True)
+        if not drafter.probes.is_closed:
+            choice = self._best(speculator, asking, step)
+        if not gapped.probes.is_closed and any(slot.can_skip for slot in asking):
             skipping = self._best(speculator, asking, step, can_skip=True)
             if skipping.value > choice.value:
                 choice = skipping
@@ -136,26 +138,43 @@ class ModelDraftPlanner:
     def sleeps(self, speculator: str) -> int:
         """Steps in which `wants` will say no."""
         drafter = self.drafters[speculator]
-        return 0 if drafter.probes.reading is not None else drafter.rest
+        probes = drafter.probes
+        if probes.is_closed and self.drafters[with_gap(speculator)].probes.is_closed:
+            return probes.num_waits
+        return 0 if probes.reading is not None else drafter.rest
 
     def wait(self, speculator: str, num_steps: int) -> None:
         """It is not planned for in so many steps."""
         drafter = self.drafters[speculator]
         drafter.rest -= num_steps
-        drafter.probes.save(num_steps)
+        self._save(speculator, num_steps)
+
+    def _save(self, speculator: str, num_steps: int) -> None:
+        for can_skip in (False, True):
+            self._state(speculator, can_skip=can_skip).probes.save(num_steps)
 
     def begin(self) -> None:
         """A request begins: it may be one for which a model pays."""
         for drafter in self.drafters.values():
             drafter.rest = drafter.num_refused = 0
 
-    def observe(self, run: ModelDraftCall, step: Step) -> None:
-        """Learn what a call cost, and from its drafts what the next ones will be like."""
+    def observe(self, run: ModelDraftCall, step: Step, saved_ms: float = 0.0) -> None:
+        """Learn what a call cost, and from its drafts what the next ones will be like.
+
+        saved_ms: time that its drafts were seen to save, the call's own not deducted.
+        """
         drafter = self.drafters[run.speculator]
         plain = self._plain(step)
         drafter.cost.observe(run, plain)
+        is_gapped = any(allowance.can_skip for allowance in run.allowances)
+        account = self._state(run.speculator, can_skip=is_gapped).probes
         if run.is_probe:
             drafter.probes.charge(run.milliseconds / plain)
+            account.settle(saved_ms / plain)
+        else:
+            reading = run.catch_up * drafter.cost.token(plain)
+            account.unpaid += reading / plain
+            account.settle((saved_ms - run.milliseconds + reading) / plain)
         drafter.probes.called(run.seq_ids)
         for seq_id, allowance, confidence in zip(
             run.seq_ids, run.allowances, run.confidences, strict=True
@@ -173,11 +192,12 @@ class ModelDraftPlanner:
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
         self.drafters[speculator].cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
 
-    def end(self, seq_id: int, num_answered: int) -> None:
-        """The request is over."""
+    def end(self, seq_id: int, num_answered: int, num_running: int) -> None:
+        """The request is over; `num_running` ran, with this one."""
         self._answer += 0.1 * (num_answered - self._answer)
         for drafter in self.drafters.values():
             drafter.end(seq_id, num_answered)
+            drafter.probes.end(num_running)
 
     def describe(self) -> dict[str, Any]:
         """Prices per draft model, JSON-ready."""

@@ -9,16 +9,25 @@ perfect model would earn it back in this request. Of a long prompt a probe leave
 the model can do that: good enough to see that it is not useless, for a sixteenth of the price of
 4,000 tokens. Reading that has begun goes on with every step until the model drafts, because half a
 prompt is worth nothing. A call is charged with the time it took, when that is known.
+
+What a model's drafts are expected to earn is not believed for ever: each call is settled by its
+record, tokens that were accepted against the time of the call, of its rows, and whatever more the
+step took than its rows should. A model that lost more than it earned, and CREDIT, drafts nothing
+but what a small share of the time pays for. What it read for a request is settled at the end of
+that, so that its drafts can earn it first. So whatever is expected, a model costs CREDIT once, and
+two such shares of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import ClassVar, NamedTuple
 
 PROBE_TOKENS = 3  # draft tokens
-PROBE_SHARE = 0.01  # of the time
+PROBE_SHARE = 0.005  # of the time for probes; and as much for drafts of a model that lost
+CREDIT, MOST = 8.0, 64.0  # plain steps that a model may lose at first; most that it may save up
 PROBES_PER_PROMPT = 6  # that must be affordable behind a prompt
 
 
@@ -32,11 +41,13 @@ class ProbeSlot(NamedTuple):
 
 @dataclass(slots=True)
 class Probes:
-    """Of one draft model. Prices and savings in plain steps."""
+    """Of one draft model. Prices, savings and balance in plain steps."""
 
-    SAVED: ClassVar = ("savings",)
+    SAVED: ClassVar = ("savings", "balance")
 
     savings: float = 0.0
+    balance: float = CREDIT  # what its drafts earned; below 0 there are none
+    unpaid: float = 0.0  # of reading, until the request ends
     goal: float = 0.0  # what the probe that is being saved for costs
     reading: int | None = None  # the sequence whose prompt is being read for a probe
 
@@ -44,6 +55,32 @@ class Probes:
         """So many more steps."""
         if self.savings < self.goal:
             self.savings += num_steps * PROBE_SHARE
+        if self.balance < 0.0:
+            self.balance += num_steps * PROBE_SHARE
+
+    @property
+    def num_waits(self) -> int:
+        """Steps until a model that is closed may draft again, or be probed."""
+        if self.reading is not None:
+            return 0
+        return max(0, ceil(min(-self.balance, self.goal - self.savings) / PROBE_SHARE))
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether drafts lost more than may be spent on trying again."""
+        return self.balance < 0.0
+
+    def settle(self, earned: float) -> None:
+        """What a call's drafts saved, less what it took."""
+        paid = max(0.0, min(earned, self.unpaid))
+        self.unpaid -= paid
+        self.balance = min(MOST, self.balance + earned - paid)
+
+    def end(self, num_running: int) -> None:
+        """One of so many requests is over: what was read for it was earned back or lost."""
+        lost = self.unpaid / max(1, num_running)
+        self.unpaid -= lost
+        self.settle(-lost)
 
     def choose(self, slots: Sequence[ProbeSlot], price: float) -> int | None:
         """Index of the slot to probe with now, if any.

@@ -15,8 +15,9 @@ from benchmarks.control_simulation import Line
         lambda: control_simulation.table(20, 1, 0, has_model=False),
         lambda: control_simulation.tiled_machines(20, 1),
         lambda: control_simulation.snapshots(20, 1),
+        lambda: control_simulation.both(20, 1),
     ],
-    ids=["table", "tiled", "snapshots"],
+    ids=["table", "tiled", "snapshots", "both"],
 )
 def test_a_line_has_a_speed_for_each_policy_and_a_ratio_for_each_pair(
     rows: Callable[[], Iterator[Line]],
