@@ -70,6 +70,10 @@ def table(index: str, packages: str, version: str) -> list[dict[str, object]]:
                 found += fitting[:1]
             if len(found) == len(pages):
                 rows += [row(backend, platform, url) for url in found]
+    if not rows:
+        raise SystemExit(
+            f"{index} has no llama-cpp-python {version}: a release needs some libllama"
+        )
     return rows
 
 

@@ -34,7 +34,7 @@ def server_address(server_log: Path) -> Iterator[str]:
     ):
         assert process.stdout is not None
         try:
-            yield _announced_address(process.stdout) or pytest.fail(
+            yield announced_address(process.stdout) or pytest.fail(
                 f"the server did not start:\n{log.read_text()}"
             )
         finally:
@@ -42,7 +42,7 @@ def server_address(server_log: Path) -> Iterator[str]:
             process.communicate(timeout=30)
 
 
-def _announced_address(lines: Iterable[str]) -> str | None:
+def announced_address(lines: Iterable[str]) -> str | None:
     """What the server prints when it is ready; None if it ends without."""
-    matches = (re.search(r"http://(127\.0\.0\.1:\d+)", line) for line in lines)
+    matches = (re.search(r"http://((?:127\.0\.0\.1|0\.0\.0\.0):\d+)", line) for line in lines)
     return next((match[1] for match in matches if match), None)

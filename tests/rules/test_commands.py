@@ -1,4 +1,4 @@
-"""The commands of README and docs: curl against a server, ours as far as their flags."""
+"""The commands of README and docs are run, or where they need what is not here, read."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+from tests.rules.conftest import announced_address
 from tests.rules.source import PACKAGE, ROOT
 
+from headstart.app import demo
 from headstart.app.cli.main import main
 from headstart.config import Config
 
@@ -83,22 +86,58 @@ def test_a_curl_command_is_answered(command: str, server_address: str) -> None:
     assert done.stdout == wanted, done.stderr
 
 
+# what is downloaded, written by the reader, or on other machines
+NOT_HERE = re.compile(r"-hf|install|bge|bigram|rpc|cluster|train|measure|--models-max")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with the files that commands name."""
+    for name in list(os.environ):
+        if name.startswith(("HEADSTART_", "LLAMA_ARG_")) and name != "HEADSTART_LIBLLAMA":
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    (tmp_path / "models").mkdir()
+    (tmp_path / "texts").mkdir()
+    for name in ("model", "target", "models/one"):
+        (tmp_path / f"{name}.gguf").symlink_to(demo.path(demo.TARGET))
+    (tmp_path / "draft.gguf").symlink_to(demo.path(demo.DRAFT_OTHER))
+    (tmp_path / "models.ini").write_text(f"version = 1\n[one]\nmodel = {demo.path(demo.TARGET)}\n")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.mark.parametrize("command", OURS)
 def test_a_command_of_ours_is_accepted(
-    command: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in list(os.environ):
-        if name.startswith(("HEADSTART_", "LLAMA_ARG_")):
-            monkeypatch.delenv(name)
     _, *arguments = shlex.split(command, comments=True)
-    place = arguments.index("--") if "--" in arguments else len(arguments)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     if "bigram" in command:
         pytest.skip("the reader writes this speculator first")
-    assert main([*arguments[:place], "--print-config", *arguments[place:]]) == 0
+    assert main([*arguments[:end], "--print-config", *arguments[end:]]) == 0
+
+
+@pytest.mark.parametrize("command", [p for p in OURS if not NOT_HERE.search(str(p.values[0]))])
+def test_a_command_of_ours_runs(command: str, place: Path) -> None:
+    _, *words = shlex.split(command.replace("~/", f"{place}/"), comments=True)
+    is_server = words[0] in ("serve", "router") or words[0] not in ("generate", "distill")
+    if "--port" in words:  # others may have it
+        del words[words.index("--port") : words.index("--port") + 2]
+    words += ["--port", "0"] * is_server
+    with subprocess.Popen(
+        [sys.executable, "-m", "headstart", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        if is_server and announced_address(process.stdout):
+            process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
 
 
 READ_TOGETHER = {

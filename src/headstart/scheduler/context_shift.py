@@ -9,14 +9,16 @@ left of a text is read again.
 
 from __future__ import annotations
 
+import sys
 from typing import NamedTuple
 
 import numpy as np
 
 from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence
+from headstart.structures.prefix import common_prefix_length
 from headstart.types import Engine, Vocab
 
-_SIZE = 4  # bytes of a token
+MOST_CHUNKS = 32  # of a prompt: libllama goes through all cells for each, while the engine waits
 LEAST_MOVED = 4  # tokens at the end of the context that a shift always leaves
 
 
@@ -67,35 +69,29 @@ def find_chunks(
 ) -> tuple[Chunk, ...]:
     """Pieces of at least `least` tokens behind the shared beginning, in the order of both texts.
 
-    Each is the first in the cache that goes on with the prompt where the one before ended.
-    O(len(cached) + len(tokens)): bytes are searched at C speed, because the engine waits.
+    Each is the first in the cache that goes on with the prompt where the one before ended; at most
+    MOST_CHUNKS. O(len(cached) + len(tokens)): texts of one character a token are searched, at C
+    speed, because the engine waits.
     """
-    held, wanted = (np.asarray(text, np.int32).tobytes() for text in (cached, tokens))
-    chunks = []
+    held, wanted = _characters(cached), _characters(tokens)
+    chunks: list[Chunk] = []
     start = target = num_shared
     end = len(tokens) - 1  # the last token is always decoded again
-    while end - target >= least:
-        start = _find(held, wanted[_SIZE * target : _SIZE * (target + least)], start)
+    while end - target >= least and len(chunks) < MOST_CHUNKS:
+        start = held.find(wanted[target : target + least], start)
         if start < 0:
             break
-        length = least
-        while (
-            start + length < len(cached)
-            and target + length < end
-            and cached[start + length] == tokens[target + length]
-        ):
-            length += 1
+        length = common_prefix_length(held[start:], wanted[target:end])
+        if cached[start : start + length] != tokens[target : target + length]:
+            break  # another id has the same character
         chunks.append(Chunk(start, target, length))
         start, target = start + length, target + length
     return tuple(chunks)
 
 
-def _find(held: bytes, wanted: bytes, start: int) -> int:
-    """Where these tokens stand for the first time from `start` on; -1 if they do not."""
-    at = held.find(wanted, _SIZE * start)
-    while at >= 0 and at % _SIZE:  # between two tokens
-        at = held.find(wanted, at + 1)
-    return at // _SIZE
+def _characters(tokens: list[int]) -> str:
+    ids = np.asarray(tokens, np.int64) % (sys.maxunicode + 1)
+    return ids.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def move_chunks(seq_id: int, chunks: tuple[Chunk, ...], engine: Engine) -> bool:

@@ -149,6 +149,8 @@ def test_a_release_is_pinned_and_its_library_generates(site: Site, tmp_path: Pat
     script = runpy.run_path(str(ROOT / "scripts/pin_backends.py"))
     rows = script["table"](f"{site.url}/whl", f"{site.url}/simple", binding.RELEASE)
     assert [(row["backend"], row["platform"]) for row in rows] == [("cpu", this_platform())]
+    with pytest.raises(SystemExit, match=r"has no llama-cpp-python 9\.9"):
+        script["table"](f"{site.url}/whl", f"{site.url}/simple", "9.9")
 
     (tmp_path / "empty").mkdir()  # hides the package llama-cpp-python
     (tmp_path / "empty/llama_cpp.py").touch()

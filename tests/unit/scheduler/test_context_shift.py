@@ -27,7 +27,7 @@ from tests.harness import (
 
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
-from headstart.scheduler.context_shift import find_chunks
+from headstart.scheduler.context_shift import MOST_CHUNKS, find_chunks
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import CacheKind
 from headstart.types.errors import EngineError
@@ -162,8 +162,25 @@ def test_moved_pieces_are_those_that_agree_and_are_long_enough() -> None:
 
 
 def test_moved_pieces_are_whole_tokens() -> None:
-    """0x010101 is found between two tokens of bytes that look like it."""
+    """Of the bytes of these one is found between two tokens; of these two, one has the character of
+    the other.
+    """
     assert find_chunks([0x01000000, 0x00000101, 0x0101, 7], [0x010100, 7, 8], 0, 1) == ()
+    assert find_chunks([5, 7], [5 + 0x110000, 7], 0, 1) == ()
+    assert find_chunks([-5, 7], [-5, 8], 0, 1) == ((0, 0, 1),)
+
+
+@pytest.mark.parametrize(
+    ("cached", "prompt", "least"),
+    [([256] * 32_000, [1] * 32_000, 4_000), ([5, 9] * 16_000, [5] * 32_000, 1)],
+)
+def test_no_prompt_makes_the_search_long_or_its_result_many_pieces(
+    cached: list[int], prompt: list[int], least: int
+) -> None:
+    """The first text's bytes are in the second's, but between tokens: each was a new search."""
+    started = time.process_time()
+    assert len(find_chunks(cached, prompt, 0, least)) <= MOST_CHUNKS
+    assert time.process_time() - started < 0.5  # 0.005 s; 1.5 s where each token begins a search
 
 
 @given(
