@@ -1,6 +1,6 @@
 """Write the reference tables docs/flags.md, docs/metrics.md and docs/errors.md from the code.
 
-The table of speeds in README.md and docs/measured.md is made from docs/measured.json.
+The table of speeds in README.md is made from docs/measured.json.
 
 Run it after changing a setting, a metric or an error: `python docs/generate.py`. A test fails when
 they are out of date.
@@ -40,7 +40,6 @@ def pages() -> dict[str, str]:
         "metrics.md": metrics_page(),
         "errors.md": errors_page(),
         "from-llama-server.md": llama_server_page(),
-        "measured.md": with_speeds(FOLDER / "measured.md"),
         "../README.md": with_speeds(FOLDER.parent / "README.md"),
     }
 
