@@ -1,30 +1,23 @@
-"""`headstart distill` on the demo models: a code base with names and idioms of its own.
+"""Texts to measure `headstart distill` with: about a code base with names and idioms of its own.
 
-    python -m benchmarks.distill texts --work DIR
+    python -m benchmarks.distill --texts DIR
         the demo target answers questions about it, recorded as a server records them
-    python -m benchmarks.distill measure --work DIR
-        acceptance of the demo draft model and of copies, at the price of 1b-q8 and draft-0.06b-q8
-    python -m benchmarks.distill train --work DIR --tokens 100000 --seconds 600
-        tune the demo draft on the earlier conversations, and prove it on the later ones
+    headstart distill train -m target.gguf -md draft.gguf --texts DIR
+        tunes the demo draft model on the earlier conversations, and proves it on the later ones
 
-`--plain` takes the standard library as it is: the models were trained on it. `--control` spoils the
-earlier texts: `shuffled` gives each prompt another one's answer, `tenant` takes the plain texts,
-`duplicates` takes the later conversations themselves, which are left out as what they are.
+`--plain` takes the standard library as it is: the models were trained on it. target.gguf and
+draft.gguf are the files of the package's folder `app/demo`.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
-import json
 import re
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
-
-from benchmarks.replay import CURVE, DRAFT_CURVE
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.app.demo import DRAFT, TARGET, path
@@ -35,14 +28,8 @@ from headstart.config import (
     SchedulerConfig,
     SpeculationConfig,
 )
-from headstart.control.state import ModelId
 from headstart.extras.bench.library import WORKLOADS, Function, Library, Question, read_library
-from headstart.extras.distill.candidates import Candidates
-from headstart.extras.distill.measure import Findings
-from headstart.extras.distill.prices import StepPrices
-from headstart.extras.distill.proof import prove
 from headstart.extras.distill.recorder import TextRecorder
-from headstart.extras.distill.texts import RecordedText, read_texts, split, without_duplicates
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
 
@@ -123,106 +110,18 @@ def write_texts(folder: Path, library: Library, count: int, seed: int) -> None:
     print(f"{count} answers in {time.monotonic() - started:.0f} s", flush=True)
 
 
-def prices() -> StepPrices:
-    """Of 1b-q8 on two cores; the draft model's are those of draft-0.06b-q8."""
-    rows = {int(n): float(ms) for n, ms in (point.split(":") for point in CURVE.split(","))}
-    return StepPrices.of(rows)
-
-
-def compare(
-    later: Sequence[RecordedText], earlier: Sequence[RecordedText], drafts: Sequence[Path]
-) -> Findings:
-    """Copies, and draft models at the price of draft-0.06b-q8."""
-    made = Candidates.of(Config(engine=EngineConfig(threads=1)), path(TARGET))
-    found = Findings.of(later, made.suffix(later, earlier), prices())
-    for draft in drafts:
-        model, _ = made.draft_model(draft, later)
-        found = found.with_model(draft.stem, model, float(DRAFT_CURVE.split(",")[0][2:]))
-    return found
-
-
-def texts_of(work: Path, *, plain: bool) -> list[RecordedText]:
-    """What `texts` recorded."""
-    return read_texts(work / ("plain" if plain else "shifted"), ModelId.of(path(TARGET)).digest)
-
-
-def spoil(
-    control: str, work: Path, earlier: Sequence[RecordedText], later: Sequence[RecordedText]
-) -> list[RecordedText]:
-    """The earlier texts as a negative control has them."""
-    if control == "shuffled":
-        answers = [text.answer for text in earlier]
-        Random(0).shuffle(answers)
-        return [replace(t, answer=a) for t, a in zip(earlier, answers, strict=True)]
-    if control == "tenant":
-        return split(texts_of(work, plain=True))[0]
-    return list(later) if control == "duplicates" else list(earlier)
-
-
-def train(args: argparse.Namespace) -> None:
-    """Tune the demo draft and prove it."""
-    from gguf import GGUFReader
-
-    from headstart.extras.distill import teacher
-    from headstart.extras.distill.gguf_file import read_model, write_model
-    from headstart.extras.distill.train import CONTEXT, Trainer, TrainingPlan
-
-    earlier, later = split(texts_of(args.work, plain=args.plain))
-    texts = without_duplicates(spoil(args.control, args.work, earlier, later), later)
-    num_tokens, chosen = 0, []
-    for text in Random(args.seed).sample(texts, len(texts)):
-        if num_tokens < args.tokens:
-            chosen.append(text)
-            num_tokens += len(text.answer)
-    chosen.sort(key=lambda text: text.recorded)
-    name = f"draft-{args.control or 'own'}-{args.loss}-{args.tokens}{'-plain' * args.plain}"
-    print(f"{name}: {num_tokens} tokens of {len(chosen)} answers", flush=True)
-    rows = teacher.TeacherRows()
-    if args.loss != "ce" and chosen and args.control != "shuffled":
-        config = Config(engine=EngineConfig(threads=1))
-        rows = teacher.compute(config, path(TARGET), chosen, args.work / f"{name}.npz")
-    output = args.work / f"{name}.gguf"
-    if chosen:
-        plan = TrainingPlan(loss=args.loss, seconds=args.seconds)
-        reader = GGUFReader(path(DRAFT))
-        model = read_model(reader, CONTEXT)
-        trained = Trainer(model, chosen, rows, plan, args.work / f"{name}.pt").run()
-        print(trained.describe(), flush=True)
-        write_model(reader, trained.weights, output, "Q8_0", trained.describe())
-    else:
-        output.write_bytes(path(DRAFT).read_bytes())
-    found = compare(later, earlier, [path(DRAFT), output])
-    verdict = prove(found, path(DRAFT).stem, output.stem)
-    print("\n".join([*found.report(), *verdict.report()]), flush=True)
-    args.work.joinpath(f"{name}.json").write_text(
-        json.dumps({"found": found.describe(), "verdict": verdict.describe()})
-    )
-
-
 def main() -> None:
-    """Run one part."""
+    """Record texts into a folder."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", choices=("texts", "measure", "train"))
-    parser.add_argument("--work", type=Path, required=True, help="folder for texts and models")
+    parser.add_argument("--texts", type=Path, required=True, help="folder for the texts")
     parser.add_argument("--plain", action="store_true", help="the library as it is")
     parser.add_argument("--count", type=int, default=1200, help="answers to record")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=100_000, help="of answers to learn from")
-    parser.add_argument("--seconds", type=float, default=600.0, help="of training")
-    parser.add_argument("--loss", choices=("ce", "kl", "tv"), default="kl")
-    parser.add_argument("--control", choices=("", "shuffled", "tenant", "duplicates"), default="")
     args = parser.parse_args()
-    if args.part == "texts":
-        folder = args.work / ("plain" if args.plain else "shifted")
-        write_texts(folder, read_library() if args.plain else project(), args.count, args.seed)
-    elif args.part == "measure":
-        earlier, later = split(texts_of(args.work, plain=args.plain))
-        found = compare(later, earlier, [path(DRAFT)])
-        print("\n".join(found.report()))
-    else:
-        train(args)
+    library = read_library() if args.plain else project()
+    write_texts(args.texts, library, args.count, args.seed)
 
 
 if __name__ == "__main__":
