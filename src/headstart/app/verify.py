@@ -256,7 +256,7 @@ def _logits_behind(
     its cells, and attention adds in that order.
     """
     engine, batch = scheduler.engine, Batch(scheduler.engine.max_batch_tokens)
-    while scheduler.cache.evict():
+    while scheduler.cache.host.evict():
         """Prompts of the answers go to main memory."""
 
     def read(seq_id: int, start: int, end: int) -> NDArray[np.float32]:

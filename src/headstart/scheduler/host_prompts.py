@@ -12,9 +12,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import Protocol
 
 from headstart.scheduler.disk_cache import DiskCache
+from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.host_cache import TARGET, Data, HostCache, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
 from headstart.structures.checkpoints import unpack
@@ -42,14 +42,6 @@ _NOTHING: Future[StoredPrompt | None] = Future()
 _NOTHING.set_result(None)
 
 
-class SequenceKeeper(Protocol):
-    """Speculators that have caches of their own."""
-
-    def save_sequences(self, seq_id: int) -> dict[str, Data]: ...
-
-    def restore_sequences(self, seq_id: int, data: dict[str, Data]) -> None: ...
-
-
 class HostPrompts:
     """The prompt store of a scheduler. With a store of no bytes nothing is kept."""
 
@@ -58,14 +50,14 @@ class HostPrompts:
         cells: list[Cells],
         store: HostCache,
         engine: Engine,
-        speculators: SequenceKeeper,
+        drafting: Drafting,
         counters: Counters,
         clock: Callable[[], float],
     ) -> None:
         self.store = store
         self._cells = cells
         self._engine = engine
-        self._speculators = speculators
+        self._drafting = drafting
         self._counters = counters
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
@@ -89,7 +81,7 @@ class HostPrompts:
         counters = self._counters
         return num_tokens * counters.prompt_seconds / max(1, counters.prompt_tokens)
 
-    def make_room(self) -> bool:
+    def evict(self) -> bool:
         """Free the idle cells that were used longest ago; False if there are none. Their prompt
         goes to main memory.
         """
@@ -152,7 +144,7 @@ class HostPrompts:
             return
         self.store.take(stored)  # what makes room may need its place in the store
         is_back = self.restore(stored, cells)
-        while not is_back and self.make_room():
+        while not is_back and self.evict():
             is_back = self.restore(stored, cells)
         if not is_back or num_tokens < len(stored.tokens):
             self.store.put(stored)
@@ -262,7 +254,7 @@ class HostPrompts:
         """A copy of what idle cells hold; without one it is read again, nothing else."""
         try:
             data: dict[str, Data] = {TARGET: self._engine.save_sequence(cells.seq_id)}
-            data |= self._speculators.save_sequences(cells.seq_id)
+            data |= self._drafting.save_sequences(cells.seq_id)
         except (EngineError, MemoryError) as error:
             log.warning("a prompt is not kept: %s", error or "out of memory")
             return None
@@ -315,7 +307,7 @@ class HostPrompts:
         source, num_common = self._alike(cells)
         if source is not None and num_common >= LEAST_TOKENS:
             self._engine.share_prefix(source.seq_id, cells.seq_id, num_common)
-        self._speculators.restore_sequences(cells.seq_id, data)
+        self._drafting.restore_sequences(cells.seq_id, data)
         self._counters.prompts_restored += 1
         self._counters.prompt_tokens_restored += len(stored.tokens)
         seconds = (self._clock() - started) / stored.num_bytes

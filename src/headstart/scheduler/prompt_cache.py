@@ -123,7 +123,7 @@ class PromptCache:
         num_here = max((num_shared(one, sequence) for one in others), default=0)
         is_here = 2 * num_here > len(stored.tokens)
         while not host.restore(stored, cells):
-            if is_here or not self._engine.lacks_cells or not self.evict():
+            if is_here or not self._engine.lacks_cells or not host.evict():
                 if self._engine.lacks_cells:  # if not, it can never be used
                     host.store.put(stored)
                 return self.find(sequence) or Placement(cells)
@@ -144,12 +144,6 @@ class PromptCache:
         """Forget what they hold."""
         self._engine.clear(cells.seq_id)
         cells.hold([])
-
-    def evict(self) -> bool:
-        """Free the idle cells that were used longest ago; False if there are none. Their prompt
-        goes to main memory.
-        """
-        return self.host.make_room()
 
     def cut(self, sequence: Sequence, length: int) -> None:
         """Keep so many tokens of those that were decoded; where the cache cannot take back so

@@ -256,7 +256,7 @@ class Scheduler:
         """Free cells: drop padding, drafts, idle prefixes, then preempt a request."""
         if plan.num_padding or any(plan.lengths):
             plan.shrink("context full")
-        elif not self.cache.evict():
+        elif not self.cache.host.evict():
             largest = find_largest(self.running)
             self.leave(largest, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
         self._build(plan)

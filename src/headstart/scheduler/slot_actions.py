@@ -139,7 +139,7 @@ class SlotActions:
                     f"{name} cannot be restored: it is damaged, of another model or of other "
                     "cache types"
                 )
-            if not self._cache.evict():
+            if not self._cache.host.evict():
                 raise CapacityError(
                     f"the cache has no room for {name} beside the requests that run; try again "
                     "when one is over"

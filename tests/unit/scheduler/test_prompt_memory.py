@@ -221,7 +221,7 @@ def test_what_cannot_be_brought_back_for_want_of_cells_leaves_shared_cells_to_us
     while early.request_id not in answers or not answers[early.request_id].end:
         scheduler.step()
         collect(scheduler, answers)
-    assert scheduler.cache.host.make_room()
+    assert scheduler.cache.host.evict()
     engine.num_cells = 900
     scheduler.submit(late)
     check(engine, [busy, late], play(scheduler, answers=answers))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headstart.gateway.proxy import Backend
 from headstart.gateway.router.child import ChildProcess
@@ -63,10 +63,6 @@ class PooledModel:
     def held(self) -> Bytes:
         """What it takes now: without its engine, only its processes."""
         return {MAIN: PROCESS_BYTES} if self.status == SLEEPING else self.needs
-
-
-if TYPE_CHECKING:  # `headstart devices` reads sizes with this module, and proxies nothing
-    from headstart.gateway.router.pooled_model import PooledModel
 
 
 @dataclass(frozen=True, slots=True)
