@@ -32,8 +32,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WARM_UP_SECONDS = 7.0  # of the first start with a model on a machine
-IMAGE_BODY_MB = 64  # of a request, where the model reads images
-SHORT_WARM_UP_SECONDS = 3.0  # of the same without speculation: fewer widths are possible
 
 
 def libllama_version() -> str:
@@ -167,7 +165,7 @@ def _warm_up(scheduler: Scheduler, is_drafting: bool, *, warms_up_later: bool) -
     from headstart.scheduler.warm_up import WarmUp
     from headstart.types import CacheKind
 
-    seconds = WARM_UP_SECONDS if is_drafting else SHORT_WARM_UP_SECONDS
+    seconds = WARM_UP_SECONDS if is_drafting else 3.0  # fewer widths are possible
     warm_up = scheduler.warm_up = WarmUp(
         scheduler.engine, scheduler.drafting, scheduler.cells, scheduler.clock, seconds
     )
@@ -308,7 +306,8 @@ def serve(
         # a router takes its port and runs tools itself
         server = config.server
         if models.projector is not None:
-            server = replace(server, max_body_mb=max(IMAGE_BODY_MB, server.max_body_mb))
+            # images take more
+            server = replace(server, max_body_mb=max(64, server.max_body_mb))
         listen.serve(
             server,
             worker,

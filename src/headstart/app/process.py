@@ -19,8 +19,6 @@ from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-NICENESS = {-1: 5, 0: 0, 1: -5, 2: -10, 3: -20}  # of --prio, as llama.cpp has it
-
 
 def prepare_engine_process(config: Config) -> None:
     """Set the log, the priority and the CPUs of this process, before a model is loaded."""
@@ -28,7 +26,8 @@ def prepare_engine_process(config: Config) -> None:
     priority = config.engine.prio
     if priority and hasattr(os, "setpriority"):
         try:
-            os.setpriority(os.PRIO_PROCESS, 0, NICENESS[priority])
+            # llama.cpp's niceness for each priority
+            os.setpriority(os.PRIO_PROCESS, 0, {-1: 5, 0: 0, 1: -5, 2: -10, 3: -20}[priority])
         except OSError as error:
             log.warning("--prio %d is not possible for this user: %s", priority, error.strerror)
     if cpus := cpus_of(config.engine):

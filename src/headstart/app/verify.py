@@ -33,9 +33,7 @@ TEMPERATURES = (0.0, 0.8, 1.5)
 LENGTHS = (3, 16)  # draft tokens a step, where they are fixed
 NEAR_TIE = 4.0  # times what was seen to change a logit: few of many ways to read a text are tried
 _READ_ROWS = (32, 5, 2, 128)  # of a decode that reads a text; each fills the cache by other kernels
-_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)  # of a text, whose rest is read into cells in front of it
 _FINEST, _MOST_CHANGE = 2.0**-12, 64.0  # of a logit; where none helps, filters or text differ
-_HALVINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,7 +240,12 @@ def _read(scheduler: Scheduler, text: Sequence[int]) -> tuple[NDArray[np.float32
     """Logits of the token behind a text, and how much other ways to read it change one."""
     ways = [(rows, 0) for rows in _READ_ROWS]
     if len(scheduler.cells) > 1 and 2 * len(text) <= scheduler.engine.num_cells:
-        ways += [(rows, int(share * len(text))) for share in _SHARES for rows in _READ_ROWS[:2]]
+        # of a text, whose rest is read into cells in front of it
+        ways += [
+            (rows, int(share * len(text)))
+            for share in (0.1, 0.3, 0.5, 0.7, 0.9)
+            for rows in _READ_ROWS[:2]
+        ]
     logits, *others = (_logits_behind(scheduler, text, *way) for way in ways)
     return logits, max(float(np.abs(logits - one).max()) for one in others)
 
@@ -312,7 +315,7 @@ def _least(is_enough: Callable[[float], bool]) -> float | None:
         if high > _MOST_CHANGE:
             return None
     low = 0.0 if high == _FINEST else high / 2.0
-    for _ in range(_HALVINGS):
+    for _ in range(16):
         middle = (low + high) / 2.0
         low, high = (low, middle) if is_enough(middle) else (middle, high)
     return high

@@ -28,7 +28,6 @@ from headstart.types.state_batch import Blocks, StateBatch
 
 _HEADS = 1  # libllama's kind of context for multi-token heads
 _ASSISTANT, _BLOCK = "gemma4-assistant", "dflash"
-_OF_THE_CACHE = ("n_ctx", "n_seq_max", "kv_unified", "swa_full", "flash_attn_type")
 _UNLIMITED = 2**30
 
 
@@ -80,7 +79,7 @@ class LlamaDraftContext(LlamaEngine):
         # a block is decoded in one micro-batch: its rows see each other
         params.n_ubatch = params.n_batch
         if self.shares_target:  # the same cells, found in the same way
-            for name in _OF_THE_CACHE:
+            for name in ("n_ctx", "n_seq_max", "kv_unified", "swa_full", "flash_attn_type"):
                 setattr(params, name, getattr(self._target.params, name))
         params.n_outputs_max = max(params.n_outputs_max, params.n_seq_max)
 

@@ -15,8 +15,6 @@ from headstart.types.widths import ALL_WIDTHS, Widths
 Run = tuple[int, int, int]
 """Adjacent rows of one sequence: where they start and end, and the index of the first output."""
 
-_LONGEST_SHORT = 16  # rows; a run with more is a prompt's, and decoded alone
-
 
 def runs_of(batch: Batch) -> list[Run]:
     """The runs of a batch, in its order."""
@@ -44,7 +42,7 @@ def exact_groups(
     """
     ids, short, groups = batch.seq_ids, list[Run](), list[Group]()
     for run in runs:
-        if run[1] - run[0] <= min(_LONGEST_SHORT, widths.most):
+        if run[1] - run[0] <= min(16, widths.most):  # a longer run is a prompt's, and decoded alone
             short.append(run)
         else:
             groups += [

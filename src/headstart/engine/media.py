@@ -39,8 +39,6 @@ _SAMPLES = (
     (64, 64),
     (2048, 1024),
 )  # sizes of images: one that is not cut into tiles, one that may be
-_MOST_FILES = 4096  # whose parts are known
-_CELL_PIXELS = 3 * 28**2  # numbers of them that become a cell, in many models
 # what these make of an image depends on what stands before it in the prompt
 _NOT_ALONE = ("deepseek4v", "hunyuanvl")
 
@@ -62,7 +60,8 @@ class LlamaChunk:
     @property
     def num_bytes(self) -> int:
         """About what it holds: pixels, or embeddings."""
-        return 4 * self.num_cells * max(self._projector.width, _CELL_PIXELS)
+        # a cell is made of at least so many numbers, in many models
+        return 4 * self.num_cells * max(self._projector.width, 3 * 28**2)
 
     def is_ready(self) -> bool:
         if self._embeddings is None:
@@ -225,7 +224,7 @@ class Projector:
             pieces = enumerate(self._pieces(self._bitmap(image)))
             parts = tuple(self._part(piece, key + b"%d" % index) for index, piece in pieces)
         self._parts[key] = parts
-        while len(self._parts) > _MOST_FILES:
+        while len(self._parts) > 4096:
             self._parts.popitem(last=False)
         return parts
 

@@ -36,9 +36,6 @@ HOP_BY_HOP = frozenset({
 NOT_FORWARDED = HOP_BY_HOP | {
     b"authorization", b"content-length", b"expect", b"host", b"origin", b"referer", b"x-api-key",
 }  # fmt: skip
-# of an answer: our server writes its own
-NOT_RETURNED = HOP_BY_HOP | {b"date", b"server"}
-OWN_PREFIXES = (b"sec-fetch-", b"access-control-", b"cookie", b"set-cookie")
 MAX_READ = 2**24  # bytes of an answer that is read here, not passed on
 
 
@@ -74,7 +71,8 @@ class ProxiedAnswer:
 
     def __init__(self, backend: Backend, connection: Connection, proxy: Proxy) -> None:
         self.status = connection.status
-        self.headers = _end_to_end(connection.headers, NOT_RETURNED)
+        # our server writes its own date and server
+        self.headers = _end_to_end(connection.headers, HOP_BY_HOP | {b"date", b"server"})
         self._backend, self._proxy = backend, proxy
         self._connection: Connection | None = connection
 
@@ -264,5 +262,6 @@ def _end_to_end(headers: Headers, excluded: frozenset[bytes]) -> Headers:
     return [
         (name, value)
         for name, value in headers
-        if name not in excluded and not name.startswith(OWN_PREFIXES)
+        if name not in excluded
+        and not name.startswith((b"sec-fetch-", b"access-control-", b"cookie", b"set-cookie"))
     ]

@@ -90,9 +90,6 @@ def make_place(
     )
 
 
-_MOST_TENANTS = 1000  # remembered; one that was served longer ago counts as new
-
-
 def find_surplus(sequences: Iterable[Sequence], tenant: str) -> Sequence | None:
     """The newest request of the tenant that has most of these, if that is at least two more than
     this tenant has.
@@ -139,5 +136,5 @@ class TenantTurns:
         tenant = sequence.tenant
         self._served.pop(tenant, None)
         self._served[tenant] = self._num_turns
-        if len(self._served) > _MOST_TENANTS:
+        if len(self._served) > 1000:  # one that was served longer ago counts as new
             del self._served[next(iter(self._served))]

@@ -9,8 +9,6 @@ from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import StepPlan
 from headstart.types import Batch, Decoded, Engine, Logits
 
-_MICRO_BATCH = 512  # rows that libllama computes at once unless told otherwise
-
 
 def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> None:
     """Bound each answer's draft, and say why a draft may be no longer.
@@ -82,7 +80,8 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     most = engine.max_batch_tokens - batch.num_rows
     num_rows = min(most, prompt_rows(batch.num_rows, plan.max_prompt_rows, tile))
     shares = order.share(reading, num_rows, followers)
-    room = min(engine.max_batch_tokens, _MICRO_BATCH) - batch.num_rows - sum(shares)
+    # rows that libllama computes at once unless told otherwise
+    room = min(engine.max_batch_tokens, 512) - batch.num_rows - sum(shares)
     # outputs for scores; each prompt may need that of its last row
     num_free = engine.max_outputs - batch.num_outputs - sum(share > 0 for share in shares)
     for sequence, rows in zip(reading, shares, strict=True):

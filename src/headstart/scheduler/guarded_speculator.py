@@ -20,7 +20,6 @@ from headstart.types.speculation_stats import SpeculationStats
 log = logging.getLogger(__name__)
 
 FAILED = "speculator failed"
-_MOST_REASONS = 64  # told apart: each takes memory and a line of /metrics for ever
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _INTS, _FLOATS = {int}, {float}
 # Calls whose time is reported under the name of another.
@@ -132,7 +131,7 @@ class GuardedSpeculator:
         if known is None:
             if not isinstance(draft.reason, str):
                 raise TypeError(f"reason is {draft.reason!r} but must be a text")
-            if len(self._empties) >= _MOST_REASONS:
+            if len(self._empties) >= 64:  # each takes memory and a line of /metrics for ever
                 return Draft(reason="other", is_ready=bool(draft.is_ready))
             known = self._empties[key] = Draft(
                 reason=str(draft.reason), is_ready=bool(draft.is_ready)

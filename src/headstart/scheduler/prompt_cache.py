@@ -263,7 +263,6 @@ def _age(cells: Cells) -> tuple[bool, float]:
 
 
 _LEAST = 16  # tokens; shorter prefixes are read faster than they are restored
-_TAIL = 64  # tokens of a prompt among which the markers of the answer's beginning are looked for
 _BEFORE_END = 4  # tokens, where no marker is found: what is appended may merge with the last ones
 
 
@@ -284,7 +283,8 @@ def choose_pauses(
     markers = [p for p, token in enumerate(tokens) if token in controls and p >= _LEAST]
     end = len(tokens) - _BEFORE_END
     always = {*markers[:1], end}
-    if markers and markers[-1] >= len(tokens) - _TAIL:
+    # the markers of the answer's beginning are among the last tokens
+    if markers and markers[-1] >= len(tokens) - 64:
         # What follows the last marker may be long: what the turn is called, an empty thought.
         is_long = end - markers[-1] >= _BEFORE_END
         end = end if is_long else markers[-1]

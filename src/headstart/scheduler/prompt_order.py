@@ -13,8 +13,6 @@ from __future__ import annotations
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import StepPlan
 
-_TILES = 4  # read in a row before another prompt has its turn
-
 
 class PromptOrder:
     """The order of the prompts that are being read."""
@@ -39,7 +37,8 @@ class PromptOrder:
         """
         if reading[0] is not self._oldest:
             self._oldest, self._num_owed, self._is_oldest_first = reading[0], 0, False
-        in_a_row = _TILES * self._tile if num_rows >= self._tile else 0
+        # tiles read in a row before another prompt has its turn
+        in_a_row = 4 * self._tile if num_rows >= self._tile else 0
         self._num_in_a_row = max(num_rows, in_a_row)
         order = sorted(range(len(reading)), key=_lengths(reading, followers).__getitem__)
         if self._is_oldest_first:

@@ -26,9 +26,6 @@ from headstart.types.request import (
 )
 from headstart.types.speculation_stats import SpeculationStats
 
-_ITS_OWN = ("",)  # source of a token that was not drafted
-MOST_OFFERED = 32  # tokens of an offer that a request hears of
-
 
 class RequestCounts:
     """Drafts of one request."""
@@ -224,7 +221,7 @@ def _tokens(record: StepRecord, grown: list[int]) -> StepTokens:
         told.tokens += tokens
         if num_accepted:
             told.sources += plan.sources[index][:num_accepted]
-        told.sources += _ITS_OWN * (len(tokens) - num_accepted)
+        told.sources += ("",) * (len(tokens) - num_accepted)  # not drafted
         if record.logprobs[index]:
             told.logprobs[row] = record.logprobs[index]
         if request.wants_provenance:
@@ -249,7 +246,7 @@ def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDra
         record.draft_ms,
         # control's name for a speculator says more behind a "+"
         tuple(
-            (offer.draft.speculator.partition("+")[0], tuple(offer.draft.tokens[:MOST_OFFERED]))
+            (offer.draft.speculator.partition("+")[0], tuple(offer.draft.tokens[:32]))
             for offer in offers
         ),
     )

@@ -26,8 +26,6 @@ NEEDED_ROWS = 8  # where steps of as many rows are known, from an earlier start,
 MOST_PADDING = 8  # rows beyond those that can have outputs: padding has none
 FILL = 128  # tokens put in the cache after the first round
 CHANGE_ROUNDS = 13
-CERTAIN_ROUNDS = 11  # as many by chance: 1 %
-_TOKEN_STEP = 7919  # prime: neighbours are unlike, so a mixture of experts reads different ones
 
 Interrupted = Callable[[], bool]  # whether somebody asks for something
 
@@ -180,7 +178,7 @@ def time_change(timer: Timer, is_interrupted: Interrupted = never) -> float | No
         more.append(changed - timer.decode(REFERENCE_ROWS))
     if len(more) < CHANGE_ROUNDS:
         return None
-    is_certain = sum(ms > 0.0 for ms in more) >= CERTAIN_ROUNDS
+    is_certain = sum(ms > 0.0 for ms in more) >= 11  # as many by chance: 1 %
     return median(more) if is_certain else 0.0
 
 
@@ -253,7 +251,8 @@ class Timer:
     def _add(self, index: int, count: int, num_outputs: int) -> None:
         start, size = self._lengths[index], self.engine.vocab_size
         first = start + index * self.engine.context_size
-        tokens = [(first + i) * _TOKEN_STEP % size for i in range(count)]
+        # a prime: neighbours are unlike, so experts differ
+        tokens = [(first + i) * 7919 % size for i in range(count)]
         self._batch.add(self._sequences[index], start, tokens, num_outputs)
         self._lengths[index] += count
 

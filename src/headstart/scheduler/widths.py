@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from headstart.types import Batch, Engine, Logits
 from headstart.types.widths import WidthClasses
 
-NARROW = range(1, 17)
 WIDE = (24, 32, 48, 60, 63, 64)  # attention on a processor changes at 64
 SHORT, LONG = 40, 520  # tokens in the cache
 _ROWS = 16  # that are compared of each width, or one decode of it where that is more
@@ -67,7 +66,7 @@ class WidthComparison:
         room = self._engine.context_size - max(WIDE)
         classes: WidthClasses | None = None
         for length in dict.fromkeys(max(1, min(length, room)) for length in lengths):
-            widths = [n for n in (*NARROW, *WIDE) if n <= most]
+            widths = [n for n in (*range(1, 17), *WIDE) if n <= most]
             found: dict[int, _Found] = {}
             try:
                 self._first = None

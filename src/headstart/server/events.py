@@ -23,7 +23,6 @@ from headstart.types.errors import QuotaError
 from headstart.types.report import WorkerReport
 
 SPEED_SECONDS = 1.0  # over which tokens per second are averaged
-HISTORY_PAUSE = 2.0  # seconds between the states that `Service.history` keeps
 # 5 kB each, five times a second
 MAX_LISTENERS = 100
 RETRY_SECONDS = 5
@@ -157,7 +156,7 @@ def num_tokens(report: WorkerReport) -> int:
 async def remember(service: Service) -> None:
     """Keep the counts of the last minutes, so that a chart is full when it is opened."""
     while True:
-        await asyncio.sleep(HISTORY_PAUSE)
+        await asyncio.sleep(2.0)  # between the states that are kept
         service.history.append(_counts(service.clock(), await service.worker.report()))
 
 

@@ -12,7 +12,6 @@ from headstart.server.errors import shorten
 from headstart.types.errors import RequestError
 
 MOST_SECONDS = 10.0
-MOST_REDIRECTS = 3
 Resolve = Callable[[str, int], Awaitable[str]]
 
 
@@ -45,7 +44,7 @@ async def fetch(url: str, most_bytes: int, resolve: Resolve = public_address) ->
             asyncio.timeout(MOST_SECONDS),
             httpx2.AsyncClient(timeout=MOST_SECONDS, trust_env=False) as client,
         ):
-            for _ in range(1 + MOST_REDIRECTS):
+            for _ in range(4):
                 parts = urlsplit(url)
                 if parts.scheme not in ("http", "https") or not parts.hostname or parts.username:
                     raise RequestError(f"{shorten(url)} is no address that is fetched")

@@ -25,7 +25,6 @@ from headstart.types.media import MediaChunk, MediaEvent, MediaPart, MediaQuesti
 
 # in a prompt's text, in the place of an image; nobody else knows it
 MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
-MOST_IMAGES = 64  # of a request
 MOST_BYTES = 20 << 20  # of a file
 MOST_PIXELS = 64 << 20  # 200 MB when they are decoded
 Images = Sequence[tuple[MediaPart, ...]]
@@ -85,7 +84,7 @@ async def read_images(http: HttpRequest, urls: Sequence[str]) -> Images:
             "image input is not supported: this model reads text only; start with --mmproj, if "
             "there is a projector for it"
         )
-    check_length("the request", urls, MOST_IMAGES, "images")
+    check_length("the request", urls, 64, "images")
 
     async def ask() -> Images:
         held = [await _fetched(url, service.config) for url in urls]

@@ -18,7 +18,6 @@ from starlette.types import Message
 HEADER = "x-conversation-id"
 MAX_BYTES = 4 << 20  # of a stream; its beginning goes first
 MAX_STREAMS = 64  # that are over, of one tenant
-KEPT_SECONDS = 300.0  # after its end
 
 
 class KeptStream:
@@ -94,7 +93,7 @@ class KeptStreams:
         self.stop(namespace, conversation_id)
         over = [name for name, one in self._streams.items() if one.completed_at]
         own = [name for name in over if name[0] == namespace]
-        oldest = time.time() - KEPT_SECONDS
+        oldest = time.time() - 300.0  # seconds that a stream is kept after its end
         for name in over:
             if self._streams[name].completed_at < oldest or name in own[:-MAX_STREAMS]:
                 del self._streams[name]

@@ -25,7 +25,6 @@ from headstart.types.report import WorkerInfo
 from headstart.types.request import Request, SpeculativeParams
 
 T = TypeVar("T")
-MAX_ALTERNATIVES = 1 << 21  # of all tokens of an answer; they take some 250 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +134,8 @@ def _num_logprobs(body: GenerationBody, max_tokens: int | None, call: Call) -> i
     field, value = body.wanted_logprobs
     size = call.info.context_size
     num_tokens = max(1, size if max_tokens is None else min(size, max_tokens))
-    limit = min(max(128, MAX_ALTERNATIVES // num_tokens), call.model.vocab.size)
+    # of all tokens of an answer, which take some 250 MB
+    limit = min(max(128, (1 << 21) // num_tokens), call.model.vocab.size)
     if value is not None and not 0 <= value <= limit:
         raise wrong_value(field, value, f"from 0 to {limit}; ask for fewer, or for fewer tokens")
     return value

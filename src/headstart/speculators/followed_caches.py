@@ -24,7 +24,6 @@ from headstart.types.state_batch import MERGED_ROWS, DraftContext, StateBatch
 # Multiplications that take about as long as what a decode costs besides its rows, on one core.
 _DECODE_WORK = 2**23
 CONTEXT_FULL = "draft context full"
-LEAST_WAITING = 256  # rows of a sequence that may wait, whatever they take
 _MIB = 2**20
 
 
@@ -56,7 +55,8 @@ class FollowedCaches:
         self.sequences: dict[int, FollowedSequence] = {}
         self._caches = range(0 if context.shares_target else context.num_heads)
         self._layers = tuple(layers)
-        self._most_waiting = max(LEAST_WAITING, waiting_mib * _MIB // (4 * self.width))
+        # 256 rows may wait, whatever they take
+        self._most_waiting = max(256, waiting_mib * _MIB // (4 * self.width))
         # position of the first row of a text: the first token has no state to encode
         self._first_row = int(context.feature_width > 0)
         self._encodes = context.feature_width > 0 and context.blocks is None

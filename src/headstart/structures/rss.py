@@ -6,13 +6,12 @@ import resource
 import sys
 from pathlib import Path
 
-_STATM = Path("/proc/self/statm")  # Linux: sizes in pages, the second is what is resident
-
 
 def resident_bytes() -> int:
     """Bytes in RAM, mapped model files included; without /proc, the most there ever were."""
     try:
-        return int(_STATM.read_text().split()[1]) * resource.getpagesize()
+        # Linux: sizes in pages, the second is what is resident
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return most if sys.platform == "darwin" else most * 1024

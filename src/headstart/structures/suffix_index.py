@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 from headstart.structures.prefix import common_prefix_length
 
 SEPARATOR = -1  # between documents: no token equals it
-_MIN_BITS = 10
 _BULK = 512  # tokens that are put in chains together
 _PRIME = 2038074743  # below 2^31, and 2^32 is no small number modulo it
 
@@ -67,7 +66,7 @@ class _Chains:
         self.clear(bits)
 
     def clear(self, bits: int) -> None:
-        bits = max(bits, _MIN_BITS)
+        bits = max(bits, 10)
         self.mask = (1 << bits) - 1
         # slot -> newest position; 0 = none. Pages of zeros are made when they are used first, and
         # a memoryview reads a number faster than numpy.

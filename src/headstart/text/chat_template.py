@@ -254,7 +254,6 @@ class ChatTemplate:
 
 MAX_BITS = 1 << 14  # of a whole number
 MAX_REPEATED = 1 << 20  # characters or entries of a sequence that is repeated
-_WIDE = re.compile(r"\d{6,}|\*")
 
 
 class _Generation(Extension):
@@ -286,7 +285,7 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
     The time limit cannot interrupt one long computation in C.
     """
     if operator == "%":
-        if isinstance(left, str) and _WIDE.search(left):
+        if isinstance(left, str) and re.search(r"\d{6,}|\*", left):
             raise jinja2.TemplateError("a format is too wide")
         return
     if isinstance(left, int) and isinstance(right, int):

@@ -35,7 +35,6 @@ from headstart.worker.transport import Receiver
 
 log = logging.getLogger(__name__)
 
-_NOT_THE_LAST = (ProgressEvent, PromptEvent)  # events of a request that goes on
 _SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
 MAX_RESTARTS = 3  # of engines that answered nothing, before the worker gives up
 STABLE_SECONDS = 60.0  # an engine that was ready for so long counts as one that answers
@@ -190,7 +189,7 @@ class WorkerClient:
                     deliver = self._deliver.get(tokens.request_id)
                     if deliver is not None:
                         deliver(tokens)
-            elif isinstance(event, _NOT_THE_LAST):
+            elif isinstance(event, (ProgressEvent, PromptEvent)):  # the request goes on
                 deliver = self._deliver.get(event.request_id)
                 if deliver is not None:
                     deliver(event)

@@ -36,7 +36,6 @@ log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25  # between reports while requests run
 PAUSE_SECONDS = 0.2  # without a request before the warm-up goes on: the next one often follows
-MAX_FAILED_DECODES = 3  # in a row; a context that fails once may be broken for good
 IDLE_SECONDS = 10.0  # without work, before what slots and main memory hold goes to the disk
 SAVE_SECONDS = 60.0  # between two writes of what control learned
 
@@ -179,7 +178,8 @@ def run_loop(
             sender.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
         if scheduler.media and scheduler.media.has_work:
             sender.tell(scheduler.media.answers(0.0 if has_work else WAIT_SECONDS))
-        if scheduler.num_failed_decodes >= MAX_FAILED_DECODES:
+        # in a row: a context that fails once may be broken for good
+        if scheduler.num_failed_decodes >= 3:
             raise EngineError(
                 f"{scheduler.num_failed_decodes} decodes in a row failed; the engine begins anew"
             )

@@ -129,8 +129,6 @@ class Arguments:
 PREFIX = "HEADSTART_"
 # set for a service of our name
 OF_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+")
-# ours as well: two for any command, one of a router's children, one each of examples and tests
-NO_SETTINGS = ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")
 LLAMA_SERVERS = "LLAMA_ARG_"
 
 
@@ -195,7 +193,8 @@ def _closest(name: str, known: Iterable[str], prefix: str) -> str:
 def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
     """Raise for the first name with our prefix that no command reads."""
     known = {setting.environment_name for setting in settings}
-    known |= {PREFIX + name for name in NO_SETTINGS}
+    # no settings: two are for any command, the others for a router's children, examples and tests
+    known |= {PREFIX + name for name in ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")}
     if known.issuperset(names):
         return
     every = [*settings, *_all_commands()]

@@ -24,9 +24,6 @@ COMMON = (
 )  # fmt: skip
 
 
-_MOST_SHOWN = 30  # settings on a short help page
-
-
 class HelpRequested(Exception):
     """The help page was asked for; the message is the page."""
 
@@ -91,7 +88,7 @@ def read_flags(
         if word := arguments.help_word:
             raise HelpRequested(help_on(word, command, settings))
         shown = settings
-        if "--help-all" not in asked and len(settings) > _MOST_SHOWN:
+        if "--help-all" not in asked and len(settings) > 30:
             shown = [one for one in settings if not one.part or one.name in COMMON]
         about = f"{about}\n\n{examples}" if examples else about
         usage = f"{command} {usage or '[flags]'}"

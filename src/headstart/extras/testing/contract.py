@@ -30,7 +30,6 @@ Make = Callable[[], Speculator]
 Plain = list[tuple[list[int], list[float]]]
 
 _MAX_TOKENS = (1, 2, 7, 40)
-_REPEATING = [0, 1, 2, 3, 4, 5, 30] * 8  # lines of letters
 
 
 def check_speculator(make: Make) -> tuple[int, int]:
@@ -90,7 +89,7 @@ def its_drafts_are_well_formed_and_repeatable(make: Make) -> None:
 def it_drafts_where_the_text_repeats(make: Make) -> None:
     """At least one token for lines of letters that repeat themselves."""
     speculator = make()
-    history = OwnedTokens(_REPEATING)
+    history = OwnedTokens([0, 1, 2, 3, 4, 5, 30] * 8)  # lines of letters
     _show_states(speculator, 0, 0, history[:-1])
     speculator.begin(0, history, "")
     num_drafted = 0

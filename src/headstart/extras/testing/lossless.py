@@ -23,7 +23,6 @@ from headstart.types.sampling_params import SamplingParams
 
 TEMPERATURES = (0.0, 0.8, 1.5)
 _SLOTS, _REQUESTS = 3, 6  # so that sequence ids are used again
-_CELLS = 110  # three texts of 48 tokens need more: one is preempted, and begins again
 
 
 class RandomController(Controller):
@@ -139,7 +138,8 @@ class _FakeTarget(FakeEngine):
     """Logits depend on the last token only, so that texts repeat themselves."""
 
     def __init__(self) -> None:
-        super().__init__(LetterVocab.size, 1, num_cells=_CELLS)
+        # three texts of 48 tokens need more: one is preempted
+        super().__init__(LetterVocab.size, 1, num_cells=110)
 
     def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         return _logits_after(tokens[-1])

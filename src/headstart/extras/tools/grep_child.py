@@ -14,9 +14,6 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-MOST_CHARS = 1 << 17  # of a line; the rest of a longer one is searched as lines of its own
-MOST_CONTEXT = 100  # lines around a match
-
 
 def main() -> int:
     """Read the task, write what was found."""
@@ -55,7 +52,7 @@ def _matches(
     task: dict[str, Any], pattern: re.Pattern[str], name: str, file: TextIO
 ) -> Iterator[str]:
     """Each line that matches, as it is shown, with those around it. Holds no more of the file."""
-    around = min(task["context"], MOST_CONTEXT)
+    around = min(task["context"], 100)
     before: deque[str] = deque(maxlen=around)  # lines in front of the one that is looked at
     ahead = deque(itertools.islice(_lines(file), around + 1))
     rest = _lines(file)
@@ -70,7 +67,8 @@ def _matches(
 
 def _lines(file: TextIO) -> Iterator[str]:
     """Lines at line feeds only, which are left out."""
-    while line := file.readline(MOST_CHARS):
+    # the rest of a longer line is searched as lines of its own
+    while line := file.readline(1 << 17):
         yield line.removesuffix("\n")
 
 

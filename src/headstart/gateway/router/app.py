@@ -208,7 +208,6 @@ def _for_tenant(backend: Backend, scope: Scope) -> Backend:
 
 T = TypeVar("T")
 Conversation = tuple[str, str]  # tenant and name
-MAX_CONVERSATIONS = 4096
 
 
 def conversation_of(http: HttpRequest) -> Conversation | None:
@@ -256,7 +255,7 @@ class Streams:
         """
         self._models[conversation] = model
         self._models.move_to_end(conversation)
-        if len(self._models) > MAX_CONVERSATIONS:
+        if len(self._models) > 4096:
             self._models.popitem(last=False)
         self.stop(conversation)
         task = asyncio.ensure_future(work)

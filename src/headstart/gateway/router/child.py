@@ -126,12 +126,9 @@ class ChildProcess:
                 os.kill(self._process.pid, number)
 
 
-CACHE_DISK_MIB = 10240  # of prompts that outlive their model's server
-
-
 def command(preset: ModelPreset, arguments: Sequence[str] = ()) -> list[str]:
     """The command line of a model's server; the router's own arguments come last and win."""
     own = [*OWN_ARGUMENTS, f"--alias={preset.name}"]
     if not any(one.startswith("--cache-disk=") for one in preset.arguments):
-        own.append(f"--cache-disk={CACHE_DISK_MIB}")
+        own.append("--cache-disk=10240")  # MiB, of prompts that outlive their model's server
     return [sys.executable, "-m", "headstart", "serve", *preset.arguments, *arguments, *own]

@@ -15,7 +15,6 @@ from typing import Any
 
 MOST_BYTES = 2048  # that a step may compute
 _RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)\s*(?:\.-?\d+|\[[^\]\n]*\])?\s*:", re.MULTILINE)
-_NESTED = re.compile(r"%(json|lark|regex)\b")  # grammars in another language
 # comments, texts and regexes; what is left are names, numbers and signs
 _LITERAL = re.compile(r'//[^\n]*|#[^\n]*|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/')
 _WORD = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)|([A-Za-z_]\w*)")
@@ -26,7 +25,7 @@ def lark_may_force_much(text: str) -> bool:
     found = list(_RULE.finditer(text))
     ends = [one.start() for one in found[1:]] + [len(text)]
     rules = {one[1]: text[one.end() : end] for one, end in zip(found, ends, strict=True)}
-    if _NESTED.search(text):
+    if re.search(r"%(json|lark|regex)\b", text):  # grammars in another language
         return True
 
     def size(name: str, of: Callable[[str], float]) -> float:

@@ -22,7 +22,6 @@ from headstart.text.toolcalls.reader import Tools
 from headstart.text.toolcalls.value_rules import SchemaRules, as_json, quoted, refuse_undemanded
 from headstart.types.constraint import Constraint, ConstraintKind
 
-_PIECES = re.compile(r"(\]<\]\w+\[>\[|<[^<>]*>|\[/?[A-Z_]+\]|\s+)")
 _TYPES = ("number", "array", "object", "boolean", "null")  # of values that are not strings
 TokenOf = Callable[[str], int | None]
 """The id of the special token with this spelling, if there is one."""
@@ -221,7 +220,7 @@ class _Grammar:
     def spelled(self, marker: str) -> str:
         """A marker as literals and ids of special tokens; white space is a literal of its own."""
         parts = []
-        for part in filter(None, _PIECES.split(marker)):
+        for part in filter(None, re.split(r"(\]<\]\w+\[>\[|<[^<>]*>|\[/?[A-Z_]+\]|\s+)", marker)):
             token = self._rules.token_of(part)
             parts.append(quoted(part) if token is None else f"<[{token}]>")
         return " ".join(parts)

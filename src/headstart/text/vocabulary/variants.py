@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Vocab
 
-# characters that tokens may join to a word
-_BEFORE = (b"", b" ", b"(", b".", b"_", b'"', b"'", b"[", b"\n", b"\t")
 _WORD = re.compile(rb" ?(\w+)")
 
 Replacement = tuple[list[int], list[int]]
@@ -36,7 +34,8 @@ class Variants:
         )
         if before is None or after is None:
             return
-        for prefix in _BEFORE:
+        # characters that tokens may join to a word
+        for prefix in (b"", b" ", b"(", b".", b"_", b'"', b"'", b"[", b"\n", b"\t"):
             one, other = self._tokens(prefix + before[1]), self._tokens(prefix + after[1])
             common = common_prefix_length(one, other)
             if common < min(len(one), len(other)):

@@ -17,7 +17,6 @@ from headstart.text.toolcalls.reader import Reading, TextReader
 
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _HEADS = ("<|start|>assistant", "<|channel|>")
-_RECIPIENT = re.compile(r"to=functions\.([\w.-]+)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +49,7 @@ class HarmonyFormat(AnswerFormat):
         return False
 
     def _read_body(self, reader: TextReader, header: str, options: ReadOptions) -> Reading[None]:
-        match = _RECIPIENT.search(header)
+        match = re.search(r"to=functions\.([\w.-]+)", header)
         if match and match[1] in reader.tools and options.reads_calls:
             reader.begin_call(match[1])
             sink = reader.arguments
