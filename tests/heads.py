@@ -106,7 +106,7 @@ def with_heads(
     more: Settings | None = None,
 ) -> Path:
     """Write a random model that has heads."""
-    changes = _changes(architecture, num_heads, more)
+    changes = changes_for(architecture, num_heads, more)
     return write_model(path, architecture, seed=seed, changes=changes)
 
 
@@ -119,7 +119,7 @@ def only_heads(
     more: Settings | None = None,
 ) -> Path:
     """Write the heads of `with_heads` alone, as a file for `--draft-model`."""
-    changes = _changes(architecture, num_heads, more)
+    changes = changes_for(architecture, num_heads, more)
     first = int(str(changes["block_count"])) - num_heads
 
     def keeps(name: str) -> bool:
@@ -130,7 +130,7 @@ def only_heads(
 
 def aligned(path: Path, architecture: str, num_heads: int = 0) -> Path:
     """Write a model that is sure of every token, and so are its heads."""
-    changes = _changes(architecture, num_heads, {"embedding_length": WIDTH})
+    changes = changes_for(architecture, num_heads, {"embedding_length": WIDTH})
     return write_model(path, architecture, changes=changes, values=aligned_values)
 
 
@@ -149,7 +149,7 @@ def aligned_values(name: str, shape: tuple[int, ...]) -> NDArray[np.float64] | N
     return np.zeros(shape) if is_last or name.endswith("bias") else None
 
 
-def _changes(architecture: str, num_heads: int, more: Settings | None = None) -> Settings:
+def changes_for(architecture: str, num_heads: int, more: Settings | None = None) -> Settings:
     """The settings that differ from the table's: heads are layers behind the others."""
     base, extra = _BASES.get(architecture, (architecture, {}))
     own = ARCHITECTURES[base] | extra | (more or {})

@@ -119,6 +119,28 @@ def test_a_draft_is_cut_off_or_taken_back_to_the_state_before_it(model_file: Pat
     assert probe.is_as_fresh(0, text)
 
 
+@pytest.mark.parametrize("name", ["granitehybrid", "mamba", "qwen35", "lfm2", "qwen3moe", "gemma3"])
+def test_a_rejected_draft_leaves_not_one_bit_behind(name: str, tmp_path: Path) -> None:
+    """In decodes of the same widths: a state would add up whatever drafts left."""
+    path = write_model(tmp_path / f"{name}.gguf", name, is_quantized=True)
+    drafted, other = Probe(path), Probe(path)
+    for length in range(20, 32):
+        rows = []
+        for probe, token in ((drafted, 100 + length), (other, 9)):
+            if length == 20:
+                probe.decode(TEXT[:20], 0)
+            if probe.kind is not CacheKind.CHECKPOINT:
+                rows.append(probe.decode([7, token, 101, 102], length)[0])
+                assert probe.engine.rewind(0, length + 1) == length + 1
+                continue
+            if probe is drafted:  # the other one never drafts
+                assert probe.engine.keep_for_draft(0)
+                probe.decode([7, token, 101, 102], length)
+                assert probe.engine.rewind(0, length) == length
+            rows.append(probe.decode([7], length)[0])
+        np.testing.assert_array_equal(*rows)
+
+
 @pytest.mark.parametrize("seed", [3, 10])
 def test_sequences_in_one_batch_do_not_touch_each_other(model_file: Path, seed: int) -> None:
     """Prompts, drafts of any length and rejections in random order; some pause or begin again."""

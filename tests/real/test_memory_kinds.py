@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.architectures import tiny_hybrid, tiny_recurrent
+from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
+from tests.heads import changes_for
 from tests.models import tiny_llama
-from tests.real.answers import Setting, generate, open_setting
+from tests.real.answers import Setting, different, generate, open_setting
 from tests.real.support import byte_requests, engine_of, without_draft
 
 from headstart.config import EngineConfig
@@ -24,9 +25,7 @@ from headstart.engine.sequences import Held, Sequences
 from headstart.types import Batch, CacheKind, ContextFullError
 from headstart.types.errors import EngineError
 
-# Not the exact mode, which recurrent models cannot have; F32 weights leave no near ties
-# here.
-PLAIN = Setting(exact=False)
+PLAIN = Setting(exact=False)  # F32 weights: two rows use other kernels than one, without near ties
 KINDS = {
     tiny_llama: CacheKind.CUT,
     tiny_hybrid: CacheKind.ROLLBACK,
@@ -141,6 +140,40 @@ def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[CacheKin
     )
     results = generate(scheduler, follow)
     assert {k: r.key for k, r in results.items()} == {k: r.key for k, r in expected.items()}
+
+
+EXACT = {
+    "qwen3moe": "recycling",
+    "gemma3": "recycling",
+    "mamba": "recycling",
+    "granitehybrid": "recycling",
+    "jamba": "recycling",
+    "lfm2": "recycling",
+    "qwen3next": "recycling",
+    "qwen35": "mtp,recycling",
+    "step35": "mtp",
+}
+
+
+@pytest.mark.parametrize("architecture", EXACT)
+def test_exact_texts_of_every_memory_kind_are_the_same_with_drafts_beside_others_and_restored(
+    architecture: str, tmp_path: Path
+) -> None:
+    types, path = EXACT[architecture], tmp_path / "tiny.gguf"
+    changes = changes_for(architecture, int("mtp" in types))
+    models = without_draft(write_model(path, architecture, changes=changes, is_quantized=True))
+    requests = [
+        replace(r, request_id=f"{temperature} {r.request_id}", prompt=(*r.prompt,) * 9)
+        for temperature in (0.0, 0.8, 1.5)
+        for r in byte_requests(2, temperature)
+    ]
+    expected = generate(open_setting(Setting(), models), requests)
+    for num_slots in (1, 4):
+        scheduler = open_setting(Setting(types, 4, num_slots), models)
+        for _ in range(2):  # prompts that are kept, and that come back from main memory
+            assert different(expected, generate(scheduler, requests)) == ()
+        assert scheduler.counts.stats.num_drafted > 0
+        assert num_slots > 1 or scheduler.counters.prompts_restored > 0
 
 
 def test_what_was_copied_is_the_same_whatever_becomes_of_its_source_before_the_next_decode(

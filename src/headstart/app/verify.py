@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.scheduler import Scheduler
-from headstart.scheduler.widths import LONG, SHORT, WidthComparison
-from headstart.types import Batch, DraftMode
+from headstart.scheduler.widths import LONG, SHORT, WidthComparison, logits_behind
+from headstart.types import DraftMode
 from headstart.types.request import (
     ErrorEvent,
     FinishEvent,
@@ -246,37 +246,11 @@ def _read(scheduler: Scheduler, text: Sequence[int]) -> tuple[NDArray[np.float32
             for share in (0.1, 0.3, 0.5, 0.7, 0.9)
             for rows in _READ_ROWS[:2]
         ]
-    logits, *others = (_logits_behind(scheduler, text, *way) for way in ways)
-    return logits, max(float(np.abs(logits - one).max()) for one in others)
-
-
-def _logits_behind(
-    scheduler: Scheduler, tokens: Sequence[int], num_rows: int, num_behind: int = 0
-) -> NDArray[np.float32]:
-    """Of the token after these, read anew on an idle slot, so many rows in a decode.
-
-    The first `num_behind` of them are read behind another sequence, which ends then: the rest takes
-    its cells, and attention adds in that order.
-    """
-    engine, batch = scheduler.engine, Batch(scheduler.engine.max_batch_tokens)
     while scheduler.cache.host.evict():
         """Prompts of the answers go to main memory."""
-
-    def read(seq_id: int, start: int, end: int) -> NDArray[np.float32]:
-        size = min(num_rows, batch.capacity)
-        for at in range(start, end, size):
-            batch.clear()
-            batch.add(seq_id, at, tokens[at : min(at + size, end)], 1)
-            last: NDArray[np.float32] = engine.decode(batch)[-1].copy()
-        return last
-
-    if num_behind:
-        read(1, 0, len(tokens) - num_behind)
-        read(0, 0, num_behind)
-        engine.clear(1)
-    logits = read(0, num_behind, len(tokens))
-    engine.clear(0)
-    return logits
+    engine = scheduler.engine
+    logits, *others = (logits_behind(engine, (0, 1), text, *way)[-1] for way in ways)
+    return logits, max(float(np.abs(logits - one).max()) for one in others)
 
 
 def _margin(

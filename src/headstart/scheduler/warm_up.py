@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from statistics import median
 
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.sequence import Cells
-from headstart.scheduler.widths import SHORT, WIDE, WidthComparison
+from headstart.scheduler.widths import SHORT, WIDE, WidthComparison, change_by_order
 from headstart.types import Batch, CacheKind, ContextFullError, Engine
 from headstart.types.errors import EngineError
 from headstart.types.widths import WidthClasses
@@ -100,10 +101,13 @@ class WarmUp:
         comparison = WidthComparison(self._engine, sequences[:1], self._clock, cuts=True)
         try:
             classes = comparison.run((SHORT,), is_interrupted)
+            spare = self._engine.padding_sequence
+            if classes is not None and spare is not None and sequences[0] != spare:
+                by_order = change_by_order(self._engine, sequences[0], spare)
+                classes = replace(classes, change=max(classes.change, by_order))
         except ContextFullError:
             classes = None
         if classes is not None and self.compare is not None:
-            log.info("the number of rows that give the same logits: %s", classes)
             self.compare(classes)
             self.compare, self.is_done = None, True
 

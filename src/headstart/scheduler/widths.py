@@ -157,6 +157,55 @@ class WidthComparison:
         return index * _STEP % min(self._engine.vocab_size, _STEP)
 
 
+def change_by_order(engine: Engine, own: int, other: int, length: int = SHORT) -> float:
+    """Most that a logit changes if half a text lies in cells that another sequence left.
+
+    Attention adds in the order of the cells. Both sequences must be empty, and are again.
+    """
+    tokens = [i * _STEP % min(engine.vocab_size, _STEP) for i in range(length)]
+    straight, moved = (
+        logits_behind(engine, (own, other), tokens, length // 2, num, num_outputs=_ROWS)
+        for num in (0, length // 2)
+    )
+    return float(np.abs(straight - moved).max())
+
+
+def logits_behind(
+    engine: Engine,
+    ids: tuple[int, int],
+    tokens: Sequence[int],
+    num_rows: int,
+    num_behind: int = 0,
+    num_outputs: int = 1,
+) -> Logits:
+    """Logits behind the last of these tokens, read on the first of two empty sequences.
+
+    The first `num_behind` of them are read behind the second sequence, which ends then: the rest
+    takes its cells.
+    """
+    (own, other), batch = ids, Batch(engine.max_batch_tokens)
+    size = min(num_rows, batch.capacity)
+
+    def read(seq_id: int, start: int, end: int) -> Logits:
+        for at in range(start, end, size):
+            batch.clear()
+            rows = tokens[at : min(at + size, end)]
+            batch.add(seq_id, at, rows, min(num_outputs, len(rows)))
+            logits = engine.decode(batch).copy()
+        return logits
+
+    try:
+        if num_behind:
+            read(other, 0, len(tokens) - num_behind)
+            read(own, 0, num_behind)
+            engine.clear(other)
+        return read(own, num_behind, len(tokens))
+    finally:
+        engine.clear(own)
+        if num_behind:
+            engine.clear(other)
+
+
 def _digest(row: NDArray[np.float32]) -> bytes:
     return hashlib.blake2b(row.tobytes(), digest_size=8).digest()
 

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headstart.types.engine import CacheKind
+
 _STEPS = (1, 2, 4, 8)  # kernels take rows in such groups, and what is left with another kernel
 _LEAST_USEFUL = 6  # most rows of a class that is worth it: a short draft
 
@@ -74,6 +76,17 @@ class WidthClasses:
         times = dict(self.milliseconds)
         wide = times.get(widths.fit(1))
         return wide / times[1] if wide and times.get(1) else 1.0
+
+    def promise(self, kind: CacheKind = CacheKind.CUT, *, is_exact: bool) -> str:
+        """What a server that compared them can say about its texts, and at what price."""
+        if is_exact:
+            return "texts depend neither on drafts nor on other requests (--exact)"
+        price = "needs slower kernels"
+        if widths := self.choose() if kind is CacheKind.CUT else self.choose(0):
+            # these texts are short: in long ones attention may part one row from two
+            cost = max(1.0, self.cost(widths), self.cost(widths._replace(least=2)))
+            price = f"costs up to {100 * (cost - 1):.0f} % of a step without drafts"
+        return f"texts may differ at near ties (rows that agree: {self}); --exact {price}"
 
     def _compared(self) -> list[int]:
         return sorted((*self.mixed, *(n for one in self.classes for n in one)))

@@ -15,6 +15,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import Note, emit
 from headstart.scheduler import commit
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.widths import change_by_order
 from headstart.types import Batch
 from headstart.types.request import Request
 
@@ -169,6 +170,11 @@ class Fragmented(Model):
             noise = np.random.default_rng(tokens[-1]).normal(0.0, 0.3, len(logits))
             logits = logits + noise.astype(np.float32)
         return logits
+
+
+def test_what_the_order_of_cells_changes_is_seen_at_the_start() -> None:
+    assert change_by_order(Model(), 0, 1) == 0.0
+    assert change_by_order(Fragmented(), 0, 1) > 0.3
 
 
 def test_texts_that_part_by_the_order_of_cells_part_at_near_ties() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from numpy.typing import NDArray
 
 from headstart.scheduler.widths import WidthComparison
 from headstart.testing import FakeEngine
-from headstart.types import Batch
+from headstart.types import Batch, CacheKind
 from headstart.types.widths import WidthClasses, Widths
 
 Kernel = Callable[[Batch, int], int]
@@ -68,6 +69,17 @@ def test_a_kernel_that_depends_on_the_width_is_found_and_named(
     assert (str(classes), classes.choose()) == (names, chosen)
     assert classes.change == pytest.approx(0.0 if classes.is_one else 0.125, abs=0.13)
     assert not classes.is_alone
+
+
+def test_a_server_says_which_widths_its_texts_depend_on_and_what_exactness_costs() -> None:
+    found = compare(lambda batch, row: (batch.num_rows > 1) + (batch.num_rows > 8))
+    times = {n: 10.0 if n == 1 else 12.5 for n, _ in found.milliseconds}
+    classes = replace(found, milliseconds=tuple(times.items()))
+    promise = classes.promise(is_exact=False)
+    assert "(rows that agree: 1 | 2-8 | 9-64)" in promise
+    assert "--exact costs up to 25 % of a step without drafts" in promise
+    assert "slower kernels" in classes.promise(CacheKind.CHECKPOINT, is_exact=False)
+    assert "neither on drafts nor on other requests" in classes.promise(is_exact=True)
 
 
 def test_a_kernel_that_depends_on_the_rows_beside_is_found() -> None:

@@ -80,7 +80,8 @@ export class Server {
     const { mode, types = [], unusable, heads } = this.props.speculation;
     const isOff = mode === "off" || unusable || !types.length;
     const draft = this.props.draft_model?.name;
-    const facts = [words.mode(mode), draft && words.draftModel(draft), heads?.words].filter(Boolean);
+    const { promise } = this.props.speculation.control ?? {};
+    const facts = [words.mode(mode), draft && words.draftModel(draft), heads?.words, promise].filter(Boolean);
     const pill = byId("speculation");
     pill.hidden = false;
     pill.textContent = isOff ? words.speculationOff : words.speculationOn(types.join(", "));
