@@ -88,6 +88,11 @@ def test_health_is_for_every_name(client):
 def test_our_own_page_and_programs_are_served(client):
     own = f"http://{own_host(client)}"
     assert client.post("/completion", json=BODY, headers={"Origin": own}).status_code == 200
+    other_name = {"Origin": "http://localhost:8080", "Host": "127.0.0.1:8080"}
+    assert client.post("/completion", json=BODY, headers=other_name).status_code == 200
+    for other in ({"Host": "127.0.0.1:8081"}, {"Host": "192.168.1.7:8080"}):
+        refused = client.post("/completion", json=BODY, headers=other_name | other)
+        assert refused.status_code == 403
     # curl -d and many programs name another type or none
     for kind in ("application/x-www-form-urlencoded", "text/plain", ""):
         headers = {"Content-Type": kind}

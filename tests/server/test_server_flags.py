@@ -120,7 +120,7 @@ def test_a_request_gets_the_servers_defaults_where_it_says_nothing():
     assert (plain.sampling.temperature, plain.sampling.top_k) == (0.1, 0)
     assert (plain.sampling.seed, plain.max_tokens, plain.stop) == (5, 7, (b"END",))
     assert (own.sampling.temperature, own.stop) == (2, (b"x",))
-    assert (props["temperature"], props["top_k"]) == (0.1, 0)
+    assert (props["temperature"], props["top_k"], props["seed"]) == (0.1, 0, 5)
 
 
 def test_a_port_in_use_is_named_with_the_remedy():

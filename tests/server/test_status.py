@@ -14,7 +14,7 @@ from tests.server.serving import served_model, serving
 from headstart.config import ServerConfig
 from headstart.server.metrics import METRICS, render
 from headstart.server.results import sum_stats
-from headstart.types.report import WorkerReport
+from headstart.types.report import Counters, WorkerReport
 from headstart.types.request import RequestStats
 
 
@@ -27,7 +27,8 @@ def samples(text):
 
 def test_metrics_have_llama_servers_names_and_ours_by_speculator(client):
     response = client.get("/metrics")
-    assert int(response.headers["process-start-time-unix"]) > 0
+    raw = dict(response.headers.raw)  # some clients compare names with case
+    assert int(raw[b"Process-Start-Time-Unix"]) > 0
     values = samples(response.text)
     assert values["llamacpp:spec_decode_num_draft_tokens_total",] == 10
     assert values["llamacpp:spec_decode_num_accepted_tokens_per_pos_total", ("position", "1")] == 3
@@ -38,6 +39,17 @@ def test_metrics_have_llama_servers_names_and_ours_by_speculator(client):
     assert values["headstart_drafts_offered_total", name] == 4
     assert values["headstart_speculator_reasons_total", ("reason", "outbid"), name] == 6
     assert values["headstart_steps_without_draft_total", ("reason", 'no "match"')] == 2
+
+
+def test_speeds_are_those_since_the_metrics_were_last_read(client):
+    name = ("llamacpp:prompt_tokens_seconds",)
+    client.get("/metrics")
+    assert samples(client.get("/metrics").text)[name] == 0
+    counted = {"prompt_tokens": 45, "prompt_seconds": 3.0}
+    later = replace(REPORT, counters=Counters(**counted), last_read=REPORT.counters)
+    assert samples(render(later))[name] == (45 - 30) / (3 - 2)
+    restarted = replace(later, counters=Counters(prompt_tokens=6, prompt_seconds=1.0))
+    assert samples(render(restarted))[name] == 6
 
 
 def test_every_metric_has_one_line_in_the_table():

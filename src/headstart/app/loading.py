@@ -240,8 +240,8 @@ def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:
     if most < min(LEAST_CONTEXT, context):
         raise ConfigError(
             f"a slot has {most} of the context's {num_cells} tokens with --no-kv-unified or "
-            f"--kv-unified-per-slot, but needs {LEAST_CONTEXT}; raise --context, or lower "
-            "--parallel"
+            f"--kv-unified-per-slot, but needs {LEAST_CONTEXT}; raise --context, lower "
+            "--parallel, or start with --kv-unified"
         )
     return most
 

@@ -93,7 +93,8 @@ class SchedulerConfig:
     kv_unified: bool = option(
         True,
         "each request may use the whole context that the slots share; off: only its slot's "
-        "share, so that no request waits for another's cells",
+        "share, so that no request waits for another's cells; off by default where both --context "
+        "and --parallel are given",
     )
     kv_unified_per_slot: int = option(
         0,

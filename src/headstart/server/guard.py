@@ -67,7 +67,8 @@ class Guard:
             return
         headers = Headers(scope=scope)
         origin = headers.get("origin")
-        send = _with_headers(send, self._websites.reader(origin) if origin is not None else None)
+        reader = self._websites.reader(origin, headers.get("host")) if origin is not None else None
+        send = _with_headers(send, reader)
         try:
             is_preflight = self._admit(scope, headers)
         except (ApiError, QuotaError) as error:
@@ -200,8 +201,24 @@ def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
     return tuple(key.strip().encode() for key in keys if key.strip())
 
 
+class _Spelled(bytes):
+    """A header's name that uvicorn does not turn into lower case."""
+
+    def lower(self) -> bytes:
+        return self
+
+
+def _spelled(name: bytes) -> bytes:
+    # uvicorn compares the names of those that say where a body ends
+    is_framing = name in (b"content-length", b"transfer-encoding", b"connection")
+    return name if is_framing else _Spelled(name.title())
+
+
 def _with_headers(send: Send, reader: str | None) -> Send:
-    """Let browsers show the answer only as what it is; `reader` is the page that may read it."""
+    """Let browsers show the answer only as what it is; `reader` is the page that may read it.
+
+    Names are written as llama-server writes them, because some clients compare them with case.
+    """
 
     async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -211,6 +228,7 @@ def _with_headers(send: Send, reader: str | None) -> Send:
             if reader:
                 headers["Access-Control-Allow-Origin"] = reader
                 headers.add_vary_header("Origin")
+            message["headers"] = [(_spelled(name), value) for name, value in headers.raw]
         await send(message)
 
     return send_with_headers

@@ -61,7 +61,10 @@ async def metrics(http: HttpRequest) -> Response:
     if not service.config.metrics:
         raise ApiError(501, "this server was started with --no-metrics")
     report = await service.worker.report()
-    text = render(replace(report, refusals=http.app.state.refusals))
+    text = render(
+        replace(report, refusals=http.app.state.refusals, last_read=service.counters_read)
+    )
+    service.counters_read = replace(report.counters)
     headers = {"Process-Start-Time-Unix": str(int(service.started_at))}
     return Response(text, headers=headers, media_type="text/plain; version=0.0.4")
 
@@ -101,12 +104,18 @@ def _samples(labels: dict[str, str], value: Any, label: str) -> Iterable[Sample]
     return [(labels | {label: str(key)}, count) for key, count in entries]
 
 
-def _ratio(name: str, above: str, below: str, help: str) -> Metric[WorkerReport]:
-    """A quotient of two counters; 0 before anything was counted."""
+def _ratio(
+    name: str, above: str, below: str, help: str, *, since_read: bool
+) -> Metric[WorkerReport]:
+    """A quotient of two counters, or of what they grew by since they were read; 0 of nothing."""
 
     def read(report: WorkerReport) -> Iterable[Sample]:
-        divisor = getattr(report.counters, below)
-        return [({}, getattr(report.counters, above) / divisor if divisor else 0.0)]
+        now = [getattr(report.counters, one) for one in (above, below)]
+        then = [getattr(report.last_read, one) if since_read else 0 for one in (above, below)]
+        grown = [a - b for a, b in zip(now, then, strict=True)]
+        if min(grown) < 0:
+            grown = now  # a new engine counts from 0
+        return [({}, grown[0] / grown[1] if grown[1] else 0.0)]
 
     return Metric(name, "gauge", help, read)
 
@@ -164,13 +173,15 @@ METRICS: tuple[Metric[WorkerReport], ...] = (
         "llamacpp:prompt_tokens_seconds",
         "prompt_tokens",
         "prompt_seconds",
-        "Prompt tokens per second, average since the start",
+        "Prompt tokens per second, average since the metrics were last read",
+        since_read=True,
     ),
     _ratio(
         "llamacpp:predicted_tokens_seconds",
         "tokens_predicted",
         "predicted_seconds",
-        "Generated tokens per second of a request, average since the start",
+        "Generated tokens per second of a request, average since the metrics were last read",
+        since_read=True,
     ),
     _value("llamacpp:requests_processing", "num_processing", "Requests that hold a slot"),
     _value("llamacpp:requests_deferred", "num_waiting", "Requests that wait for a slot"),
@@ -179,6 +190,7 @@ METRICS: tuple[Metric[WorkerReport], ...] = (
         "busy_slots",
         "num_decodes",
         "Busy slots per decode, average since the start",
+        since_read=False,
     ),
     _value(
         "headstart_padding_rows_total",

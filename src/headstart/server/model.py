@@ -25,7 +25,7 @@ from headstart.text.toolcalls.find import find_format
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint
 from headstart.types.errors import CapacityError
-from headstart.types.report import WorkerInfo
+from headstart.types.report import Counters, WorkerInfo
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.worker import Worker
 
@@ -109,6 +109,7 @@ class Service:
     events: EventFeed | None = None  # of those who listen to /events
     # counts of the last three minutes, for those who begin to listen
     history: deque[dict[str, float]] = field(default_factory=partial(deque, maxlen=90))
+    counters_read: Counters = field(default_factory=Counters)  # when /metrics was last read
     is_stopping: bool = False  # ends the streams of /events
 
     _num_held: Counter[str] = field(default_factory=Counter)  # requests by tenant

@@ -69,9 +69,10 @@ async def props(http: HttpRequest) -> dict[str, Any]:
     defaults = generation_settings(
         Request(request_id="", prompt=(), sampling=served.defaults.sampling)
     )
+    seed = served.defaults.seed
     return {
         "default_generation_settings": {
-            "params": defaults | {"seed": -1},
+            "params": defaults | {"seed": -1 if seed is None else seed},
             "n_ctx": info.context_size,
         },
         "total_slots": info.num_slots,

@@ -76,22 +76,17 @@ class WebsitePolicy:
                 "must send application/json",
             )
 
-    def allows(self, origin: str) -> bool:
-        """Whether pages of this origin may read answers."""
-        if ANY in self._origins or origin in self._origins:
-            return True
-        return LOCALHOST in self._origins and _is_local(_host_of(origin))
-
-    def reader(self, origin: str) -> str | None:
+    def reader(self, origin: str, host: str | None) -> str | None:
         """Access-Control-Allow-Origin for a page of this origin; None for no header."""
-        if not self.allows(origin):
+        if not self._may_use(origin, host):
             return None
         return ANY if self._hides_origin else origin
 
     def _may_use(self, origin: str, host: str | None) -> bool:
-        _, _, page = origin.partition("://")
-        is_own = host is not None and page.lower() == host.lower()
-        return is_own or self.allows(origin)
+        """Whether pages of this origin may send requests to this host, and read the answers."""
+        if ANY in self._origins or origin in self._origins or _is_own(origin, host or ""):
+            return True
+        return LOCALHOST in self._origins and _is_local(_host_of(origin))
 
     def _check_host(self, host: str | None) -> None:
         if host is None or ANY in self._hosts:  # browsers always send one
@@ -104,6 +99,15 @@ class WebsitePolicy:
             f"the host name {shorten(name)} is not known here; start the server with "
             "--allowed-hosts to allow it, or with an API key",
         )
+
+
+def _is_own(origin: str, host: str) -> bool:
+    """Whether it is our own page, perhaps under another of this machine's names for itself."""
+    page = origin.partition("://")[2].lower()
+    if page == host.lower():
+        return True
+    ports = {one.rpartition(":")[2] for one in (page, host)}
+    return len(ports) == 1 and all(_is_local(_host_of(f"//{one}")) for one in (page, host))
 
 
 def _split(names: str | None) -> Iterable[str]:

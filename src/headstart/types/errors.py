@@ -50,8 +50,8 @@ class ContextLengthError(RequestError):
     def __init__(self, num_prompt_tokens: int, context_size: int) -> None:
         super().__init__(
             f"the prompt has {num_prompt_tokens} tokens but the context holds {context_size}, "
-            f"and one must stay free for the answer; shorten it or start with "
-            f"--context {num_prompt_tokens + 256}"
+            "and one must stay free for the answer; shorten it, or start with a larger --context "
+            "or, where the slots divide it, with --kv-unified"
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.context_size = context_size

@@ -130,6 +130,7 @@ class WorkerReport:
     num_processing: int = 0
     num_waiting: int = 0
     counters: Counters = field(default_factory=Counters)
+    last_read: Counters = field(default_factory=Counters)  # they, when /metrics was read before
     drafts: SpeculationStats = field(default_factory=SpeculationStats)  # of all speculators
     engine_restarts: int = 0
     prompts_in_memory: int = 0  # of those that lost their place in the model's cache

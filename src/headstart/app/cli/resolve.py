@@ -101,7 +101,11 @@ def resolve(settings: Sequence[Setting], sources: Sequence[Mapping[str, Given]])
     for setting in settings:
         given = next((source[setting.name] for source in sources if setting.name in source), None)
         values[setting.name] = setting.read(given.value, given.name) if given else setting.default
-        origins[setting.name] = given.origin if given else "default"
+        is_given = given is not None and not setting.means_default(given.value)
+        origins[setting.name] = given.origin if given and is_given else "default"
+    parts = ("context", "parallel")  # with both llama-server divides the context, and so do we
+    if origins.get("kv_unified") == "default" and "default" not in map(origins.get, parts):
+        values["kv_unified"], origins["kv_unified"] = False, " and ".join(parts)
     return Resolved(tuple(settings), values, origins)
 
 

@@ -84,9 +84,11 @@ class Setting:
         Raises:
             ConfigError: it is no value of this setting; `origin` names its source.
         """
+        if self.means_default(given):
+            return self.default
         words = self.option.words
         if not isinstance(given, bool) and (word := str(given).lower()) in words:
-            return self.default if words[word] is None else words[word]
+            return typing.cast("Value", words[word])
         if isinstance(given, str):
             return self._parse(given, origin)
         if type(given) is int and self.kind is float:
@@ -94,6 +96,10 @@ class Setting:
         if type(given) is self.kind and _is_finite(given):
             return typing.cast("Value", given)
         raise ConfigError(f"{origin} is {given!r} but must be of type {self.kind.__name__}")
+
+    def means_default(self, given: object) -> bool:
+        """Whether it is a word for the default, such as -1."""
+        return self.option.words.get(str(given).lower(), given) is None
 
     def _parse(self, text: str, origin: str) -> Value:
         choices = self.option.choices

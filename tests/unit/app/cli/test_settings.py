@@ -37,6 +37,22 @@ def test_a_spelling_of_llama_servers_is_declared_in_its_table_alone() -> None:
     assert repeated == []
 
 
+@pytest.mark.parametrize(
+    ("argv", "is_unified"),
+    [
+        ("-c 4096 -np 4", False),
+        ("-c 4096 -np 4 -kvu", True),
+        ("-c 4096", True),
+        ("-np 4", True),
+        ("-c 4096 -np -1", True),
+    ],
+)
+def test_slots_divide_a_context_that_was_given_with_their_number(
+    argv: str, is_unified: bool
+) -> None:
+    assert read(*argv.split()).config().scheduler.kv_unified is is_unified
+
+
 def test_nothing_given_is_the_default_config() -> None:
     assert resolve(SETTINGS, []).config() == Config()
 
