@@ -354,9 +354,11 @@ def _start(folder: Path, stack: ExitStack) -> tuple[dict[str, int], dict[str, in
     )
     common = ["--log-level", "warning", "--threads", "1"]
     tools = ["--tools", ",".join(TOOLS[:3]), "--ui-mcp-proxy"]
+    # bounded, so that what grows beside texts and prompts is seen
+    bounds = ["--cache-ram", "16", "--spec-suffix-corpus-tokens", "20000"]
     slots = ["--slot-save-path", str(folder), "--tenant-slot-files", "5"]
     kinds = {
-        "server": ["serve", *common, "--context", str(CONTEXT), *tools, *slots, "--props"],
+        "server": ["serve", *common, "--context", str(CONTEXT), *tools, *slots, *bounds, "--props"],
         "router": ["serve", *common[:2], "--models-preset", str(folder / "models.ini"), *tools],
     }
     urls, pids = {}, {}
