@@ -7,8 +7,11 @@ has in its slot, and that another server brings back from the disk; in turn, wit
 disk's cache (as after a restart) and without it (`posix_fadvise`).
 `writing`: milliseconds of a step of one answer while prompts of that size are written all the time,
 and while none is, in turn.
-`copies`: milliseconds of the loop to copy such a prompt's state out of the cache, and back.
-`lookup`: time to list a folder of many prompts and to find one of them; no model.
+`copies`: milliseconds of the loop to copy a block of such a prompt out of the cache, and back; and
+the longest step of an answer while another prompt is moved out and back, less the longest without.
+`lookup`: time to list 16,384 files, 16 GiB of a small model, and to find one prompt; no model.
+`shared`: bytes in main memory and on the disk for conversations behind one system prompt, next to
+what their distinct tokens need.
 """
 
 from __future__ import annotations
@@ -30,10 +33,11 @@ from typing import Any
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.extras.bench.client import started
+from headstart.scheduler.copies import BLOCK
 from headstart.scheduler.disk_cache import DiskCache, DiskPlace
-from headstart.scheduler.host_cache import TARGET, StoredPrompt
-from headstart.structures.checkpoints import pack
-from headstart.structures.prompt_files import PromptHead, write_prompt
+from headstart.scheduler.host_cache import StoredBlock, StoredPrompt
+from headstart.scheduler.scheduler import Scheduler
+from headstart.structures.prompt_files import write_prompt
 from headstart.types.request import Request
 
 NUM_TOKENS = 4096
@@ -45,13 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--only", choices=("restart", "writing", "copies", "lookup"))
+    parser.add_argument("--only", choices=("restart", "writing", "copies", "lookup", "shared"))
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if options.only in (None, "lookup"):
-            for count, length in ((64, 8192), (2_000, 8192), (10_000, 2048)):
+            for count, length in ((128, 8192), (2_000, 512)):
                 look_up(folder / str(count), count, length)
         if options.model and options.only in (None, "restart"):
             restart(folder / "restart", options.model, options.rounds)
@@ -59,39 +63,79 @@ def main(arguments: Sequence[str] | None = None) -> int:
             write(folder / "writing", options.model, options.rounds)
         if options.model and options.only in (None, "copies"):
             copy(options.model, options.rounds)
+        if options.model and options.only in (None, "shared"):
+            share(folder / "shared", options.model)
     return 0
 
 
 def look_up(folder: Path, count: int, length: int) -> None:
-    """List so many prompts of so many tokens behind a common beginning, and find each."""
+    """List so many prompts of so many tokens, and find each."""
     place = DiskPlace(folder, 2**50, "model", "", "m")
     first = DiskCache(place)
     first.finish(10.0)
-    own = Path(first._own)
-    own.mkdir(parents=True)
-    common = list(range(1000))
-    texts = [array("i", [*common, n, *range(n, n + length - 1001)]) for n in range(count)]
-    for number, text in enumerate(texts):  # sparse: states are not read here
-        head = PromptHead("model", "", text, length, (), {TARGET: 0})
-        write_prompt(own / f"{number:032x}.prompt", head, [b""])
+    Path(first._own).mkdir(parents=True)
+    texts = [array("i", [n, *range(n, n + length - 1)]) for n in range(count)]
+    for text in texts:  # states are not read here
+        for path, head, caches in first._files_of(in_blocks(text, b"")):
+            write_prompt(path, head, caches)
     began = time.perf_counter()
     disk = DiskCache(place)
     made = time.perf_counter() - began
-    disk._writer.submit(int).result()
-    listed = time.perf_counter() - began
+    busy = disk._writer.submit(time.thread_time).result()
     times = []
     for text in texts[:: max(1, count // 200)]:
         query = array("i", [*text[:-5], 1, 2, 3, 4, 5])
         began = time.perf_counter()
         _, shared = disk.find("", query)
         times.append(time.perf_counter() - began)
-        assert shared == length - 5
+        assert shared == length - 64
     disk.finish(1.0)
     print(
-        f"lookup: {count} prompts of {length} tokens: {1e3 * made:.1f} ms until the start goes on, "
-        f"{1e3 * listed:.0f} ms until all are listed, {1e3 * statistics.median(times):.3f} ms a "
-        f"lookup ({1e3 * max(times):.3f} at most)"
+        f"lookup: {count} prompts of {length} tokens, {len(disk._files)} files: {1e3 * made:.1f} "
+        f"ms until the start goes on, {1e3 * busy:.0f} ms of a thread's processor to list them, "
+        f"{1e3 * statistics.median(times):.3f} ms a lookup ({1e3 * max(times):.3f} at most)"
     )
+
+
+def in_blocks(tokens: array[int], data: bytes) -> StoredPrompt:
+    """A prompt whose blocks all hold the same bytes."""
+    ends = range(BLOCK, len(tokens) + BLOCK, BLOCK)
+    blocks = tuple(StoredBlock(end - BLOCK, min(end, len(tokens)), data) for end in ends)
+    return StoredPrompt("", tokens, blocks, 0, time.time())
+
+
+def share(folder: Path, model: Path, count: int = 100, length: int = 8000) -> None:
+    """Bytes for so many conversations, three quarters of which are one system prompt."""
+    config = Config(
+        engine=EngineConfig(context=length + 256, gpu_layers=0),
+        scheduler=SchedulerConfig(
+            parallel=1, cache_ram=100_000, cache_disk=100_000, cache_disk_path=str(folder)
+        ),
+        speculation=SpeculationConfig(spec="off", spec_state="none"),
+    )
+    scheduler, _ = build_scheduler(config, Models(model, None, is_demo=False))
+    common = 3 * length // 4
+    system = [5 + i * i % 900 for i in range(common)]
+    for number in range(count + 1):  # the last one moves the one before it to main memory
+        own = [5 + (number * 7 + i * i % 89 + i) % 900 for i in range(length - common)]
+        scheduler.submit(Request(request_id=str(number), prompt=[*system, *own], max_tokens=1))
+        while scheduler.has_work:
+            scheduler.step()
+    host = scheduler.cache.host
+    disk = host.disk
+    assert disk is not None
+    one = sum(len(block.data) for block in next(iter(host.store)).blocks) / length
+    needed = one * (common + len(host.store) * (length - common))
+    while any(map(disk.put, host.store)):
+        while disk._waiting:
+            time.sleep(0.01)
+    on_disk = sum(file.stat().st_size for file in folder.glob("*/*"))
+    print(
+        f"shared: {model.stem}, {len(host.store)} conversations of {length} tokens, {common} of "
+        f"them alike: main memory {host.store.num_bytes / needed:.3f}, disk "
+        f"{on_disk / needed:.3f} of {needed / 2**20:.0f} MiB for the distinct tokens"
+    )
+    disk.finish(1.0)
 
 
 def restart(folder: Path, model: Path, rounds: int) -> None:
@@ -156,7 +200,7 @@ def write(folder: Path, model: Path, rounds: int) -> None:
     scheduler, _ = build_scheduler(config, Models(model, None, is_demo=False))
     disk = scheduler.cache.host.disk
     assert disk is not None
-    state = bytes(32 * NUM_TOKENS * 1024)  # 32 KiB a token, as of a 1 B model
+    state = bytes(32 * BLOCK * 1024)  # 32 KiB a token, as of a 1 B model
     steps: dict[str, list[float]] = {"no file": [], "writing": []}
     num_files = 0
     for turn in range(2 * rounds):
@@ -164,8 +208,8 @@ def write(folder: Path, model: Path, rounds: int) -> None:
         scheduler.submit(Request(request_id=str(turn), prompt=[5 + turn] * 32, max_tokens=200))
         while scheduler.has_work:
             if name == "writing" and not disk._waiting:
-                tokens = array("i", [num_files]) * NUM_TOKENS
-                disk.put(StoredPrompt("", tokens, {TARGET: pack(state, [])}, 0, time.time()))
+                tokens = array("i", [num_files, *range(NUM_TOKENS - 1)])
+                disk.put(in_blocks(tokens, state))
                 num_files += 1
             began = time.perf_counter()
             scheduler.step()
@@ -175,7 +219,8 @@ def write(folder: Path, model: Path, rounds: int) -> None:
     plain, writing = (statistics.fmean(steps[name]) for name in ("no file", "writing"))
     print(
         f"writing: {model.stem}: a step takes {1e3 * plain:.2f} ms, {1e3 * writing:.2f} while "
-        f"{num_files} files of {len(state) >> 20} MiB are written ({writing / plain - 1:+.1%})"
+        f"{num_files} prompts of {32 * NUM_TOKENS >> 10} MiB are written "
+        f"({writing / plain - 1:+.1%})"
     )
     scheduler.cache.host.finish()
 
@@ -183,7 +228,7 @@ def write(folder: Path, model: Path, rounds: int) -> None:
 def copy(model: Path, rounds: int) -> None:
     """Milliseconds of the copies that only the loop can make: they need libllama's context."""
     config = Config(
-        engine=EngineConfig(context=2 * NUM_TOKENS, gpu_layers=0),
+        engine=EngineConfig(context=4 * NUM_TOKENS, gpu_layers=0),
         scheduler=SchedulerConfig(parallel=2),
         speculation=SpeculationConfig(spec="off", spec_state="none"),
     )
@@ -194,19 +239,52 @@ def copy(model: Path, rounds: int) -> None:
         scheduler.step()
     (held,) = (cells.seq_id for cells in scheduler.cells if cells.length)
     times: dict[str, list[float]] = {"save": [], "restore": []}
-    for _ in range(5 * rounds):
+    for start in range(0, NUM_TOKENS, BLOCK):
         began = time.perf_counter()
-        state = engine.save_sequence(held)
+        block = engine.save_block(held, start, start + BLOCK)
         saved = time.perf_counter()
-        assert engine.restore_sequence(1 - held, state)
+        assert engine.restore_block(1 - held, block)
         times["save"].append(saved - began)
         times["restore"].append(time.perf_counter() - saved)
-        engine.clear(1 - held)
+    engine.clear(1 - held)
     save, back = (1e3 * statistics.median(times[name]) for name in ("save", "restore"))
     print(
-        f"copies: {model.stem}, {NUM_TOKENS} tokens, {len(state) >> 20} MiB: {save:.1f} ms to main "
-        f"memory, {back:.1f} ms back"
+        f"copies: {model.stem}, {BLOCK} tokens, {len(block) / 2**20:.1f} MiB: {save:.2f} ms to "
+        f"main memory ({1e3 * max(times['save']):.2f} at most), {back:.2f} ms back "
+        f"({1e3 * max(times['restore']):.2f} at most)"
     )
+    waits = admissions(scheduler, prompt, rounds)
+    print(
+        f"copies: an admission beside an answer takes {1e3 * statistics.median(waits):.2f} ms "
+        f"while prompts of {NUM_TOKENS} tokens are moved out and back "
+        f"({1e3 * max(waits):.2f} at most)"
+    )
+
+
+def admissions(scheduler: Scheduler, prompt: list[int], rounds: int) -> list[float]:
+    """Seconds of each admission while one prompt and another take turns in a slot, beside an
+    answer in the other.
+    """
+    waits: list[float] = []
+    admit = scheduler._admit
+
+    def timed() -> None:
+        began = time.perf_counter()
+        admit()
+        waits.append(time.perf_counter() - began)
+
+    other = [6 + i % 700 for i in range(NUM_TOKENS)]
+    scheduler.submit(Request(request_id="busy", prompt=[7] * 64, max_tokens=NUM_TOKENS))
+    scheduler.step()
+    for turn in range(2 * rounds):
+        if turn == 2:  # both were read
+            scheduler._admit = timed  # type: ignore[method-assign]
+        text = [*(other, prompt)[turn % 2], turn]
+        scheduler.submit(Request(request_id=str(turn), prompt=text, max_tokens=1))
+        while len(scheduler.running) + len(scheduler.waiting) > 1:
+            scheduler.step()
+    scheduler.cancel("busy")
+    return waits
 
 
 if __name__ == "__main__":

@@ -116,6 +116,7 @@ class SilentEngine:
     cache_kind = CacheKind.CUT
     max_rollback = 2**30
     can_shift = True
+    has_blocks = False
     padding_sequence: int | None = 10_000
     sends_graphs = is_asynchronous = lacks_cells = False
     attention_tile = 1
@@ -168,9 +169,6 @@ class SilentEngine:
         """There is no cache."""
         return True
 
-    def share_prefix(self, source: int, target: int, length: int) -> None:
-        """There is no cache."""
-
     def clear(self, seq_id: int) -> None:
         """There is no cache."""
 
@@ -179,6 +177,12 @@ class SilentEngine:
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
         return 0
+
+    def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
+        return bytearray()
+
+    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        return False
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return self._make_filters(params)

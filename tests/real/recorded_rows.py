@@ -27,7 +27,8 @@ class RecordedRows:
         self._engine = engine
         self._texts: dict[int, list[int]] = defaultdict(list)
         self._saved: dict[bytes, list[int]] = {}
-        names = ("launch", "wait", "copy_prefix", "save_sequence", "restore_sequence")
+        names = ["launch", "wait", "copy_prefix", "save_sequence", "restore_sequence"]
+        names += ["save_block", "restore_block"]
         self._plain: dict[str, Any] = {name: getattr(engine, name) for name in names}
         for name in names:
             setattr(engine, name, getattr(self, name))
@@ -58,6 +59,15 @@ class RecordedRows:
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         self._texts[seq_id] = list(self._saved[bytes(data)])
         return bool(self._plain["restore_sequence"](seq_id, data))
+
+    def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
+        data: bytearray = self._plain["save_block"](seq_id, start, end)
+        self._saved[bytes(data)] = self._texts[seq_id][start:end]
+        return data
+
+    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        self._texts[seq_id] = self._texts[seq_id] + self._saved[bytes(data)]
+        return bool(self._plain["restore_block"](seq_id, data))
 
     def differences(self, other: RecordedRows) -> NDArray[np.float32]:
         """Of each text that both have computed, by how much a logit differs at most."""

@@ -94,6 +94,25 @@ def test_a_saved_sequence_continues_in_another_place(
     np.testing.assert_allclose(decode(engine, [7], 40, seq_id=1), decode(fresh, [7], 40), atol=2e-2)
 
 
+def test_a_sequence_of_saved_blocks_continues_in_another_place(
+    kind_and_path: tuple[CacheKind, Path],
+) -> None:
+    kind, path = kind_and_path
+    engine, fresh = engine_of(path), engine_of(path)
+    assert engine.has_blocks is (kind is CacheKind.CUT)
+    if not engine.has_blocks:
+        return
+    decode(engine, list(range(40)), 0)
+    blocks = [engine.save_block(0, start, end) for start, end in ((0, 16), (16, 32), (32, 40))]
+    engine.clear(0)
+    decode(engine, [9, 9], 0)  # cells in another order
+    for block in blocks:
+        assert engine.restore_block(1, block)
+    assert not engine.restore_block(1, blocks[0][:-8])
+    decode(fresh, list(range(40)), 0)
+    np.testing.assert_allclose(decode(engine, [7], 40, seq_id=1), decode(fresh, [7], 40), atol=2e-2)
+
+
 def test_what_cannot_be_restored_leaves_an_empty_sequence(
     kind_and_path: tuple[CacheKind, Path],
 ) -> None:

@@ -130,7 +130,7 @@ def test_a_list_of_tokens_that_cannot_be_is_refused(
 
 
 def test_two_sequences_that_begin_alike_share_cells_afterwards(engine: LlamaEngine) -> None:
-    if engine.cache_kind is not CacheKind.CUT:
+    if not engine.has_blocks:
         return
     engine.clear(0)
     engine.clear(1)
@@ -138,8 +138,8 @@ def test_two_sequences_that_begin_alike_share_cells_afterwards(engine: LlamaEngi
     decode(engine, 0, 0, text)
     expected = decode(engine, 0, len(text), [50])
     assert engine.truncate(0, len(text))
-    assert engine.restore_sequence(1, engine.save_sequence(0))
-    engine.share_prefix(0, 1, 90)
+    assert engine.copy_prefix(0, 1, 90)
+    assert engine.restore_block(1, engine.save_block(0, 90, 100))
     decode(engine, 0, len(text), [5] * (engine.num_cells - len(text) - 20))
     assert np.allclose(decode(engine, 1, len(text), [50]), expected, atol=0.05)
     engine.clear(0)

@@ -79,7 +79,9 @@ class LlamaEngine(Sequences):
         self.num_cells: int = self.context_size * (limits.num_sequences if self.is_exact else 1)
         rules = self._rules(config)
         checkpoints = Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes)
-        super().__init__(self.handle, rules, checkpoints)
+        has_spare = params.n_seq_max > limits.num_sequences and rules.kind is CacheKind.CUT
+        spare = limits.num_sequences if has_spare else None
+        super().__init__(self.handle, rules, checkpoints, spare)
         self.cache_kind, self.max_rollback = rules.kind, rules.max_rollback
         self.max_padding = rules.max_rollback  # rows that can be taken back at once
         if rules.kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
@@ -87,8 +89,7 @@ class LlamaEngine(Sequences):
         self.can_shift = rules.kind is CacheKind.CUT and bool(
             api.llama_memory_can_shift(self._memory)
         )
-        has_spare = params.n_seq_max > limits.num_sequences and rules.kind is CacheKind.CUT
-        self.padding_sequence: int | None = limits.num_sequences if has_spare else None
+        self.has_blocks = has_spare and not rules.is_split and not rules.window
         self.sends_graphs = config.rpc is not None
         self.attention_tile = attention_tile(config) if rules.kind is CacheKind.CUT else 1
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}

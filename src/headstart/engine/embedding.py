@@ -169,7 +169,7 @@ class EncoderEngine:
     attention_tile = 1
     cache_kind = CacheKind.CUT
     max_rollback = 0
-    can_shift = False
+    can_shift = has_blocks = False
     max_outputs = 1
 
     def __init__(self, model: Model, max_tokens: int) -> None:

@@ -33,8 +33,12 @@ Held = tuple[int, Data]
 class Sequences:
     """What a context's cache holds; `LlamaEngine` adds decoding. One thread at a time."""
 
-    def __init__(self, context: Any, rules: CacheRules, checkpoints: Checkpoints) -> None:
+    def __init__(
+        self, context: Any, rules: CacheRules, checkpoints: Checkpoints, spare: int | None
+    ) -> None:
+        """`spare`: a sequence that no request has."""
         self.rules, self.checkpoints = rules, checkpoints
+        self.padding_sequence, self._spare = spare, -1 if spare is None else spare
         self._context = context
         self._memory = api.llama_get_memory(context)
         self._last_rows: dict[int, int] = {}
@@ -159,14 +163,6 @@ class Sequences:
         self.checkpoints.share(source, target, length)
         return True
 
-    def share_prefix(self, source: int, target: int, length: int) -> None:
-        """Let `target` use the cells of `source` for the first tokens, which both hold."""
-        is_shared = self.rules.kind is CacheKind.CUT and not self.rules.is_split
-        if is_shared and self._can_copy(source, length):
-            end = self.gaps.position(source, length)
-            api.llama_memory_seq_rm(self._memory, target, 0, end)
-            self._copy(source, target, length)
-
     def clear(self, seq_id: int) -> None:
         """Forget the sequence and free its cells."""
         self._lengths.pop(seq_id, None)
@@ -230,6 +226,22 @@ class Sequences:
         self._lengths[seq_id] = length
         self.checkpoints.put(seq_id, (c for c in parts[1] if c.length <= length))
         return length
+
+    def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
+        """What the cache holds of some tokens: of a spare sequence that shares their cells."""
+        try:
+            api.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
+            return self._get(self._spare, _WHOLE)
+        finally:
+            api.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+
+    def restore_block(self, seq_id: int, data: Data) -> bool:
+        """Append saved tokens; False if there is no room."""
+        is_set = self._set(self._spare, data, _WHOLE)
+        if is_set:
+            api.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
+        api.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+        return is_set
 
     def _settle(self, seq_id: int) -> None:
         state = self._get(seq_id, _IN_PLACE)

@@ -20,12 +20,12 @@ from headstart.control.cost_samples import Sample
 from headstart.control.values import Step, with_gap
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.host_cache import Data
 from headstart.scheduler.model_drafting import ModelDrafting
 from headstart.scheduler.offers import Candidate, askable, candidate, consider, is_fixed
 from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan, StepRecord
+from headstart.structures.checkpoints import Data
 from headstart.types import NO_DRAFT, Decoded, Draft, DraftRequest
 from headstart.types.request import SpeculativeParams
 

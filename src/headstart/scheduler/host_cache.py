@@ -1,5 +1,5 @@
 """Texts whose caches were copied to main memory; of the tenant that has most there, the one used
-longest ago is dropped first.
+longest ago is dropped first. Texts that begin alike share the blocks of that beginning.
 
 Knows tokens and bytes, no engine: what the bytes mean belongs to whoever put them here.
 """
@@ -9,14 +9,23 @@ from __future__ import annotations
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
+from headstart.structures.checkpoints import Data, unpack
 from headstart.structures.prefix_tree import PrefixTree
 from headstart.structures.tenants import tenant_of
 from headstart.types.media import chunk_begin
 
-Data = bytes | bytearray | memoryview
-TARGET = "target"  # the model whose text is served, among those that have caches of a text
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredBlock:
+    """What the target's cache held of tokens `start` to `end` of a text: see `Engine.save_block`,
+    or, where it has no blocks, of the whole text as `Engine.save_sequence` returns it.
+    """
+
+    start: int
+    end: int
+    data: Data
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -25,13 +34,28 @@ class StoredPrompt:
 
     namespace: str
     tokens: array[int]  # see `prefix_tree.packed`
-    data: Mapping[str, Data]  # by model: the target's and those of speculators
+    blocks: tuple[StoredBlock, ...]  # in order, without gaps
     num_prompt: int = 0  # tokens that were asked; those behind them are the answer
     last_used: float = 0.0  # seconds since the epoch
+    others: Mapping[str, Data] = field(default_factory=dict)  # by speculator, of its own cache
 
     @property
     def num_bytes(self) -> int:
-        return sum(map(len, self.data.values())) + self.tokens.itemsize * len(self.tokens)
+        return sum(len(block.data) for block in self.blocks) + self.own_bytes
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether its cache can only be put back as a whole."""
+        return unpack(self.blocks[0].data) is not None
+
+    @property
+    def own_bytes(self) -> int:
+        """Of what no other text shares."""
+        return sum(map(len, self.others.values())) + self.tokens.itemsize * len(self.tokens)
+
+    def known(self, length: int) -> tuple[StoredBlock, ...]:
+        """The blocks that end within the first `length` tokens."""
+        return tuple(block for block in self.blocks if block.end <= length)
 
 
 class HostCache:
@@ -44,6 +68,7 @@ class HostCache:
         self.dropped: Callable[[StoredPrompt], object] = lambda prompt: None
         self._prompts: dict[StoredPrompt, None] = {}  # the one used last is the last
         self._held: Counter[str] = Counter()  # bytes, by tenant
+        self._uses: Counter[StoredBlock] = Counter()  # prompts that have a block
         self._trees: defaultdict[str, PrefixTree[StoredPrompt]] = defaultdict(PrefixTree)
 
     def __len__(self) -> int:
@@ -81,11 +106,18 @@ class HostCache:
         if prompt.num_bytes > self.max_bytes:
             self.dropped(prompt)
             return False
+        alike, num_common = self._trees[prompt.namespace].find(prompt.tokens)
+        if alike is not None and not prompt.is_whole:
+            ends = {block.end for block in prompt.blocks}
+            known = {one.end: one for one in alike.known(num_common) if one.end in ends}
+            blocks = tuple(known.get(block.end, block) for block in prompt.blocks)
+            if blocks != prompt.blocks:
+                prompt = replace(prompt, blocks=blocks)
         for other in self._trees[prompt.namespace].beginnings(prompt.tokens):
             self.take(other)
         self._trees[prompt.namespace].add(prompt.tokens, prompt)
         self._prompts[prompt] = None
-        self._count(prompt, prompt.num_bytes)
+        self._count(prompt, 1)
         while self.num_bytes > self.max_bytes:
             oldest = self._surplus()
             self.take(oldest)
@@ -99,14 +131,23 @@ class HostCache:
         tree.remove(prompt.tokens, prompt)
         if tree.is_empty:
             del self._trees[prompt.namespace]
-        self._count(prompt, -prompt.num_bytes)
+        self._count(prompt, -1)
 
     def _surplus(self) -> StoredPrompt:
         """The oldest prompt of the tenant that has most bytes here."""
         most = max(self._held, key=self._held.__getitem__)
         return next(one for one in self._prompts if tenant_of(one.namespace) == most)
 
-    def _count(self, prompt: StoredPrompt, num_bytes: int) -> None:
+    def _count(self, prompt: StoredPrompt, uses: int) -> None:
+        """One prompt more, or less; a block counts once."""
+        num_bytes = uses * prompt.own_bytes
+        for block in prompt.blocks:
+            if not self._uses[block]:
+                num_bytes += len(block.data)
+            self._uses[block] += uses
+            if not self._uses[block]:
+                num_bytes -= len(block.data)
+                del self._uses[block]
         self.num_bytes += num_bytes
         tenant = tenant_of(prompt.namespace)
         self._held[tenant] += num_bytes

@@ -13,16 +13,16 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 
+from headstart.scheduler.copies import Copies
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.host_cache import TARGET, Data, HostCache, StoredPrompt
+from headstart.scheduler.host_cache import HostCache, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
-from headstart.structures.checkpoints import unpack
+from headstart.structures.checkpoints import Data, unpack
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.prefix_tree import packed
 from headstart.types import CacheKind, Engine
 from headstart.types.errors import CapacityError, EngineError
-from headstart.types.media import chunk_begin
 from headstart.types.report import Counters
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,8 @@ class HostPrompts:
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
         self._bytes_per_token = 0.0  # of what was saved last
+        self.copies = Copies(cells, store, engine, clock)
+        self._is_behind = False  # `set_aside` has more to do
         self.disk: DiskCache | None = None
         self._aside: dict[int, list[int]] = {}  # by seq_id, the text that was moved out of it
 
@@ -99,6 +101,7 @@ class HostPrompts:
         A processor's attention goes over the cells of all sequences to find those of its own. For
         answers of a few tokens, two copies take longer than that.
         """
+        self._is_behind = False
         running = (one.user for one in self._cells if one.user is not None)
         if sum(one.num_left + one.num_pending for one in running) < LEAST_ROWS:
             return
@@ -116,14 +119,37 @@ class HostPrompts:
                 self._aside[cells.seq_id] = cells.tokens
                 self._engine.clear(cells.seq_id)
                 cells.hold([])
+            elif not self.copies.has_time:
+                self._is_behind = True
+                break
+
+    def go_on(self, *, is_new: bool) -> None:
+        """Set idle prompts aside, for a new request or because there was no time before; else copy
+        the one that is the next to lose its cells, where few are free.
+        """
+        if is_new or self._is_behind:
+            self.set_aside()
+            return
+        idle = [cells for cells in self._cells if cells.user is None and cells.length]
+        lengths = [cells.length for cells in self._cells]
+        are_few = all(lengths) or 2 * sum(lengths) > self._engine.num_cells
+        is_used = any(cells.user for cells in self._cells)
+        if self._engine.has_blocks and idle and is_used and are_few:
+            oldest = min(idle, key=lambda one: one.last_used)
+            if self._has_room(oldest):
+                self.keep(oldest)
+
+    def is_too_long(self, cells: Cells) -> bool:
+        """Whether main memory can never take what they hold."""
+        return cells.length * self._bytes_per_token > self.store.max_bytes
 
     def _has_room(self, cells: Cells) -> bool:
         """Whether main memory takes a prompt and no fewer conversations stay known than the cache
         alone would hold.
         """
-        num_bytes = int(cells.length * self._bytes_per_token)
-        if num_bytes > self.store.max_bytes:
+        if self.is_too_long(cells):
             return False
+        num_bytes = int(cells.length * self._bytes_per_token)
         num_dropped = self.store.num_dropped_for(num_bytes)
         num_in_slots = sum(1 for one in self._cells if one is not cells and one.length)
         num_known = num_in_slots + len(self.store) + 1 - num_dropped
@@ -178,17 +204,21 @@ class HostPrompts:
         return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
 
     def write_next(self) -> bool:
-        """Have the prompt that was used last written to the disk, of those that are not there.
+        """Have the prompt that was used last written to the disk, of those that are not there, or
+        copy some of it.
 
         False if there is none, or too much waits to be written.
         """
         if self.disk is None:
             return False
+        self.copies.begin_step(is_alone=False)
         for cells in sorted(self._cells, key=lambda one: -one.last_used):
             if cells.user is None and self._is_worth_it(cells) and min(cells.tokens) >= 0:
                 is_known = self.disk.knows(cells.namespace, packed(cells.tokens))
-                if not is_known and (copy := self._copy(cells)) and self.disk.put(copy):
-                    return True
+                if not is_known and (copy := self._copy(cells)):
+                    is_whole = len(copy.tokens) == cells.length
+                    if self.disk.put(copy) if is_whole else self.store.put(copy):
+                        return True
         return any(map(self.disk.put, self.store))
 
     def finish(self) -> None:
@@ -208,7 +238,8 @@ class HostPrompts:
         if not sequence.loading.done():
             return True
         stored, sequence.loading = sequence.loading.result(), _NOTHING
-        if stored is not None:
+        # another server of this folder may have blocks where this one has none
+        if stored is not None and (stored.is_whole or self._engine.has_blocks):
             self.store.put(stored)
         return False
 
@@ -217,19 +248,22 @@ class HostPrompts:
         if not sequence.request.cache_prompt:
             return _NOTHING
         tokens, namespace = packed(sequence.text.tokens), sequence.prompt_namespace
-        file, length = disk.find(namespace, tokens)
-        if file is None or file.num_bytes > self.store.max_bytes:
+        files, length = disk.find(namespace, tokens)
+        num_bytes = sum(file.num_bytes for file in files)
+        if not files or num_bytes > self.store.max_bytes:
             return _NOTHING
-        length = self._usable(file.lengths, len(file.tokens), min(length, len(tokens) - 1))
+        last = files[-1]
+        length = self._usable(last.keys, last.length, min(length, len(tokens) - 1))
         num_known = max(num_shared(cells, sequence) for cells in self._cells)
         num_known = max(num_known, self.store.find(namespace, tokens)[1])
-        copying = disk.reading_seconds(file) + file.num_bytes * self._seconds_per_byte
-        return disk.load(file) if self._saves_time(length - num_known, copying) else _NOTHING
+        copying = disk.reading_seconds(files) + num_bytes * self._seconds_per_byte
+        is_faster = self._saves_time(length - num_known, copying)
+        return disk.load(namespace, files) if is_faster else _NOTHING
 
     def keep(self, cells: Cells) -> bool:
-        """Copy what idle cells hold, unless it is known elsewhere; it is about to be dropped.
+        """Copy what idle cells hold, as far as this step has time, unless it is known elsewhere.
 
-        Returns whether it can be brought back.
+        Returns whether all of it can be brought back.
         """
         if not self.store.max_bytes or not self._is_worth_it(cells):
             return False
@@ -240,7 +274,7 @@ class HostPrompts:
         if (stored := self._copy(cells)) is None:
             return False
         self._bytes_per_token = stored.num_bytes / len(stored.tokens)
-        is_kept = self.store.put(stored)
+        is_kept = self.store.put(stored) and len(stored.tokens) == cells.length
         self._counters.prompts_saved += is_kept
         return is_kept
 
@@ -251,15 +285,21 @@ class HostPrompts:
         return cells.length >= LEAST_TOKENS and cells.num_exact >= cells.length
 
     def _copy(self, cells: Cells) -> StoredPrompt | None:
-        """A copy of what idle cells hold; without one it is read again, nothing else."""
+        """A copy of what idle cells hold, or of its beginning if this step has no more time;
+        without one it is read again, nothing else.
+        """
         try:
-            data: dict[str, Data] = {TARGET: self._engine.save_sequence(cells.seq_id)}
-            data |= self._drafting.save_sequences(cells.seq_id)
+            blocks, others = self.copies.save(cells), dict[str, Data]()
+            if blocks and blocks[-1].end == cells.length:
+                others = self._drafting.save_sequences(cells.seq_id)
         except (EngineError, MemoryError) as error:
             log.warning("a prompt is not kept: %s", error or "out of memory")
             return None
         used = time.time() - (self._clock() - cells.last_used)
-        return StoredPrompt(cells.namespace, packed(cells.tokens), data, cells.num_prompt, used)
+        if not blocks:
+            return None
+        tokens = packed(cells.tokens[: blocks[-1].end])
+        return StoredPrompt(cells.namespace, tokens, blocks, cells.num_prompt, used, others)
 
     def find(self, sequence: Sequence, num_cached: int) -> StoredPrompt | None:
         """A stored prompt that saves time, where `num_cached` tokens are in the model's cache."""
@@ -269,10 +309,12 @@ class HostPrompts:
         stored, length = self.store.find(sequence.prompt_namespace, packed(tokens))
         if stored is None:
             return None
-        parts = unpack(stored.data[TARGET])
+        parts = unpack(stored.blocks[0].data)
         lengths = [checkpoint.length for checkpoint in parts[1]] if parts else []
         length = self._usable(lengths, len(stored.tokens), min(length, len(tokens) - 1))
         copying = stored.num_bytes * self._seconds_per_byte
+        if not stored.is_whole:
+            copying *= max(0, length - num_cached) / len(stored.tokens)
         return stored if self._saves_time(length - num_cached, copying) else None
 
     def _saves_time(self, num_gained: int, copying: float) -> bool:
@@ -291,47 +333,46 @@ class HostPrompts:
             return length
         return max((one for one in lengths if one <= length), default=0)
 
-    def restore(self, stored: StoredPrompt, cells: Cells) -> bool:
-        """Put a stored prompt into idle cells, whose own is lost; False if there is no room.
+    def restore(
+        self, stored: StoredPrompt, cells: Cells, num_tokens: int | None = None
+    ) -> bool | None:
+        """Put a stored prompt into idle cells, whose own is lost unless it is the beginning of that
+        prompt; False if there is no room, None if there is more to do in the next step.
 
-        What it has in common with another sequence is shared with that.
+        Where its blocks are those of another sequence they share its cells.
+
+        Args:
+            num_tokens: that are needed; None: all, at once.
         """
-        started = self._clock()
-        data = dict(stored.data)
-        if self._engine.restore_sequence(cells.seq_id, data.pop(TARGET)) != len(stored.tokens):
+        started, before = self._clock(), cells.length
+        if stored.is_whole:
+            before, data = 0, stored.blocks[0].data
+            length = self._engine.restore_sequence(cells.seq_id, data)
+            is_back: bool | None = length == len(stored.tokens)
+        else:
+            before, length, is_back = self.copies.restore(stored, cells, num_tokens)
+        cells.hold([])
+        if is_back is False:
             self._engine.clear(cells.seq_id)
-            cells.hold([])
             return False
-        cells.hold(list(stored.tokens), num_prompt=stored.num_prompt)
+        num_prompt = stored.num_prompt if is_back else 0
+        cells.hold(list(stored.tokens[:length]), num_prompt=num_prompt)
         cells.namespace = stored.namespace
-        source, num_common = self._alike(cells)
-        if source is not None and num_common >= LEAST_TOKENS:
-            self._engine.share_prefix(source.seq_id, cells.seq_id, num_common)
-        self._drafting.restore_sequences(cells.seq_id, data)
-        self._counters.prompts_restored += 1
-        self._counters.prompt_tokens_restored += len(stored.tokens)
-        seconds = (self._clock() - started) / stored.num_bytes
-        self._seconds_per_byte += _RATE * (seconds - self._seconds_per_byte)
-        return True
+        if is_back:
+            self._drafting.restore_sequences(cells.seq_id, dict(stored.others))
+            self._counters.prompts_restored += 1
+        self._counters.prompt_tokens_restored += length - before
+        if length > before:
+            num_bytes = stored.num_bytes * (length - before) / len(stored.tokens)
+            seconds = (self._clock() - started) / num_bytes
+            self._seconds_per_byte += _RATE * (seconds - self._seconds_per_byte)
+        return is_back
 
     def _num_own(self, cells: Cells) -> int:
         """Tokens of an idle sequence behind the longest prefix that it has in common with another,
         with which it may share that.
         """
-        return cells.length - self._alike(cells)[1]
-
-    def _alike(self, cells: Cells) -> tuple[Cells | None, int]:
-        """The sequence that has most in common with an idle one, and how many tokens that is."""
-        best, longest = None, 0
-        for other in self._cells:
-            if other is cells or other.namespace != cells.namespace:
-                continue
-            known = min(other.length, other.num_exact)
-            shared = min(known, common_prefix_length(other.tokens, cells.tokens))
-            shared = chunk_begin(cells.tokens, shared)
-            if shared > longest:
-                best, longest = other, shared
-        return best, longest
+        return cells.length - self.copies.alike(cells.namespace, cells.tokens, cells)[1]
 
 
 def _holds(cells: Cells, other: Cells) -> bool:

@@ -113,6 +113,11 @@ class ObservedEngine:
         self._tell_length(seq_id, 0)
         return self._engine.restore_sequence(seq_id, data)
 
+    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        """As `restore_sequence`."""
+        self._tell_length(seq_id, 0)
+        return self._engine.restore_block(seq_id, data)
+
     def _tell_length(self, seq_id: int, length: int) -> None:
         for reader in self._readers:
             reader.truncate(seq_id, length)

@@ -84,7 +84,6 @@ class PromptCache:
 
     def place(self, sequence: Sequence, placement: Placement) -> None:
         """Give the request its cells, which then hold exactly what the two have in common."""
-        placement = self._with_host(sequence, placement)
         cells, shared, engine = placement.cells, placement.num_shared, self._engine
         num_exact = (placement.source or cells).num_exact
         if placement.chunks:
@@ -103,8 +102,10 @@ class PromptCache:
         if not sequence.is_resumed:
             sequence.num_cached = shared
 
-    def _with_host(self, sequence: Sequence, placement: Placement) -> Placement:
-        """Save what the cells lose, and restore what is longer than what the cache holds."""
+    def bring_back(self, sequence: Sequence, placement: Placement) -> Placement | None:
+        """Save what the cells lose, and restore what is longer than what the cache holds; None if
+        that goes on in the next step.
+        """
         cells, host = placement.cells, self.host
         host.forget(cells)
         num_kept = placement.num_known if placement.source is None else 0
@@ -112,17 +113,23 @@ class PromptCache:
         if stored is None:
             is_other = is_another(num_kept, cells.num_prompt)
             if 2 * num_kept < cells.length or (is_other and host.is_end_worth_it(cells, num_kept)):
-                host.keep(cells)
+                return placement if self._is_kept(cells) else None
             return placement
         host.store.take(stored)  # what is kept now may need its place in the store
         if common_prefix_length(stored.tokens, packed(cells.tokens)) < cells.length:
-            host.keep(cells)
-        cells.hold([])
+            if not self._is_kept(cells):
+                host.store.put(stored)
+                return None
+            cells.hold([])
         # where other cells have most of it, no other prompt makes room for the rest
         others = (one for one in self.cells if one is not cells)
         num_here = max((num_shared(one, sequence) for one in others), default=0)
         is_here = 2 * num_here > len(stored.tokens)
-        while not host.restore(stored, cells):
+        wanted = common_prefix_length(stored.tokens, packed(sequence.text.tokens))
+        while not (is_back := host.restore(stored, cells, wanted)):
+            if is_back is None:
+                host.store.put(stored)
+                return None
             if is_here or not self._engine.lacks_cells or not host.evict():
                 if self._engine.lacks_cells:  # if not, it can never be used
                     host.store.put(stored)
@@ -131,6 +138,11 @@ class PromptCache:
         if is_another(known, stored.num_prompt):  # it will be asked for again
             host.store.put(stored)
         return Placement(cells, self._engine.reusable(cells.seq_id, known))
+
+    def _is_kept(self, cells: Cells) -> bool:
+        """Copy what they lose; False if that goes on in the next step."""
+        is_kept = self.host.keep(cells)
+        return is_kept or self.host.copies.has_time or self.host.is_too_long(cells)
 
     def release(self, sequence: Sequence, now: float) -> Cells:
         """Take the request off its cells, which keep its tokens for the next prompt."""

@@ -82,12 +82,8 @@ class Scheduler:
         self.events = Events(self.counts, self.counters)
         # hands on what `take_events` returns, whenever a record was read
         self.deliver: Callable[[], object] = lambda: None
-        self.readers: list[RecordReader] = [
-            drafting,
-            self.counts,
-            self.events,
-            Metrics(self.counters),
-        ]
+        self.readers: list[RecordReader] = [drafting, self.counts, self.events]
+        self.readers.append(Metrics(self.counters))
         self.record: StepRecord | None = None  # that was not read yet
         self.num_failed_decodes = 0  # since the last one that worked
         self.warm_up: WarmUp | None = None  # goes on while there is no work; the loop's
@@ -227,6 +223,7 @@ class Scheduler:
         """What the next step does: who takes part, with which drafts; its batch is filled."""
         is_even = self.engine.cache_kind is CacheKind.ROLLBACK
         plan = StepPlan(self._batch, self.clock(), is_even=is_even)
+        self.cache.host.copies.begin_step(is_alone=not self.running)
         self._take_ready()
         self._admit()
         answers, plan.prompts = self.turns.choose(self.running)
@@ -361,6 +358,9 @@ class Scheduler:
                 if sequence.is_resumed and len(self.running) < len(self.cells):
                     continue  # it needs more room than those behind it
                 break
+            if (placement := self.cache.bring_back(sequence, placement)) is None:
+                num_loading += 1
+                continue
             self.waiting.remove(sequence)
             if sequence.admitted is None:
                 # not at submission: hundreds of waiting requests would hold memory for nothing
@@ -375,8 +375,8 @@ class Scheduler:
             self.cache.place(sequence, placement)
             self._start(sequence)
         self.cache.share(self.running)
-        if self._sets_aside and len(self.running) > num_running and not self.waiting:
-            self.cache.host.set_aside()
+        is_new = self._sets_aside and len(self.running) > num_running and not self.waiting
+        self.cache.host.go_on(is_new=is_new)
 
     def _start(self, sequence: Sequence) -> None:
         """It has cells, and begins to read what they lack."""

@@ -1,8 +1,8 @@
-"""Files of prompts: one text, and the caches that were computed for it.
+"""Files of prompts: tokens of one text, and the caches that were computed for them.
 
 magic, sizes, a checksum of what stands before the caches (`_HEADER`); what there is (JSON), the
-tokens (int32); the caches, one behind the other; a checksum of these. So a list of files reads
-their beginnings only, and nothing is used that is not as it was written.
+tokens (int32); the caches, one behind the other; a checksum of these. So
+nothing is used that is not as it was written.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import BinaryIO
 from headstart.structures.checkpoints import Data
 
 _HEADER = struct.Struct("<8sII16s")  # magic, bytes of JSON, tokens, checksum
-_MAGIC, _CHECKSUM_SIZE = b"HSPROMP1", 16
+_MAGIC, _CHECKSUM_SIZE = b"HSPROMP2", 16
 _PIECE = 1 << 20  # bytes that are written without a rest
 
 
@@ -32,9 +32,9 @@ class PromptHead:
 
     identity: str  # names all that the target's cache depends on
     namespace: str
+    start: int  # tokens of the text that stand before these
     tokens: array[int]
-    num_prompt: int
-    lengths: tuple[int, ...]  # to which the target's cache can be cut; of some kinds of cache
+    num_prompt: int  # of the text
     sizes: Mapping[str, int]  # bytes of the caches, by model and in order
 
 
@@ -52,8 +52,8 @@ def write_prompt(
     Raises:
         OSError: it cannot be written.
     """
-    facts = {name: getattr(head, name) for name in ("identity", "namespace", "num_prompt")}
-    facts |= {"lengths": head.lengths, "sizes": dict(head.sizes)}
+    facts = {name: getattr(head, name) for name in ("identity", "namespace", "start")}
+    facts |= {"num_prompt": head.num_prompt, "sizes": dict(head.sizes)}
     text, tokens = json.dumps(facts).encode(), head.tokens.tobytes()
     first = _checksum((text, tokens))
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
@@ -77,22 +77,12 @@ def write_prompt(
         raise
 
 
-def read_head(path: Path) -> PromptHead:
-    """What a file begins with.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or another kind of file.
-    """
-    with path.open("rb") as file:
-        return _read_head(file)[0]
-
-
 def read_prompt(path: Path) -> tuple[PromptHead, dict[str, Data]]:
     """All that a file holds.
 
     Raises:
-        OSError, ValueError: as `read_head`.
+        OSError: it cannot be read.
+        ValueError: it is damaged, or another kind of file.
     """
     with path.open("rb", buffering=0) as file:
         head, first = _read_head(file)
@@ -125,8 +115,8 @@ def _read_head(file: BinaryIO) -> tuple[PromptHead, bytes]:
     sizes = {str(name): int(size) for name, size in facts["sizes"].items()}
     if file.tell() + sum(sizes.values()) + _CHECKSUM_SIZE != num_bytes:
         raise ValueError("its length is wrong")
-    lengths, own = tuple(facts["lengths"]), (facts["identity"], facts["namespace"])
-    return PromptHead(*own, tokens, int(facts["num_prompt"]), lengths, sizes), first
+    own = facts["identity"], facts["namespace"], int(facts["start"])
+    return PromptHead(*own, tokens, int(facts["num_prompt"]), sizes), first
 
 
 def _write_all(file: BinaryIO, data: Data) -> None:

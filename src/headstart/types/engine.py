@@ -191,6 +191,9 @@ class Engine(Protocol):
     # `keep_for_draft` makes it possible
     max_rollback: int
     can_shift: bool  # whether `shift` is possible
+    # whether tokens can be saved without those before them: each has cells of its own, and all
+    # sequences share one cache
+    has_blocks: bool
 
     @property
     def is_asynchronous(self) -> bool:
@@ -262,11 +265,6 @@ class Engine(Protocol):
         and `target` is empty.
         """
 
-    def share_prefix(self, source: int, target: int, length: int) -> None:
-        """Let `target` use the cells of `source` for the first `length` tokens, which are the same
-        in both, and free its own; nothing where cells are not shared.
-        """
-
     def clear(self, seq_id: int) -> None:
         """Forget the sequence and free its cells."""
 
@@ -278,6 +276,14 @@ class Engine(Protocol):
 
         Returns its length; 0 (and the sequence is empty) if there is no room for it, which
         `lacks_cells` tells, or the data is of another kind of cache.
+        """
+
+    def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
+        """What the cache holds of the tokens from `start` to `end`; where `has_blocks`."""
+
+    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        """Append a saved block to a sequence that ends where it starts; False if there is no room,
+        and the sequence is as it was.
         """
 
     @property

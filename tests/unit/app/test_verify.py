@@ -141,8 +141,11 @@ class Mistaken(Model):
     def has_begun(self) -> bool:
         return self.num_decodes > 200  # the comparison of widths restores, too
 
-    def share_prefix(self, source: int, target: int, length: int) -> None:
-        """Texts are not the same, which the fake would notice."""
+    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        is_back = super().restore_block(seq_id, data)
+        if is_back and self.has_begun:
+            self.cache[seq_id][0] = EOS - 1
+        return is_back
 
 
 def test_a_restored_prompt_of_another_text_is_found() -> None:

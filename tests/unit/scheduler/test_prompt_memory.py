@@ -25,7 +25,8 @@ from tests.unit.scheduler.conversations import (
     with_system_prompt,
 )
 
-from headstart.scheduler.host_cache import HostCache, StoredPrompt
+from headstart.scheduler.host_cache import HostCache, StoredBlock, StoredPrompt
+from headstart.scheduler.host_prompts import HostPrompts
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures.prefix_tree import packed
 from headstart.types import CacheKind
@@ -200,14 +201,14 @@ def test_a_store_too_small_for_the_idle_prompts_loses_none_that_the_slots_would_
 ) -> None:
     scheduler = tiled()
     engine, saved = scheduler.engine, Counter[int]()
-    save = engine.save_sequence
-    engine.save_sequence = lambda seq_id: saved.update([seq_id]) or save(seq_id)
+    save = engine.save_block
+    engine.save_block = lambda seq_id, start, end: saved.update([start]) or save(seq_id, start, end)
     scheduler.cache.host.store.max_bytes = num_bytes
     ask(scheduler, *(long(i) for i in (1, 2, 3)))
     for turn in (1, 2, 3):
         assert ask(scheduler, *(long(i, turn) for i in (1, 2, 3))) == [20] * 3
     if num_bytes == 2000:  # none fits, which one copy tells
-        assert saved.total() == 1
+        assert saved[0] == 1
 
 
 def test_what_cannot_be_brought_back_for_want_of_cells_leaves_shared_cells_to_use() -> None:
@@ -235,18 +236,17 @@ class SharingModel(Model):
         super().__init__(context_size=1024)
         self.shared: list[int] = []
 
-    def share_prefix(self, source: int, target: int, length: int) -> None:
+    def copy_prefix(self, source: int, target: int, length: int) -> bool:
         self.shared.append(length)
-        super().share_prefix(source, target, length)
+        return super().copy_prefix(source, target, length)
 
 
 class CrowdedModel(Model):
     """Has no room for what comes back."""
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
-        self.clear(seq_id)
+    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         self.lacks_cells = True
-        return 0
+        return False
 
 
 def test_what_comes_back_shares_the_cells_of_what_another_slot_holds() -> None:
@@ -254,8 +254,8 @@ def test_what_comes_back_shares_the_cells_of_what_another_slot_holds() -> None:
     scheduler = make_scheduler(engine, parallel=2)
     ask(scheduler, *(with_system_prompt(i) for i in range(4)))
     assert ask(scheduler, *(with_system_prompt(i, 1) for i in range(4))) == [60] * 4
-    assert engine.shared == [200] * scheduler.counters.prompts_restored
-    assert engine.shared
+    assert scheduler.counters.prompts_restored
+    assert engine.shared.count(192) == scheduler.counters.prompts_restored  # whole blocks
 
 
 def test_no_idle_prompt_makes_room_for_the_rest_of_one_that_is_mostly_in_the_cache() -> None:
@@ -268,16 +268,17 @@ def test_no_idle_prompt_makes_room_for_the_rest_of_one_that_is_mostly_in_the_cac
 
 @pytest.mark.parametrize("error", [EngineError("no state"), MemoryError()])
 def test_a_prompt_that_cannot_be_copied_costs_nobody_an_answer(error: Exception) -> None:
-    def fail(seq_id: int) -> bytearray:
+    def fail(seq_id: int, start: int, end: int) -> bytearray:
         raise error
 
     scheduler = make_scheduler(Model(), parallel=1)
-    scheduler.engine.save_sequence = fail
+    scheduler.engine.save_block = fail
     assert ask(scheduler, conversation(1), conversation(2), conversation(1, 1)) == [100, 100, 120]
 
 
 def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> StoredPrompt:
-    return StoredPrompt(namespace, packed(tokens), {"target": bytes(num_bytes)})
+    block = StoredBlock(0, len(tokens), bytes(num_bytes))
+    return StoredPrompt(namespace, packed(tokens), (block,))
 
 
 def common(one: list[int], other: list[int]) -> int:
@@ -315,6 +316,21 @@ def test_a_prompt_replaces_those_that_it_continues() -> None:
     assert store.num_bytes == sum(prompt(t).num_bytes for t in ([1, 2, 3], [1, 2, 4]))
 
 
+def test_conversations_behind_one_system_prompt_keep_it_once() -> None:
+    scheduler = make_scheduler(Model(context_size=1024), parallel=1)
+    ask(scheduler, *(with_system_prompt(i) for i in range(20)))
+    store = scheduler.cache.host.store
+    blocks = [block for stored in store for block in stored.blocks]
+    assert len(store) == 19
+    assert len({block for block in blocks if block.end <= 192}) == 3
+    unique = sum(len(block.data) for block in set(blocks))
+    assert store.num_bytes == unique + sum(stored.own_bytes for stored in store)
+    assert ask(scheduler, *(with_system_prompt(i, 1) for i in range(5))) == [60] * 5
+    for stored in list(store):
+        store.take(stored)
+    assert store.num_bytes == 0
+
+
 def test_the_one_used_longest_ago_is_dropped_first() -> None:
     store = HostCache(3 * prompt([1, 2]).num_bytes)
     for first in range(5):
@@ -326,6 +342,37 @@ def test_the_one_used_longest_ago_is_dropped_first() -> None:
     assert found is not None
     store.take(found)
     assert (len(store), store.num_bytes) == (2, 2 * prompt([1, 2]).num_bytes)
+
+
+def test_copies_beside_others_take_a_few_blocks_of_each_step_and_lose_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # the clock of these tests goes on with every look at it
+    monkeypatch.setattr(HostPrompts, "_saves_time", lambda self, gained, copying: gained > 31)
+    engine = Model(context_size=4096, num_cells=6000)
+    scheduler, copied = make_scheduler(engine, parallel=2), Counter[int]()
+
+    def counted(do):
+        return lambda *given: copied.update([0]) or do(*given)
+
+    engine.save_block = counted(engine.save_block)
+    engine.restore_block = counted(engine.restore_block)
+    first, second = (replace(long(i), prompt=[*long(i).prompt] * 4) for i in (1, 2))
+    ask(scheduler, first)
+    again = replace(first, request_id="again", prompt=[*first.prompt, 1, 2, 3])
+    scheduler.submit(replace(conversation(5), max_tokens=2000))
+    scheduler.step()
+    answers = dict[str, Answer]()
+    for later in (second, again):
+        scheduler.submit(later)
+        while later.request_id not in answers or not answers[later.request_id].end:
+            copied.clear()
+            scheduler.step()
+            assert copied[0] <= 6
+            collect(scheduler, answers)
+    assert len(scheduler.running) == 1
+    assert answers["again"].finish.stats.num_cached == len(first.prompt)
+    check(engine, [second, again], answers)
 
 
 def test_a_tenant_drops_its_own_prompts_and_not_another_s() -> None:

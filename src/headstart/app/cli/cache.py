@@ -18,22 +18,23 @@ def run(resolved: Resolved, words: list[str]) -> int:
         raise ConfigError(f"say what to do: headstart cache {USAGE}")
 
     from headstart.app.stored_prompts import prompts_folder
-    from headstart.scheduler.disk_cache import SUFFIX
+    from headstart.structures.prompt_names import SUFFIX, StoredFile, num_texts
 
     folder = prompts_folder(resolved.config().scheduler)
     for model in sorted(folder.glob("*/")):
         files = list(model.glob(f"*{SUFFIX}"))
         stats = [file.stat() for file in files]
         size = sum(one.st_size for one in stats) / 2**20
+        count = num_texts(StoredFile.of(file, 0) for file in files)
         if words == ["list"] and files:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(s.st_mtime for s in stats)))
-            print(f"{len(files):6} prompts {size:9.1f} MiB  last used {used}  {model.name}")
+            print(f"{count:6} prompts {size:9.1f} MiB  last used {used}  {model.name}")
         if words == ["clear"]:
             for file in files:
                 file.unlink(missing_ok=True)
             with suppress(OSError):  # a server writes there
                 model.rmdir()
-            print(f"removed {len(files)} prompts with {size:.1f} MiB of {model.name}")
+            print(f"removed {count} prompts with {size:.1f} MiB of {model.name}")
     return 0
 
 

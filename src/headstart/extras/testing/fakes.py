@@ -137,7 +137,7 @@ class FakeEngine:
             CacheKind.ROLLBACK: 4,
             CacheKind.CHECKPOINT: 2**30,
         }[cache_kind]
-        self.can_shift = cache_kind is CacheKind.CUT
+        self.can_shift = self.has_blocks = cache_kind is CacheKind.CUT
         self.cache: dict[int, list[int]] = {}
         self.num_decodes = 0
         self.num_rows = 0
@@ -297,11 +297,6 @@ class FakeEngine:
         self.checkpoints.share(source, target, length)
         return True
 
-    def share_prefix(self, source: int, target: int, length: int) -> None:
-        texts = (self.cache[source][:length], self.cache[target][:length])
-        assert texts[0] == texts[1], "of another text"
-        assert len(texts[0]) == length, "not in the cache"
-
     def clear(self, seq_id: int) -> None:
         self.cache.pop(seq_id, None)
         self._last_rows.pop(seq_id, None)
@@ -324,6 +319,20 @@ class FakeEngine:
         self._slide(seq_id, len(tokens))
         self.checkpoints.put(seq_id, parts[1])
         return len(tokens)
+
+    def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
+        tokens = self.cache[seq_id][start:end]
+        assert len(tokens) == end - start, "not in the cache"
+        return bytearray(np.asarray([start, *tokens], np.int32).tobytes())
+
+    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
+        start, *tokens = np.frombuffer(data, np.int32).tolist()
+        cells = self.cache.setdefault(seq_id, [])
+        assert start == len(cells), "a gap, or twice"
+        self.lacks_cells = self.cells_used() + len(tokens) > self.num_cells
+        if not self.lacks_cells:
+            cells += tokens
+        return not self.lacks_cells
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)

@@ -1,0 +1,107 @@
+"""Copies between the model's cache and main memory, block by block.
+
+Only the loop can make them, because that needs libllama's context; so beside requests they take a
+few milliseconds of a step, and go on in the next. A cache without blocks is copied at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+
+from headstart.scheduler.host_cache import HostCache, StoredBlock, StoredPrompt
+from headstart.scheduler.sequence import Cells
+from headstart.structures.prefix import common_prefix_length
+from headstart.structures.prefix_tree import packed
+from headstart.types import Engine
+from headstart.types.media import chunk_begin
+
+BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
+STEP_SECONDS = 0.003  # of copies in a step; the block that is copied then is finished
+
+
+class Copies:
+    """What a step may copy, and how."""
+
+    def __init__(
+        self, cells: list[Cells], store: HostCache, engine: Engine, clock: Callable[[], float]
+    ) -> None:
+        self._cells, self._store = cells, store
+        self._engine, self._clock = engine, clock
+        self._until = inf  # when the copies of this step end
+
+    def begin_step(self, *, is_alone: bool) -> None:
+        """Copies have their time again, or as much as they take where no request runs."""
+        self._until = inf if is_alone else self._clock() + STEP_SECONDS
+
+    @property
+    def has_time(self) -> bool:
+        """Whether copies of this step may go on."""
+        return self._until == inf or self._clock() < self._until
+
+    def save(self, cells: Cells) -> tuple[StoredBlock, ...]:
+        """What idle cells hold, or its beginning if the step has no more time. Blocks that main
+        memory has of a text that begins alike are not copied again.
+
+        Raises:
+            EngineError, MemoryError: they cannot be copied.
+        """
+        seq_id, length = cells.seq_id, cells.length
+        # cells of an image share positions, in which libllama counts
+        if not self._engine.has_blocks or min(cells.tokens) < 0:
+            return (StoredBlock(0, length, self._engine.save_sequence(seq_id)),)
+        alike, num_common = self._store.find(cells.namespace, packed(cells.tokens))
+        whole = num_common - num_common % BLOCK
+        blocks = list(alike.known(whole)) if alike is not None and not alike.is_whole else []
+        while (start := blocks[-1].end if blocks else 0) < length and self.has_time:
+            end = min(length, start + BLOCK - start % BLOCK)
+            blocks.append(StoredBlock(start, end, self._engine.save_block(seq_id, start, end)))
+        return tuple(blocks)
+
+    def restore(
+        self, stored: StoredPrompt, cells: Cells, num_tokens: int | None
+    ) -> tuple[int, int, bool | None]:
+        """Put blocks into idle cells, see `HostPrompts.restore`.
+
+        Returns how many tokens the cells held of them before, how many they hold now, and whether
+        all are back; None: not yet.
+        """
+        wanted = len(stored.tokens) if num_tokens is None else num_tokens
+        before = length = cells.length
+        ends = {block.end for block in stored.blocks}
+        if not self._begins(stored, cells) or length not in ends:
+            source, num_common = self.alike(stored.namespace, list(stored.tokens), cells)
+            shared = [block.end for block in stored.known(min(num_common, wanted))]
+            before, length = 0, shared[-1] if shared else 0
+            self._engine.clear(cells.seq_id)
+            if source is not None and length:
+                self._engine.copy_prefix(source.seq_id, cells.seq_id, length)
+        for block in stored.blocks:
+            if length <= block.start < wanted:
+                if num_tokens is not None and not self.has_time:
+                    return before, length, None
+                if not self._engine.restore_block(cells.seq_id, block.data):
+                    return before, length, False
+                length = block.end
+        return before, length, True
+
+    def _begins(self, stored: StoredPrompt, cells: Cells) -> bool:
+        """Whether a stored prompt begins with what cells hold."""
+        held = packed(cells.tokens)
+        is_theirs = cells.namespace == stored.namespace and cells.num_exact >= cells.length > 0
+        return is_theirs and common_prefix_length(stored.tokens, held) == cells.length
+
+    def alike(self, namespace: str, tokens: list[int], cells: Cells) -> tuple[Cells | None, int]:
+        """The sequence, other than these cells, that has most in common with a text, and how many
+        tokens that is.
+        """
+        best, longest = None, 0
+        for other in self._cells:
+            if other is cells or other.namespace != namespace:
+                continue
+            known = min(other.length, other.num_exact)
+            shared = min(known, common_prefix_length(tokens, other.tokens))
+            shared = chunk_begin(tokens, shared)
+            if shared > longest:
+                best, longest = other, shared
+        return best, longest
