@@ -323,14 +323,6 @@ class ServerConfig:
         "kept apart as API keys are. Default: each key is a tenant",
         for_router=True,
     )
-    tenant_responses: int = option(
-        1000,
-        "responses of /v1/responses that are kept for one tenant; its oldest make room",
-        least=0,
-    )
-    tenant_responses_mb: int = option(
-        64, "MiB of JSON that these responses of one tenant may take", least=0
-    )
     tenant_slot_files: int = option(
         1000,
         "files that one tenant may have in --slot-save-path; new ones then get 429",

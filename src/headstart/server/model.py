@@ -99,7 +99,7 @@ class Service:
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     streams: KeptStreams = field(default_factory=KeptStreams)
-    responses: ResponseStore = field(init=False)
+    responses: ResponseStore = field(default_factory=ResponseStore)
     # by tenant, held while a slot is saved, restored or erased
     slot_actions: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary
@@ -116,8 +116,6 @@ class Service:
 
     def __post_init__(self) -> None:
         self.started_at = self.clock()
-        num_bytes = self.config.tenant_responses_mb * 2**20
-        self.responses = ResponseStore(self.config.tenant_responses, num_bytes)
 
     @contextmanager
     def holding(self, tenant: str, count: int) -> Iterator[None]:

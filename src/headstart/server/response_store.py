@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,17 +29,6 @@ class StoredResponse:
         return [*self.history, *self.input_items, *self.response["output"]]
 
 
-class _Tenant:
-    """One tenant's responses by id, the least recently used first, each with its size."""
-
-    def __init__(self) -> None:
-        self.stored: OrderedDict[str, tuple[StoredResponse, int]] = OrderedDict()
-        self.num_bytes = 0
-
-    def remove(self, response_id: str) -> None:
-        self.num_bytes -= self.stored.pop(response_id)[1]
-
-
 class ResponseStore:
     """Responses by tenant and id. Thread-safe.
 
@@ -47,58 +36,52 @@ class ResponseStore:
     the tenant that stores most does.
     """
 
-    def __init__(self, max_responses: int, max_bytes: int) -> None:
-        """The limits are those of one tenant."""
-        self._max_responses = max_responses
-        self._max_bytes = max_bytes
-        self._tenants: dict[str, _Tenant] = {}
+    def __init__(self, max_responses: int = 1000, max_bytes: int = 64 << 20) -> None:
+        """The limits are those of one tenant; bytes are of JSON."""
+        self._max_responses, self._max_bytes = max_responses, max_bytes
+        # with its size, by namespace and id, the least recently used first
+        self._stored: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
+        self._num_stored, self._num_bytes = Counter[str](), Counter[str]()  # by namespace
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
-        return sum(len(tenant.stored) for tenant in self._tenants.values())
+        return len(self._stored)
 
     def put(self, namespace: str, stored: StoredResponse) -> None:
         """Keep a response, unless it alone exceeds the limit."""
         # of the JSON; the objects take a few times as much
         parts = (stored.response, stored.input_items, stored.history)
-        num_bytes = sum(len(orjson.dumps(part)) for part in parts)
-        response_id = stored.response["id"]
+        size = sum(len(orjson.dumps(part)) for part in parts)
+        numbers, sizes = self._num_stored, self._num_bytes
         with self._lock:
-            self.drop(namespace, response_id)
-            tenant = self._tenants.setdefault(namespace, _Tenant())
-            tenant.stored[response_id] = (stored, num_bytes)
-            tenant.num_bytes += num_bytes
-            while len(tenant.stored) > self._max_responses or tenant.num_bytes > self._max_bytes:
+            self.drop(namespace, stored.response["id"])
+            self._stored[namespace, stored.response["id"]] = stored, size
+            numbers[namespace] += 1
+            sizes[namespace] += size
+            while numbers[namespace] > self._max_responses or sizes[namespace] > self._max_bytes:
                 self._drop_oldest(namespace)
-            self._limit_total()
+            while len(self) > _TENANTS_WORTH * self._max_responses:
+                self._drop_oldest(max(numbers, key=numbers.__getitem__))
+            while sizes.total() > _TENANTS_WORTH * self._max_bytes:
+                self._drop_oldest(max(sizes, key=sizes.__getitem__))
 
     def get(self, namespace: str, response_id: str) -> StoredResponse | None:
         """The response, unless it was dropped."""
         with self._lock:
-            tenant = self._tenants.get(namespace)
-            if tenant is None or response_id not in tenant.stored:
+            if (namespace, response_id) not in self._stored:
                 return None
-            tenant.stored.move_to_end(response_id)
-            return tenant.stored[response_id][0]
+            self._stored.move_to_end((namespace, response_id))
+            return self._stored[namespace, response_id][0]
 
-    def drop(self, namespace: str, response_id: str) -> bool:
-        """Drop a response; return whether it was there."""
+    def drop(self, namespace: str, response_id: str) -> None:
+        """Drop a response, if it is there."""
         with self._lock:
-            tenant = self._tenants.get(namespace)
-            if tenant is None or response_id not in tenant.stored:
-                return False
-            tenant.remove(response_id)
-            if not tenant.stored:
-                del self._tenants[namespace]
-            return True
+            _, size = self._stored.pop((namespace, response_id), (None, None))
+            if size is not None:
+                self._num_stored[namespace] -= 1
+                self._num_bytes[namespace] -= size
+                if not self._num_stored[namespace]:
+                    del self._num_stored[namespace], self._num_bytes[namespace]
 
     def _drop_oldest(self, namespace: str) -> None:
-        self.drop(namespace, next(iter(self._tenants[namespace].stored)))
-
-    def _limit_total(self) -> None:
-        """Let the tenants that store most make room for all."""
-        tenants = self._tenants
-        while len(self) > _TENANTS_WORTH * self._max_responses:
-            self._drop_oldest(max(tenants, key=lambda name: len(tenants[name].stored)))
-        while sum(one.num_bytes for one in tenants.values()) > _TENANTS_WORTH * self._max_bytes:
-            self._drop_oldest(max(tenants, key=lambda name: tenants[name].num_bytes))
+        self.drop(*next(name for name in self._stored if name[0] == namespace))
