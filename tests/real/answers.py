@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
-from headstart.app import demo
+from headstart.app import assemble, demo
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
+from headstart.scheduler.widths import WidthComparison
+from headstart.types import DraftMode
 from headstart.types.request import ErrorEvent, FinishEvent, Request, TokenEvent, TokenLogprob
+from headstart.types.widths import WidthClasses
 
 OPTIONS = {"ngram-simple": {"size_n": 3}}  # the default of 12 hardly drafts in texts so short
 CONTEXT = 512  # tokens of one request
@@ -84,7 +91,29 @@ class Comparison:
 def open_setting(setting: Setting, models: Models | None = None) -> Scheduler:
     """Load the models (the embedded pair by default) as a setting wants them."""
     models = models or Models(demo.path(demo.TARGET), demo.path(demo.DRAFT), is_demo=True)
-    return build_scheduler(setting.config(), models)[0]
+    config = setting.config()
+    with patch.object(WidthComparison, "run", _compared_once(models.target)), ExitStack() as stack:
+        if config.speculation.mode is DraftMode.FIXED:  # which asks for no prices
+            stack.enter_context(patch.object(assemble, "WARM_UP_SECONDS", 0.0))
+        return build_scheduler(config, models)[0]
+
+
+_run, _known = WidthComparison.run, dict[tuple[object, ...], WidthClasses | None]()
+
+
+def _compared_once(target: Path) -> Callable[..., WidthClasses | None]:
+    """Compares the widths of a model once: many tests open the same few, and it takes seconds."""
+    digest, times = blake2b(target.read_bytes()).digest(), count()  # then with other kernels
+
+    def run(self: WidthComparison, *arguments: Any) -> WidthClasses | None:
+        engine: Any = self._engine
+        sizes = (engine.num_sequences, engine.context_size, engine.max_batch_tokens)
+        key = (digest, next(times), *sizes, engine.max_outputs, engine.cache_kind)
+        if key not in _known:
+            _known[key] = _run(self, *arguments)
+        return _known[key]
+
+    return run
 
 
 def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list[Request]:
