@@ -74,7 +74,7 @@ def verdicts(scores: Scores) -> Iterator[str]:
         own = own_arm(next(iter(scores.values())))
         yield (
             f"{own} / {base}: {mean} on average: {mean.verdict}; slower in {slower} of "
-            f"{len(ratios)} lines, by more than twice its error"
+            f"{len(ratios)} lines, by more than twice their error"
         )
 
 
