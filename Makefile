@@ -1,4 +1,4 @@
-# make serve | test | test-page | test-clients | test-cluster | check | bench | fix
+# make serve | test | test-page | test-clients | test-cluster | test-device | check | bench | fix
 #
 #   ARGS=...        flags for the command:   make serve ARGS="-m my.gguf -md draft.gguf"
 #   CMAKE_ARGS=...  how libllama is built:   make serve CMAKE_ARGS="-DGGML_CUDA=on"
@@ -9,7 +9,7 @@
 PY := .venv/bin/python
 ARGS ?=
 
-.PHONY: serve test test-page test-clients test-cluster check bench fix setup setup-dev
+.PHONY: serve test test-page test-clients test-cluster test-device check bench fix setup setup-dev
 .DEFAULT_GOAL := serve
 
 serve: setup
@@ -18,7 +18,7 @@ serve: setup
 test: setup-dev
 	@$(PY) tests/fetch_vocabs.py --if-missing
 	@$(PY) -m pytest -n auto --maxprocesses 8 --dist loadfile \
-		--ignore=tests/page --ignore=tests/cluster $(ARGS)
+		--ignore=tests/page --ignore=tests/cluster --ignore=tests/device $(ARGS)
 
 test-page: setup-dev
 	@scripts/test_page $(ARGS)
@@ -28,6 +28,10 @@ test-clients: setup-dev
 
 test-cluster: setup-dev
 	@scripts/test_cluster $(ARGS)
+
+test-device: setup-dev
+	@libllama=$$(scripts/software_vulkan) && GGML_VK_VISIBLE_DEVICES=0 \
+		HEADSTART_LIBLLAMA=$$libllama $(PY) -m pytest -n auto tests/device $(ARGS)
 
 check: setup-dev
 	@$(PY) -m ruff check .
