@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, SlotDraft, Step
+from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, Step
 from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Ending
 from headstart.scheduler.step import DraftCall, End, StepPlan, StepRecord
 from headstart.types import Batch, DraftMode
 
 NO_BATCH = Batch(1)  # nothing is decoded
+
+
+@dataclass(frozen=True)
+class SlotDraft:
+    """One slot's draft: the survival of its tokens, and what the request asks of it."""
+
+    survival: Sequence[float] = ()
+    min_tokens: int = 0
+    is_fixed: bool = False
 
 
 def make_plan(

@@ -5,21 +5,17 @@ at `controller`.
 from headstart.control.controller import Controller
 from headstart.control.values import (
     Allowance,
-    BatchPlan,
     ModelDraftCall,
     ModelSlot,
     Outcome,
-    SlotDraft,
     Step,
 )
 
 __all__ = [
     "Allowance",
-    "BatchPlan",
     "Controller",
     "ModelDraftCall",
     "ModelSlot",
     "Outcome",
-    "SlotDraft",
     "Step",
 ]

@@ -30,10 +30,6 @@ class Asking:
     mean: float = 0.0  # saved by a time of asking, in all requests
     _gains: dict[int, float] = field(default_factory=dict)  # the same of one
 
-    def wants(self, seq_id: int) -> bool:
-        """Whether to ask in this step; call it once a step."""
-        return bool(self.wanted((seq_id,)))
-
     def wanted(self, seq_ids: Sequence[int]) -> Sequence[int]:
         """Of these, those to ask for in this step; call it once a step."""
         if self.savings >= 0.0:
@@ -54,17 +50,19 @@ class Asking:
         """It is not asked for one slot in so many steps."""
         self.savings += num_steps * ASK_SHARE * self.slot_ms
 
-    def earned(self, seq_id: int, milliseconds: float, slot_ms: float) -> None:
-        """It was asked, and its draft is expected to save so much; `slot_ms` is the time of a step
-        without drafts, per slot.
+    def earned(self, seq_ids: Sequence[int], milliseconds: Sequence[float], slot_ms: float) -> None:
+        """It was asked for these, and its drafts are expected to save so much; `slot_ms` is the
+        time of a step without drafts, per slot.
         """
-        gain, self.slot_ms = self._gains.get(seq_id, self.mean), slot_ms
-        self._gains[seq_id] = gain + GAIN_RATE * (milliseconds - gain)
-        self.mean += MEAN_RATE * (milliseconds - self.mean)
-        if gain < self.cost:
-            self.savings -= max(0.0, self.cost - milliseconds)
-        self.wait(1)
-        self.savings = min(self.savings, MOST_SAVED * self.cost)
+        gains, cost, self.slot_ms = self._gains, self.cost, slot_ms
+        for seq_id, saved in zip(seq_ids, milliseconds, strict=True):
+            gain = gains.get(seq_id, self.mean)
+            gains[seq_id] = gain + GAIN_RATE * (saved - gain)
+            self.mean += MEAN_RATE * (saved - self.mean)
+            if gain < cost:
+                self.savings -= max(0.0, cost - saved)
+        self.wait(len(seq_ids))
+        self.savings = min(self.savings, MOST_SAVED * cost)
 
     def took(self, milliseconds: float) -> None:
         """Learn what asking for one slot takes."""

@@ -39,11 +39,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, zip_longest
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from headstart.control.cost import CostTable
 from headstart.control.graph_reuse import GraphReuse
-from headstart.control.values import BatchPlan, SlotDraft, Step
+from headstart.control.values import Step
+from headstart.types import DraftMode
+
+if TYPE_CHECKING:
+    from headstart.scheduler.step import StepPlan
 
 MARGIN = 0.05  # a draft must gain this share more than it costs, against wrong estimates
 SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
@@ -121,53 +125,57 @@ class Budget:
                 return worth.index(max(worth))
         return None
 
-    def plan(self, slots: Sequence[SlotDraft], step: Step, sunk_ms: float = 0.0) -> BatchPlan:
-        """Draft tokens to verify per slot, and rows that are added because that is faster.
+    def share(
+        self, plan: StepPlan, survivals: Sequence[Sequence[float]], sunk_ms: float = 0.0
+    ) -> None:
+        """Write into the plan how many draft tokens each answer verifies, what that saves, and rows
+        that are added because a wider step takes less time. O(n log n) in draft tokens.
 
         Args:
-            slots: one entry per generating slot, empty where there is no draft.
-            step: the batch so far.
+            plan: the batch so far.
+            survivals: by answer, empty where there is no draft.
             sunk_ms: time already spent on these drafts, that of probes left out; lowers the
                 speedup, not this plan.
-
-        O(n log n) in draft tokens.
         """
-        given, left = _fixed_lengths(slots, step.max_draft_rows)
+        step = plan.price
+        assert step is not None
+        given, fixed, left = [0] * len(survivals), set[int](), step.max_draft_rows
+        for index, sequence in enumerate(plan.sequences):
+            if sequence.policy.mode is DraftMode.FIXED:
+                fixed.add(index)
+                length = min(len(survivals[index]), left)
+                if length >= sequence.policy.n_min:
+                    given[index], left = length, left - length
         num_fixed = sum(given)
         is_bare = not num_fixed and self._is_plain_again(step)
-        if not is_bare and step.is_even:
-            self._share_evenly(slots, given, step)
-        elif not is_bare:
-            self._share_rows(slots, given, left, step)
+        if not is_bare and any(survivals):
+            free = [[] if i in fixed else own for i, own in enumerate(survivals)]
+            shared = (self._evenly if step.is_even else self._by_rows)(free, given, left, step)
+            for index, length in enumerate(shared):
+                if index not in fixed and length >= plan.sequences[index].policy.n_min:
+                    given[index] = length
         base, extra = step.num_verify_base, step.num_computed(given)
         curve = self._cost.curve(base + extra, step.context, can_fill=step.can_pad)
-        extra_ms = curve[base + extra] - curve[base]
-        is_drafting = sum(given) > num_fixed
-        saved_ms = self._saved(slots, given, extra_ms, step) if is_drafting else ()
+        extra_ms, num_given, gained = curve[base + extra] - curve[base], sum(given), 0.0
+        if num_given > num_fixed:
+            token_ms = self.slot_ms(step) / self.reached.speedup
+            row_ms, plan.saved_ms = extra_ms / num_given, [0.0] * len(given)
+            for index, length in enumerate(given):
+                if length:
+                    tokens = sum(survivals[index][:length])
+                    gained += tokens
+                    plan.saved_ms[index] = token_ms * tokens - row_ms * length
         if not num_fixed:  # drafts whose length was set by hand say nothing about the speedup
-            shares = [sum(slot.survival[:n]) for slot, n in zip(slots, given, strict=True) if n]
-            gained = sum(shares)
             self.reached.follow(
                 1.0 + gained / step.num_slots,
                 1.0 + (extra_ms + sunk_ms) / curve[step.num_slots],
             )
-        rows = step.num_base_rows + sum(given)
+        rows = step.num_base_rows + num_given
         padding = 0 if is_bare else self._padding(rows, step)
         if rows + padding == step.num_slots:
             self._num_unseen = 0
         self.graphs.plan(0 if step.is_mixed else rows + padding, step.num_slots)
-        return BatchPlan(given, padding, saved_ms)
-
-    def _saved(
-        self, slots: Sequence[SlotDraft], given: Sequence[int], extra_ms: float, step: Step
-    ) -> list[float]:
-        """Milliseconds that each slot's tokens save if they are accepted as expected."""
-        token_ms = self.slot_ms(step) / self.reached.speedup
-        row_ms = extra_ms / sum(given)
-        return [
-            token_ms * sum(slot.survival[:n]) - row_ms * n if n else 0.0
-            for slot, n in zip(slots, given, strict=True)
-        ]
+        plan.lengths, plan.num_padding = given, padding
 
     def _is_plain_again(self, step: Step) -> bool:
         """Whether this step has neither drafts nor padding, so that it is known what that takes."""
@@ -191,58 +199,55 @@ class Budget:
             width = min(self.graphs.width(num_rows, width, curve, step.num_slots), most)
         return max(0, width - num_rows)
 
-    def _share_rows(
-        self, slots: Sequence[SlotDraft], given: list[int], left: int, step: Step
-    ) -> None:
+    def _by_rows(
+        self, survivals: Sequence[Sequence[float]], given: Sequence[int], left: int, step: Step
+    ) -> Sequence[int]:
         """Give rows to the tokens with the highest survival while that pays."""
-        offers = [s for slot in slots if not slot.is_fixed for s in slot.survival if s > 0.0]
-        offers.sort(reverse=True)
+        offers = sorted([s for own in survivals for s in own if s > 0.0], reverse=True)
         del offers[left:]
-        if offers and (num_rows := self._best_total(offers, step.num_base_rows + sum(given), step)):
-            _share(slots, given, offers, num_rows)
-
-    def _best_total(self, offers: Sequence[float], base: int, step: Step) -> int:
-        """How many of the offers are verified; `base` rows are there without them."""
+        if not offers:
+            return given
+        base = step.num_base_rows + sum(given)
+        curve: Sequence[float]
         curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
-        rate = self.rate(step)
-        after_last = self.graphs.curve(curve, step.num_slots) if step.can_pad else curve
-        values = _values(offers, after_last, base, rate)
-        return values.index(max(values))
+        if step.can_pad:
+            curve = self.graphs.curve(curve, step.num_slots)
+        values = _values(offers, curve, base, self.rate(step))
+        num_rows = values.index(max(values))
+        if len(survivals) == 1 or not num_rows:
+            return [num_rows] * len(survivals)
+        threshold = offers[num_rows - 1]  # ties go to the earlier slot
+        ties = offers[:num_rows].count(threshold)
+        lengths = []
+        for own in survivals:
+            length = 0
+            for chance in own:
+                if chance < threshold or (chance == threshold and not ties):
+                    break
+                length += 1
+                ties -= chance == threshold
+            lengths.append(length)
+        return lengths
 
-    def _share_evenly(self, slots: Sequence[SlotDraft], given: list[int], step: Step) -> None:
+    def _evenly(
+        self, survivals: Sequence[Sequence[float]], given: Sequence[int], left: int, step: Step
+    ) -> Sequence[int]:
         """Give all slots the length that pays best where the longest draft is computed for each.
 
         A length set by hand is the least: up to there, drafts of other slots cost nothing.
         """
-        num_slots, least = step.num_slots, max(given, default=0)
-        auto = [slot.survival for slot in slots if not slot.is_fixed]
-        longest = max(map(len, auto), default=0)
-        longest = min(longest, (step.max_rows - num_slots) // num_slots)
-        longest = min(longest, (step.max_draft_rows - sum(given)) // num_slots)
+        num_slots, least = step.num_slots, max(given)
+        most = min(step.max_rows - num_slots, left) // num_slots
+        longest = min(max(map(len, survivals)), most)
         curve = self._cost.curve(num_slots * (1 + max(least, longest)), step.context)
         rate = self.rate(step)
-        gains = accumulate(map(sum, zip_longest(*auto, fillvalue=0.0)), initial=0.0)
+        gains = accumulate(map(sum, zip_longest(*survivals, fillvalue=0.0)), initial=0.0)
         values = [
             gain - rate * curve[num_slots * (1 + max(least, length))]
             for length, gain in zip(range(longest + 1), gains, strict=False)
         ]
         best = values.index(max(values)) if values else 0
-        for i, slot in enumerate(slots):
-            if not slot.is_fixed:
-                length = sum(s > 0.0 for s in slot.survival[:best])
-                given[i] = length if length >= slot.min_tokens else 0
-
-
-def _fixed_lengths(slots: Sequence[SlotDraft], room: int) -> tuple[list[int], int]:
-    """Lengths set by hand, and the rows left for the others."""
-    given = [0] * len(slots)
-    for i, slot in enumerate(slots):
-        if slot.is_fixed:
-            length = min(len(slot.survival), room)
-            if length >= slot.min_tokens:
-                given[i] = length
-                room -= length
-    return given, room
+        return [sum([s > 0.0 for s in own[:best]]) for own in survivals]
 
 
 def _values(offers: Sequence[float], curve: Sequence[float], base: int, rate: float) -> list[float]:
@@ -250,33 +255,3 @@ def _values(offers: Sequence[float], curve: Sequence[float], base: int, rate: fl
     totals = zip(accumulate(offers), curve[base + 1 :], strict=False)
     plain = curve[base]
     return [0.0, *[tokens - rate * (ms - plain) for tokens, ms in totals]]
-
-
-def _num_above(threshold: float, survival: Sequence[float]) -> int:
-    """Tokens before the first that survives no more often than that."""
-    for length, share in enumerate(survival):
-        if share <= threshold:
-            return length
-    return len(survival)
-
-
-def _share(
-    slots: Sequence[SlotDraft], given: list[int], offers: Sequence[float], num_rows: int
-) -> None:
-    """Give the best `num_rows` offers to their slots; ties go to the earlier slot."""
-    if len(slots) == 1:
-        given[0] = num_rows if num_rows >= slots[0].min_tokens else 0
-        return
-    threshold = offers[num_rows - 1]
-    ties = num_rows
-    for i, slot in enumerate(slots):
-        if not slot.is_fixed:
-            given[i] = _num_above(threshold, slot.survival)
-            ties -= given[i]
-    for i, slot in enumerate(slots):
-        if slot.is_fixed:
-            continue
-        length = given[i]
-        while ties and length < len(slot.survival) and slot.survival[length] == threshold:
-            length, ties = length + 1, ties - 1
-        given[i] = length if length >= slot.min_tokens else 0

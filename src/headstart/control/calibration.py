@@ -29,7 +29,7 @@ from itertools import repeat
 from math import exp
 from typing import Any, ClassVar
 
-from headstart.control.token_odds import TokenTables
+from headstart.control.token_odds import TokenPair, TokenTables
 from headstart.control.values import Outcome
 
 # of the score buckets: scores up to 1 are probabilities or shares, above 1 lengths or counts
@@ -108,6 +108,10 @@ class RequestBias:
         self.variance, self.shift, self.odds = variance, shift, odds
 
 
+Known = tuple[LabelCounts, RequestBias, TokenPair]
+"""For all requests, for one, and by token."""
+
+
 class Calibration:
     """Acceptance of all speculators, for the average text and for each running request."""
 
@@ -115,8 +119,8 @@ class Calibration:
 
     def __init__(self) -> None:
         self.tables: defaultdict[str, LabelCounts] = defaultdict(LabelCounts)
-        self._biases: dict[int, dict[str, RequestBias]] = {}
         self._namespaces: dict[int, str] = {}  # of the running requests
+        self._requests: dict[int, dict[str, Known]] = {}  # by speculator
         self._tokens = TokenTables()
 
     def trust_scores(self, speculator: str) -> None:
@@ -131,14 +135,15 @@ class Calibration:
 
         tokens: the one before the draft and the draft's; empty: not known.
         """
-        bias = self._biases.get(seq_id, {}).get(speculator)
-        odds = 1.0 if bias is None else bias.odds
-        pair = self._tokens.of(self._namespaces.get(seq_id, ""), speculator)
+        try:
+            table, bias, pair = self._requests[seq_id][speculator]
+        except KeyError:
+            table, bias, pair = self._know(seq_id, speculator)
+        odds = bias.odds
         by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
         befores: Iterable[int] = tokens or repeat(-1)  # no token has this id
         drafted: Iterable[int] = tokens[1:] or repeat(-1)
         alive, survival = 1.0, list[float]()
-        table = self.tables[speculator]
         for rate, before, token in zip(table.rates(confidence), befores, drafted, strict=False):
             right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
             alive *= right / (1.0 - rate + right)
@@ -160,20 +165,14 @@ class Calibration:
         num_known, num_labelled = outcome.num_known, outcome.num_labelled
         if num_labelled <= num_known:
             return
-        table = self.tables[outcome.speculator]
-        biases = self._biases.setdefault(outcome.seq_id, {})
-        shift = biases.get(outcome.speculator)
-        if shift is None:
-            shift = biases[outcome.speculator] = RequestBias()
+        table, bias, pair = self._know(outcome.seq_id, outcome.speculator)
         confidence = outcome.confidence[num_known:num_labelled]
         num_matched = outcome.num_matched - num_known
         rates = table.rates(confidence)
         if outcome.tokens:
             tokens = outcome.tokens[num_known : num_labelled + 1]
-            namespace = self._namespaces.get(outcome.seq_id, "")
-            pair = self._tokens.of(namespace, outcome.speculator)
-            pair.learn(tokens, rates, shift.odds, num_matched)
-        shift.learn(rates, num_matched)
+            pair.learn(tokens, rates, bias.odds, num_matched)
+        bias.learn(rates, num_matched)
         table.count(confidence, num_matched)
 
     def begin(self, seq_id: int, namespace: str) -> None:
@@ -185,8 +184,16 @@ class Calibration:
 
     def end(self, seq_id: int) -> None:
         """The request is over: forget its shift."""
-        self._biases.pop(seq_id, None)
+        self._requests.pop(seq_id, None)
         self._namespaces.pop(seq_id, None)
+
+    def _know(self, seq_id: int, speculator: str) -> Known:
+        """What is known of a speculator for a request."""
+        own = self._requests.setdefault(seq_id, {})
+        if speculator not in own:
+            pair = self._tokens.of(self._namespaces.get(seq_id, ""), speculator)
+            own[speculator] = self.tables[speculator], RequestBias(), pair
+        return own[speculator]
 
     def describe(self) -> dict[str, Any]:
         """Acceptance per speculator, JSON-ready."""

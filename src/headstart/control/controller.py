@@ -37,11 +37,10 @@ from headstart.control.labels import Labels
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.rollback import RollbackPrice
 from headstart.control.state import read_state, write_state
-from headstart.control.values import NO_SLOT_DRAFT, Allowance, Outcome, SlotDraft, Step
+from headstart.control.values import Allowance, Outcome, Step
 from headstart.types import DraftMode
 
 if TYPE_CHECKING:
-    from headstart.scheduler.policy import Policy
     from headstart.scheduler.step import StepPlan, StepRecord
 
 MOST_ASLEEP = 64  # steps that are waited at once: other requests may come, and their wait be over
@@ -141,20 +140,13 @@ class Controller:
         step; what each saves; and rows that are added because a wider step takes less time.
         """
         assert plan.price is not None
-        slots: Sequence[SlotDraft] = [
-            _offered(survival, plan.sequences[index].policy) if survival else NO_SLOT_DRAFT
-            for index, survival in enumerate(plan.survivals)
-        ]
         sunk_ms = sum(  # that of probes is saved for
             call.milliseconds
             for call in plan.calls
             if call.is_model and not (call.run and call.run.is_probe)
         )
-        shared = self._budget.plan(
-            self._rollback.discounted(slots, plan.price), plan.price, sunk_ms
-        )
-        plan.lengths, plan.saved_ms = list(shared.lengths), list(shared.saved_ms)
-        plan.num_padding = shared.num_padding
+        survivals = self._rollback.discounted(plan.survivals, plan.price)
+        self._budget.share(plan, survivals, sunk_ms)
 
     def read(self, record: StepRecord) -> None:
         """Learn what a step took, and what became of every draft offered so far."""
@@ -211,15 +203,17 @@ class Controller:
         shared_ms = max(0.0, plan.asking_ms - own_ms) / num_asked
         slot_ms = self._budget.slot_ms(step)
         for call in texts:
-            name, numbers = call.speculator, [plan.sequences[i].number for i in call.indices]
+            name, numbers, saved = call.speculator, list[int](), list[float]()
             asking = self._asking.setdefault(name, Asking())
-            asking.took(shared_ms + call.milliseconds / len(numbers))
-            for index, seq_id in zip(call.indices, numbers, strict=True):
-                if plan.sequences[index].policy.mode is DraftMode.FIXED:
+            asking.took(shared_ms + call.milliseconds / len(call.indices))
+            for index in call.indices:
+                sequence = plan.sequences[index]
+                if sequence.policy.mode is DraftMode.FIXED:
                     continue  # asked whether it pays or not, and what it saves is not worked out
+                numbers.append(sequence.number)
                 is_verified = name in plan.sources[index][: plan.lengths[index]]
-                saved = plan.saved_ms[index] if is_verified and plan.saved_ms else 0.0
-                asking.earned(seq_id, saved, slot_ms)
+                saved.append(plan.saved_ms[index] if is_verified and plan.saved_ms else 0.0)
+            asking.earned(numbers, saved, slot_ms)
 
     def _read_decode(self, record: StepRecord) -> None:
         rows, milliseconds = record.num_computed, record.cost_ms
@@ -330,10 +324,3 @@ class Controller:
 def _without(milliseconds: float, change_ms: float) -> float:
     """What a step takes whose graph was not sent: never less than a tenth."""
     return max(0.1 * milliseconds, milliseconds - change_ms)
-
-
-def _offered(survival: list[float], policy: Policy) -> SlotDraft:
-    """An answer's draft; what is never accepted is not worth looking at."""
-    if not survival[-1]:
-        survival = survival[: survival.index(0.0)]
-    return SlotDraft(survival, policy.n_min, policy.mode is DraftMode.FIXED)

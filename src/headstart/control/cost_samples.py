@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import permutations
 from statistics import median
 from typing import NamedTuple
 
 # prior: a row's attention to a token, in single rows without context
-ATTENTION, ATTENTION_VARIANCE = 5e-5, 1e-8
+ATTENTION, ATTENTION_DOUBT = 5e-5, 1e-4
 REFERENCE_ROWS = 2  # of a warm-up: a single row often has a kernel of its own
 
 
@@ -28,33 +29,20 @@ def attention_of(samples: Sequence[Sample]) -> float:
 
         a = (r2 - r1) / (c2 (n - m r2) - c1 (n - m r1))
 
-    A pair weighs as much as the square of denominator / r: how little a relative error in r moves
-    it. Their mean is drawn to the prior as far as they contradict each other.
+    by least squares: an error in r of 5 %, and of ATTENTION_DOUBT in what is thought beforehand.
     """
-    pairs = []
-    for two in samples:
-        for one in samples:
-            if (
-                one.rows == two.rows
-                and one.context < two.context
-                and one.reference_ms > 0.0 < two.reference_ms
-            ):
-                ratio, other = (
-                    one.milliseconds / one.reference_ms,
-                    two.milliseconds / two.reference_ms,
-                )
-                lever = two.context * (two.rows - REFERENCE_ROWS * other)
-                lever -= one.context * (one.rows - REFERENCE_ROWS * ratio)
-                if lever > 0.0:
-                    pairs.append(((other - ratio) / lever, (lever / max(ratio, other)) ** 2))
-    prior, variance = ATTENTION / REFERENCE_ROWS, ATTENTION_VARIANCE / REFERENCE_ROWS**2
-    if not pairs:
-        return prior
-    weights = sum(weight for _, weight in pairs)
-    mean = sum(weight * attention for attention, weight in pairs) / weights
-    spread = sum(weight * (attention - mean) ** 2 for attention, weight in pairs) / len(pairs)
-    doubt = max(spread, 0.002) / weights  # at least that of a difference of two log times
-    return max(0.0, (mean * variance + prior * doubt) / (variance + doubt))
+    prior = ATTENTION / REFERENCE_ROWS
+    weights = (0.05 * REFERENCE_ROWS / ATTENTION_DOUBT) ** 2
+    weighted = weights * prior
+    for one, two in permutations(samples, 2):
+        if one.rows == two.rows and one.context < two.context:
+            ratio, other = (s.milliseconds / s.reference_ms for s in (one, two))
+            lever = two.context * (two.rows - REFERENCE_ROWS * other)
+            lever -= one.context * (one.rows - REFERENCE_ROWS * ratio)
+            if lever > 0.0:
+                weights += (lever / max(ratio, other)) ** 2
+                weighted += (other - ratio) * lever / max(ratio, other) ** 2
+    return max(0.0, weighted / weights)
 
 
 def widths_of(samples: Sequence[Sample], attention: float) -> dict[int, float]:

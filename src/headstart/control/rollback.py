@@ -8,11 +8,10 @@ So a draft has a price of its own besides its rows, and more of one if it is lik
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from headstart.control.budget import Budget
 from headstart.control.cost import CostTable
-from headstart.control.values import SlotDraft, Step
+from headstart.control.values import Step
 
 
 class RollbackPrice:
@@ -28,16 +27,13 @@ class RollbackPrice:
             self.copy_ms = milliseconds
         self.copy_ms += 0.2 * (milliseconds - self.copy_ms)
 
-    def discounted(self, slots: Sequence[SlotDraft], step: Step) -> Sequence[SlotDraft]:
-        """The drafts with what each token is worth in place of its survival."""
+    def discounted(
+        self, survivals: Sequence[Sequence[float]], step: Step
+    ) -> Sequence[Sequence[float]]:
+        """What each token of the drafts is worth, in place of its survival."""
         if self.copy_ms is None:
-            return slots
-        return [
-            replace(slot, survival=self._worth(slot.survival, step))
-            if slot.survival and not slot.is_fixed
-            else slot
-            for slot in slots
-        ]
+            return survivals
+        return [self._worth(survival, step) if survival else survival for survival in survivals]
 
     def tokens(self, step: Step) -> float:
         """Tokens that a draft model's draft has to earn before it is worth anything."""

@@ -53,30 +53,6 @@ class Step:
         return self.num_slots * max(lengths, default=0) if self.is_even else sum(lengths)
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class SlotDraft:
-    """One slot's draft at the moment of verification.
-
-    `survival[i]` is the probability that draft tokens 0..i are all accepted; it never rises.
-    """
-
-    survival: Sequence[float] = ()
-    min_tokens: int = 0  # a shorter prefix is dropped
-    is_fixed: bool = False  # verify all of it: the user set the length by hand
-
-
-NO_SLOT_DRAFT = SlotDraft()
-
-
-@dataclass(slots=True)
-class BatchPlan:
-    """What one decode of the target has besides the base rows."""
-
-    lengths: Sequence[int]  # draft tokens to verify, one entry per generating slot
-    num_padding: int = 0  # without a purpose: a step of this width takes less time
-    saved_ms: Sequence[float] = ()  # that each slot's draft is expected to save; empty: no drafts
-
-
 @dataclass(frozen=True, slots=True)
 class ModelSlot:
     """One slot that a draft model could draft for."""

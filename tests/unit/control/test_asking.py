@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from benchmarks.lib.steps import decode, grant, make_plan, share
+from benchmarks.lib.steps import SlotDraft, decode, grant, make_plan, share
 
-from headstart.control import Controller, ModelSlot, SlotDraft, Step
+from headstart.control import Controller, ModelSlot, Step
 from headstart.control.asking import ASK_SHARE, Asking
 from headstart.scheduler.step import DraftCall, StepRecord
 
@@ -18,10 +18,10 @@ def ask(asking: Asking, step_ms: float, earned: list[float]) -> list[bool]:
     """In which of these steps it is asked."""
     asked = []
     for milliseconds in earned:
-        asked.append(asking.wants(1))
+        asked.append(bool(asking.wanted([1])))
         if asked[-1]:
             asking.took(COST)
-            asking.earned(1, milliseconds, step_ms)
+            asking.earned([1], [milliseconds], step_ms)
     return asked
 
 
@@ -52,17 +52,17 @@ def test_a_new_request_begins_with_what_the_others_earned(saved: float, *, is_as
     ask(asking, FAST, [saved] * 300)
     asking.end(1)
     asking.savings = -COST
-    assert asking.wants(2) == is_asked
+    assert bool(asking.wanted([2])) == is_asked
 
 
 def test_many_short_requests_take_as_small_a_share_as_a_long_one() -> None:
     asking, num_asked = Asking(), 0
     for number in range(40):
         for _ in range(50):
-            if asking.wants(number):
+            if asking.wanted([number]):
                 num_asked += 1
                 asking.took(COST)
-                asking.earned(number, 0.0, FAST)
+                asking.earned([number], [0.0], FAST)
         asking.end(number)
     assert num_asked * COST < 1.3 * ASK_SHARE * 2000 * FAST + 10 * COST
 
@@ -79,10 +79,10 @@ def test_who_takes_as_long_as_many_steps_is_not_asked_again_before_so_many() -> 
     asking = Asking()
     asked = 0
     for _ in range(100):
-        if asking.wants(1):
+        if bool(asking.wanted([1])):
             asked += 1
             asking.took(50.0)
-            asking.earned(1, 0.0, 1.0)
+            asking.earned([1], [0.0], 1.0)
     assert asked <= 2
 
 

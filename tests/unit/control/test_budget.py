@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import mul
 
+from benchmarks.lib.steps import SlotDraft, make_plan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.control.budget import MARGIN, Budget
 from headstart.control.cost import CostTable
-from headstart.control.values import SlotDraft, Step
+from headstart.control.values import Step
 
 CPU = {
     1: 49.0,
@@ -41,8 +42,14 @@ def falling(acceptance: float, length: int = 16) -> list[float]:
 
 
 def plan(budget: Budget, drafts: Sequence[Sequence[float]], **limits: int) -> list[int]:
-    n, slots = len(drafts), [SlotDraft(draft) for draft in drafts]
-    return list(budget.plan(slots, Step(n, n, 100, **limits)).lengths)
+    n = len(drafts)
+    return share(budget, [SlotDraft(draft) for draft in drafts], Step(n, n, 100, **limits))
+
+
+def share(budget: Budget, drafts: Sequence[SlotDraft], step: Step) -> list[int]:
+    made = make_plan(step, drafts)
+    budget.share(made, made.survivals)
+    return made.lengths
 
 
 def test_a_hopeless_draft_gets_nothing_and_a_sure_one_gets_much() -> None:
@@ -103,8 +110,8 @@ def test_row_and_output_limits_hold() -> None:
 def test_a_length_set_by_hand_is_kept_whatever_it_costs() -> None:
     slots = [SlotDraft(falling(0.01, 5), is_fixed=True), SlotDraft(falling(0.01))]
     budget = Budget(measured(CPU))
-    assert budget.plan(slots, Step(2, 2, 100)).lengths == [5, 0]
-    assert budget.plan(slots, Step(2, 2, 100, max_rows=5)).lengths == [3, 0]
+    assert share(budget, slots, Step(2, 2, 100)) == [5, 0]
+    assert share(budget, slots, Step(2, 2, 100, max_rows=5)) == [3, 0]
 
 
 def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
@@ -112,7 +119,7 @@ def test_a_draft_shorter_than_the_minimum_is_dropped() -> None:
         SlotDraft(falling(0.99, 2), min_tokens=3, is_fixed=True),
         SlotDraft(falling(0.99, 2), min_tokens=3),
     ]
-    assert Budget(measured(CPU)).plan(slots, Step(2, 2, 100)).lengths == [0, 0]
+    assert share(Budget(measured(CPU)), slots, Step(2, 2, 100)) == [0, 0]
 
 
 def test_an_unknown_width_is_tried_and_then_known() -> None:
@@ -134,10 +141,10 @@ def test_what_drafts_reach_is_followed_while_prompts_are_read() -> None:
     """Under load every step has prompt rows: what was reached before must not stay the price."""
     budget = Budget(measured(CPU))
     for _ in range(60):
-        budget.plan([SlotDraft(falling(0.98))], Step(1, 1, 100))
+        share(budget, [SlotDraft(falling(0.98))], Step(1, 1, 100))
     before = budget.reached.speedup
     for _ in range(200):
-        budget.plan([SlotDraft()], Step(1, 65, 100, num_reading=1))
+        share(budget, [SlotDraft()], Step(1, 65, 100, num_reading=1))
     assert budget.reached.speedup < 1.01 < before
 
 
@@ -146,7 +153,7 @@ def test_drafts_beside_prompts_also_pay_for_those_who_read() -> None:
     lengths = []
     for num_reading in (0, 1, 3):
         step = Step(1, 16, 100, num_reading=num_reading)
-        lengths += Budget(measured(CPU)).plan([SlotDraft(falling(0.97))], step).lengths
+        lengths += share(Budget(measured(CPU)), [SlotDraft(falling(0.97))], step)
     assert lengths[0] > lengths[1] > lengths[2] == 0
 
 
@@ -163,7 +170,7 @@ def test_long_doubtful_drafts_are_worth_more_than_short_sure_ones_only_where_row
 
 def plan_evenly(budget: Budget, slots: Sequence[SlotDraft], max_rows: int = 2048) -> list[int]:
     n = len(slots)
-    return list(budget.plan(slots, Step(n, n, 100, max_rows, is_even=True)).lengths)
+    return share(budget, slots, Step(n, n, 100, max_rows, is_even=True))
 
 
 @settings(deadline=None)

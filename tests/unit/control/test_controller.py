@@ -12,9 +12,9 @@ from benchmarks.lib.simulated_models import ModelSimulation
 from benchmarks.lib.simulated_rollback import even_speeds
 from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import expert_curve
-from benchmarks.lib.steps import decode, ran, share
+from benchmarks.lib.steps import SlotDraft, decode, ran, share
 
-from headstart.control import Allowance, Controller, ModelDraftCall, Outcome, SlotDraft, Step
+from headstart.control import Allowance, Controller, ModelDraftCall, Outcome, Step
 from headstart.control.state import read_state, write_state
 
 STEP = Step(1, 1, 100)

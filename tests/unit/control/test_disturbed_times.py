@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from benchmarks.lib.steps import decode, share
+from benchmarks.lib.steps import SlotDraft, decode, share
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from headstart.control import Controller, SlotDraft, Step
+from headstart.control import Controller, Step
 from headstart.control.cost import CostTable
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
 

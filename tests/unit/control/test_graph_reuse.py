@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 
 import pytest
-from benchmarks.lib.steps import decode, share
+from benchmarks.lib.steps import SlotDraft, decode, share
 
-from headstart.control import Controller, SlotDraft, Step
+from headstart.control import Controller, Step
 from headstart.control.cost_samples import Sample
 from headstart.control.graph_reuse import GraphReuse
 

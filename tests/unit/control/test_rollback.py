@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.lib.steps import share
+from benchmarks.lib.steps import SlotDraft, share
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ from headstart.control.controller import Controller
 from headstart.control.cost import CostTable
 from headstart.control.cost_samples import Sample
 from headstart.control.rollback import RollbackPrice, _never_rising
-from headstart.control.values import SlotDraft, Step
+from headstart.control.values import Step
 from headstart.scheduler.step import StepPlan, StepRecord
 from headstart.types import Batch
 
@@ -36,7 +36,7 @@ def length(control: Controller, survival: list[float], num_steps: int = 30) -> i
 
 def test_where_nothing_is_copied_drafts_are_worth_their_survival() -> None:
     price = RollbackPrice(CostTable(), Budget(CostTable()))
-    slots = [SlotDraft([0.5, 0.25])]
+    slots = [[0.5, 0.25]]
     assert price.discounted(slots, STEP) is slots
     assert price.tokens(STEP) == 0.0
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import TILED_CURVES
-from benchmarks.lib.steps import decode, share
+from benchmarks.lib.steps import SlotDraft, decode, share
 
-from headstart.control import Controller, SlotDraft, Step
+from headstart.control import Controller, Step
 from headstart.control.cost import EACH, CostTable
 from headstart.control.cost_samples import Sample
 from headstart.scheduler.step import StepPlan
