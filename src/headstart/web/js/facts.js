@@ -22,7 +22,7 @@ export function summary(message, provenance, speed) {
   const isOver = message.state !== "running";
   return [
     words.numTokens(count, number(count)),
-    isOver && message.timings ? duration(message.timings.predicted_ms / 1000) : speed > 0 && words.perSecond(rate(speed)),
+    isOver && message.timings ? duration(((message.firstMs ?? 0) + message.timings.predicted_ms) / 1000) : speed > 0 && words.perSecond(rate(speed)),
     isOver && message.firstMs && words.firstAfter(duration(message.firstMs / 1000)),
     isOver && speedup !== null && saved > 0 && `≈ ${words.times(number(speedup, 1))}`,
   ].filter(Boolean).join(" · ");
