@@ -16,6 +16,7 @@ import pytest
 from tests.harness import Clock, Model, make_scheduler, make_speculators, run
 from tests.unit.scheduler.conversations import ask, conversation, with_system_prompt
 
+from headstart.app.cli.main import main
 from headstart.scheduler import disk_cache
 from headstart.scheduler.disk_cache import DiskCache, DiskPlace
 from headstart.scheduler.host_cache import StoredBlock, StoredPrompt
@@ -353,3 +354,12 @@ def test_a_request_waits_for_its_prompt_and_leaves_slots_to_others(
     assert set(answers) == {"c7.0"}
     go_on.set()
     assert run(scheduler)["c1.1"].finish.stats.num_cached == 100
+
+
+def test_the_cache_command_removes_files_of_other_versions_too(tmp_path: Path, capsys) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/old.prompt").write_bytes(b"HSPROMP1")
+    for word in ("list", "clear"):
+        assert main(["cache", word, "--cache-disk-path", str(tmp_path)]) == 0
+    assert "0 prompts" in capsys.readouterr().out
+    assert not (tmp_path / "model").exists()

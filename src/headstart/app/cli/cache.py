@@ -25,7 +25,11 @@ def run(resolved: Resolved, words: list[str]) -> int:
         files = list(model.glob(f"*{SUFFIX}"))
         stats = [file.stat() for file in files]
         size = sum(one.st_size for one in stats) / 2**20
-        count = num_texts(StoredFile.of(file, 0) for file in files)
+        named = list[StoredFile]()
+        for file in files:
+            with suppress(ValueError):  # another version's, which no server reads
+                named.append(StoredFile.of(file, 0))
+        count = num_texts(named)
         if words == ["list"] and files:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(s.st_mtime for s in stats)))
             print(f"{count:6} prompts {size:9.1f} MiB  last used {used}  {model.name}")
