@@ -64,6 +64,7 @@ class HostPrompts:
         self._bytes_per_token = 0.0  # of what was saved last
         self.copies = Copies(cells, store, engine, clock)
         self._is_behind = False  # `set_aside` has more to do
+        self._kept_ahead = -1.0  # when the cells were used whose prompt was copied ahead last
         self.disk: DiskCache | None = None
         self._aside: dict[int, list[int]] = {}  # by seq_id, the text that was moved out of it
 
@@ -136,8 +137,9 @@ class HostPrompts:
         is_used = any(cells.user for cells in self._cells)
         if self._engine.has_blocks and idle and is_used and are_few:
             oldest = min(idle, key=lambda one: one.last_used)
-            if self._has_room(oldest):
-                self.keep(oldest)
+            is_known = oldest.last_used == self._kept_ahead  # to look again is O(context)
+            if not is_known and self._has_room(oldest) and self.keep(oldest):
+                self._kept_ahead = oldest.last_used
 
     def is_too_long(self, cells: Cells) -> bool:
         """Whether main memory can never take what they hold."""

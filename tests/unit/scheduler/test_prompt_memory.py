@@ -382,3 +382,13 @@ def test_a_tenant_drops_its_own_prompts_and_not_another_s() -> None:
         store.put(prompt([first, 9], f"b lora {first % 3}"))
     assert store.holds("a", packed([1, 9]))
     assert len(store) == 4
+
+
+def test_a_prompt_that_was_copied_ahead_is_not_compared_again_at_every_step(monkeypatch) -> None:
+    scheduler = make_scheduler(Model(), parallel=2)
+    ask(scheduler, conversation(1))
+    looks = list[int]()
+    holds = HostCache.holds
+    monkeypatch.setattr(HostCache, "holds", lambda *given: looks.append(1) or holds(*given))
+    ask(scheduler, replace(conversation(2), max_tokens=40))
+    assert len(looks) <= 3
