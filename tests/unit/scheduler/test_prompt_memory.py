@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from dataclasses import replace
 from random import Random
@@ -387,8 +388,12 @@ def test_a_tenant_drops_its_own_prompts_and_not_another_s() -> None:
 def test_a_prompt_that_was_copied_ahead_is_not_compared_again_at_every_step(monkeypatch) -> None:
     scheduler = make_scheduler(Model(), parallel=2)
     ask(scheduler, conversation(1))
-    looks = list[int]()
-    holds = HostCache.holds
-    monkeypatch.setattr(HostCache, "holds", lambda *given: looks.append(1) or holds(*given))
+    looks, holds = list[str](), HostCache.holds
+
+    def counted(store: HostCache, namespace: str, tokens: array[int]) -> bool:
+        looks.append(namespace)
+        return holds(store, namespace, tokens)
+
+    monkeypatch.setattr(HostCache, "holds", counted)
     ask(scheduler, replace(conversation(2), max_tokens=40))
     assert len(looks) <= 3
