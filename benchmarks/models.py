@@ -49,7 +49,6 @@ SPECULATORS = (
     "ngram-mod",
     "ngram-cache",
     "suffix",
-    "recycling",
     "auto",
 )
 LENGTH = 4  # draft tokens a step

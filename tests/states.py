@@ -19,7 +19,6 @@ from headstart.types import (
     LAST_STATE,
     Batch,
     CacheKind,
-    Capability,
     ContextFullError,
     DecodedStates,
     Draft,
@@ -59,7 +58,7 @@ class StateReader(Speculator):
     """Remembers the states of all tokens that the target's cache holds, by sequence."""
 
     name = "state-reader"
-    needs = frozenset({Capability.HIDDEN_STATES})
+    needs_states = True
 
     def __init__(self, target: Model, *, overlap: int = 0) -> None:
         """overlap: rows that it wants to see again where a text is continued."""

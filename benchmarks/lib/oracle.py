@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from headstart.speculators import Speculator
 from headstart.structures.prefix import common_prefix_length
-from headstart.types import NO_DRAFT, Capability, Decoded, Draft, DraftRequest
+from headstart.types import NO_DRAFT, Draft, DraftRequest
 
 LONGEST_MODEL_DRAFT = 16
 ITERATIONS = 2
@@ -41,7 +41,6 @@ class Recorder(Speculator):
     """
 
     name = "recorder"
-    needs = frozenset({Capability.LOGITS})
     is_model = True
 
     def __init__(
@@ -91,11 +90,6 @@ class Recorder(Speculator):
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         for speculator in self._speculators:
             speculator.begin(seq_id, prompt, namespace)
-
-    def observe(self, decoded: Decoded) -> None:
-        for speculator in self._speculators:
-            if Capability.LOGITS in speculator.needs:
-                speculator.observe(decoded)
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         for speculator in self._speculators:

@@ -89,7 +89,7 @@ def test_exact_texts_are_the_same_with_drafts_beside_others_and_again(tmp_path: 
     requests = [replace(r, max_tokens=12) for r in byte_requests(3, 0.8)]
     requests += [replace(r, request_id=f"greedy {r.request_id}") for r in byte_requests(2, 0.0)]
     expected = generate(open_on_device(path, Setting(context=256)), requests)
-    scheduler = open_on_device(path, Setting("recycling", 4, 2, 256))
+    scheduler = open_on_device(path, Setting("ngram-cache", 4, 2, 256))
     for _ in range(2):
         assert different(expected, generate(scheduler, requests)) == ()
     assert scheduler.counts.stats.num_drafted > 0

@@ -20,7 +20,7 @@ def test_a_full_cache_is_said_once_and_every_request_ends_well(
     write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(library, "_has_told_full", False)
-    setting = Setting("recycling", 4, num_slots=4, context=256, exact=False)
+    setting = Setting("ngram-cache", 4, num_slots=4, context=256, exact=False)
     scheduler = open_setting(setting, without_draft(write(tmp_path / "tiny.gguf")))
     endless = [
         replace(r, max_tokens=120, sampling=replace(r.sampling, ignore_eos=True))

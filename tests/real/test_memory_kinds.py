@@ -130,11 +130,11 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
     kind_and_path: tuple[CacheKind, Path], caplog
 ) -> None:
     _, path = kind_and_path
-    requests = byte_requests(6)
+    requests = [replace(r, prompt=(*r.prompt,) * 4) for r in byte_requests(6)]
     models = without_draft(path)
     expected = {k: r.key for k, r in generate(open_setting(PLAIN, models), requests).items()}
     with caplog.at_level(logging.WARNING, "headstart"):
-        scheduler = open_setting(replace(PLAIN, types="recycling", length=4, num_slots=4), models)
+        scheduler = open_setting(replace(PLAIN, types="ngram-cache", length=4, num_slots=4), models)
     results = generate(scheduler, requests)
     assert {k: r.key for k, r in results.items()} == expected
     assert scheduler.counts.stats.num_drafted > 0
@@ -144,7 +144,7 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
 def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[CacheKind, Path]) -> None:
     _, path = kind_and_path
     scheduler = open_setting(
-        replace(PLAIN, types="recycling", length=4, num_slots=2), without_draft(path)
+        replace(PLAIN, types="ngram-cache", length=4, num_slots=2), without_draft(path)
     )
     first = byte_requests(1)[0]
     answer = generate(scheduler, [first])["0"]
@@ -162,14 +162,14 @@ def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[CacheKin
 
 
 EXACT = {
-    "qwen3moe": "recycling",
-    "gemma3": "recycling",
-    "mamba": "recycling",
-    "granitehybrid": "recycling",
-    "jamba": "recycling",
-    "lfm2": "recycling",
-    "qwen3next": "recycling",
-    "qwen35": "mtp,recycling",
+    "qwen3moe": "ngram-cache",
+    "gemma3": "ngram-cache",
+    "mamba": "ngram-cache",
+    "granitehybrid": "ngram-cache",
+    "jamba": "ngram-cache",
+    "lfm2": "ngram-cache",
+    "qwen3next": "ngram-cache",
+    "qwen35": "mtp,ngram-cache",
     "step35": "mtp",
 }
 

@@ -262,7 +262,7 @@ def test_sigterm_in_the_middle_of_requests_tells_them_and_ends_with_code_0(tmp_p
 
 
 def test_slots_props_metrics_and_answers_agree_on_what_was_drafted(tmp_path: Path) -> None:
-    chain = "suffix,recycling,ngram-simple,draft-model"
+    chain = "suffix,ngram-cache,ngram-simple,draft-model"
     server = Server(
         ["--context", "4096", "--threads", "1", "-np", "4", "--spec-type", chain], tmp_path
     )

@@ -7,7 +7,7 @@ import numpy as np
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import StepPlan
-from headstart.types import Batch, Decoded, Engine, Logits
+from headstart.types import Engine
 
 
 def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> None:
@@ -143,19 +143,6 @@ def unpad(plan: StepPlan, engine: Engine) -> None:
     engine.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
     batch.wants_logits[start : batch.num_rows] = 0
     batch.num_outputs -= plan.num_padding
-
-
-def output_rows(batch: Batch, logits: Logits) -> Decoded:
-    """The rows that produced logits, for speculators: read-only, they are sampled afterwards."""
-    rows = batch.wants_logits[: batch.num_rows].astype(bool)
-    view = logits[: batch.num_outputs].view()
-    view.flags.writeable = False
-    return Decoded(
-        batch.seq_ids[: batch.num_rows][rows],
-        batch.positions[: batch.num_rows][rows],
-        batch.tokens[: batch.num_rows][rows],
-        view,
-    )
 
 
 def split(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:

@@ -26,7 +26,7 @@ from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan, StepRecord
 from headstart.structures.checkpoints import Data
-from headstart.types import NO_DRAFT, Decoded, Draft, DraftRequest
+from headstart.types import NO_DRAFT, Draft, DraftRequest
 from headstart.types.request import SpeculativeParams
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,6 @@ class Drafting:
         self._models = ModelDrafting([one for one in everyone if one.is_model], controller, clock)
         self._reading_ms = 0.0  # that control took for the last record with drafts
         self._begun: set[int] = set()  # numbers of the sequences that speculators know
-        self.observes = any(speculator.wants_logits for speculator in everyone)
         for speculator in everyone:
             if speculator.speculator.scores_are_probabilities:
                 names = [speculator.name]
@@ -249,11 +248,6 @@ class Drafting:
             self._begun.remove(sequence.number)
             for speculator in self.speculators.values():
                 speculator.end(sequence.seq_id)
-
-    def observe(self, decoded: Decoded) -> None:
-        """Show the verified rows to the speculators that asked for them."""
-        for speculator in self.speculators.values():
-            speculator.observe(decoded)
 
     def accept(self, record: StepRecord, indices: list[int]) -> None:
         """These sequences of the step's have grown."""

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 
 from headstart.speculators.base import Speculator
-from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
+from headstart.types import DecodedStates, Draft, DraftRequest
 from headstart.types.report import SpeculatorReport
 from headstart.types.speculation_stats import SpeculationStats
 
@@ -48,8 +48,6 @@ class GuardedSpeculator:
         self.speculator = speculator
         self.name = speculator.name
         self.is_model = speculator.is_model
-        self.wants_logits = Capability.LOGITS in speculator.needs
-        self.wants_states = Capability.HIDDEN_STATES in speculator.needs
         self._vocab_size = vocab_size
         self.failure = ""
         self.stats = SpeculationStats()  # written by `readers.Counts`
@@ -172,23 +170,6 @@ class GuardedSpeculator:
                 "speculator %s failed in time_decodes; what it costs is found out later", self.name
             )
             return None
-
-    def observe(self, decoded: Decoded) -> None:
-        """Show it the rows, but for those of sequences that it failed on."""
-        if not self.wants_logits:
-            return
-        seq_ids = set(decoded.seq_ids.tolist())
-        if not self.failed.isdisjoint(seq_ids):
-            kept = ~np.isin(decoded.seq_ids, list(self.failed))
-            decoded = Decoded(
-                decoded.seq_ids[kept],
-                decoded.positions[kept],
-                decoded.tokens[kept],
-                decoded.logits[kept],
-            )
-            seq_ids -= self.failed
-        if seq_ids:
-            self._tell("observe", seq_ids, decoded)
 
     def observe_states(self, decoded: DecodedStates) -> None:
         """Show it the rows, but for those of sequences that it failed on."""

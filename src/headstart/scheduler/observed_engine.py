@@ -24,7 +24,7 @@ def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine
     Raises:
         ModelError: the engine cannot show the states that they read.
     """
-    readers = [speculator for speculator in speculators if speculator.wants_states]
+    readers = [speculator for speculator in speculators if speculator.speculator.needs_states]
     if not readers:
         return engine
     engine.publish_states(frozenset().union(*(r.speculator.state_layers for r in readers)))

@@ -283,8 +283,6 @@ class Scheduler:
             batching.unpad(plan, self.engine)
             if plan.max_prompt_rows:
                 self._order.count(plan)
-            if self.drafting.observes:
-                self.drafting.observe(batching.output_rows(plan.batch, logits))
         for sequence, ending in self._committer.commit(plan, logits, record):
             self.leave(sequence, ending)
         record.left, self._left = self._left, []

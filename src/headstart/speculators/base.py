@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
-from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
+from headstart.types import DecodedStates, Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
 SPECULATORS: dict[str, type[Speculator]] = {}
@@ -66,13 +66,12 @@ class Speculator(ABC):
     """Drafts tokens. It never decides what is emitted: a bad draft costs time, not output.
 
     Only `propose` is required. For each sequence the scheduler calls `begin`, then, at every step,
-    perhaps `propose`, perhaps `observe`, and always `accept`, and `end` when the request is over.
-    A sequence id is used again after `end`. What a call is given belongs to the scheduler: copy
-    what is kept, change nothing.
+    perhaps `propose` and always `accept`, and `end` when the request is over. A sequence id is
+    used again after `end`. What a call is given belongs to the scheduler: copy what is kept,
+    change nothing.
     """
 
     name: ClassVar[str]
-    needs: ClassVar[frozenset[Capability]] = frozenset()
     # a score is the probability that the token is accepted if those before it are; control then
     # believes it from the first step on
     scores_are_probabilities: ClassVar[bool] = False
@@ -87,8 +86,9 @@ class Speculator(ABC):
     # longest draft, so that the server can warn if --draft-max is lower.
     Options: ClassVar[type | None] = None
 
-    # With HIDDEN_STATES in `needs`, set by the constructor: numbers of the layers whose inputs it
-    # reads, or LAST_STATE.
+    # reads the target's hidden states; its constructor sets the numbers of the layers whose inputs
+    # it reads, or LAST_STATE
+    needs_states: ClassVar[bool] = False
     state_layers: frozenset[int] = frozenset()
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
@@ -125,11 +125,8 @@ class Speculator(ABC):
         """
         return None
 
-    def observe(self, decoded: Decoded) -> None:
-        """The target decoded these rows (only called when `needs` asks for LOGITS)."""
-
-    # The following are called when `needs` asks for HIDDEN_STATES. They tell what the target's
-    # cache holds of a sequence, also between two requests and before `begin`.
+    # The following are called with `needs_states`. They tell what the target's cache holds of a
+    # sequence, also between two requests and before `begin`.
 
     def observe_states(self, decoded: DecodedStates) -> None:
         """The target decoded these rows, prompts and drafts: its cache now holds them."""

@@ -21,7 +21,6 @@ from headstart.speculators.followed_caches import CONTEXT_FULL, FollowedCaches
 from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import make_draft_tokenizer
 from headstart.types import (
-    Capability,
     ContextFullError,
     DecodedStates,
     Draft,
@@ -34,7 +33,7 @@ from headstart.types.state_batch import MERGED_ROWS, DraftContext
 class StateSpeculator(Speculator):
     """Drafts token by token with a model that reads the target's hidden states."""
 
-    needs = frozenset({Capability.HIDDEN_STATES})
+    needs_states = True
     scores_are_probabilities = True
     is_model = True
     reading: ClassVar[str] = "draft model is reading the prompt"  # reasons for no draft

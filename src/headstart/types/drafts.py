@@ -10,19 +10,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.types.engine import Logits
-
 Choose = Callable[[NDArray[np.float32], int], "TokenChoice"]
 """How a draft model may pick as the request would: (logits of one row, position) -> TokenChoice."""
-
-
-class Capability(Enum):
-    """What a speculator may ask the scheduler to provide."""
-
-    LOGITS = "logits"  # `observe` receives the logits of every verified row
-    # `observe_states` receives hidden states of every row that the target decodes, prompts
-    # included, and the speculator is told what becomes of the target's sequences
-    HIDDEN_STATES = "hidden_states"
 
 
 LAST_STATE = -1
@@ -90,20 +79,6 @@ class Draft:
 
 
 NO_DRAFT = Draft()
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """Rows of the last target decode that produced logits, for `Speculator.observe`.
-
-    All arrays have one entry per row, rows of one sequence are adjacent and in order. Sequences
-    that have not begun, or do not draft, are among them.
-    """
-
-    seq_ids: NDArray[np.int32]
-    positions: NDArray[np.int32]
-    tokens: NDArray[np.int32]
-    logits: Logits  # (rows, vocab_size), a read-only view: copy what must outlive the call
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from headstart.worker.client import WorkerClient
 from headstart.worker.loop import make_report
 from headstart.worker.pipes import Message
 
-CHAIN = ("suffix", "ngram-simple", "recycling", "draft-model")
+CHAIN = ("suffix", "ngram-simple", "ngram-cache", "draft-model")
 
 
 def stats_of(answers: dict[str, Answer]) -> list[RequestStats]:

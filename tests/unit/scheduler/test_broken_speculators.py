@@ -34,7 +34,7 @@ from headstart.scheduler.sequence import OwnedTokens
 from headstart.speculators import Speculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.testing import assert_lossless
-from headstart.types import Capability, Decoded, Draft, DraftRequest, Logits
+from headstart.types import LAST_STATE, DecodedStates, Draft, DraftRequest
 from headstart.worker.loop import make_report
 
 SPECS = pytest.mark.parametrize("spec", [fixed(4), AUTO], ids=["fixed", "auto"])
@@ -51,7 +51,6 @@ class Broken(Speculator):
     """
 
     name = "broken"
-    needs = frozenset({Capability.LOGITS})
 
     def __init__(self, answer: Any = None, **does: Callable[[Any], object]) -> None:
         draft = answer or Draft([1, 2, 3])
@@ -70,9 +69,6 @@ class Broken(Speculator):
             self._call("request", request)
         self._call("propose", requests)
         return drafts
-
-    def observe(self, decoded: Decoded) -> None:
-        self._call("observe", decoded)
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         self._call("accept", emitted)
@@ -232,10 +228,8 @@ def test_one_that_fails_or_changes_tokens_is_off_for_those_requests_and_changes_
         ("request", lambda request: setattr(request, "seq_id", 77)),
         ("propose", lambda requests: requests.clear()),
         ("propose", lambda requests: requests.reverse()),
-        ("observe", lambda decoded: decoded.tokens.fill(99)),
-        ("observe", lambda decoded: decoded.seq_ids.fill(99)),
     ],
-    ids=["limit", "sequence", "clear", "reverse", "observed", "observed sequences"],
+    ids=["limit", "sequence", "clear", "reverse"],
 )
 def test_a_request_that_is_changed_changes_no_text(call: str, do, spec, control) -> None:
     engine, requests = Model(2), make_requests(6)
@@ -337,11 +331,15 @@ def test_rows_of_sequences_that_it_failed_on_are_not_shown_until_they_begin_agai
     failed, seen = set[int](), list[list[int]]()
 
     class Observing(Broken):
+        needs_states = True
+        state_layers = frozenset({LAST_STATE})
+
         def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
             failed.discard(seq_id)
 
-        def observe(self, decoded: Decoded) -> None:
-            rows = (decoded.seq_ids, decoded.positions, decoded.tokens, decoded.logits)
+        def observe_states(self, decoded: DecodedStates) -> None:
+            states = decoded.states[LAST_STATE]
+            rows = (decoded.seq_ids, decoded.positions, decoded.tokens, states)
             assert len(set(map(len, rows))) == 1
             assert failed.isdisjoint(decoded.seq_ids.tolist())
             seen.append(sorted(set(decoded.seq_ids.tolist())))
@@ -357,34 +355,6 @@ def test_rows_of_sequences_that_it_failed_on_are_not_shown_until_they_begin_agai
     assert scheduler.drafting.speculators["broken"].failure == "accept: ValueError: not this one"
     assert [1, 3] in seen
     assert [0, 1, 2, 3] in seen
-
-
-def test_who_fails_in_observe_is_not_asked_again_for_those_sequences() -> None:
-    calls: list[object] = []
-
-    def fail(decoded: object) -> None:
-        calls.append(decoded)
-        raise ValueError("too dark")
-
-    blind = Broken(observe=fail)
-    sampling = SamplingParams(ignore_eos=True)
-    requests = [replace(r, sampling=sampling, max_tokens=40) for r in make_requests(4)]
-    check(Model(), requests, play(make_scheduler(Model(), [blind]), requests))
-    # when they are not known yet, and when they have begun
-    assert len(calls) <= 2 * len(requests)
-
-
-def test_the_logits_that_are_shown_cannot_be_changed() -> None:
-    class Keeping(Model):
-        def wait(self) -> Logits:
-            self.last = super().wait()
-            return self.last
-
-    engine, requests = Keeping(), make_requests(4)
-    scheduler = make_scheduler(engine, [Broken(observe=lambda decoded: decoded.logits.fill(0.0))])
-    check(engine, requests, play(scheduler, requests))
-    assert "read-only" in scheduler.drafting.speculators["broken"].failure
-    assert engine.last.flags.writeable
 
 
 def test_authors_are_told_of_every_failure() -> None:

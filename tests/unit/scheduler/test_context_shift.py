@@ -68,7 +68,9 @@ def long_requests(temperature: float) -> list[Request]:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    "chain", [(), ("draft-model",), ("suffix", "draft-model"), ("ngram-mod", "recycling")], ids=str
+    "chain",
+    [(), ("draft-model",), ("suffix", "draft-model"), ("ngram-mod", "ngram-cache")],
+    ids=str,
 )
 def test_a_shifted_text_is_identical_with_and_without_drafts(
     chain: Sequence[str], temperature: float

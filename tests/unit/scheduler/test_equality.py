@@ -31,10 +31,9 @@ CHAINS = (
     ("draft-model",),
     ("ngram-simple",),
     ("suffix",),
-    ("recycling",),
     ("suffix", "draft-model"),
     ("draft-model", "ngram-simple"),
-    ("ngram-mod", "recycling", "ngram-cache", "draft-model"),
+    ("ngram-mod", "ngram-cache", "draft-model"),
 )
 ORDERS = (2, None)  # text that repeats itself; text in which every cached token counts
 TEMPERATURES = (0.0, 0.8, 1.5)

@@ -175,7 +175,7 @@ def test_without_a_reader_no_states_are_asked_for_and_the_engine_is_used_itself(
 
     engine = Silent()
     requests = make_requests(4)
-    scheduler = make_scheduler(engine, make_speculators(["suffix", "recycling"], Model))
+    scheduler = make_scheduler(engine, make_speculators(["suffix", "ngram-cache"], Model))
     check(engine, requests, run(scheduler, requests))
     assert not isinstance(scheduler.engine, ObservedEngine)
 

@@ -20,7 +20,7 @@ from tests.harness import (
 from headstart.config import SpeculationConfig
 from headstart.types.request import StepTokens, TokenEvent, VerifiedDraft
 
-CHAIN = ("suffix", "recycling", "draft-model")
+CHAIN = ("suffix", "ngram-cache", "draft-model")
 
 
 def steps_of(spec: SpeculationConfig, wants_provenance: bool) -> dict[str, list[TokenEvent]]:

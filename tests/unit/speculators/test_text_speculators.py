@@ -20,7 +20,6 @@ from headstart.speculators.ngram_map import (
 )
 from headstart.speculators.ngram_mod import NgramModSpeculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
-from headstart.speculators.recycling import RecyclingSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures.prefix import common_prefix_length
 from headstart.testing import ByteVocab, FakeEngine
@@ -244,7 +243,6 @@ def test_ngram_mod_drops_drafts_shorter_than_n_min() -> None:
         lambda: NgramCacheSpeculator.Options(n_max=0),
         lambda: SuffixSpeculator.Options(factor=0.0),
         lambda: SuffixSpeculator.Options(file="corpus", corpus_tokens=0),
-        lambda: RecyclingSpeculator.Options(width=0),
     ],
 )
 def test_impossible_options_are_refused(bad: Callable[[], object]) -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from headstart.scheduler.scheduler import Scheduler
     from headstart.types.request import Request
 
-TEXT_SPECULATORS = "suffix,ngram-simple,ngram-mod,recycling"
+TEXT_SPECULATORS = "suffix,ngram-simple,ngram-mod,ngram-cache"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

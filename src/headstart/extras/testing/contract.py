@@ -24,7 +24,7 @@ from headstart.extras.testing.fakes import FakeEngine, LetterVocab
 from headstart.extras.testing.lossless import assert_lossless
 from headstart.scheduler.sequence import OwnedTokens
 from headstart.speculators.base import Speculator
-from headstart.types import Capability, Decoded, DecodedStates, Draft, DraftRequest
+from headstart.types import DecodedStates, Draft, DraftRequest
 
 Make = Callable[[], Speculator]
 Plain = list[tuple[list[int], list[float]]]
@@ -57,7 +57,6 @@ def it_describes_itself(make: Make) -> None:
         f"the name is {name!r} but must be small letters without spaces",
     )
     _require(bool(kind.__doc__), f"{kind.__name__} has no docstring")
-    _require(kind.needs <= set(Capability), f"needs is {kind.needs} but holds Capability only")
     if kind.Options is not None:
         _require(kind.Options() == kind.Options(), "Options() must be equal to Options()")
     details = speculator.describe()
@@ -96,8 +95,6 @@ def it_drafts_where_the_text_repeats(make: Make) -> None:
     for token in list(history):
         (draft,) = speculator.propose([DraftRequest(0, history, 4)])
         num_drafted += len(draft.tokens)
-        if Capability.LOGITS in speculator.needs:
-            speculator.observe(_decoded(0, len(history) - 1, [history[-1]]))
         _show_states(speculator, 0, len(history) - 1, history)
         history.grow([token])
         speculator.accept(0, (token,), 0)
@@ -132,7 +129,7 @@ def it_keeps_nothing_it_was_lent(make: Make) -> None:
 def it_keeps_namespaces_apart(make: Make) -> None:
     """What one tenant wrote is in no draft of another's."""
     speculator = make()
-    if speculator.is_model or speculator.needs:
+    if speculator.is_model or speculator.needs_states:
         return  # a model may draft any token
     common, secret = [*range(1, 17)], [*range(20, 26)]
     texts = {"one": [*common, *secret] * 4, "two": [18, *common]}
@@ -257,8 +254,6 @@ def _play(
         request = DraftRequest(seq_id, history, max_tokens)
         (draft,) = speculator.propose([request])
         drafts.append(_checked(draft, request))
-        if Capability.LOGITS in speculator.needs:
-            speculator.observe(_decoded(seq_id, len(history) - 1, [history[-1], *draft.tokens]))
         verified = [history[-1], *emitted[:-1]]
         _show_states(speculator, seq_id, len(history) - 1, [*history[:-1], *verified])
         history.grow(emitted)
@@ -293,22 +288,11 @@ def _checked(draft: Draft, request: DraftRequest) -> tuple[list[int], list[float
     return tokens, scores
 
 
-def _decoded(seq_id: int, position: int, tokens: Sequence[int]) -> Decoded:
-    """What the target says of these tokens."""
-    engine = FakeEngine(LetterVocab.size, 1)
-    logits = np.stack([engine.logits_after([token]) for token in tokens])
-    logits.flags.writeable = False
-    positions = np.arange(position, position + len(tokens), dtype=np.int32)
-    return Decoded(
-        np.full(len(tokens), seq_id, np.int32), positions, np.array(tokens, np.int32), logits
-    )
-
-
 def _show_states(
     speculator: Speculator, seq_id: int, num_known: int, tokens: Sequence[int]
 ) -> None:
     """The target's cache holds these tokens now, the first `num_known` of them since before."""
-    if Capability.HIDDEN_STATES not in speculator.needs:
+    if not speculator.needs_states:
         return
     if not num_known:
         speculator.truncate(seq_id, 0)
