@@ -5,8 +5,8 @@ in the way of the event loop or the end of the server.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
-import sys
 import threading
 import time
 
@@ -19,14 +19,16 @@ from headstart.server.infill import infill_prompt
 from headstart.server.model import ServedModel
 from headstart.server.schemas import InfillBody
 from headstart.server.threads import Threads
-from headstart.structures.interruption import progress, watched
+from headstart.structures.interruption import progress, time_limit, watched
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
-from headstart.text.time_limit import TimeLimitError, run_within
 from headstart.types import FimTokens
 from headstart.types.errors import CapacityError, ModelError, QuotaError
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+CALLS_ITSELF = (
+    "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}"
+)
 FOR_LONG_CHATS = "{{ messages[0].content }}{% if messages | length > 9 %}" + ENDLESS + "{% endif %}"
 
 
@@ -166,10 +168,11 @@ async def test_too_many_jobs_are_refused_and_abandoned_ones_not_begun():
     threads.close()
 
 
-def test_a_template_that_loops_stops_the_start_with_a_message(monkeypatch):
+@pytest.mark.parametrize("source", [ENDLESS, CALLS_ITSELF])
+def test_a_template_that_does_not_end_stops_the_start_with_a_message(monkeypatch, source):
     monkeypatch.setattr("headstart.text.chat_template.PROBE_SECONDS", 0.5)
     with pytest.raises(ModelError, match=r"does not come to an end.*--chat-template-file"):
-        ChatTemplate(ENDLESS)
+        ChatTemplate(source)
 
 
 def test_a_template_that_loops_for_some_messages_is_that_request_s_error(monkeypatch):
@@ -193,18 +196,14 @@ def test_one_operator_of_a_template_does_not_take_all_memory(source):
     assert time.process_time() - started < 5
 
 
-def test_a_time_limit_ends_loops_and_leaves_the_thread_usable():
-    def endless() -> None:
-        while True:
-            pass
-
-    for _ in range(3):
-        with pytest.raises(TimeLimitError):
-            run_within(0.2, endless)
-        assert run_within(0.2, lambda: sum(range(1000))) == 499500
-    assert run_within(5, lambda: run_within(0.0, lambda: 7)) == 7  # the outer one holds
-    if sys.platform == "linux":  # what counts is processor time: others may have the machine
-        run_within(0.1, lambda: time.sleep(0.5))
+def test_a_time_limit_counts_what_its_own_thread_computes():
+    with time_limit(0.1, KeyError()):
+        time.sleep(0.3)  # others may have the machine
+        progress(0)
+        with time_limit(5, ValueError()), pytest.raises(KeyError):  # noqa: PT012
+            for part in itertools.count():
+                progress(part)
+    progress(0)
 
 
 def test_whoever_watches_may_stop_the_work():

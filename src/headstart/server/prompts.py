@@ -12,7 +12,7 @@ from headstart.server.images import MARKER, Images, place, prompt_images
 from headstart.server.limits import MAX_PROMPTS, check_length, is_id
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
-from headstart.text.time_limit import TimeLimitError, run_within
+from headstart.structures.interruption import time_limit
 from headstart.types import Vocab
 from headstart.types.errors import ContextLengthError, RequestError
 from headstart.types.media import MediaChunk, MediaPart
@@ -156,13 +156,9 @@ def render_messages(body: ChatBody, model: ServedModel) -> RenderedChat:
     Raises:
         HeadstartError: the messages cannot be rendered, or the template takes too long.
     """
-    try:
-        return run_within(
-            TEMPLATE_SECONDS,
-            lambda: render_chat(body, model.template, model.chat, adds_bos=model.vocab.add_bos),
-        )
-    except TimeLimitError as error:
-        raise RequestError(
-            f"the chat template took longer than {TEMPLATE_SECONDS:g} s for these messages; send "
-            "less, or start with another --chat-template-file"
-        ) from error
+    late = RequestError(
+        f"the chat template took longer than {TEMPLATE_SECONDS:g} s for these messages; send less, "
+        "or start with another --chat-template-file"
+    )
+    with time_limit(TEMPLATE_SECONDS, late):
+        return render_chat(body, model.template, model.chat, adds_bos=model.vocab.add_bos)

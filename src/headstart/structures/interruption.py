@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -31,3 +32,19 @@ def progress(amount: int) -> None:
     """
     for watch in getattr(_local, "watches", ()):
         watch(amount)
+
+
+@contextmanager
+def time_limit(seconds: float, error: Exception) -> Iterator[None]:
+    """Have `progress` raise this once the block has taken so much of its thread's processor time.
+
+    On a busy machine all code is late, so the clock's time does not count.
+    """
+    end = time.thread_time() + seconds
+
+    def watch(_: int) -> None:
+        if time.thread_time() > end:
+            raise error
+
+    with watched(watch):
+        yield

@@ -12,20 +12,20 @@ from __future__ import annotations
 import copy
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import meta
+from jinja2 import meta, nodes
 from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import Node
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import SandboxedEnvironment
 
 from headstart.config import ServerConfig
+from headstart.structures.interruption import progress, time_limit
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.capabilities import (
@@ -43,8 +43,12 @@ from headstart.text.quirks import (
     sort_results,
 )
 from headstart.text.thinking import Thinking, find_thinking
-from headstart.text.time_limit import TimeLimitError, run_within
-from headstart.types.errors import ConfigError, InvalidParameterError, ModelError
+from headstart.types.errors import (
+    ConfigError,
+    HeadstartError,
+    InvalidParameterError,
+    ModelError,
+)
 
 CHATML = BUILT_IN_TEMPLATES["chatml"]
 PROBE_SECONDS = 10.0  # for all probes of a template
@@ -100,19 +104,15 @@ class ChatTemplate:
         self._adapt = find_quirk(self.source)
         self.reads_schema = self._adapt is sort_results  # DeepSeek V4, as `response_format`
         self.thinking: Thinking | None = None
-        try:
-            run_within(PROBE_SECONDS, self._compile_and_probe)
-        except TimeLimitError as error:
-            raise ModelError(
-                f"the chat template does not come to an end within {PROBE_SECONDS:g} s for a few "
-                "words; name another with --chat-template-file"
-            ) from error
-
-    def _compile_and_probe(self) -> None:
-        self._compile()
-        self.capabilities: Capabilities = find_capabilities(self._probe, self._variables)
-        self.thinking = find_thinking(self.source, self._probe_thinking)
-        self.shows_messages = self._shows_messages()
+        late = ModelError(
+            f"the chat template does not come to an end within {PROBE_SECONDS:g} s for a few "
+            "words; name another with --chat-template-file"
+        )
+        with time_limit(PROBE_SECONDS, late):
+            self._compile()
+            self.capabilities: Capabilities = find_capabilities(self._probe, self._variables)
+            self.thinking = find_thinking(self.source, self._probe_thinking)
+            self.shows_messages = self._shows_messages()
 
     def _compile(self) -> None:
         environment = chat_environment(self._now)
@@ -120,6 +120,9 @@ class ChatTemplate:
         try:
             tree = environment.parse(patch_source(self.source))
             self._variables = frozenset(meta.find_undeclared_variables(tree))
+            for loop in list(tree.find_all(nodes.For)):
+                loop.iter = nodes.Filter(loop.iter, "watched", [], [], None, None)
+                loop.iter.set_lineno(loop.lineno).set_environment(environment)
             self._template = environment.from_string(tree)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(
@@ -159,6 +162,8 @@ class ChatTemplate:
             variables["add_generation_prompt"] = True
         try:
             text = self._template.render(variables)
+        except HeadstartError:  # it takes too long
+            raise
         # untrusted code may raise anything
         except Exception as error:
             raise InvalidParameterError(
@@ -224,6 +229,8 @@ class ChatTemplate:
         constants = {"bos_token": "", "eos_token": "", "add_generation_prompt": True}
         try:
             return self._template.render({"tools": [], **constants, **variables})
+        except HeadstartError:  # it takes too long
+            raise
         except Exception:  # untrusted code; a refusal is a result
             return None
 
@@ -261,15 +268,22 @@ class _Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012  (jinja2's own declaration)
 
-    def parse(self, parser: Parser) -> Node | list[Node]:
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         parser.stream.skip(1)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
 class _ChatEnvironment(SandboxedEnvironment):
-    """Allows adding none, undefined values and numbers to strings."""
+    """Allows adding none, undefined values and numbers to strings.
+
+    Calls, and each turn of a loop, report `progress`, which ends what takes too long.
+    """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        progress(0)
+        return super().call(context, function, *args, **kwargs)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator != "+":
@@ -277,6 +291,12 @@ class _ChatEnvironment(SandboxedEnvironment):
         elif isinstance(left, str) != isinstance(right, str):
             left, right = (_addend(side) for side in (left, right))
         return super().call_binop(context, operator, left, right)
+
+
+def _watched(values: Iterable[Any]) -> Iterator[Any]:
+    for value in values:
+        progress(0)
+        yield value
 
 
 def _check_operands(operator: str, left: Any, right: Any) -> None:
@@ -315,6 +335,7 @@ def chat_environment(now: Callable[[], datetime]) -> SandboxedEnvironment:
         trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
+    environment.filters["watched"] = _watched
     environment.filters["safe"] = str  # jinja2's Markup escapes what is appended
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
