@@ -12,12 +12,12 @@ from typing import ClassVar
 from weakref import WeakSet
 
 import pytest
+from headstart.app.cli.corpus import COMMAND
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.unit.speculators.text_support import propose
 
 from headstart.app import assemble
-from headstart.app.cli.corpus import COMMAND
 from headstart.app.cli.settings import all_settings
 from headstart.speculators.suffix import SuffixSpeculator, _partings, _weigh, _winner
 from headstart.structures import corpus

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ import pytest
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures import corpus as corpus_module
 from headstart.structures.corpus import SIZES, SuffixCorpus
-from headstart.structures.corpus_files import MAX_FILE_BYTES, AddReport, add_files
 from headstart.structures.suffix_index import SuffixIndex, _Chains
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
@@ -192,67 +190,6 @@ def test_kill_9_while_writing_loses_nothing_that_was_added(tmp_path: Path) -> No
         text = [turn % 251, turn // 251 % 251] + [(turn + i) % 256 for i in range(100)]
         assert not corpus.add(text), f"text {turn} of {last} was lost"
     corpus.close()
-
-
-def test_files_of_a_project_are_added_without_binaries_and_huge_ones(tmp_path: Path) -> None:
-    (tmp_path / "src").mkdir()
-    (tmp_path / "src" / "a.py").write_text("def alpha(): pass\n")
-    (tmp_path / "src" / "copy.py").write_text("def alpha(): pass\n")
-    (tmp_path / "logo.png").write_bytes(b"\x89PNG\xff\xfe")
-    (tmp_path / "zeros.bin").write_bytes(bytes(10))
-    (tmp_path / "huge.txt").write_bytes(b"x" * (MAX_FILE_BYTES + 1))
-    (tmp_path / ".git").mkdir()
-    (tmp_path / ".git" / "config").write_text("secret")
-    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    (tmp_path / ".env").write_text("secret")
-    corpus = SuffixCorpus()
-    (tmp_path / "nothing").touch()
-    report = add_files(corpus, list, [tmp_path])
-    assert report == AddReport(
-        num_added=1,
-        num_known=1,
-        num_empty=1,
-        num_binary=2,
-        num_huge=1,
-        num_unreadable=1,
-        num_tokens=18,
-        unread=(tmp_path / "gone", tmp_path / "huge.txt"),
-    )
-    assert look_up(corpus, list(b"def alph")) == [ord("a")]
-    assert look_up(corpus, list(b"secre")) == []
-
-
-def test_a_hidden_file_is_added_when_it_is_named(tmp_path: Path) -> None:
-    (tmp_path / ".clang-format").write_text("IndentWidth: 4")
-    corpus = SuffixCorpus()
-    assert add_files(corpus, list, [tmp_path / ".clang-format"]).num_added == 1
-    assert look_up(corpus, list(b"IndentWidt"), "anyone") == [ord("h")]
-
-
-def test_nothing_is_added_when_a_path_is_wrong(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text("def alpha(): pass\n")
-    corpus = SuffixCorpus()
-    with pytest.raises(
-        ConfigError, match="absent is neither a file nor a folder, nothing was added"
-    ):
-        add_files(corpus, list, [tmp_path / "a.py", tmp_path / "absent"])
-    assert len(corpus) == 0
-
-
-def test_a_folder_that_cannot_be_read_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "closed").mkdir()
-    real_scandir = os.scandir
-
-    def scandir(path: str) -> object:
-        if str(path).endswith("closed"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return real_scandir(path)
-
-    monkeypatch.setattr(os, "scandir", scandir)
-    report = add_files(SuffixCorpus(), list, [tmp_path])
-    assert report == AddReport(num_unreadable=1, unread=(tmp_path / "closed",))
 
 
 def test_a_file_kept_for_a_far_larger_corpus_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -29,7 +29,6 @@ COMMANDS = {
     "rpc-worker": "compute part of a model for a server on another machine",
     "rpc-build": "build what --rpc needs where libllama came without it",
     "cache": "list or remove the prompts on this disk",
-    "corpus": "add texts that drafts may be copied from",
     "distill": "tune a draft model on recorded texts, where that pays",
 }
 

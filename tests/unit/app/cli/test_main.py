@@ -63,14 +63,6 @@ def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixtu
     assert f"Usage: headstart {command}" in capsys.readouterr().out
 
 
-def test_the_help_of_corpus_begins_with_a_line_that_works(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert main(["corpus", "--help"]) == 0
-    usage = capsys.readouterr().out.splitlines()[0]
-    assert usage == "Usage: headstart corpus add PATH... --spec-corpus FILE [flags]"
-
-
 def test_version_names_ours_and_libllamas(
     assemble: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
