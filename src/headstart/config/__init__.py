@@ -8,6 +8,7 @@ from headstart.config.engine import (
     DraftEngineConfig,
     EmbeddingConfig,
     EngineConfig,
+    ImageConfig,
     rpc_endpoints,
 )
 from headstart.config.fields import (
@@ -19,19 +20,15 @@ from headstart.config.fields import (
     option,
     option_of,
 )
-from headstart.config.images import ImageConfig
 from headstart.config.logs import LogConfig
-from headstart.config.recording import RecordingConfig
-from headstart.config.router import RouterConfig
+from headstart.config.server import RecordingConfig, RouterConfig, ServerConfig, ToolsConfig
 from headstart.config.settings import (
     SPECULATOR_ALIASES,
     Config,
     ModelConfig,
     SchedulerConfig,
-    ServerConfig,
     SpeculationConfig,
 )
-from headstart.config.tools import ToolsConfig
 
 __all__ = [
     "CACHE_TYPES",

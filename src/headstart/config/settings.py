@@ -17,13 +17,11 @@ from headstart.config.engine import (
     DraftEngineConfig,
     EmbeddingConfig,
     EngineConfig,
+    ImageConfig,
 )
 from headstart.config.fields import check_ranges, option
-from headstart.config.images import ImageConfig
 from headstart.config.logs import LogConfig
-from headstart.config.recording import RecordingConfig
-from headstart.config.router import RouterConfig
-from headstart.config.tools import ToolsConfig
+from headstart.config.server import RecordingConfig, RouterConfig, ServerConfig, ToolsConfig
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError
 
@@ -222,133 +220,6 @@ class SpeculationConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """The HTTP side."""
-
-    host: str = option(
-        "127.0.0.1",
-        "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
-        for_router=True,
-    )
-    port: int = option(
-        8080, "port to listen on; 0 picks a free one", least=0, most=65535, for_router=True
-    )
-    reuse_port: bool = option(False, "let other processes listen on the same port", for_router=True)
-    api_prefix: str = option("", "prefix of all paths, for instance /llm", for_router=True)
-    ssl_key_file: str | None = option(
-        None, "file with the private key for HTTPS, in PEM format", for_router=True
-    )
-    ssl_cert_file: str | None = option(
-        None, "file with the certificate for HTTPS, in PEM format", for_router=True
-    )
-    api_key: str | None = option(
-        None,
-        "key that clients must send; several separated by commas",
-        is_secret=True,
-        for_router=True,
-    )
-    api_key_file: str | None = option(
-        None, "file with one key per line; lines that start with # are comments", for_router=True
-    )
-    allowed_hosts: str | None = option(
-        None,
-        "without an API key: host names, separated by commas, that requests may name besides "
-        "localhost, IP addresses, names without a dot and this machine's name; * for any",
-        for_router=True,
-    )
-    cors_origins: str | None = option(
-        None,
-        "origins, separated by commas, whose web pages may use the server; localhost for pages "
-        "from this machine, * for any. Default: any with an API key, else only the server's own "
-        "page; localhost with a key and --tools or MCP servers",
-        for_router=True,
-    )
-    cors_methods: str = option(
-        "GET, POST, DELETE, OPTIONS",
-        "methods that pages from --cors-origins may use",
-        for_router=True,
-    )
-    cors_headers: str = option(
-        "*",
-        "request headers that these pages may send, separated by commas; * for all",
-        for_router=True,
-    )
-    cors_credentials: bool = option(
-        True,
-        "let these pages send credentials; without it, answers to any page (*) name no origin",
-        for_router=True,
-    )
-    max_connections: int = option(
-        1000,
-        "open connections; beyond that the longest idle one is closed, or new ones get 503",
-        least=1,
-    )
-    chat_template: str | None = option(
-        None,
-        "chat template to use instead of the model's: Jinja text, or llama-server's name of one",
-    )
-    chat_template_file: str | None = option(None, "file with a Jinja chat template")
-    sse_ping_interval: int = option(
-        30, "seconds between comments in a silent stream; 0 or -1: none", least=-1
-    )
-    max_body_mb: int = option(
-        4, "largest accepted request body in MiB; with --mmproj at least 64", least=1
-    )
-    timeout: int = option(
-        3600,
-        "seconds after which an idle connection is closed; at most 30 for the head of a request "
-        "and 60 for the next piece of its body or for a client that does not read",
-        least=1,
-    )
-    sleep_idle_seconds: int = option(
-        -1,
-        "seconds without a request after which the model is unloaded until the next one; -1: never",
-        least=-1,
-    )
-    page: bool = option(True, "serve the page at /", "--webui", for_router=True)
-    path: str | None = option(None, "folder with another page to serve at /", for_router=True)
-    slots: bool = option(True, "serve /slots")
-    slot_save_path: str | None = option(
-        None, "folder for POST /slots/{id}?action=save and restore, which need it"
-    )
-    image_urls: bool = option(
-        False, "fetch images that requests name by http or https URLs of public addresses"
-    )
-    media_path: str | None = option(None, "folder of images that requests may name, as file://name")
-    metrics: bool = option(True, "serve /metrics")
-    props: bool = option(False, "accept POST /props")
-    tenant_header: str | None = option(
-        None,
-        "header in which a proxy with the API key names the tenant of a request; tenants are "
-        "kept apart as API keys are. Default: each key is a tenant",
-        for_router=True,
-    )
-    tenant_slot_files: int = option(
-        1000,
-        "files that one tenant may have in --slot-save-path; new ones then get 429",
-        least=0,
-    )
-    tenant_slot_files_mb: int = option(
-        102_400,
-        "MiB of one tenant's files in --slot-save-path from which on saves get 429",
-        least=0,
-    )
-    log_level: str = option(
-        "info", "how much to log", choices=("debug", "info", "warning", "error")
-    )
-    verbose: bool = option(False, "same as --log-level debug")
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
-            raise ConfigError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
-        if self.api_prefix and not self.api_prefix.startswith("/"):
-            raise ConfigError(
-                f"--api-prefix is {self.api_prefix!r} but must start with a slash, as /llm"
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
     """The whole configuration; each component gets only the part that it needs."""
 
@@ -362,7 +233,7 @@ class Config:
     embedding: EmbeddingConfig = field(default_factory=EmbeddingConfig)
     images: ImageConfig = field(default_factory=ImageConfig)
     log: LogConfig = field(default_factory=LogConfig)
-    server: ServerConfig = ServerConfig()
+    server: ServerConfig = field(default_factory=ServerConfig)
     router: RouterConfig = field(default_factory=RouterConfig)
     tools: ToolsConfig = field(default_factory=ToolsConfig)
     recording: RecordingConfig = field(default_factory=RecordingConfig)

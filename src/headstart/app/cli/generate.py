@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
 from headstart.app.demo import PROMPT
-from headstart.config import SpeculationConfig, option
+from headstart.config import option
 from headstart.structures.progress import Progress
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, EngineError
@@ -51,7 +51,7 @@ class GenerateOptions:
     color: bool | None = option(
         None, "colour draft tokens that were accepted; default: on a terminal"
     )
-    verbose: bool = option(False, "show the log, and all counts of drafts")
+    verbose: bool = option(False, "show the log")
 
 
 def run(resolved: Resolved, words: list[str]) -> int:
@@ -81,9 +81,6 @@ def run(resolved: Resolved, words: list[str]) -> int:
         if stats.drafts.num_accepted and stats.generation_seconds < LONGEST_REPEATED:
             plain = _seconds_without_drafts(scheduler, request)
         console.print(closing(finish, plain), highlight=False, soft_wrap=True)
-        if options.verbose:
-            most = most_drafted(config.speculation)
-            console.print(counts(finish, most, request.sampling.seed), soft_wrap=True)
     finally:
         scheduler.drafting.close()
     return 0
@@ -179,52 +176,11 @@ def closing(finish: FinishEvent, plain_seconds: float | None) -> str:
     time = f"{seconds:.2f} s, {speed} tokens/s"
     if plain_seconds and seconds:
         time += f"; without drafts {plain_seconds:.2f} s ({plain_seconds / seconds:.1f} x as long)"
-    reasons = stats.drafts.reasons
-    without = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
+    without = ", ".join(f"{n} {reason}" for reason, n in stats.drafts.reasons.most_common())
     steps = f"{stats.num_steps} steps for {num_tokens} tokens"
     steps += f"; without a draft: {without}" if without else "; each after the first had a draft"
     ended = "\nstopped at --predict" if finish.reason == "length" else ""
     return f"{time}\n{steps}{ended}"
-
-
-def most_drafted(config: SpeculationConfig) -> int | None:
-    """Most draft tokens a step; None where control chooses."""
-    if config.mode is DraftMode.OFF or config.spec_type == "none":
-        return 0
-    return config.draft_max if config.mode is DraftMode.AUTO else config.longest_draft(config.mode)
-
-
-def counts(finish: FinishEvent, draft_max: int | None, seed: int) -> str:
-    """The counts that llama.cpp's speculative example ends with; without `draft_max` control chose
-    the lengths.
-    """
-    stats = finish.stats
-    num_encoded = stats.num_prompt - stats.num_cached
-    accept = (
-        f"{100 * stats.drafts.num_accepted / stats.drafts.num_drafted:.3f}%"
-        if stats.drafts.num_drafted
-        else "-"
-    )
-    lines = [
-        "",
-        _speed("encoded", num_encoded, stats.prompt_seconds),
-        _speed("decoded", stats.num_emitted, stats.generation_seconds),
-        "",
-        f"n_draft   = {'auto' if draft_max is None else draft_max}",
-        f"n_predict = {stats.num_emitted}",
-        f"n_drafted = {stats.drafts.num_drafted}",
-        f"n_accept  = {stats.drafts.num_accepted}",
-        f"accept    = {accept}",
-        f"length    = {stats.acceptance_length:.2f} tokens a step",
-        f"seed      = {seed}",
-        f"stopped   : {finish.reason}",
-    ]
-    return "\n".join(lines)
-
-
-def _speed(verb: str, count: int, seconds: float) -> str:
-    speed = count / seconds if seconds else 0.0
-    return f"{verb} {count:4d} tokens in {seconds:8.3f} seconds, speed: {speed:8.3f} t/s"
 
 
 def _style(source: str, seen: Mapping[str, int]) -> str:

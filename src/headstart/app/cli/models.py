@@ -135,7 +135,6 @@ def _make(
         loads_on_startup=_is_true(given.get("load-on-startup", "")),
         stop_seconds=_seconds(given, "stop-timeout", name) or DEFAULT_STOP_SECONDS,
         idle_seconds=_seconds(given, "ttl", name),
-        group=given.get("group", ""),
     )
 
 

@@ -18,8 +18,8 @@ from headstart.config import TRUE_WORDS
 from headstart.types.errors import ConfigError
 
 EVERY_MODEL = "*"
-# of the router alone; the last two are ours, not llama-server's
-ROUTER_KEYS = ("load-on-startup", "stop-timeout", "dedup-cache-models", "ttl", "group")
+# of the router alone; ttl is ours, not llama-server's
+ROUTER_KEYS = ("load-on-startup", "stop-timeout", "dedup-cache-models", "ttl")
 
 
 def read_preset(file: Path, settings: Sequence[Setting]) -> dict[str, str]:

@@ -113,7 +113,7 @@ def shared_prices(all_learned: Sequence[Learned]) -> list[Prices]:
 
 
 BLOCK_BYTES = 128  # some 32 tokens
-MAX_BYTES = 2**25  # of text that a replica is at first, and at most, believed to keep
+MAX_BYTES = 2**25  # of text that a replica is believed to keep
 
 
 def block_hashes(text: bytes, known: Sequence[int] = ()) -> list[int]:
@@ -156,18 +156,6 @@ class Prefixes:
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
-        self._shrink()
-
-    def judge(self, num_expected: float, num_cached: float) -> None:
-        """Trust a replica with more text or less, after it was asked for some of it.
-
-        Args:
-            num_expected, num_cached: tokens that it was believed to have cached, and had.
-        """
-        if num_cached < num_expected / 2:
-            self.capacity_bytes = max(2**16, 0.7 * self.capacity_bytes)
-        else:
-            self.capacity_bytes = min(MAX_BYTES, 1.05 * self.capacity_bytes)
         self._shrink()
 
     def clear(self) -> None:

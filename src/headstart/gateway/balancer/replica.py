@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.gateway.balancer.conversation import Asked
-from headstart.gateway.balancer.learned import MIN_READ, Learned, Prefixes, Timings
+from headstart.gateway.balancer.learned import Learned, Prefixes, Timings
 from headstart.gateway.balancer.policy import Load
 
 
@@ -75,9 +75,6 @@ class Replica:
         self.prefixes.add(blocks)
         if timings is None or not flight.asked.text:
             return
-        expected = flight.num_known_bytes * self.learned.tokens_per_byte.value
-        if expected >= MIN_READ:
-            self.prefixes.judge(expected, timings.cache_n)
         num_bytes = len(flight.asked.text)
         self.learned.add(timings, num_bytes, flight.num_beside, len(self.flights))
 

@@ -40,10 +40,6 @@ class PooledModel:
         return self.preset.name
 
     @property
-    def group(self) -> str:
-        return self.preset.group
-
-    @property
     def is_running(self) -> bool:
         return self.status != UNLOADED
 
@@ -76,7 +72,7 @@ class LoadLimits:
         """Whether it can be loaded beside the others."""
         if self.max_models and len(others) >= self.max_models:
             return False
-        return all(may_stay(model, other) for other in others) and all(
+        return all(
             needed + sum(one.held.get(device, 0) for one in others) <= self.budget[device]
             for device, needed in model.needs.items()
             if device in self.budget
@@ -100,11 +96,6 @@ class LoadLimits:
                 staying.append(one)
                 chosen.remove(one)
         return chosen
-
-
-def may_stay(one: PooledModel, other: PooledModel) -> bool:
-    """Whether two models may be loaded at the same time: not if they are of different groups."""
-    return not one.group or not other.group or one.group == other.group
 
 
 def parse_memory(text: str | None, flag: str = "--models-memory") -> dict[str, int]:

@@ -32,7 +32,6 @@ class ModelPreset:
     loads_on_startup: bool = False
     stop_seconds: float = DEFAULT_STOP_SECONDS  # from being told to end until it is killed
     idle_seconds: float | None = None  # after which it is unloaded
-    group: str = ""  # it is not loaded beside models of another group
     # not listed, but answers to its name; needs no other process, so no other preset
     is_hidden: bool = field(default=False, compare=False)
 

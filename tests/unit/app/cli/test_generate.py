@@ -9,8 +9,7 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from headstart.app.cli.generate import closing, counts, most_drafted, show
-from headstart.config import SpeculationConfig
+from headstart.app.cli.generate import closing, show
 from headstart.types.errors import EngineError
 from headstart.types.request import (
     ErrorEvent,
@@ -107,43 +106,3 @@ def test_events_that_just_end_are_an_error() -> None:
 
     with pytest.raises(EngineError, match="without saying why"):
         shown(*nothing(), color=False)
-
-
-def test_the_counts_are_of_what_was_decoded_not_what_was_cached() -> None:
-    text = counts(FinishEvent("r", "length", STATS), draft_max=16, seed=5)
-    assert "encoded    8 tokens in    0.500 seconds, speed:   16.000 t/s" in text
-    assert "decoded    6 tokens in    2.000 seconds, speed:    3.000 t/s" in text
-    values = dict(line.split(" = ") for line in text.splitlines() if " = " in line)
-    assert {key.strip(): value for key, value in values.items()} == {
-        "n_draft": "16",
-        "n_predict": "6",
-        "n_drafted": "8",
-        "n_accept": "3",
-        "accept": "37.500%",
-        "length": "2.00 tokens a step",
-        "seed": "5",
-    }
-
-
-@pytest.mark.parametrize(
-    ("config", "shown"),
-    [
-        (SpeculationConfig(), "auto"),
-        (SpeculationConfig(draft_max=8), "8"),
-        (SpeculationConfig(spec="fixed"), "16"),
-        (SpeculationConfig(spec="fixed", draft_max=8), "8"),
-        (SpeculationConfig(spec="off", draft_max=8), "0"),
-        (SpeculationConfig(spec_type="none"), "0"),
-    ],
-    ids=str,
-)
-def test_the_summary_says_auto_only_where_control_chooses(
-    config: SpeculationConfig, shown: str
-) -> None:
-    text = counts(FinishEvent("r", "length", STATS), most_drafted(config), seed=5)
-    assert f"n_draft   = {shown}\n" in text
-
-
-def test_the_summary_of_nothing_divides_by_nothing() -> None:
-    text = counts(FinishEvent("r", "cancelled", RequestStats()), draft_max=None, seed=0)
-    assert "accept    = -" in text

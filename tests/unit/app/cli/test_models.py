@@ -122,12 +122,12 @@ def test_keys_are_flags_short_forms_or_names_of_the_environment(tmp_path, enviro
 def test_what_only_the_router_reads_is_no_flag(tmp_path, environment) -> None:
     text = (
         "[*]\nstop-timeout = 3\nttl = 60\n[m]\nmodel = m.gguf\nload-on-startup = true\n"
-        "group = code\nalias = b, a\ntags = x\n"
+        "alias = b, a\ntags = x\n"
     )
     found = models(environment, preset(tmp_path, text))["m"]
     assert found.arguments == ("--model=m.gguf",)
     assert (found.loads_on_startup, found.stop_seconds, found.idle_seconds) == (True, 3.0, 60.0)
-    assert (found.group, found.aliases, found.tags) == ("code", ("a", "b"), ("x",))
+    assert (found.aliases, found.tags) == (("a", "b"), ("x",))
 
 
 def test_a_section_adds_to_the_model_of_its_name(tmp_path, environment) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.gateway.balancer import learned
-from headstart.gateway.balancer.learned import MAX_BYTES, Prefixes, block_hashes
+from headstart.gateway.balancer.learned import Prefixes, block_hashes
 from headstart.gateway.balancer.policy import (
     EQUAL_SECONDS,
     EQUAL_SHARE,
@@ -214,14 +214,3 @@ def test_the_beginning_of_a_text_beyond_the_capacity_is_kept():
     assert known.match(blocks) == 50
     known.clear()
     assert (known.match(blocks), known.num_bytes) == (0, 0)
-
-
-def test_a_replica_that_forgets_is_trusted_with_less_and_regains_it():
-    known = Prefixes()
-    known.add(block_hashes(bytes(100)))
-    for _ in range(10):
-        known.judge(num_expected=1000, num_cached=0)
-    assert known.capacity_bytes < MAX_BYTES / 10
-    for _ in range(100):
-        known.judge(num_expected=1000, num_cached=990)
-    assert known.capacity_bytes == MAX_BYTES

@@ -15,7 +15,6 @@ from headstart.gateway.router.pooled_model import (
     LOADED,
     LoadLimits,
     PooledModel,
-    may_stay,
     parse_memory,
 )
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
@@ -23,15 +22,13 @@ from headstart.gateway.router.serve import MIB, Estimator, read_estimate, serve
 from headstart.types.errors import ConfigError, ModelError
 
 
-def using(needs: dict[str, int], last_used: float = 0.0, group: str = "") -> PooledModel:
+def using(needs: dict[str, int], last_used: float = 0.0) -> PooledModel:
     estimate = Estimate(needs)
-    return PooledModel(
-        preset("m", group=group), status=LOADED, last_used=last_used, estimate=estimate
-    )
+    return PooledModel(preset("m"), status=LOADED, last_used=last_used, estimate=estimate)
 
 
-def on_gpu(size: int, last_used: float = 0.0, group: str = "") -> PooledModel:
-    return using({"CUDA0": size, MAIN: 1}, last_used, group)
+def on_gpu(size: int, last_used: float = 0.0) -> PooledModel:
+    return using({"CUDA0": size, MAIN: 1}, last_used)
 
 
 @pytest.mark.parametrize(
@@ -84,15 +81,6 @@ def test_a_model_that_would_not_free_enough_stays_where_a_later_one_does() -> No
 def test_nothing_is_unloaded_where_it_would_not_be_enough() -> None:
     busy, idle = on_gpu(8), on_gpu(1)
     assert LoadLimits(budget={"CUDA0": 10}).victims(on_gpu(5), [idle], [busy]) is None
-
-
-def test_models_of_different_groups_are_not_loaded_together() -> None:
-    chat, code, any_ = on_gpu(1, group="chat"), on_gpu(1, group="code"), on_gpu(1)
-    assert may_stay(chat, any_)
-    assert may_stay(any_, any_)
-    assert may_stay(chat, on_gpu(1, group="chat"))
-    assert LoadLimits().victims(code, [any_, chat], []) == [chat]
-    assert LoadLimits().victims(code, [], [chat]) is None
 
 
 SETTINGS = {"context": 4096, "gpu_layers": 20, "n_cpu_moe": 0}

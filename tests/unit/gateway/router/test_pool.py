@@ -287,9 +287,9 @@ async def test_a_reload_unloads_what_has_changed_and_forgets_what_is_gone(childr
     pool = pool_of(children, "a", "b", "c")
     for name in ("a", "b", "c"):
         await use(pool, name)
-    await pool.reload([preset("a"), preset("b", group="x"), preset("d")])
+    await pool.reload([preset("a"), preset("b", ini="x"), preset("d")])
     assert (set(pool.models), loaded(pool)) == ({"a", "b", "d"}, {"a"})
-    assert pool.models["b"].preset.group == "x"
+    assert pool.models["b"].preset.ini == "x"
 
 
 async def test_events_tell_what_happens(children) -> None:

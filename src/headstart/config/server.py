@@ -1,0 +1,229 @@
+"""The HTTP side: how clients reach the server, several models, tools, recorded texts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headstart.config.fields import check_ranges, option
+from headstart.types.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerConfig:
+    """The HTTP side."""
+
+    host: str = option(
+        "127.0.0.1",
+        "addresses to listen on, separated by commas; one that ends in .sock is a Unix socket",
+        for_router=True,
+    )
+    port: int = option(
+        8080, "port to listen on; 0 picks a free one", least=0, most=65535, for_router=True
+    )
+    reuse_port: bool = option(False, "let other processes listen on the same port", for_router=True)
+    api_prefix: str = option("", "prefix of all paths, for instance /llm", for_router=True)
+    ssl_key_file: str | None = option(
+        None, "file with the private key for HTTPS, in PEM format", for_router=True
+    )
+    ssl_cert_file: str | None = option(
+        None, "file with the certificate for HTTPS, in PEM format", for_router=True
+    )
+    api_key: str | None = option(
+        None,
+        "key that clients must send; several separated by commas",
+        is_secret=True,
+        for_router=True,
+    )
+    api_key_file: str | None = option(
+        None, "file with one key per line; lines that start with # are comments", for_router=True
+    )
+    allowed_hosts: str | None = option(
+        None,
+        "without an API key: host names, separated by commas, that requests may name besides "
+        "localhost, IP addresses, names without a dot and this machine's name; * for any",
+        for_router=True,
+    )
+    cors_origins: str | None = option(
+        None,
+        "origins, separated by commas, whose web pages may use the server; localhost for pages "
+        "from this machine, * for any. Default: any with an API key, else only the server's own "
+        "page; localhost with a key and --tools or MCP servers",
+        for_router=True,
+    )
+    cors_methods: str = option(
+        "GET, POST, DELETE, OPTIONS",
+        "methods that pages from --cors-origins may use",
+        for_router=True,
+    )
+    cors_headers: str = option(
+        "*",
+        "request headers that these pages may send, separated by commas; * for all",
+        for_router=True,
+    )
+    cors_credentials: bool = option(
+        True,
+        "let these pages send credentials; without it, answers to any page (*) name no origin",
+        for_router=True,
+    )
+    max_connections: int = option(
+        1000,
+        "open connections; beyond that the longest idle one is closed, or new ones get 503",
+        least=1,
+    )
+    chat_template: str | None = option(
+        None,
+        "chat template to use instead of the model's: Jinja text, or llama-server's name of one",
+    )
+    chat_template_file: str | None = option(None, "file with a Jinja chat template")
+    sse_ping_interval: int = option(
+        30, "seconds between comments in a silent stream; 0 or -1: none", least=-1
+    )
+    max_body_mb: int = option(
+        4, "largest accepted request body in MiB; with --mmproj at least 64", least=1
+    )
+    timeout: int = option(
+        3600,
+        "seconds after which an idle connection is closed; at most 30 for the head of a request "
+        "and 60 for the next piece of its body or for a client that does not read",
+        least=1,
+    )
+    sleep_idle_seconds: int = option(
+        -1,
+        "seconds without a request after which the model is unloaded until the next one; -1: never",
+        least=-1,
+    )
+    page: bool = option(True, "serve the page at /", "--webui", for_router=True)
+    path: str | None = option(None, "folder with another page to serve at /", for_router=True)
+    slots: bool = option(True, "serve /slots")
+    slot_save_path: str | None = option(
+        None, "folder for POST /slots/{id}?action=save and restore, which need it"
+    )
+    image_urls: bool = option(
+        False, "fetch images that requests name by http or https URLs of public addresses"
+    )
+    media_path: str | None = option(None, "folder of images that requests may name, as file://name")
+    metrics: bool = option(True, "serve /metrics")
+    props: bool = option(False, "accept POST /props")
+    tenant_header: str | None = option(
+        None,
+        "header in which a proxy with the API key names the tenant of a request; tenants are "
+        "kept apart as API keys are. Default: each key is a tenant",
+        for_router=True,
+    )
+    tenant_slot_files: int = option(
+        1000,
+        "files that one tenant may have in --slot-save-path; new ones then get 429",
+        least=0,
+    )
+    tenant_slot_files_mb: int = option(
+        102_400,
+        "MiB of one tenant's files in --slot-save-path from which on saves get 429",
+        least=0,
+    )
+    log_level: str = option(
+        "info", "how much to log", choices=("debug", "info", "warning", "error")
+    )
+    verbose: bool = option(False, "same as --log-level debug")
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if bool(self.ssl_key_file) != bool(self.ssl_cert_file):
+            raise ConfigError("HTTPS needs both --ssl-key-file and --ssl-cert-file")
+        if self.api_prefix and not self.api_prefix.startswith("/"):
+            raise ConfigError(
+                f"--api-prefix is {self.api_prefix!r} but must start with a slash, as /llm"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RouterConfig:
+    """Which models there are, and how many of them are loaded at once."""
+
+    models_dir: str | None = option(
+        None,
+        "without --model: serve every GGUF file in this folder, and every subfolder that holds "
+        "one, under its name",
+        for_router=True,
+    )
+    models_preset: str | None = option(
+        None,
+        "without --model: INI file with a section of flags per model, and [*] for all; with it: "
+        "one section, whose flags are used",
+        for_router=True,
+    )
+    models_max: int = option(
+        4,
+        "models that are loaded at the same time, if they fit; 0: any number",
+        least=0,
+        for_router=True,
+    )
+    models_autoload: bool = option(True, "load a model when a request names it", for_router=True)
+    models_memory: str | None = option(
+        None,
+        "MiB that all loaded models may take together, of main memory or by device: 16000, or "
+        "main=16000,CUDA0=22000; default: what is free when the first one is loaded, less "
+        "--fit-target",
+        for_router=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsConfig:
+    """Tools on the server's machine, for all clients that have access."""
+
+    tools: str | None = option(
+        None,
+        "built-in tools that clients may run on this machine, separated by commas, or all: "
+        "read_file, file_glob_search, grep_search, exec_shell_command, write_file, edit_file, "
+        "get_info. Anyone who reaches the server can then read and write files and run programs "
+        "as its user (docs/security.md)",
+        for_router=True,
+    )
+    tools_runtime: str | None = option(
+        None,
+        "where the built-in tools run instead of on this machine: docker:IMAGE or podman:IMAGE "
+        "for a container that is started for all calls and removed at the end, "
+        "docker-container:ID or podman-container:ID for a running one, ssh:TARGET for another "
+        "host",
+        for_router=True,
+    )
+    mcp_servers_config: str | None = option(
+        None,
+        'JSON file with MCP servers, {"mcpServers": {NAME: {"command", "args", "env", "cwd", '
+        '"timeout_ms"}}}; their tools are offered to clients as NAME_TOOL (needs '
+        "`pip install headstart[tools]`)",
+        for_router=True,
+    )
+    mcp_servers_json: str | None = option(None, "the same as text", for_router=True)
+    ui_mcp_proxy: bool = option(
+        False,
+        "forward requests of pages to any address (/cors-proxy), to reach MCP servers that do "
+        "not allow them. Anyone who reaches the server then reaches what it reaches",
+        for_router=True,
+    )
+    agent: bool = option(False, "same as --tools all --ui-mcp-proxy", for_router=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordingConfig:
+    """Which answers are written to files, and for how long they stay."""
+
+    record_texts: str | None = option(
+        None,
+        "folder in which prompts and answers are kept for headstart distill (docs/distill.md); "
+        "without API keys those of all requests but with 'store': false",
+    )
+    record_tenants: str | None = option(
+        None,
+        "with API keys: keys, or tenants of --tenant-header, separated by commas, whose requests "
+        "are recorded; all for every one. Others only with 'store': true in the request",
+        is_secret=True,
+    )
+    record_mb: int = option(1024, "MiB that recorded texts may take; the oldest make room", least=1)
+    record_days: int = option(30, "days after which recorded texts are deleted", least=1)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
