@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from itertools import product
 from statistics import geometric_mean
 
+from benchmarks.lib.curves import CostCurve
 from benchmarks.lib.simulated_arrivals import ArrivalSimulation, no_drafts
 from benchmarks.lib.simulated_models import BothSimulation, ModelSimulation
 from benchmarks.lib.simulated_rollback import auto_with, even_speeds
@@ -67,39 +68,45 @@ class Line:
         )
 
 
-def measure(simulation: Simulation, name: str, fixed: dict[str, float]) -> Line:
-    """Off, best by hand, auto without and with experience."""
-    best = max(fixed, key=lambda k: fixed[k])
-    new, experienced, seed = Controller(), Controller(), simulation.seed
-    simulation.warm_up(new)
-    simulation.warm_up(experienced)
-    simulation.seed += 1000
-    simulation.auto(experienced)
-    simulation.seed = seed
-    speeds = {
-        "off": simulation.off().speed,
-        "fixed": fixed[best],
-        "cold": simulation.auto(new).speed,
-        "warm": simulation.auto(experienced).speed,
-    }
-    if not isinstance(simulation, ModelSimulation):
-        speeds |= {"reachable": simulation.reachable().speed, "oracle": simulation.oracle().speed}
-    return Line(name, best, {policy: 1000 * speed for policy, speed in speeds.items()})
+def by_hand(run: Simulation) -> tuple[str, float]:
+    """The best fixed length, and its speed."""
+    speeds = {str(k): run.fixed(k).speed for k in FIXED_LENGTHS}
+    best = max(speeds, key=lambda k: speeds[k])
+    return best, speeds[best]
 
 
-def table(tokens: int, seed: int, growth: int, *, has_model: bool) -> Iterator[Line]:
-    """Every machine, text and number of slots."""
+def warmed_up(run: Simulation, curve: CostCurve | None = None) -> Controller:
+    """Control that has timed some decodes of this machine, or of another curve."""
+    controller = Controller()
+    run.warm_up(controller, curve)
+    return controller
+
+
+def texts_and_machines(
+    tokens: int, seed: int, growth: int = 0, *, has_model: bool = False
+) -> Iterator[Line]:
+    """Every machine, text and number of slots: off, best by hand, auto without and with experience,
+    and what nobody can reach without knowing the text.
+    """
     for curve, workload, num_slots in product(CURVES, WORKLOADS, (1, 4, 8)):
         kind = ModelSimulation if has_model else Simulation
-        run = kind(
-            workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed, growth=growth
-        )
+        length = tokens // num_slots + 400
+        run = kind(workload, curve, num_slots, tokens=length, seed=seed, growth=growth)
         if isinstance(run, ModelSimulation):
             settings = product(FIXED_LENGTHS[:7], (0.0, 0.3, 0.5, 0.7))
             fixed = {f"{k}/{p:g}": run.fixed_model(k, p).speed for k, p in settings}
+            best, speed = max(fixed.items(), key=lambda one: one[1])
         else:
-            fixed = {str(k): run.fixed(k).speed for k in FIXED_LENGTHS}
-        yield measure(run, f"{curve:4} {workload:9} {num_slots}", fixed)
+            best, speed = by_hand(run)
+        new, experienced = warmed_up(run), warmed_up(run)
+        run.seed += 1000
+        run.auto(experienced)
+        run.seed = seed
+        speeds = {"off": run.off().speed, "fixed": speed}
+        speeds |= {"cold": run.auto(new).speed, "warm": run.auto(experienced).speed}
+        if not has_model:
+            speeds |= {"reachable": run.reachable().speed, "oracle": run.oracle().speed}
+        yield Line(f"{curve:4} {workload:9} {num_slots}", best, speeds)
 
 
 def long_prompts(tokens: int, seed: int, answer: int, local: float) -> Iterator[Line]:
@@ -112,18 +119,9 @@ def long_prompts(tokens: int, seed: int, answer: int, local: float) -> Iterator[
     for curve, workload, prompt in product(
         ("cpu", "gpu", "moe"), ("medium", "looping"), (1000, 4000)
     ):
-        good = ModelSimulation(
-            workload, curve, 1, tokens=tokens, seed=seed, prompt=prompt, answer=answer
-        )
-        bad = ModelSimulation(
-            "nothing",
-            curve,
-            1,
-            tokens=NUM_BAD * answer,
-            seed=seed + 1,
-            prompt=prompt,
-            answer=answer,
-        )
+        sizes = {"prompt": prompt, "answer": answer}
+        good = ModelSimulation(workload, curve, 1, tokens=tokens, seed=seed, **sizes)
+        bad = ModelSimulation("nothing", curve, 1, tokens=NUM_BAD * answer, seed=seed + 1, **sizes)
         fixed = {f"{k}/0": good.fixed_model(k, 0.0).speed for k in FIXED_LENGTHS}
         best, turned, seen = max(fixed, key=lambda k: fixed[k]), Controller(), Controller()
         bad_share = bad.auto(turned).speed / bad.off().speed
@@ -135,24 +133,19 @@ def long_prompts(tokens: int, seed: int, answer: int, local: float) -> Iterator[
             "warm": good.auto(seen).speed,
             "turned": good.auto(turned).speed,
         }
-        name = f"{curve} {workload} {prompt} {bad_share:.3f}"
-        yield Line(name, best, {policy: 1000 * speed for policy, speed in speeds.items()})
+        yield Line(f"{curve} {workload} {prompt} {bad_share:.3f}", best, speeds)
 
 
-def tiled_machines(tokens: int, seed: int) -> Iterator[Line]:
+def tiled(tokens: int, seed: int) -> Iterator[Line]:
     """Machines that like some widths, after a warm-up: 1 to 8 users, texts that can be guessed and
     texts that cannot, where only padding helps.
     """
     for curve, workload, num_slots in product(TILED_CURVES, ("nothing", "edit"), range(1, 9)):
         run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed)
-        fixed = {str(k): run.fixed(k).speed for k in FIXED_LENGTHS}
-        best, controller = max(fixed, key=lambda k: fixed[k]), Controller()
-        run.warm_up(controller)
-        cold = run.auto(controller).speed
-        speeds = {"off": run.off().speed, "fixed": fixed[best], "cold": cold}
+        (best, speed), controller = by_hand(run), warmed_up(run)
+        speeds = {"off": run.off().speed, "fixed": speed, "cold": run.auto(controller).speed}
         speeds["warm"] = run.auto(controller).speed
-        name = f"{curve} {workload} {num_slots}"
-        yield Line(name, best, {policy: 1000 * speed for policy, speed in speeds.items()})
+        yield Line(f"{curve} {workload} {num_slots}", best, speeds)
 
 
 def experts(tokens: int, seed: int) -> Iterator[Line]:
@@ -161,28 +154,25 @@ def experts(tokens: int, seed: int) -> Iterator[Line]:
     """
     for curve, workload in product(EXPERT_CURVES, ("low", "medium", "mixed", "edit")):
         run = Simulation(workload, curve, 1, tokens=tokens, seed=seed)
-        fixed = {str(k): run.fixed(k).speed for k in (0, *FIXED_LENGTHS)}
-        best, controller = max(fixed, key=lambda k: fixed[k]), Controller()
-        run.warm_up(controller, expert_curve(0.0))
-        cold = run.auto_after(50, controller).speed
-        speeds = {"off": fixed["0"], "fixed": fixed[best], "cold": cold}
+        off = run.fixed(0).speed
+        best, speed = max(("0", off), by_hand(run), key=lambda one: one[1])
+        controller = warmed_up(run, expert_curve(0.0))
+        speeds = {"off": off, "fixed": speed}
+        speeds["cold"] = run.auto_after(50, controller).speed
         speeds["warm"] = run.auto_after(0, controller).speed
-        yield Line(f"{curve} {workload}", best, {p: 1000 * speed for p, speed in speeds.items()})
+        yield Line(f"{curve} {workload}", best, speeds)
 
 
 def snapshots(tokens: int, seed: int) -> Iterator[Line]:
-    """Targets with recurrent layers: drafts as long as there are snapshots, or copies."""
+    """Targets whose memory takes nothing back: drafts as long as there are snapshots, or copies."""
     texts = ("mixed", "edit", "medium", "looping", "low")
     for curve, workload, num_slots in product(CURVES, texts, (1, 4)):
         run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed)
         copy_ms = COPY_SHARE * run.cost(1)
-        speeds = {"off": run.off().speed}
-        for number in SNAPSHOTS:
-            speeds[str(number)] = auto_with(run, number, copy_ms).speed
-        speeds["copies"] = auto_with(run, 0, copy_ms).speed
-        name = f"{curve} {workload} {num_slots}"
-        speeds = {policy: 1000 * speed for policy, speed in speeds.items()}
-        yield Line(name, "", speeds, tuple(policy for policy in speeds if policy != "off"))
+        autos = {str(number): auto_with(run, number, copy_ms).speed for number in SNAPSHOTS}
+        autos["copies"] = auto_with(run, 0, copy_ms).speed
+        speeds = {"off": run.off().speed, **autos}
+        yield Line(f"{curve} {workload} {num_slots}", "", speeds, tuple(autos))
 
 
 def hybrids(tokens: int, seed: int) -> Iterator[Line]:
@@ -190,7 +180,6 @@ def hybrids(tokens: int, seed: int) -> Iterator[Line]:
     for curve, workload, num_slots in product(CURVES, WORKLOADS, (1, 4, 8)):
         run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 300, seed=seed)
         speeds = even_speeds(run, EVEN_SNAPSHOTS, FIXED_LENGTHS[:6])
-        speeds = {policy: 1000 * speed for policy, speed in speeds.items()}
         yield Line(f"{curve} {workload} {num_slots}", "", speeds, ("auto",))
 
 
@@ -201,12 +190,10 @@ def mixed(tokens: int, seed: int) -> Iterator[Line]:
     ):
         run = Simulation(workload, curve, num_slots, tokens=tokens // num_slots + 400, seed=seed)
         run.mixed_rows = rows
-        fixed = {str(k): run.fixed(k).speed for k in (0, *FIXED_LENGTHS)}
-        best, controller = max(fixed, key=lambda k: fixed[k]), Controller()
-        run.warm_up(controller)
-        speeds = {"off": fixed["0"], "fixed": fixed[best], "auto": run.auto(controller).speed}
-        name = f"{curve} {workload} {num_slots} +{rows}"
-        yield Line(name, best, {p: 1000 * speed for p, speed in speeds.items()}, ("auto",))
+        off = run.fixed(0).speed
+        best, speed = max(("0", off), by_hand(run), key=lambda one: one[1])
+        speeds = {"off": off, "fixed": speed, "auto": run.auto(warmed_up(run)).speed}
+        yield Line(f"{curve} {workload} {num_slots} +{rows}", best, speeds, ("auto",))
 
 
 def both(tokens: int, seed: int) -> Iterator[Line]:
@@ -221,13 +208,12 @@ def both(tokens: int, seed: int) -> Iterator[Line]:
         run = BothSimulation(
             workload, curve, num_slots, tokens=length, seed=seed, prompt=200, answer=200
         )
-        run.guessed, run.disturbance, speeds = guessed, disturbance, dict[str, float]()
-        for name, policy in (("text", run.with_text), ("both", run.with_both)):
-            controller = Controller()
-            run.warm_up(controller)
-            speeds[name] = 1000 * policy(controller).speed
-        name = f"{curve} {workload} {num_slots} {guessed:g} {disturbance:g}"
-        yield Line(name, "", speeds, ("both",))
+        run.guessed, run.disturbance = guessed, disturbance
+        speeds = {"text": run.with_text(warmed_up(run)).speed}
+        speeds["both"] = run.with_both(warmed_up(run)).speed
+        yield Line(
+            f"{curve} {workload} {num_slots} {guessed:g} {disturbance:g}", "", speeds, ("both",)
+        )
 
 
 def arrivals(count: int, seed: int) -> None:
@@ -248,6 +234,9 @@ def arrivals(count: int, seed: int) -> None:
         print(f"{curve} {num_slots} slots, {name}: {seen}", flush=True)
 
 
+TABLES = (tiled, experts, snapshots, hybrids, mixed, both)
+
+
 def main() -> None:
     """Print the table that the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -258,56 +247,30 @@ def main() -> None:
     parser.add_argument(
         "--growth", type=int, default=0, help="context tokens per token of text; 0: constant"
     )
-    parser.add_argument(
-        "--model", action="store_true", help="with a draft model instead of a text speculator"
-    )
-    parser.add_argument(
-        "--long-prompts", action="store_true", help="draft models that have to read first"
-    )
-    parser.add_argument(
-        "--answer", type=int, default=REQUEST_TOKENS, help="with --long-prompts: of each request"
-    )
+    parser.add_argument("--answer", type=int, default=REQUEST_TOKENS, help="of --long-prompts")
     parser.add_argument(
         "--local",
         type=float,
         default=1.0,
         help="with --long-prompts: share of right guesses that need no middle of the prompt",
     )
-    parser.add_argument("--tiled", action="store_true", help="machines that like some widths")
-    parser.add_argument(
-        "--experts", action="store_true", help="mixtures of experts, whose warm-up is too dear"
-    )
-    parser.add_argument(
-        "--snapshots", action="store_true", help="targets whose memory takes nothing back"
-    )
-    parser.add_argument(
-        "--hybrids", action="store_true", help="targets that compute as many rows for every user"
-    )
-    parser.add_argument("--arrivals", action="store_true", help="users come, wait and read")
-    parser.add_argument("--mixed", action="store_true", help="prompts are read in every step")
-    parser.add_argument(
-        "--both", action="store_true", help="a draft model beside a text speculator"
-    )
+    choice = parser.add_mutually_exclusive_group()
+    choice.add_argument("--model", action="store_true", help="a draft model instead of a text's")
+    choice.add_argument("--long-prompts", action="store_true", help=long_prompts.__doc__)
+    choice.add_argument("--arrivals", action="store_true", help="users come, wait and read")
+    for rows_of in TABLES:
+        flag, about = f"--{rows_of.__name__}", rows_of.__doc__
+        choice.add_argument(flag, action="store_const", dest="rows", const=rows_of, help=about)
     args = parser.parse_args()
     if args.arrivals:
         arrivals(args.tokens // 30, args.seed)
         return
     lines: list[Line] = []
-    rows = table(args.tokens, args.seed, args.growth, has_model=args.model)
+    rows = texts_and_machines(args.tokens, args.seed, args.growth, has_model=args.model)
     if args.long_prompts:
         rows = long_prompts(10 * args.answer, args.seed, args.answer, args.local)
-    if args.tiled:
-        rows = tiled_machines(args.tokens, args.seed)
-    if args.experts:
-        rows = experts(args.tokens, args.seed)
-    if args.snapshots:
-        rows = snapshots(args.tokens, args.seed)
-    if args.hybrids:
-        rows = hybrids(args.tokens, args.seed)
-    if args.mixed:
-        rows = mixed(args.tokens, args.seed)
-    if args.both:
-        rows = both(args.tokens, args.seed)
+    elif args.rows:
+        rows = args.rows(args.tokens, args.seed)
     for line in rows:
         if not lines:
             print(

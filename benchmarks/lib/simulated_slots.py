@@ -128,7 +128,8 @@ class Score:
 
     @property
     def speed(self) -> float:
-        return self.tokens / self.milliseconds
+        """Tokens a second."""
+        return 1000.0 * self.tokens / self.milliseconds
 
 
 class Simulation:

@@ -12,8 +12,8 @@ from benchmarks.control_simulation import Line
 @pytest.mark.parametrize(
     "rows",
     [
-        lambda: control_simulation.table(20, 1, 0, has_model=False),
-        lambda: control_simulation.tiled_machines(20, 1),
+        lambda: control_simulation.texts_and_machines(20, 1),
+        lambda: control_simulation.tiled(20, 1),
         lambda: control_simulation.snapshots(20, 1),
         lambda: control_simulation.both(20, 1),
     ],
