@@ -4,14 +4,15 @@ one without a model. Draft models are not scripted: they guess the text as well 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
 import numpy as np
 from benchmarks.lib.curves import CostCurve
 
-from headstart.types import Batch, CacheKind, Engine, Filters, Logits
+from headstart.testing import FakeEngine
+from headstart.types import Batch, Engine, Filters, Logits
 from headstart.types.sampling_params import SamplingParams
 
 CERTAIN = 1e4  # added to a logit: no sampler leaves another token
@@ -100,8 +101,8 @@ class PricedEngine(WrappedEngine):
         super().launch(batch)
 
 
-class SilentEngine:
-    """`Engine` without a model and with room for everything; all logits are 0.
+class SilentEngine(FakeEngine):
+    """`Engine` without a model, with room for everything and no cache; all logits are 0.
 
     Args:
         vocab_size: columns of the logits.
@@ -110,28 +111,14 @@ class SilentEngine:
             ones.
     """
 
-    context_size = 2**20
-    num_cells = 2**30
-    max_batch_tokens = 4096
-    cache_kind = CacheKind.CUT
-    max_rollback = 2**30
-    can_shift = True
-    has_blocks = False
-    padding_sequence: int | None = 10_000
-    sends_graphs = is_asynchronous = lacks_cells = False
-    attention_tile = 1
-
     def __init__(
         self, vocab_size: int, max_outputs: int, make_filters: Callable[[SamplingParams], Filters]
     ) -> None:
-        self.vocab_size = vocab_size
-        self.max_outputs = max_outputs
+        super().__init__(vocab_size, context_size=2**20, num_cells=2**30)
+        self.max_batch_tokens, self.max_outputs = 4096, max_outputs
+        self.can_shift = self.has_blocks = False
         self._make_filters = make_filters
         self._logits = np.zeros((max_outputs, vocab_size), np.float32)
-
-    def decode(self, batch: Batch) -> Logits:
-        self.launch(batch)
-        return self.wait()
 
     def launch(self, batch: Batch) -> None:
         self._num_outputs = batch.num_outputs
@@ -140,49 +127,6 @@ class SilentEngine:
         logits = self._logits[: self._num_outputs]
         logits.fill(0.0)
         return logits
-
-    def publish_states(self, layers: Collection[int]) -> None:
-        pass
-
-    def hidden_states(self) -> Mapping[int, Logits]:
-        return {}
-
-    def truncate(self, seq_id: int, length: int) -> bool:
-        return True
-
-    def shift(self, seq_id: int, start: int, end: int) -> bool:
-        return True
-
-    def copy_prefix(self, source: int, target: int, length: int) -> bool:
-        return True
-
-    def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
-        return length
-
-    def rewind(self, seq_id: int, length: int) -> int:
-        return length
-
-    def checkpoint(self, seq_id: int) -> None:
-        """There is no cache."""
-
-    def keep_for_draft(self, seq_id: int) -> bool:
-        """There is no cache."""
-        return True
-
-    def clear(self, seq_id: int) -> None:
-        """There is no cache."""
-
-    def save_sequence(self, seq_id: int) -> bytearray:
-        return bytearray()
-
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
-        return 0
-
-    def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
-        return bytearray()
-
-    def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
-        return False
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return self._make_filters(params)

@@ -16,8 +16,8 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from headstart.config import Config, ServerConfig
+from headstart.gateway.balancer import health
 from headstart.gateway.balancer.balancer import Fleet
-from headstart.gateway.balancer.health import Health
 from headstart.gateway.balancer.options import BalancerOptions, RoutingOptions
 from headstart.gateway.balancer.replica import Replica
 from headstart.gateway.balancer.routing import Routing
@@ -57,7 +57,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        tasks = [asyncio.create_task(Health(fleet, proxy, options.health_seconds).run())]
+        tasks = [asyncio.create_task(health.watch(fleet, proxy, options.health_seconds))]
         if watch is not None:
             tasks.append(asyncio.create_task(watch()))
         try:

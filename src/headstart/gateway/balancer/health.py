@@ -22,65 +22,61 @@ PATIENCE = 3  # polls in a row without an answer, before a replica counts as unh
 _GAUGE = re.compile(rb"^llamacpp:requests_(processing|deferred) (\d+)", re.MULTILINE)
 
 
-class Health:
-    """Keeps what is known of the replicas up to date. Belongs to one asyncio loop."""
+async def watch(fleet: Fleet, proxy: Proxy, poll_seconds: float) -> None:
+    """Keep what is known of the replicas up to date, until cancelled."""
+    while True:
+        polls = [_poll(replica, proxy) for replica in fleet.replicas.values()]
+        await asyncio.gather(*polls)
+        await asyncio.sleep(poll_seconds)
 
-    def __init__(self, fleet: Fleet, proxy: Proxy, poll_seconds: float) -> None:
-        self._fleet, self._proxy, self._seconds = fleet, proxy, poll_seconds
-        self._num_silent: dict[str, int] = {}  # polls without an answer, by replica
 
-    async def run(self) -> None:
-        """Poll until cancelled."""
-        while True:
-            await asyncio.gather(*map(self._poll, list(self._fleet.replicas.values())))
-            await asyncio.sleep(self._seconds)
+async def _poll(replica: Replica, proxy: Proxy) -> None:
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            status, body, _ = await _get(replica, proxy, "/health")
+            if status == 200:
+                await _hear(replica, proxy)
+    except (BackendError, TimeoutError) as error:
+        replica.num_silent += 1
+        is_silent = replica.num_silent >= PATIENCE
+        if is_silent or (isinstance(error, BackendError) and not error.was_sent):
+            _lose(replica, str(error) or f"no answer in {ANSWER_SECONDS:g} s")
+        if is_silent:  # the requests that wait for it can still be answered elsewhere
+            proxy.close_silent(replica.name, PATIENCE * ANSWER_SECONDS)
+        return
+    replica.num_silent = 0
+    if status != 200:
+        _lose(replica, _message(body) or f"/health answers {status}")
 
-    async def _poll(self, replica: Replica) -> None:
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                status, body, _ = await self._get(replica, "/health")
-                if status == 200:
-                    await self._hear(replica)
-        except (BackendError, TimeoutError) as error:
-            num = self._num_silent.get(replica.name, 0) + 1
-            self._num_silent[replica.name] = num
-            is_silent = num >= PATIENCE
-            if is_silent or (isinstance(error, BackendError) and not error.was_sent):
-                _lose(replica, str(error) or f"no answer in {ANSWER_SECONDS:g} s")
-            if is_silent:  # the requests that wait for it can still be answered elsewhere
-                self._proxy.close_silent(replica.name, PATIENCE * ANSWER_SECONDS)
-            return
-        self._num_silent.pop(replica.name, None)
-        if status != 200:
-            _lose(replica, _message(body) or f"/health answers {status}")
 
-    async def _hear(self, replica: Replica) -> None:
-        """Read its counts; if it does not tell them, use what this balancer sent to it."""
-        status, body, headers = await self._get(replica, "/metrics")
-        counts = {name.decode(): int(value) for name, value in _GAUGE.findall(body)}
-        started = headers.get(b"process-start-time-unix", b"").decode("latin-1")
-        num_slots = replica.reported.num_slots
-        if replica.started_at != started:
-            props_status, props, _ = await self._get(replica, "/props")
-            found = (_object(props) if props_status == 200 else {}).get("total_slots")
-            num_slots = found if isinstance(found, int) and found > 0 else Load().num_slots
-        own = len(replica.flights)
-        load = Load(
-            num_slots=num_slots,
-            num_running=counts.get("processing", 0) if status == 200 else own,
-            num_waiting=counts.get("deferred", 0) if status == 200 else 0,
-        )
-        if not replica.is_healthy:
-            log.info("%s is healthy", replica.name)
-        replica.hear(load, started)
+async def _hear(replica: Replica, proxy: Proxy) -> None:
+    """Read its counts; if it does not tell them, use what this balancer sent to it."""
+    status, body, headers = await _get(replica, proxy, "/metrics")
+    counts = {name.decode(): int(value) for name, value in _GAUGE.findall(body)}
+    started = headers.get(b"process-start-time-unix", b"").decode("latin-1")
+    num_slots = replica.reported.num_slots
+    if replica.started_at != started:
+        props_status, props, _ = await _get(replica, proxy, "/props")
+        found = (_object(props) if props_status == 200 else {}).get("total_slots")
+        num_slots = found if isinstance(found, int) and found > 0 else Load().num_slots
+    own = len(replica.flights)
+    load = Load(
+        num_slots=num_slots,
+        num_running=counts.get("processing", 0) if status == 200 else own,
+        num_waiting=counts.get("deferred", 0) if status == 200 else 0,
+    )
+    if not replica.is_healthy:
+        log.info("%s is healthy", replica.name)
+    replica.hear(load, started)
 
-    async def _get(self, replica: Replica, path: str) -> tuple[int, bytes, dict[bytes, bytes]]:
-        backend = Backend(name=replica.name, url=replica.url, headers=replica.headers)
-        answer = await self._proxy.open(backend, ProxiedRequest("GET", path))
-        try:
-            return answer.status, await answer.read(), dict(answer.headers)
-        finally:
-            answer.close()
+
+async def _get(replica: Replica, proxy: Proxy, path: str) -> tuple[int, bytes, dict[bytes, bytes]]:
+    backend = Backend(name=replica.name, url=replica.url, headers=replica.headers)
+    answer = await proxy.open(backend, ProxiedRequest("GET", path))
+    try:
+        return answer.status, await answer.read(), dict(answer.headers)
+    finally:
+        answer.close()
 
 
 def _lose(replica: Replica, reason: str) -> None:

@@ -41,6 +41,7 @@ class Replica:
     prefixes: Prefixes = field(default_factory=Prefixes)
     num_sent: int = 0
     num_failed: int = 0
+    num_silent: int = 0  # polls in a row without an answer
 
     @property
     def takes_requests(self) -> bool:
