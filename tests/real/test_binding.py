@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 import sys
@@ -13,15 +14,16 @@ from typing import Any
 import pytest
 from tests.rules.source import ROOT
 
-from headstart.engine import binding, find_library, media_binding
+from headstart.engine import binding, find_library, signatures
 from headstart.types.errors import ConfigError
 
 HEADERS = Path(sysconfig.get_paths()["purelib"]) / "include"
-STRUCTS = [
-    one
-    for one in (vars(binding) | vars(media_binding)).values()
-    if isinstance(one, type) and issubclass(one, ctypes.Structure | ctypes.Union)
-    if one not in (ctypes.Structure, ctypes.Union) and not one.__name__.endswith("_value")
+STRUCTS = [binding.type_of(name) for name in signatures.STRUCTURES if not name.endswith("_value")]
+# but for those that libllama calls
+FUNCTIONS = [
+    name
+    for name in re.findall(r" (\w+)\(", signatures.FUNCTIONS)
+    if not name.endswith(("_callback", "_t"))
 ]
 PROBE = """
 #include <cstddef>
@@ -76,9 +78,9 @@ def test_every_struct_and_function_is_as_in_the_header(tmp_path: Path) -> None:
             if hasattr(one, field) and field != "value":
                 lines.append(f'std::printf("{name}.{field} %zu\\n", offsetof({name}, {field}));')
                 expected.append(f"{name}.{field} {getattr(one, field).offset}")
-    for name, types in (binding.functions | media_binding.functions).items():
+    for name in FUNCTIONS:
         lines.append(f'function("{name}", {name});')
-        expected.append(f"{name} {' '.join(map(code, types))}")
+        expected.append(f"{name} {' '.join(map(code, binding.arguments_of(name)))}")
     source = tmp_path / "probe.cpp"
     source.write_text(PROBE + "\n".join(lines) + "\nreturn 0; }\n")
     program = tmp_path / "probe"
@@ -91,29 +93,10 @@ def test_every_struct_and_function_is_as_in_the_header(tmp_path: Path) -> None:
 
 
 def test_the_binding_is_what_its_script_writes() -> None:
-    """Compared without white space, which the formatter decides."""
-    code = (
-        "import runpy; written = runpy.run_path('scripts/make_binding.py')['written']; "
-        "print(written() + written(media=True))"
-    )
-    made = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
-    formatted = subprocess.run(
-        [sys.executable, "-m", "ruff", "format", "-"],
-        input=made,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    ).stdout
-    for file in (binding, media_binding):
-        kept = Path(file.__file__).read_text("utf-8")
-        assert _definitions(kept) in _definitions(formatted)
-
-
-def _definitions(text: str) -> str:
-    """Without imports, which ruff sorts."""
-    return "".join(text.partition("find_library import")[2].split())
+    code = "import runpy; print(runpy.run_path('scripts/make_binding.py')['written'](), end='')"
+    command = [sys.executable, "-c", code]
+    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert Path(signatures.__file__).read_text("utf-8") == made
 
 
 def test_a_library_named_by_hand_comes_first_and_is_refused_if_it_is_not_there(

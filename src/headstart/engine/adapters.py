@@ -68,7 +68,7 @@ class Adapters:
             return
         take_errors()
         chosen = [(h, s) for h, s in zip(self._handles, wanted, strict=True) if s]
-        array = (api.llama_adapter_lora_p_ctypes * max(1, len(chosen)))(*[h for h, _ in chosen])
+        array = (ctypes.c_void_p * max(1, len(chosen)))(*[h for h, _ in chosen])
         factors = (ctypes.c_float * max(1, len(chosen)))(*[s for _, s in chosen])
         if api.llama_set_adapters_lora(self._context, array, len(chosen), factors) != 0:
             names = ", ".join(path.name for path in self._paths)

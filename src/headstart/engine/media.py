@@ -21,7 +21,6 @@ from numpy.typing import NDArray
 
 from headstart.config import EngineConfig, ImageConfig
 from headstart.engine import library
-from headstart.engine import media_binding as mtmd
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api
 from headstart.engine.machine import default_threads
@@ -48,8 +47,8 @@ class LlamaChunk:
 
     def __init__(self, projector: Projector, pointer: Any, is_causal: bool) -> None:
         """`pointer`: libmtmd's chunk, which belongs to this one from now on."""
-        self.num_cells = int(mtmd.mtmd_input_chunk_get_n_tokens(pointer))
-        self.num_positions = int(mtmd.mtmd_input_chunk_get_n_pos(pointer))
+        self.num_cells = int(api.mtmd_input_chunk_get_n_tokens(pointer))
+        self.num_positions = int(api.mtmd_input_chunk_get_n_pos(pointer))
         # the cells of others see each other; where it is exact, no row may depend on the pieces
         self.is_causal, self.is_whole = is_causal, projector.is_exact or not is_causal
         # of each cell, behind that of the chunk: time, row, column and one that is not used
@@ -84,17 +83,17 @@ class LlamaChunk:
 
     def encode(self, context: Any, width: int) -> NDArray[np.float32]:
         """Compute the embeddings; the pixels are not needed any more."""
-        if mtmd.mtmd_encode_chunk(context, self._pointer) != 0:
+        if api.mtmd_encode_chunk(context, self._pointer) != 0:
             raise EngineError(f"an image could not be encoded: {library.take_errors()}")
         size = self.num_cells * width
-        found = np.ctypeslib.as_array(mtmd.mtmd_get_output_embd(context), (size,)).copy()
+        found = np.ctypeslib.as_array(api.mtmd_get_output_embd(context), (size,)).copy()
         self._free()
         return found.reshape(self.num_cells, width)
 
     def _free(self) -> None:
         pointer, self._pointer = self._pointer, None
         if pointer:
-            mtmd.mtmd_input_chunk_free(pointer)
+            api.mtmd_input_chunk_free(pointer)
 
     def __del__(self) -> None:
         self._free()
@@ -115,23 +114,23 @@ class Projector:
         """
         check_file(path)
         self._check_kind(path)
-        params = mtmd.mtmd_context_params_default()
+        params = api.mtmd_context_params_default()
         params.use_gpu = images.mmproj_offload and config.gpu_layers != 0
         params.print_timings, params.media_marker = False, _MARKER
         params.n_threads = config.threads or default_threads()
         params.flash_attn_type = {"auto": -1, "off": 0, "on": 1}[config.flash_attn]
         params.image_min_tokens = images.image_min_tokens or -1
         params.image_max_tokens = images.image_max_tokens or -1
-        library.log_to(mtmd.mtmd_helper_log_set)
+        library.log_to(api.mtmd_helper_log_set)
         library.take_errors()
-        self._context: Any = mtmd.mtmd_init_from_file(str(path).encode(), model.handle, params)
+        self._context: Any = api.mtmd_init_from_file(str(path).encode(), model.handle, params)
         if not self._context:
             reason = library.take_errors() or "libmtmd gave no reason"
             raise ModelError(f"cannot load {path} as a projector of {model.path.name}: {reason}")
-        if not mtmd.mtmd_support_vision(self._context):
+        if not api.mtmd_support_vision(self._context):
             raise ModelError(f"{path} is a projector of sound only, which is not supported")
         self.width = int(api.llama_model_n_embd_inp(model.handle))
-        self.is_mrope = bool(mtmd.mtmd_decode_use_mrope(self._context))
+        self.is_mrope = bool(api.mtmd_decode_use_mrope(self._context))
         # what embeddings depend on besides the image, for keys of chunks
         limits = f"{images.image_min_tokens} {images.image_max_tokens}"
         self._id = f"{path.name} {path.stat().st_size} {model.path.name} {limits}".encode()
@@ -142,7 +141,7 @@ class Projector:
         self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # by file; likewise
         self._questions: dict[str, Future[tuple[tuple[MediaPart, ...], ...]]] = {}
         for width, height in _SAMPLES:  # libllama aborts on a token that it does not have
-            for piece in self._pieces(mtmd.mtmd_bitmap_init(width, height, None)):
+            for piece in self._pieces(api.mtmd_bitmap_init(width, height, None)):
                 if -1 in (_text_of(piece) or ()):
                     raise ModelError(
                         f"{path} puts tokens around images that {model.path.name} does not have: "
@@ -201,7 +200,7 @@ class Projector:
         self._chunks.clear()
         context, self._context = self._context, None
         if context:
-            mtmd.mtmd_free(context)
+            api.mtmd_free(context)
 
     def _forget(self) -> None:
         """Drop the chunks that were used longest ago; requests hold their own."""
@@ -230,26 +229,26 @@ class Projector:
 
     def _pieces(self, bitmap: Any) -> Iterator[Any]:
         """libmtmd's chunks of an image, which is freed behind the last one."""
-        chunks = mtmd.mtmd_input_chunks_init()
+        chunks = api.mtmd_input_chunks_init()
         try:
-            text = mtmd.mtmd_input_text(_MARKER, len(_MARKER), False, True)
+            text = api.mtmd_input_text(_MARKER, len(_MARKER), False, True)
             bitmaps = (ctypes.c_void_p * 1)(bitmap)
-            if mtmd.mtmd_tokenize(self._context, chunks, ctypes.byref(text), bitmaps, 1) != 0:
+            if api.mtmd_tokenize(self._context, chunks, ctypes.byref(text), bitmaps, 1) != 0:
                 raise InvalidParameterError(
                     f"an image cannot be used with this model: {library.take_errors()}"
                 )
-            for index in range(mtmd.mtmd_input_chunks_size(chunks)):
-                yield mtmd.mtmd_input_chunks_get(chunks, index)
+            for index in range(api.mtmd_input_chunks_size(chunks)):
+                yield api.mtmd_input_chunks_get(chunks, index)
         finally:
-            mtmd.mtmd_bitmap_free(bitmap)
-            mtmd.mtmd_input_chunks_free(chunks)
+            api.mtmd_bitmap_free(bitmap)
+            api.mtmd_input_chunks_free(chunks)
 
     def _part(self, one: Any, key: bytes) -> MediaPart:
         if (tokens := _text_of(one)) is not None:
             return tokens
         if (chunk := self._chunks.get(key)) is None:
-            is_causal = not mtmd.mtmd_decode_use_non_causal(self._context, one)
-            chunk = LlamaChunk(self, mtmd.mtmd_input_chunk_copy(one), is_causal)
+            is_causal = not api.mtmd_decode_use_non_causal(self._context, one)
+            chunk = LlamaChunk(self, api.mtmd_input_chunk_copy(one), is_causal)
             if chunk.is_whole and chunk.num_cells > self._most_whole:
                 raise InvalidParameterError(
                     f"an image has {chunk.num_cells} tokens, which have to be decoded at once, but "
@@ -261,8 +260,8 @@ class Projector:
     def _bitmap(self, image: bytes) -> Any:
         """The pixels of a file, whose size and kind were looked at before."""
         data = (ctypes.c_uint8 * len(image)).from_buffer_copy(image)
-        options = mtmd.mtmd_helper_init_opt_default()
-        found = mtmd.mtmd_helper_bitmap_init_from_buf(
+        options = api.mtmd_helper_init_opt_default()
+        found = api.mtmd_helper_bitmap_init_from_buf(
             self._context, data, len(image), False, options
         )
         if not found.bitmap or found.video_ctx:
@@ -274,15 +273,15 @@ class Projector:
 
 def _text_of(piece: Any) -> tuple[int, ...] | None:
     """The tokens of a piece of text; None of an image."""
-    if mtmd.mtmd_input_chunk_get_type(piece) != _TEXT:
+    if api.mtmd_input_chunk_get_type(piece) != _TEXT:
         return None
     size = ctypes.c_uint64()
-    tokens = mtmd.mtmd_input_chunk_get_tokens_text(piece, ctypes.byref(size))
+    tokens = api.mtmd_input_chunk_get_tokens_text(piece, ctypes.byref(size))
     return tuple(tokens[: size.value])
 
 
 def _positions(pointer: Any, num_cells: int) -> NDArray[np.int32]:
     """Of the cells of a chunk, from 0, shape (4, num_cells)."""
-    tokens = mtmd.mtmd_input_chunk_get_tokens_image(pointer)
-    found = [mtmd.mtmd_image_tokens_get_decoder_pos(tokens, 0, i) for i in range(num_cells)]
+    tokens = api.mtmd_input_chunk_get_tokens_image(pointer)
+    found = [api.mtmd_image_tokens_get_decoder_pos(tokens, 0, i) for i in range(num_cells)]
     return np.array([[p.t, p.y, p.x, p.z] for p in found], np.int32).T.copy()
