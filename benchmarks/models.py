@@ -9,8 +9,9 @@ For each: it loads and answers; every speculator at 1 and at 4 slots leaves the 
 conversation that goes on and one whose answers are shortened reads little again and answers as if
 it had read all; the context's end is met; memory is what was estimated; as draft model of a llama
 model with its vocabulary or another one it leaves the text as it is. Attention runs in
-`--exact` and must be equal token by token; recurrent layers have no such mode, so texts
-may differ where rounding decides between two tokens.
+`--exact` and must be equal token by token. So does a recurrent model with one slot, where its
+state can take back a padding row; several slots need weights that are not F32, as these are, so its
+texts may differ where rounding decides between two tokens.
 """
 
 from __future__ import annotations
@@ -93,10 +94,10 @@ def inspect(name: str, folder: Path) -> Row:
     row.why_no_draft_model = _why_no_draft_model(name, folder)
     plain = Setting(context=CONTEXT)
     try:
-        scheduler = open_setting(plain, models)
+        open_setting(replace(plain, num_slots=4), models)
     except ConfigError:
         plain = replace(plain, exact=False)
-        scheduler = open_setting(plain, models)
+    scheduler = open_setting(plain, models)
     try:
         open_setting(replace(plain, num_slots=2), models)
     except ConfigError as error:
@@ -189,7 +190,7 @@ def _talk(row: Row, plain: Setting, models: Models) -> None:
 
 
 def _reach_the_end(row: Row, plain: Setting, models: Models) -> None:
-    scheduler = open_setting(replace(plain, types="recycling", length=LENGTH, num_slots=2), models)
+    scheduler = open_setting(replace(plain, types="suffix", length=LENGTH, num_slots=2), models)
     requests = [replace(r, max_tokens=None) for r in _requests(2)]
     results = generate(scheduler, requests)
     row.context_end = all(
@@ -291,7 +292,8 @@ _NOTES = (
     "  and copies of the state take their place ([architecture.md](architecture.md)).",
     "- **texts equal**: settings in which every text was that without speculation. Attention runs "
     "with `--exact`; with",
-    "  recurrent layers, rounding may decide between two equally likely tokens.",
+    "  recurrent layers in F32, which have no exact mode for several slots, rounding may decide "
+    "between two equally likely tokens.",
     "- **next turn**: prompt tokens that a turn decodes beyond the new ones; **shortened turn**: "
     "where part of each answer is left",
     "  out, as chat templates do with reasoning (back to the last of `--ctx-checkpoints`).",

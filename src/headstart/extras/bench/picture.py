@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
-from math import ceil
+from math import ceil, floor, log10
 
 from headstart.extras.bench.comparison import AUTO, Cell, Scores, best_by_hand, best_other
 from headstart.extras.bench.report import MeanRatio
@@ -140,16 +140,9 @@ def _chart(
 def _ticks(least: float, most: float) -> list[float]:
     """Round numbers between two, five to ten."""
     rough = (most - least) / 10.0
-    power = 10.0 ** (len(str(int(rough))) - 1 if rough >= 1.0 else -_zeros(rough))
+    power = 10.0 ** floor(log10(rough))
     step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
     return [round(i * step, 6) for i in range(ceil(least / step), int(most / step) + 1)]
-
-
-def _zeros(number: float) -> int:
-    digits = 0
-    while number < 1.0:
-        number, digits = 10.0 * number, digits + 1
-    return digits
 
 
 def _legend(names: Sequence[str], y: float, x: float = 0.0) -> list[str]:
