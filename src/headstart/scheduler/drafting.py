@@ -24,7 +24,13 @@ from headstart.scheduler.model_drafting import ModelDrafting
 from headstart.scheduler.offers import Candidate, askable, candidate, consider, is_fixed
 from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
-from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan, StepRecord
+from headstart.scheduler.step import (
+    BELOW_BREAK_EVEN,
+    RESTING,
+    DraftCall,
+    StepPlan,
+    StepRecord,
+)
 from headstart.structures.checkpoints import Data
 from headstart.types import NO_DRAFT, Draft, DraftRequest
 from headstart.types.request import SpeculativeParams
@@ -136,6 +142,8 @@ class Drafting:
     def _draft(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
         indices = self._draftable(plan)
         if not indices or self.controller.sleeps(plan, self._text_names, self._model_names):
+            for name in self._model_names:
+                plan.reasons.update(((index, name), RESTING) for index in indices)
             self._pad(plan, batch_limits, can_pad=can_pad)
             return
         self._price(plan, batch_limits, can_pad=can_pad)

@@ -10,7 +10,7 @@ from headstart.control.values import Allowance, ModelDraftCall, ModelSlot
 from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.offers import askable, consider, is_fixed
-from headstart.scheduler.step import BELOW_BREAK_EVEN, DraftCall, StepPlan
+from headstart.scheduler.step import BELOW_BREAK_EVEN, RESTING, DraftCall, StepPlan
 from headstart.types import Draft, DraftRequest
 
 # tokens; only to tell whether a model should continue or replace a text draft
@@ -50,6 +50,8 @@ class ModelDrafting:
                 or self._controller.wants(model.name)
             ):
                 asked[model.name] = candidates
+            else:  # `ModelDraftPlanner.sleeps` decides it
+                plan.reasons.update(((index, model.name), RESTING) for index in candidates)
         if not asked:
             return
         models = [model for model in self._models if model.name in asked]

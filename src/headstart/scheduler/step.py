@@ -16,6 +16,7 @@ from headstart.types.request import RequestStats, TokenLogprob
 
 BELOW_BREAK_EVEN = "below break-even"
 OUTBID = "outbid"
+RESTING = "resting: its drafts did not pay"
 
 
 @dataclass(slots=True)

@@ -150,6 +150,23 @@ def test_what_is_cut_to_nothing_is_below_break_even_and_so_is_what_was_worth_les
         assert "below break-even" not in by["oracle"].reasons
 
 
+class ModelOracle(Oracle):
+    is_model = True
+
+
+class Resting(Controller):
+    def wants(self, speculator: str) -> bool:
+        return False
+
+
+def test_a_model_that_is_not_asked_has_a_reason_of_its_own() -> None:
+    engine, requests = Model(), make_requests(2)
+    scheduler = make_scheduler(engine, [ModelOracle(engine, requests)], AUTO, Resting())
+    for stats in stats_of(run(scheduler, requests)):
+        counts = stats.by_speculator["oracle"]
+        assert counts.num_calls == 0 < counts.reasons["resting: its drafts did not pay"]
+
+
 def test_a_draft_for_which_the_cache_has_no_room_is_counted_by_its_speculator_too() -> None:
     engine = Model(context_size=512, num_cells=64)
     request = Request(
