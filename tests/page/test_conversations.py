@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.page.support import Window, expect, worker_that_writes
 from tests.server.fake_worker import FakeWorker
+from tests.server.server_process import Server
 from tests.server.serving import serving
 
 from headstart.config import ToolsConfig
@@ -232,7 +234,28 @@ def test_a_chosen_tool_is_run_when_the_user_says_so(window: Window, tmp_path: Pa
         expect(page.get_by_text("what the file says")).to_be_visible()
 
 
-def test_the_page_speaks_the_browsers_language(window: Window) -> None:
+def test_files_are_pasted_and_dropped(window: Window) -> None:
+    with serving() as client:
+        window.open(str(client.base_url))
+        for kind, selector, field in (
+            ("ClipboardEvent", "#prompt", "clipboardData"),
+            ("DragEvent", "#chat", "dataTransfer"),
+        ):
+            window.page.evaluate(
+                """([kind, selector, field]) => {
+                  const data = new DataTransfer();
+                  data.items.add(new File(["text"], `${field}.txt`, { type: "text/plain" }));
+                  const name = kind === "DragEvent" ? "drop" : "paste";
+                  const event = new globalThis[kind](name,
+                    { [field]: data, bubbles: true, cancelable: true });
+                  document.querySelector(selector).dispatchEvent(event);
+                }""",
+                [kind, selector, field],
+            )
+            window.page.locator("#attachments .chip", has_text=f"{field}.txt").wait_for()
+
+
+def test_the_page_speaks_the_browsers_language(window: Window, server: Server) -> None:
     browser = window.page.context.browser
     assert browser is not None
     with serving(worker_that_writes("Hallo")) as client:
@@ -245,6 +268,9 @@ def test_the_page_speaks_the_browsers_language(window: Window) -> None:
         page.get_by_placeholder("Frag etwas").fill("Hallo")
         page.keyboard.press("Enter")
         expect(page.locator(".facts")).to_contain_text("erstes nach")
+        german.open(server.url)  # what the server knows of its texts, too
+        said = re.compile("weder von Entwürfen noch von anderen Anfragen")
+        expect(page.locator("#speculation")).to_have_attribute("title", said)
         context.close()
 
 

@@ -57,6 +57,9 @@ def test_the_board_lives(window: Window, server: Server) -> None:
     expect(page.locator("#slots tr")).to_have_count(2)
     expect(page.locator("#costs li").nth(3)).to_be_visible()
     expect(page.locator("#throughput svg")).to_have_count(1)
+    ends = "lists => lists.map(one => new Set([...one.querySelectorAll('.bar')].map(bar =>"
+    ends += " Math.round(bar.getBoundingClientRect().bottom))).size)"
+    assert set(page.locator(".bars").evaluate_all(ends)) == {1}  # bars stand on one line
     speculators = page.locator("#speculators")
     expect(speculators).to_contain_text("suffix")
     before = speculators.inner_text()

@@ -88,7 +88,7 @@ class Scheduler:
         self.num_failed_decodes = 0  # since the last one that worked
         self.warm_up: WarmUp | None = None  # goes on while there is no work; the loop's
         self.widths: WidthClasses | None = None  # what was compared, where that was done
-        self.promise = ""  # about texts, where widths were compared
+        self.exact_cost: float | None = None  # where widths were compared
         self.near_tie = 0.0  # of a choice that is won by less, in logits
         self.turns = Turns(engine.attention_tile, config.prefill_chunk)
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
@@ -116,8 +116,8 @@ class Scheduler:
     def know_widths(self, classes: WidthClasses, *, is_exact: bool = False) -> None:
         """What widths of decodes change; with `is_exact` all have widths that agree."""
         self.widths = classes
-        self.promise = classes.promise(self.engine.cache_kind, is_exact=is_exact)
-        log.info("%s", self.promise)
+        self.exact_cost = classes.exact_cost(self.engine.cache_kind)
+        log.info("%s", classes.promise(self.engine.cache_kind, is_exact=is_exact))
         # choices that are won by less are counted: either of two logits may rise or fall
         self.near_tie = 0.0 if is_exact else 2.0 * classes.change
 

@@ -77,15 +77,21 @@ class WidthClasses:
         wide = times.get(widths.fit(1))
         return wide / times[1] if wide and times.get(1) else 1.0
 
+    def exact_cost(self, kind: CacheKind = CacheKind.CUT) -> float | None:
+        """What --exact adds to a step without drafts, as a share; None: it needs slower kernels."""
+        widths = self.choose() if kind is CacheKind.CUT else self.choose(0)
+        if widths is None:
+            return None
+        # these texts are short: in long ones attention may part one row from two
+        return max(1.0, self.cost(widths), self.cost(widths._replace(least=2))) - 1.0
+
     def promise(self, kind: CacheKind = CacheKind.CUT, *, is_exact: bool) -> str:
         """What a server that compared them can say about its texts, and at what price."""
         if is_exact:
             return "texts depend neither on drafts nor on other requests (--exact)"
         price = "needs slower kernels"
-        if widths := self.choose() if kind is CacheKind.CUT else self.choose(0):
-            # these texts are short: in long ones attention may part one row from two
-            cost = max(1.0, self.cost(widths), self.cost(widths._replace(least=2)))
-            price = f"costs up to {100 * (cost - 1):.0f} % of a step without drafts"
+        if (cost := self.exact_cost(kind)) is not None:
+            price = f"costs up to {100 * cost:.0f} % of a step without drafts"
         return f"texts may differ at near ties (rows that agree: {self}); --exact {price}"
 
     def _compared(self) -> list[int]:

@@ -237,7 +237,7 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         control={
             **scheduler.drafting.describe_control(),
             "widths": str(scheduler.widths or ""),
-            "promise": scheduler.promise,
+            "exact_cost": scheduler.exact_cost,
             "is_warmed_up": scheduler.warm_up is None or scheduler.warm_up.is_done,
         },
     )

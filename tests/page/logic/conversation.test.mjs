@@ -79,7 +79,9 @@ test("a wrong field says why", () => {
   assert.equal(problemOf(field("top_k"), "1.5"), "must be a whole number");
   assert.match(problemOf(field("json_schema"), "{"), /is not JSON/);
   assert.equal(problemOf(field("top_p"), ""), "");
-  assert.equal(defaultOf(field("top_p"), { top_p: 0.949999988079071 }), "0.95");
+  const props = { default_generation_settings: { params: { top_p: 0.949999988079071, stop: [] } }, speculation: { mode: "auto", n_max: 32, types: ["suffix", "draft-model"] }, settings: [{ name: "reasoning_budget", value: -1 }] };
+  const defaults = ["top_p", "stop", "speculative.mode", "speculative.n_max", "speculative.types", "reasoning_budget_tokens"].map((name) => defaultOf(field(name), props));
+  assert.deepEqual(defaults, ["0.95", "", "auto", "32", "suffix\ndraft-model", "-1"]);
 });
 
 test("what was exported comes back under other ids", () => {

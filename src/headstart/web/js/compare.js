@@ -117,9 +117,8 @@ export class Compare {
     const [first, second] = this.sides.map((side) => side.answer);
     const comparison = compareTokens(first.provenance.data.tokens, second.provenance.data.tokens);
     const ratio = second.speed ? first.speed / second.speed : 0;
-    const isExact = this.server.props?.settings?.some((/** @type {any} */ one) => one.name === "exact" && one.value === true) ?? false;
     const speeds = words.speeds(number(first.speed, 1), number(second.speed, 1), number(ratio, 2));
-    this.say([verdict(comparison, isExact), speeds, ratio < 1 && words.slower].filter(Boolean).join(" "), comparison.isEqual ? "equal" : "different");
+    this.say([verdict(comparison, this.server.isExact), speeds, ratio < 1 && words.slower].filter(Boolean).join(" "), comparison.isEqual ? "equal" : "different");
   }
 
   /**

@@ -2,6 +2,7 @@
 
 import { getJson, talkTo, whyNotReady } from "./api.js";
 import { byId } from "./dom.js";
+import { percent } from "./format.js";
 import { ModelList } from "./models.js";
 import { knowSpeculators } from "./speculators.js";
 import { listTools } from "./tools.js";
@@ -80,13 +81,18 @@ export class Server {
     const { mode, types = [], unusable, heads } = this.props.speculation;
     const isOff = mode === "off" || unusable || !types.length;
     const draft = this.props.draft_model?.name;
-    const { promise } = this.props.speculation.control ?? {};
-    const facts = [words.mode(mode), draft && words.draftModel(draft), heads?.words, promise].filter(Boolean);
+    const { widths, exact_cost: cost } = this.props.speculation.control ?? {};
+    const exactness = this.isExact ? words.exact : widths && words.nearTies(widths, cost === null ? words.exactNeedsKernels : words.exactCosts(percent(cost)));
+    const facts = [words.mode(mode), draft && words.draftModel(draft), heads && words.heads(heads.num_heads), exactness].filter(Boolean);
     const pill = byId("speculation");
     pill.hidden = false;
     pill.textContent = isOff ? words.speculationOff : words.speculationOn(types.join(", "));
     pill.title = unusable || facts.join("; ");
     pill.classList.toggle("off", Boolean(isOff));
+  }
+
+  get isExact() {
+    return this.props?.settings?.some((/** @type {any} */ one) => one.name === "exact" && one.value) ?? false;
   }
 
   get contextSize() {

@@ -106,7 +106,7 @@ export class SettingsPanel {
   /** @param {Field} field */
   row(field) {
     const [label, hint] = words.fields[field.name];
-    const standard = defaultOf(field, this.server.props?.default_generation_settings.params ?? {});
+    const standard = defaultOf(field, this.server.props);
     const problem = h("span", { class: "problem", role: "alert" });
     const change = (/** @type {any} */ event) => {
       const wrong = problemOf(field, event.target.value);
@@ -128,9 +128,9 @@ export class SettingsPanel {
 function control(field, id, value, standard, change) {
   const described = { id, "aria-describedby": `${id}-hint` };
   if (field.kind === "choice")
-    return h("select", { ...described, onchange: change }, field.choices?.map((key) => h("option", { value: key, selected: key === value }, words.choices[key])));
+    return h("select", { ...described, onchange: change }, field.choices?.map((key) => h("option", { value: key, selected: key === value }, words.choices[key] + (!key && standard ? ` (${standard})` : ""))));
   if (field.kind === "lines" || field.kind === "json")
-    return h("textarea", { ...described, rows: field.kind === "json" ? 4 : 2, value, oninput: change, spellcheck: "false", placeholder: words.none });
+    return h("textarea", { ...described, rows: field.kind === "json" ? 4 : 2, value, oninput: change, spellcheck: "false", placeholder: standard || words.none });
   return h("input", { ...described, type: "text", inputmode: "decimal", value, placeholder: standard || words.default, oninput: change });
 }
 

@@ -120,10 +120,13 @@ function valueOf(field, text) {
 /**
  * The server's default for a field, to show where the user gave none.
  * @param {Field} field
- * @param {Record<string, any>} defaults `default_generation_settings.params` of /props
+ * @param {any} props of the server
  */
-export function defaultOf(field, defaults) {
-  const value = defaults[field.name];
-  if (value === null || value === undefined || Array.isArray(value)) return "";
+export function defaultOf({ name }, props) {
+  const [outer, inner] = name.split(".");
+  const budget = () => props?.settings?.find((/** @type {any} */ one) => one.name === "reasoning_budget")?.value;
+  const value = outer === "speculative" ? props?.speculation[inner] : name === "reasoning_budget_tokens" ? budget() : props?.default_generation_settings.params[name];
+  if (Array.isArray(value)) return value.join("\n");
+  if (value === null || value === undefined) return "";
   return typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value);
 }
