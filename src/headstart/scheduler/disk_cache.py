@@ -10,9 +10,9 @@ of the tenant, in a folder of all that share a model and settings. So conversati
 share the files of that beginning, and names alone tell what is there. Where a cache has no blocks,
 a file has a whole text, and its name a hash for each of the lengths to which it can be cut.
 
-All servers that use the folder bound it together, and see what the others wrote whenever they
-write. Of the tenant that has most there, the file used longest ago goes first; of one text its end.
-A thread does all that touches the disk.
+All servers that use the folder bound it together, and see what the others wrote when they write,
+ten seconds later at most. Of the tenant that has most there, the file used longest ago goes first;
+of one text its end. A thread does all that touches the disk.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ log = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 1 << 30  # of prompts that wait to be written; further ones are lost
 LEAST_FREE = 1 << 30  # bytes of the disk that are left to others
 OLD_SECONDS = 3600.0  # a temporary file of that age is nobody's
+LOOK_SECONDS = 10.0  # between two lists of the folder, while there is room: others may use it
 RETRY_SECONDS = 60.0  # after a file could not be written
 RESTS = 20.0  # times that a piece of a file took, before the next: decodes need the processor
 MOST_LENGTHS = 7  # in a name, of at most 255 bytes
@@ -87,6 +88,8 @@ class DiskCache:
         self._too_old = 0.0  # what was not used since then finds no room
         self._failure = ""  # why nothing can be written; told once
         self._retry_at = 0.0
+        self._num_bytes = 0  # in the folder, as far as the writer knows
+        self._look_at = 0.0  # when it lists the folder again
         self._seconds_per_byte = _SECONDS_PER_BYTE
         self._writer = low_priority_threads("disk-writer")
         self._reader = ThreadPoolExecutor(1, "headstart-disk-reader")
@@ -275,14 +278,18 @@ class DiskCache:
         return StoredPrompt(namespace, text, tuple(blocks), num_prompt, others=known)
 
     def _make_room(self, prompt: StoredPrompt, num_bytes: int) -> bool:
-        """See what is in the folder, and remove files that were not used since, until there is room
-        for so many bytes.
+        """Remove files that were not used since, until there is room for so many bytes; the folder
+        is listed for that, and now and then.
         """
+        free = disk_usage(self._own).free - LEAST_FREE
+        self._num_bytes += num_bytes
+        is_room = num_bytes <= free and self._num_bytes <= self._place.max_bytes
+        if is_room and time.monotonic() < self._look_at:
+            return True
         files, sizes = self._look(), Counter[str]()
         for _, _, file in files:
             sizes[file.owner] += file.num_bytes
         sizes[owner_of(prompt.namespace)] += num_bytes
-        free = disk_usage(self._own).free - LEAST_FREE
         bound = min(self._place.max_bytes, sizes.total() - num_bytes + free)
         if num_bytes > bound:
             self._fail(f"{self._place.folder}: the disk has no room for {num_bytes >> 20} MiB")
@@ -297,6 +304,7 @@ class DiskCache:
             left.remove(oldest)
             sizes[most] -= oldest[2].num_bytes
             self._drop(oldest[2])
+        self._num_bytes = sizes.total()
         return True
 
     def _look(self) -> list[tuple[float, int, StoredFile]]:
@@ -320,6 +328,8 @@ class DiskCache:
         for file in new:
             self._add(file)
         self._count()
+        self._num_bytes = sum(file.num_bytes for _, _, file in found)
+        self._look_at = time.monotonic() + LOOK_SECONDS
         return found
 
     def _note(

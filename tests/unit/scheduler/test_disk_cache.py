@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tests.harness import Clock, Model, make_scheduler, make_speculators, run
@@ -249,7 +250,30 @@ def stored(number: int, num_bytes: int = 1000, namespace: str = "") -> StoredPro
     return StoredPrompt(namespace, packed([number] * 40), (block,), 40, time.time())
 
 
-def test_all_servers_together_stay_below_the_bound(tmp_path: Path) -> None:
+def test_the_folder_is_listed_now_and_then_and_not_for_each_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, listed = cache(tmp_path), list[Path]()
+    look = disk._look
+
+    def seen() -> Any:
+        listed.append(tmp_path)
+        return look()
+
+    monkeypatch.setattr(disk, "_look", seen)
+    for number in range(10):
+        assert disk.put(stored(number))
+    settled(disk)
+    assert listed == []
+    assert len(files(tmp_path)) == 10
+    disk._look_at = 0.0  # the ten seconds are over
+    assert disk.put(stored(10))
+    settled(disk)
+    assert listed
+
+
+def test_all_servers_together_stay_below_the_bound(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(disk_cache, "LOOK_SECONDS", 0.0)
     bound = 10 * (stored(0).num_bytes + 300)
     one, other = (cache(tmp_path, max_bytes=bound, identity=name) for name in "ab")
     for number in range(20):
@@ -267,7 +291,8 @@ def test_all_servers_together_stay_below_the_bound(tmp_path: Path) -> None:
     assert one.find("", late.tokens)[1] == 0
 
 
-def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path) -> None:
+def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(disk_cache, "LOOK_SECONDS", 0.0)
     one, other = cache(tmp_path), cache(tmp_path)
     one.put(stored(1))
     settled(one)
