@@ -243,6 +243,7 @@ def test_tokens_are_counted(sdk: Any, worker: FakeWorker, client: httpx2.Client)
         ({"input": "a", "background": True}, "background is not supported"),
         ({"input": "a", "tools": [{"type": "function"}]}, "tools.0.name"),
         ({"input": "a", "reasoning": {"effort": 3}}, "reasoning.effort"),
+        ({"input": [{"type": "reasoning", "content": 5}]}, "input.0 is 5 but must be"),
     ],
 )
 def test_what_cannot_be_answered_is_refused(body: dict[str, Any], words: str) -> None:

@@ -136,7 +136,7 @@ def _add(messages: list[Message], item: Any, where: str) -> None:
             call_id = _text(item, "call_id", where)
             messages.append({"role": "tool", "content": content, "tool_call_id": call_id})
         case "reasoning":
-            if thoughts := _thoughts(item):
+            if thoughts := _thoughts(item, where):
                 message = _assistant(messages)
                 message["reasoning_content"] = message.get("reasoning_content", "") + thoughts
         case "message":
@@ -187,9 +187,11 @@ def _text(item: dict[str, Any], name: str, where: str) -> str:
     return value
 
 
-def _thoughts(item: dict[str, Any]) -> str:
+def _thoughts(item: dict[str, Any], where: str) -> str:
     """The text of a reasoning item; an encrypted one has none."""
     parts = item.get("content") or item.get("summary") or []
+    if not isinstance(parts, list):
+        raise wrong_value(where, parts, "a reasoning item with a list of parts")
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
 
