@@ -6,8 +6,6 @@ in the worst one. What changes nothing in either direction need not be tuned, an
 columns is set wrong.
 
     python -m benchmarks.control_constants [--only budget,probes] [--tokens 800]
-
-docs/control.md has a table of a run.
 """
 
 from __future__ import annotations

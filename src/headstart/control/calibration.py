@@ -42,7 +42,7 @@ NUM_BUCKETS = len(EDGES) + 1
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
 MODEL_PRIOR = 0.75  # of a draft model: the user chose it, and its labels cost time
 SPECULATOR_WEIGHT, BUCKET_WEIGHT = 4.0, 6.0  # pseudo-counts K
-FADE = 0.998
+FADE = 0.998  # a bucket remembers 500 labels
 SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL = 0.6, 0.001, 0.998  # of a request's log-odds
 
 

@@ -56,12 +56,12 @@ KNOTS = (
     *(40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096),
 )
 
-LEVEL_RATE, SHAPE_RATE, TREND_RATE = 0.15, 0.05, 0.2
+LEVEL_RATE, SHAPE_RATE, TREND_RATE = 0.15, 0.05, 0.2  # of all widths, one, their trend
 MAX_INNOVATION = log(1.5)
 GROWN = 3  # samples after which a cell counts as known: their median
 PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, before anything was seen
 TRIED_MARGIN = 0.2  # the same when one width was seen: low, so that a wider one is tried
-MOST_ATTENTION = 1e-2
+MOST_ATTENTION = 1e-2  # bound of a damaged measurement
 LONGEST_DECODE = 64  # rows; longer batches read prompts
 # a wider step must take less than this to be taken instead: noise of the medians of two widths
 FILL_BELOW = 0.95
