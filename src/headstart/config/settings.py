@@ -71,7 +71,7 @@ class SchedulerConfig:
     )
     max_queue: int = option(256, "requests that may wait before new ones get 503", least=0)
     prefill_chunk: int = option(
-        256,
+        64,
         "prompt tokens that a step may always process while other requests generate; on a CPU "
         "up to 63 more or fewer, to fill tiles of 64 rows",
         least=1,
@@ -79,7 +79,7 @@ class SchedulerConfig:
     prefill_ms: float = option(
         100.0,
         "milliseconds that a step may take to process more prompt tokens than --prefill-chunk, "
-        "while other requests wait for their next token",
+        "while other requests wait for their next token; judged by what the last steps took",
         least=0,
     )
     checkpoint_min_step: int = option(

@@ -224,21 +224,6 @@ class Controller:
         if expected is None or milliseconds < expected:
             self._cost.observe(rows, record.context, milliseconds)
 
-    def prompt_rows(self, least: int, most: int, step: Step, milliseconds: float) -> int:
-        """Prompt rows that a step may have beside its base rows: as many as the time allows.
-
-        At least `least` whatever they take, then twice as many as long as the step is expected to
-        take no more than `milliseconds`, up to `most`.
-        """
-        rows = min(least, most)
-        while rows < most:
-            more = min(2 * rows, most)
-            expected = self._cost.milliseconds(step.num_base_rows + more, step.context)
-            if expected is None or expected > milliseconds:
-                break
-            rows = more
-        return rows
-
     def learn_costs(self, warm_up: Sequence[Sample], change_ms: float = 0.0) -> None:
         """Some decodes of the target before its first request; at least one.
 

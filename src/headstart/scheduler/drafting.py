@@ -109,16 +109,6 @@ class Drafting:
             plan.answer(plan.sequences)
             plan.drop_all(_CONTROL_FAILED)
 
-    def prompt_rows(self, least: int, most: int, num_answers: int, milliseconds: float) -> int:
-        """Prompt rows of a step beside so many answers; see `Controller.prompt_rows`."""
-        if not self.failure:
-            try:
-                step = Step(max(1, num_answers), num_answers, 0)
-                return self.controller.prompt_rows(least, most, step, milliseconds)
-            except Exception as error:
-                self.fail(error)
-        return min(least, most)
-
     def read(self, record: StepRecord) -> None:
         """Let control learn from a step; what that takes is part of asking."""
         started = self._clock()

@@ -1,4 +1,7 @@
-"""Which prompts a step reads, and how many rows of each.
+"""How many prompt rows a step has, of which prompts.
+
+Those who generate wait for them, so they are as many as the time of a step allows, judged by what
+the last ones took: attention makes each row of a long prompt dearer than the one before.
 
 The shortest come first, so that a short prompt is not held up by a long one. Half of all rows go to
 the prompt that waits longest, so that a stream of short ones does not hold it up for ever: not in
@@ -24,6 +27,18 @@ class PromptOrder:
         self._num_owed = 0  # rows that others read since the oldest waits, less its own
         self._is_oldest_first = False
         self._num_in_a_row = 0
+        self._last_rows, self._row_ms = 0, 0.0  # of the last step that read as much as it might
+
+    def num_rows(self, least: int, most: int, milliseconds: float) -> int:
+        """Prompt rows of the next step.
+
+        At least `least` whatever they take, then twice as many as long as they are expected to
+        take no more than `milliseconds`, up to `most` and to twice those of the last step.
+        """
+        rows = min(least, most)
+        while rows <= self._last_rows and rows < most and 2 * rows * self._row_ms <= milliseconds:
+            rows = min(2 * rows, most)
+        return rows
 
     def share(
         self,
@@ -55,8 +70,11 @@ class PromptOrder:
             left -= rows[i]
         return rows
 
-    def count(self, plan: StepPlan) -> None:
-        """Note what a step read, before any of its prompts begins to answer."""
+    def count(self, plan: StepPlan, milliseconds: float) -> None:
+        """Note what a step read in how long, before any of its prompts begins to answer."""
+        num_read = sum(plan.num_rows[plan.num_generating :])
+        if 2 * num_read >= plan.max_prompt_rows > 0:  # not the short rest of a prompt
+            self._last_rows, self._row_ms = num_read, milliseconds / num_read
         num_others = 0
         for index, sequence in plan.decoded:
             if sequence is self._oldest:

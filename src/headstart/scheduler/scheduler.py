@@ -229,7 +229,7 @@ class Scheduler:
         answers, plan.prompts = self.turns.choose(self.running)
         plan.answer(answers)
         if plan.prompts:
-            plan.max_prompt_rows = self._prompt_rows(len(answers))
+            plan.max_prompt_rows = self._prompt_rows()
         if answers:
             engine = self.engine
             batching.limit_drafts(plan, engine, len(self.cells))
@@ -282,7 +282,7 @@ class Scheduler:
             self.num_failed_decodes = 0
             batching.unpad(plan, self.engine)
             if plan.max_prompt_rows:
-                self._order.count(plan)
+                self._order.count(plan, record.target_ms)
         for sequence, ending in self._committer.commit(plan, logits, record):
             self.leave(sequence, ending)
         record.left, self._left = self._left, []
@@ -389,10 +389,9 @@ class Scheduler:
         if sequence.wants_progress:
             self.events.add(sequence.progress(self.clock(), sequence.num_decoded))
 
-    def _prompt_rows(self, num_generating: int) -> int:
+    def _prompt_rows(self) -> int:
         """Most prompt rows of this step: few while others wait for their next token."""
         least, milliseconds = self.config.prefill_chunk, self.config.prefill_ms
         if not any(sequence.is_generating for sequence in self.running):
             least, milliseconds = _ALONE, _ALONE_SHARE * milliseconds
-        most = self.engine.max_batch_tokens
-        return self.drafting.prompt_rows(least, most, num_generating, milliseconds)
+        return self._order.num_rows(least, self.engine.max_batch_tokens, milliseconds)

@@ -89,9 +89,7 @@ def test_unknown_and_finished_requests_can_be_cancelled() -> None:
     assert not scheduler.step().num_emitted  # nothing to do is no error
 
 
-@pytest.mark.parametrize(
-    "method", ["begin", "survival", "share", "read", "label", "prompt_rows", "end"]
-)
+@pytest.mark.parametrize("method", ["begin", "survival", "share", "read", "label", "end"])
 def test_control_that_fails_ends_drafts_and_no_request(
     method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,7 +41,7 @@ def step(order: PromptOrder, reading: list[Sequence], num_rows: int) -> list[int
     shares = order.share(reading, num_rows, [])
     plan = StepPlan(Batch(1), 0.0, list(reading), num_rows=shares)
     plan.decoded = [(i, plan.sequences[i]) for i, rows in enumerate(shares) if rows]
-    order.count(plan)
+    order.count(plan, 1.0)
     for index, sequence in plan.decoded:
         assert sequence.cells is not None
         sequence.cells.length += shares[index]
@@ -146,6 +146,45 @@ def test_a_prompt_that_a_short_one_waits_for_comes_as_early_as_that() -> None:
     follower.leader, last.leader = reading[1], follower
     assert PromptOrder(64).share(reading, 128, []) == [128, 0]
     assert PromptOrder(64).share(reading, 128, [last, follower]) == [0, 128]
+
+
+def read_beside_answers(
+    row_ms: float, attention_ms: float, length: int = 32_000, least: int = 64
+) -> list[tuple[int, float]]:
+    """Rows and milliseconds of each step in which a long prompt is read, 100 ms a step allowed."""
+    order, steps, known = PromptOrder(64), list[tuple[int, float]](), 0
+    while known < length:
+        rows = min(order.num_rows(least, 2048, 100.0), length - known)
+        milliseconds = 5.0 + rows * (row_ms + attention_ms * known)
+        plan = StepPlan(Batch(1), 0.0, max_prompt_rows=rows, num_rows=[rows])
+        order.count(plan, milliseconds)
+        steps.append((rows, milliseconds))
+        known += rows
+    return steps
+
+
+def test_a_long_prompt_keeps_the_time_of_a_step_while_attention_grows() -> None:
+    for row_ms in (0.02, 0.1, 0.5, 2.0):
+        for rows, milliseconds in read_beside_answers(row_ms, row_ms / 4000):
+            assert rows == 64 or milliseconds <= 110.0
+
+
+def test_a_fast_machine_reads_more_at_once_and_a_slow_one_what_it_must() -> None:
+    fast, slow = read_beside_answers(0.05, 0.0), read_beside_answers(5.0, 0.0)
+    assert max(rows for rows, _ in fast) >= 1024
+    assert {rows for rows, _ in slow} == {64}
+    assert len(fast) <= 5 + 32_000 // 1024
+
+
+def test_rows_of_prompts_keep_their_bounds() -> None:
+    order = PromptOrder(64)
+    assert order.num_rows(64, 32, 100.0) == 32
+    order.count(StepPlan(Batch(1), 0.0, max_prompt_rows=64, num_rows=[64]), 0.1)
+    assert order.num_rows(64, 100, 100.0) == 100
+    assert order.num_rows(64, 2048, 0.0) == 64
+    # the short rest of a prompt says nothing about a row
+    order.count(StepPlan(Batch(1), 0.0, max_prompt_rows=64, num_rows=[3]), 90.0)
+    assert order.num_rows(64, 2048, 100.0) == 128
 
 
 def scored_requests() -> list[Request]:
