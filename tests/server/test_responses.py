@@ -15,7 +15,7 @@ from tests.server.serving import served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import ServerConfig
-from headstart.server.response_store import ResponseStore, StoredResponse
+from headstart.server.kept import ResponseStore, StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.request import Request

@@ -18,7 +18,7 @@ from tests.server.test_wrong_input import error_of
 from tests.thread_transport import ThreadTransport
 
 from headstart.server.app import IdleTimer
-from headstart.server.kept_streams import MAX_STREAMS, KeptStreams
+from headstart.server.kept import MAX_STREAMS, KeptStreams
 from headstart.types.errors import ModelError, UnavailableError
 from headstart.types.request import FinishEvent
 from headstart.worker.client import WorkerClient

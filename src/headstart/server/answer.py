@@ -15,7 +15,7 @@ from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect
 from headstart.server.errors import error_body, log_failure, wrong_value
 from headstart.server.event_stream import EventStream
-from headstart.server.kept_streams import HEADER
+from headstart.server.kept import HEADER
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import Prompt
 from headstart.server.results import timings
@@ -52,6 +52,17 @@ def make_choices(body: GenerationBody, prompts: list[Prompt], call: Call) -> lis
     requests = make_requests(body, prompts, call)
     per_prompt = len(requests) // len(prompts)
     return [Choice(i, request, prompts[i // per_prompt]) for i, request in enumerate(requests)]
+
+
+async def answer_prompts(
+    http: HttpRequest,
+    call: Call,
+    body: GenerationBody,
+    read: Callable[[], list[Prompt]],
+    dialect: Callable[..., Dialect],
+) -> Response:
+    """Answer the prompts that `read` returns, in the form of `dialect`; it fails as `answer`."""
+    return await answer(http, lambda: dialect(call, body, make_choices(body, read(), call)))
 
 
 async def answer(http: HttpRequest, prepare: Callable[[], Dialect]) -> Response:

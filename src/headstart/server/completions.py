@@ -7,17 +7,16 @@ import math
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer, make_choices, new_call
+from headstart.server.answer import answer_prompts, new_call
 from headstart.server.body import read_body
-from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
+from headstart.server.dialect import Choice, Chunk, OpenAIDialect, Piece
 from headstart.server.errors import not_supported
-from headstart.server.images import Images, prompt_images, read_images
+from headstart.server.images import prompt_images, read_images
 from headstart.server.infill import fill_in
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.results import legacy_logprobs
 from headstart.server.routing import Routes
 from headstart.server.schemas import CompletionBody
-from headstart.server.translate import Call
 from headstart.types.request import TokenLogprob
 
 routes = Routes()
@@ -34,26 +33,20 @@ async def completions(http: HttpRequest) -> Response:
     call = new_call(http, "cmpl-")
     images = await read_images(http, prompt_images(body.prompt))
 
-    def prepare() -> Dialect:
+    def read() -> list[Prompt]:
         if images and (body.echo or body.suffix):
             raise not_supported("images with echo or a suffix are not supported; leave out one")
         if body.echo and body.post_sampling_probs:
             raise not_supported(
                 "echo with post_sampling_probs is not supported: nothing of the prompt was sampled"
             )
-        choices = make_choices(body, _read(body, call, images), call)
-        return CompletionDialect(call, body, choices)
+        vocab, info = call.model.vocab, call.info
+        prompts = read_prompts(body.prompt, vocab, info.context_size, images)
+        if not body.suffix:
+            return prompts
+        return [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]
 
-    return await answer(http, prepare)
-
-
-def _read(body: CompletionBody, call: Call, images: Images) -> list[Prompt]:
-    """The prompts; with a suffix, those of filling in before it."""
-    vocab, info = call.model.vocab, call.info
-    prompts = read_prompts(body.prompt, vocab, info.context_size, images)
-    if not body.suffix:
-        return prompts
-    return [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]
+    return await answer_prompts(http, call, body, read, CompletionDialect)
 
 
 class CompletionDialect(OpenAIDialect):

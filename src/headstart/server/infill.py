@@ -19,9 +19,8 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer, make_choices, new_call
+from headstart.server.answer import answer_prompts, new_call
 from headstart.server.body import read_body
-from headstart.server.dialect import Dialect
 from headstart.server.native import NativeDialect
 from headstart.server.prompts import Prompt, tokenize_mixed, tokens_text
 from headstart.server.routing import Routes
@@ -40,14 +39,12 @@ async def infill(http: HttpRequest) -> Response:
     body = await read_body(http, InfillBody)
     call = new_call(http, "infill-")
 
-    def prepare() -> Dialect:
+    def read() -> list[Prompt]:
         vocab = call.model.vocab
         tokens = infill_prompt(body, vocab, call.info)
-        prompt = Prompt(tokens, tokens_text(tokens, vocab), echo="")
-        choices = make_choices(body, [prompt], call)
-        return NativeDialect(call, body, choices)
+        return [Prompt(tokens, tokens_text(tokens, vocab), echo="")]
 
-    return await answer(http, prepare)
+    return await answer_prompts(http, call, body, read, NativeDialect)
 
 
 def fill_in(parts: tuple[str, str], vocab: Vocab, info: WorkerInfo) -> Prompt:

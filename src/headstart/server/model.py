@@ -16,8 +16,7 @@ from weakref import WeakValueDictionary
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import ChatConfig, ServerConfig
-from headstart.server.kept_streams import KeptStreams
-from headstart.server.response_store import ResponseStore
+from headstart.server.kept import KeptStreams, ResponseStore
 from headstart.server.threads import Threads
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat

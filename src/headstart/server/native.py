@@ -8,13 +8,13 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer, make_choices, new_call
+from headstart.server.answer import answer_prompts, new_call
 from headstart.server.body import read_body
-from headstart.server.dialect import Choice, Chunk, Dialect, Piece, SingleDialect
+from headstart.server.dialect import Choice, Chunk, Piece, SingleDialect
 from headstart.server.images import prompt_images, read_images
 from headstart.server.limits import MAX_NAMES, check_length
 from headstart.server.native_answer import native_answer
-from headstart.server.prompts import read_prompts
+from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.routing import Routes
 from headstart.server.schemas import NativeBody
 from headstart.server.translate import Call
@@ -34,12 +34,10 @@ async def completion(http: HttpRequest) -> Response:
     call = new_call(http, "cmpl-")
     images = await read_images(http, prompt_images(body.prompt))
 
-    def prepare() -> Dialect:
-        prompts = read_prompts(body.prompt, call.model.vocab, call.info.context_size, images)
-        choices = make_choices(body, prompts, call)
-        return NativeDialect(call, body, choices)
+    def read() -> list[Prompt]:
+        return read_prompts(body.prompt, call.model.vocab, call.info.context_size, images)
 
-    return await answer(http, prepare)
+    return await answer_prompts(http, call, body, read, NativeDialect)
 
 
 class NativeDialect(SingleDialect):

@@ -12,10 +12,9 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.answer import answer, make_choices, new_call
+from headstart.server.answer import answer_prompts, new_call
 from headstart.server.body import make_body, read_body
 from headstart.server.chat import answer_chat
-from headstart.server.dialect import Dialect
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs
 from headstart.server.errors import error_body, log_failure, wrong_value
 from headstart.server.infill import fill_in
@@ -44,7 +43,6 @@ from headstart.server.ollama_dialect import (
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.routing import Handler, Routes, json_response
 from headstart.server.schemas import NativeBody
-from headstart.server.translate import Call
 from headstart.types import Vocab
 from headstart.types.errors import HeadstartError, RequestError
 from headstart.types.report import EmbeddingInfo
@@ -145,10 +143,13 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     body = make_body(NativeBody, text_fields(request) | {"prompt": request.prompt})
     call = new_call(http, "ollama-")
 
-    def prepare() -> Dialect:
-        return dialect(call, body, make_choices(body, [_plain_prompt(request, call)], call))
+    def read() -> list[Prompt]:
+        vocab, info = call.model.vocab, call.info
+        if request.suffix is None:
+            return read_prompts(request.prompt, vocab, info.context_size)
+        return [fill_in((request.prompt, request.suffix), vocab, info)]
 
-    return await answer(http, prepare)
+    return await answer_prompts(http, call, body, read, dialect)
 
 
 @routes.post("/api/embed", body=OllamaEmbedBody, answer="`embeddings`: a list of vectors")
@@ -186,13 +187,6 @@ async def ollama_embeddings(http: HttpRequest) -> dict[str, Any]:
         return {"embedding": []}
     event = await _embed(http, service, [request.prompt], truncates=True)
     return {"embedding": event.vectors[0][0]}
-
-
-def _plain_prompt(request: OllamaGenerateBody, call: Call) -> Prompt:
-    vocab, info = call.model.vocab, call.info
-    if request.suffix is None:
-        return read_prompts(request.prompt, vocab, info.context_size)[0]
-    return fill_in((request.prompt, request.suffix), vocab, info)
 
 
 def _loaded(http: HttpRequest, model: str | None, fields: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece
-from headstart.server.response_store import Item
+from headstart.server.kept import Item
 from headstart.server.responses_body import ResponsesBody
 from headstart.server.results import speculative_metrics, timings
 from headstart.server.schemas import ChatBody

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field
 
 from headstart.server.body import Body, Int, make_body
 from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.response_store import Item
+from headstart.server.kept import Item
 from headstart.server.schemas import ChatBody
 from headstart.types.errors import RequestError
 

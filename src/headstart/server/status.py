@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import re
 import uuid
 import zlib
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
 
+from headstart.config import ServerConfig
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import Body, read_body
 from headstart.server.errors import ApiError, wrong_value
@@ -20,14 +23,14 @@ from headstart.server.native_answer import generation_settings
 from headstart.server.results import draft_counts
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
-from headstart.server.slot_files import check_name, make_room, slot_folder
 from headstart.server.tool_use import describe
 from headstart.types import ModelInfo
-from headstart.types.errors import RequestError
+from headstart.types.errors import EngineError, QuotaError, RequestError
 from headstart.types.report import SlotReport, SpeculatorReport, WorkerReport
 from headstart.types.request import Request, SlotAction, SlotEvent
 
 routes = Routes()
+_SLOT_FILE = re.compile(r"[\w. +@-]{1,200}")
 
 
 @routes.get("/health", "/v1/health", answer="`status`: ok")
@@ -128,12 +131,12 @@ async def slots(http: HttpRequest) -> list[dict[str, Any]]:
 async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     """Save, restore or erase what an idle slot keeps."""
     service = service_of(http)
-    folder = slot_folder(http)
+    folder = _slot_folder(http)
     action = http.query_params.get("action", "")
     if action not in ("save", "restore", "erase"):
         raise RequestError(f"action is {action!r} but must be save, restore or erase")
     slot_id = _slot_id(http.path_params["id_slot"], service.info.num_slots)
-    name = "" if action == "erase" else check_name((await read_body(http, SlotBody)).filename)
+    name = "" if action == "erase" else _check_name((await read_body(http, SlotBody)).filename)
     adapters = request_scales(None, service.adapter_scales, service.info)
     command = SlotAction(
         uuid.uuid4().hex,
@@ -147,10 +150,63 @@ async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     # saves would exceed a quota
     async with service.slot_actions.setdefault(http.scope["headstart.namespace"], asyncio.Lock()):
         if action == "save":
-            await asyncio.to_thread(make_room, folder, name, service.config)
+            await asyncio.to_thread(_make_room, folder, name, service.config)
         event = await single_event(service.worker, command)
     assert isinstance(event, SlotEvent)
     return _slot_answer(command, name, event)
+
+
+def _slot_folder(http: HttpRequest) -> Path:
+    """The folder of the tenant that sent the request: --slot-save-path if there is only one.
+
+    Raises:
+        ApiError: there is no --slot-save-path.
+    """
+    folder = service_of(http).config.slot_save_path
+    if folder is None:
+        raise ApiError(501, "slot actions need a folder; start with --slot-save-path FOLDER")
+    has_tenants = http.scope["headstart.has_tenants"]
+    return Path(folder, http.scope["headstart.namespace"] if has_tenants else "")
+
+
+def _check_name(name: str | None) -> str:
+    """Check that the name stays inside of the folder."""
+    if name is None or not _SLOT_FILE.fullmatch(name) or name.startswith("."):
+        raise RequestError(
+            f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
+        )
+    return name
+
+
+def _make_room(folder: Path, name: str, config: ServerConfig) -> None:
+    """Make the folder of a tenant, and check that the tenant may save a file of this name.
+
+    Raises:
+        QuotaError: too many, or too large.
+        EngineError: the folder cannot be made or read.
+    """
+    try:
+        if folder != Path(config.slot_save_path or ""):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        others = [one for one in folder.glob("*") if one.name != name and one.is_file()]
+        num_bytes = sum(one.stat().st_size for one in others)
+    except OSError as error:
+        raise EngineError(f"the folder for slot files cannot be used: {error}") from error
+    if len(others) >= config.tenant_slot_files and not (folder / name).exists():
+        raise QuotaError(
+            "slot files",
+            f"you have {len(others)} slot files and may have {config.tenant_slot_files}; save "
+            "under one of their names, or start with a larger --tenant-slot-files",
+            retry_after=0,
+        )
+    if num_bytes >= config.tenant_slot_files_mb * 2**20:
+        raise QuotaError(
+            "slot files",
+            f"your other slot files take {num_bytes >> 20} MiB and may take "
+            f"{config.tenant_slot_files_mb}; save over a larger one, or start with a larger "
+            "--tenant-slot-files-mb",
+            retry_after=0,
+        )
 
 
 def _slot_id(text: str, num_slots: int) -> int:

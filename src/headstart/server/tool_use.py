@@ -6,12 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.server.conversation import RenderedChat, read_tools
+from headstart.server.conversation import RenderedChat, chat_thoughts, read_tools, thought_marks
 from headstart.server.dialect import Choice
 from headstart.server.errors import shorten
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
-from headstart.server.thoughts import chat_thoughts, thought_marks
 from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser, ReadOptions
 from headstart.text.toolcalls.constraint import (
     CallRules,

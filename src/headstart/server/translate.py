@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from headstart.config import SPECULATOR_ALIASES
 from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
+from headstart.server.conversation import tagged_thoughts
 from headstart.server.errors import not_supported, wrong_value
 from headstart.server.limits import (
     MAX_PROMPTS,
@@ -18,7 +19,6 @@ from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
 from headstart.server.sampling import read_names, sampling_params
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
-from headstart.server.thoughts import tagged_thoughts
 from headstart.types import DraftMode
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo

@@ -27,7 +27,7 @@ from headstart.gateway.router.pooled_model import PooledModel
 from headstart.server import guard
 from headstart.server.errors import ApiError, shorten
 from headstart.server.extras import Extras
-from headstart.server.kept_streams import HEADER
+from headstart.server.kept import HEADER
 from headstart.server.routing import json_response
 from headstart.server.threads import ClientGoneError, unless_left
 
@@ -221,7 +221,7 @@ def conversation_of(http: HttpRequest) -> Conversation | None:
 class Streams:
     """Models by conversation, and the requests that wait for theirs.
 
-    A stream is kept by the server of its model (server/kept_streams.py). Until that is loaded, its
+    A stream is kept by the server of its model (server/kept.py). Until that is loaded, its
     request waits here, whether or not its client does.
     """
 
