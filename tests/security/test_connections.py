@@ -12,7 +12,7 @@ from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.server import connections
-from headstart.server.connections import MAX_HEAD_BYTES, ConnectionLimits, affordable
+from headstart.server.connections import MAX_HEAD_BYTES, affordable
 from headstart.types.errors import ConfigError
 
 
@@ -103,8 +103,9 @@ def test_who_stops_in_the_middle_is_disconnected(impatient, sent, status):
 
 
 def test_timeout_shortens_the_other_limits():
-    assert ConnectionLimits.of(ServerConfig(timeout=7)).body_seconds == 7
-    assert ConnectionLimits.of(ServerConfig()).head_seconds == 30
+    with serving(config=ServerConfig(timeout=1)) as client, connected(client) as connection:
+        push(connection, b"GET /hea")
+        assert b"no whole request head came within 1 seconds" in answer_of(connection)
 
 
 def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
@@ -176,12 +177,12 @@ def test_the_start_tells_when_too_few_files_may_be_opened(monkeypatch, caplog):
     monkeypatch.setattr("headstart.server.connections.resource.setrlimit", lambda *_: None)
     monkeypatch.setattr("headstart.server.connections.resource.getrlimit", lambda _: (256, 256))
     affordable.cache_clear()  # asked once a process
-    assert ConnectionLimits.of(ServerConfig()).max_connections == 192
+    assert affordable(1000) == 192
     assert "ulimit -n" in caplog.text
     affordable.cache_clear()
     monkeypatch.setattr("headstart.server.connections.resource.getrlimit", lambda _: (70, 70))
     with pytest.raises(ConfigError, match=r"may open 70 files.*ulimit -n"):
-        ConnectionLimits.of(ServerConfig())
+        affordable(1000)
     affordable.cache_clear()
 
 

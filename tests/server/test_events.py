@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import httpx2
 import pytest
@@ -16,7 +18,7 @@ from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.server import events
-from headstart.server.events import SPEED_SECONDS, _Speed, num_tokens
+from headstart.server.events import SPEED_SECONDS, _speed, num_tokens
 from headstart.server.results import counterfactual
 from headstart.structures.rss import resident_bytes
 from headstart.types.report import SlotReport, WorkerReport
@@ -113,13 +115,13 @@ def test_the_state_needs_the_key():
 
 
 def test_speed_is_a_mean_of_the_last_second_and_falls_to_nothing():
-    speed = _Speed()
-    assert speed.update(0.0, 0) == 0.0
-    speeds = [speed.update(0.25 * i, 10 * i) for i in range(1, 20)]
+    speed = partial(_speed, deque())
+    assert speed(0.0, 0) == 0.0
+    speeds = [speed(0.25 * i, 10 * i) for i in range(1, 20)]
     assert speeds == pytest.approx([40.0] * 19)
-    assert speed.update(4.75 + SPEED_SECONDS, 190) < 40.0
-    assert speed.update(4.75 + 3 * SPEED_SECONDS, 190) == 0.0
-    assert speed.update(10.0, 0) == 0.0  # the engine was started again
+    assert speed(4.75 + SPEED_SECONDS, 190) < 40.0
+    assert speed(4.75 + 3 * SPEED_SECONDS, 190) == 0.0
+    assert speed(10.0, 0) == 0.0  # the engine was started again
 
 
 def test_running_answers_count_as_tokens():

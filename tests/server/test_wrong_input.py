@@ -122,33 +122,20 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("n_predict", 10**30, "must be at most 9007199254740992"),
         ("sse_ping_interval", -2, "sse_ping_interval is -2"),
         ("response_format", {"type": "xml"}, "must be one of text, json_object, json_schema"),
+        ("dry_sequence_breakers", ["x"] * 12_000, "holds 12000 texts"),
+        ("dry_sequence_breakers", ["x" * 5000], "5000 bytes but at most 256"),
+        ("samplers", "k" * 4_000_000, "samplers holds 4000000 entries but at most 32"),
+        ("samplers", ["top_k"] * 20_000, "samplers holds 20000 entries"),
+        ("logit_bias", [[5, 1]] * 100_000, "holds 100000 entries but at most 258"),
+        ("logit_bias", {"a" * 9000: 1}, "9000 bytes but at most 1024"),
+        ("speculative", {"types": ["x"] * 20_000}, "speculative.types holds 20000 entries"),
+        ("speculative", {"types": "x," * 50_000}, "100000 characters"),
     ],
 )
 def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field, value, says):
     for path, body in ((CHAT, {"messages": MESSAGES}), ("/completion", {"prompt": "a"})):
         assert says in error_of(client.post(path, json=body | {field: value}), 400)
     assert worker.requests == []
-
-
-@pytest.mark.parametrize(
-    ("field", "says"),
-    [
-        ({"messages": [None]}, "messages.0 is null but must be an object"),
-        ({"messages": "x"}, "messages is 'x' but must be a list"),
-        ({"tool_choice": {"type": "function"}}, "names null but there are no tools"),
-        (
-            {"response_format": {"type": "json_schema"}},
-            "response_format.json_schema is null but must be an object with a schema",
-        ),
-    ],
-)
-def test_an_error_speaks_of_json_not_of_python(client, field, says):
-    assert says in error_of(client.post(CHAT, json={"messages": MESSAGES} | field), 400)
-
-
-def test_a_prompt_that_is_an_object_is_shown_in_the_error(client):
-    response = client.post("/completion", json={"prompt": {"text": "x"}})
-    assert "it holds {'text': 'x'}" in error_of(response, 400)
 
 
 @pytest.mark.parametrize(
@@ -173,22 +160,31 @@ def test_what_is_not_built_is_refused_not_ignored(client, worker, field):
     assert worker.requests == []
 
 
-def test_logprobs_of_a_native_completion_are_checked(client):
-    for value, says in (
-        (999, "logprobs is 999 but must be from 0 to 258"),
-        ("x", "logprobs is 'x' but must be"),
-    ):
-        assert says in error_of(
-            client.post("/completion", json={"prompt": "a", "logprobs": value}), 400
-        )
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("logprobs", 999, "logprobs is 999 but must be from 0 to 258"),
+        ("logprobs", "x", "logprobs is 'x' but must be"),
+        ("n_probs", 10**5, "n_probs is 100000 but must be from 0 to 258"),
+        ("response_fields", ["a/b"] * 20_000, "response_fields holds 20000 entries"),
+    ],
+)
+def test_fields_of_a_native_completion_are_checked(client, field, value, says):
+    assert says in error_of(client.post("/completion", json={"prompt": "a", field: value}), 400)
 
 
 @pytest.mark.parametrize(
     ("body", "says"),
     [
         ({}, "messages is required"),
-        ({"messages": "hi"}, "messages is 'hi'"),
+        ({"messages": "hi"}, "messages is 'hi' but must be a list"),
         ({"messages": ["hi"]}, "messages.0 is 'hi'"),
+        ({"messages": [None]}, "messages.0 is null but must be an object"),
+        ({"messages": MESSAGES, "tool_choice": {"type": "function"}}, "names null but there are"),
+        (
+            {"messages": MESSAGES, "response_format": {"type": "json_schema"}},
+            "response_format.json_schema is null but must be an object with a schema",
+        ),
         ({"messages": [{"content": "hi"}]}, "messages.0.role is required"),
         ({"messages": [{"role": "user"}]}, "messages.0.content is required"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content must be"),
@@ -212,6 +208,7 @@ def test_bad_messages_are_400(client, body, says):
         ([-1], "token id -1"),
         (5.5, "must be a text"),
         ({"x": 1}, "must be a text"),
+        ({"text": "x"}, "it holds {'text': 'x'}"),
         (["a"] * 257, "at most 256"),
     ],
 )

@@ -176,7 +176,6 @@ def chat_message(choice: Choice, echo: str) -> dict[str, Any]:
 
 
 def _delta(events: Sequence[AnswerEvent]) -> Chunk:
-    """What a chunk adds to the message."""
     delta: Chunk = {}
     calls: dict[int, Chunk] = {}
     for event in events:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from typing import Any
@@ -18,7 +17,6 @@ from typing import Any
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headstart.config import ServerConfig
 from headstart.server.errors import INERT, ApiError, error_body
 from headstart.types.errors import ConfigError
 
@@ -37,37 +35,15 @@ LEAST_CONNECTIONS = 16
 _LONG_HEAD = f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB; shorten it"
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Seconds for each connection, and the number of connections."""
-
-    max_connections: int = 1000
-    head_seconds: float = HEAD_SECONDS
-    body_seconds: float = BODY_SECONDS
-    stall_seconds: float = STALL_SECONDS
-
-    @classmethod
-    def of(cls, config: ServerConfig) -> ConnectionLimits:
-        """The usual limits, shortened to `--timeout`.
-
-        Raises:
-            ConfigError: the system lets this process open too few files.
-        """
-        seconds = float(config.timeout)
-        return cls(
-            max_connections=affordable(config.max_connections),
-            head_seconds=min(HEAD_SECONDS, seconds),
-            body_seconds=min(BODY_SECONDS, seconds),
-            stall_seconds=min(STALL_SECONDS, seconds),
-        )
-
-
 class LimitedProtocol(HttpToolsProtocol):
-    """A connection with limits."""
+    """A connection with limits; `timeout` shortens those of seconds."""
 
-    def __init__(self, *, limits: ConnectionLimits, **rest: Any) -> None:
+    def __init__(self, *, max_connections: int, timeout: float, **rest: Any) -> None:
         super().__init__(**rest)
-        self._limits = limits
+        self._max_connections = max_connections
+        self._head_seconds = min(HEAD_SECONDS, timeout)
+        self._body_seconds = min(BODY_SECONDS, timeout)
+        self._stall_seconds = min(STALL_SECONDS, timeout)
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
         # being answered, while `cycle` is the last one read
@@ -81,10 +57,8 @@ class LimitedProtocol(HttpToolsProtocol):
     # narrower than asyncio's protocol, as uvicorn's own is
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if len(self.connections) > self._limits.max_connections and not self._close_another():
-            self._refuse(
-                503, f"{self._limits.max_connections} connections are open; try again later"
-            )
+        if len(self.connections) > self._max_connections and not self._close_another():
+            self._refuse(503, f"{self._max_connections} connections are open; try again later")
             return
         self._wait_for_head()
 
@@ -124,7 +98,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._num_unused > MAX_HEAD_BYTES:
             self._refuse(431, _LONG_HEAD)
         elif self._is_reading_body:
-            self._set_timer(self._limits.body_seconds, self._body_is_late)
+            self._set_timer(self._body_seconds, self._body_is_late)
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -178,7 +152,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall = self.loop.call_later(self._limits.stall_seconds, self._reader_is_late)
+        self._stall = self.loop.call_later(self._stall_seconds, self._reader_is_late)
 
     def resume_writing(self) -> None:
         super().resume_writing()
@@ -192,7 +166,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _wait_for_head(self) -> None:
         if self._running is None:
             self.idle_since = self.loop.time()
-        self._set_timer(self._limits.head_seconds, self._head_is_late)
+        self._set_timer(self._head_seconds, self._head_is_late)
 
     def _set_timer(self, seconds: float, late: Any) -> None:
         self._clear_timer()
@@ -208,21 +182,19 @@ class LimitedProtocol(HttpToolsProtocol):
         if not self._num_unused:  # no request has begun
             self.transport.close()
             return
-        self._refuse(
-            408, f"no whole request head came within {self._limits.head_seconds:g} seconds"
-        )
+        self._refuse(408, f"no whole request head came within {self._head_seconds:g} seconds")
 
     def _body_is_late(self) -> None:
         self._timer = None
         if self.flow.read_paused:  # the server has paused reading
-            self._set_timer(self._limits.body_seconds, self._body_is_late)
+            self._set_timer(self._body_seconds, self._body_is_late)
             return
-        self._refuse(408, f"nothing of the body came for {self._limits.body_seconds:g} seconds")
+        self._refuse(408, f"nothing of the body came for {self._body_seconds:g} seconds")
 
     def _reader_is_late(self) -> None:
         """The buffers are full, so no error can be sent."""
         self._stall = None
-        log.info("a client did not read its answer for %g s", self._limits.stall_seconds)
+        log.info("a client did not read its answer for %g s", self._stall_seconds)
         self.transport.abort()
 
     def _refuse(self, status: int, message: str) -> None:

@@ -291,7 +291,6 @@ async def rerank(http: HttpRequest) -> Any:
 
 
 def _pair_tokens(form: RerankForm, pair: tuple[str, str], vocab: Vocab) -> list[int]:
-    """Token ids of a query and a document."""
     if form.template is not None:
         text = form.template.replace("{query}", pair[0]).replace("{document}", pair[1])
         return vocab.tokenize(text, add_special=False, parse_special=True)

@@ -97,14 +97,15 @@ class EventFeed:
 
     async def _render(self) -> None:
         """Make states until nobody listens or the server stops."""
-        service, speed, last, sent_at = self._service, _Speed(), None, 0.0
+        service, last, sent_at = self._service, None, 0.0
+        seen: deque[tuple[float, int]] = deque()
         try:
             while self._listeners and not service.is_stopping:
                 report, now = await service.worker.report(), time.monotonic()
                 # an unchanged state is repeated every second, as its speed falls to 0
                 if report != last or now - sent_at >= 1.0:
                     last, sent_at = report, now
-                    self._state = _state(service, report, speed.update(now, num_tokens(report)))
+                    self._state = _state(service, report, _speed(seen, now, num_tokens(report)))
                     self._latest = sse.event(self._state)
                     self._wake_listeners()
                 await asyncio.sleep(0.2)
@@ -132,19 +133,13 @@ class _Listening(StreamingResponse):
             self._feed.leave(self._tenant)
 
 
-class _Speed:
-    """Tokens per second over the last SPEED_SECONDS."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()
-
-    def update(self, now: float, num_tokens: int) -> float:
-        """Add a count and return the present speed."""
-        self._seen.append((now, num_tokens))
-        while len(self._seen) > 2 and self._seen[1][0] <= now - SPEED_SECONDS:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        return max(0.0, (num_tokens - before) / (now - then)) if now > then else 0.0
+def _speed(seen: deque[tuple[float, int]], now: float, num_tokens: int) -> float:
+    """Add a count to those of the last SPEED_SECONDS, and return the tokens per second."""
+    seen.append((now, num_tokens))
+    while len(seen) > 2 and seen[1][0] <= now - SPEED_SECONDS:
+        seen.popleft()
+    then, before = seen[0]
+    return max(0.0, (num_tokens - before) / (now - then)) if now > then else 0.0
 
 
 def num_tokens(report: WorkerReport) -> int:

@@ -124,7 +124,6 @@ def _reader(held: Sequence[str | bytes], config: ServerConfig) -> Callable[[], t
 
 
 def _file_of(url: str, config: ServerConfig) -> bytes:
-    """The file that a URL names or holds."""
     scheme = url[:16].partition(":")[0]
     if scheme == "file":
         return _local(url.removeprefix("file://"), config.media_path)

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp
 
 from headstart.config import ServerConfig
 from headstart.server.app import create_app
-from headstart.server.connections import ConnectionLimits, LimitedProtocol
+from headstart.server.connections import LimitedProtocol, affordable
 from headstart.server.extras import Extras
 from headstart.server.model import ServedModel, Service
 from headstart.types.errors import ConfigError
@@ -93,7 +93,11 @@ def uvicorn_config(app: ASGIApp, config: ServerConfig) -> uvicorn.Config:
     Raises:
         ConfigError: the system lets this process open too few files.
     """
-    protocol: Any = partial(LimitedProtocol, limits=ConnectionLimits.of(config))
+    protocol: Any = partial(
+        LimitedProtocol,
+        max_connections=affordable(config.max_connections),
+        timeout=float(config.timeout),
+    )
     return uvicorn.Config(
         app,
         http=protocol,

@@ -160,7 +160,6 @@ def _texts(content: Any, where: str) -> Iterable[str]:
 
 
 def _parts(content: Any, where: str) -> Iterable[dict[str, Any]]:
-    """The parts of a chat message."""
     if isinstance(content, str):
         yield {"type": "text", "text": content}
         return
