@@ -14,7 +14,7 @@ from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.server.anthropic import MessagesBody, chat_body
-from headstart.types.errors import EngineError, HeadstartError
+from headstart.types.errors import HeadstartError
 
 MESSAGES = [{"role": "user", "content": "Hi"}]
 TOOLS = [{"name": "look", "description": "Look.", "input_schema": {"type": "object"}}]
@@ -142,13 +142,3 @@ def test_what_cannot_be_honoured_is_named(field: str, value: Any, says: str) -> 
 def test_a_list_without_messages_is_a_silent_user(client):
     answer = client.post("/v1/messages", json={"max_tokens": 4, "messages": []})
     assert (answer.status_code, answer.json()["type"]) == (200, "message")
-
-
-def test_a_failure_in_a_stream_is_an_error_event() -> None:
-    worker = FakeWorker(lambda request: [*say(request, b"a")[:1], EngineError("it broke")])
-    body = {"messages": MESSAGES, "stream": True, "max_tokens": 9}
-    with serving(worker) as client:
-        lines = client.post("/v1/messages", json=body).text.strip().splitlines()
-    assert lines[-2] == "event: error"
-    said = json.loads(lines[-1].removeprefix("data: "))
-    assert (said["type"], said["error"]["message"]) == ("error", "it broke")

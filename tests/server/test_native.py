@@ -139,11 +139,6 @@ def test_sampling_fields_reach_the_request(client, worker):
     assert (request.slot_id, request.cache_prompt) == (2, False)
 
 
-def test_samplers_may_be_letters(client, worker):
-    client.post("/completion", json={"prompt": "a", "samplers": "ekt"})
-    assert worker.requests[0].sampling.samplers == ("penalties", "top_k", "temperature")
-
-
 @pytest.mark.parametrize(
     ("bias", "expected"),
     [
@@ -239,6 +234,9 @@ def test_progress_and_running_timings_come_on_request(client):
     body = {"prompt": "abcde", "stream": True, "return_progress": True, "timings_per_token": True}
     first, *parts = events_of(client.post("/completion", json=body))
     assert first["prompt_progress"] == {"total": 5, "cache": 2, "processed": 5, "time_ms": 500}
+    read = first["timings"]
+    assert (read["cache_n"], read["prompt_n"], read["prompt_ms"]) == (2, 3, 500.0)
+    assert (read["predicted_n"], read["predicted_ms"]) == (0, 0.0)
     assert all(part["timings"]["prompt_n"] == 3 for part in parts)
     plain = events_of(client.post("/completion", json={"prompt": "a", "stream": True}))
     assert not any("prompt_progress" in part for part in plain)
@@ -377,10 +375,3 @@ def test_ignore_eos_lists_what_it_bans(client):
     body = {"prompt": "a", "ignore_eos": True, "logit_bias": {"98": 1.0}}
     shown = client.post("/completion", json=body).json()["generation_settings"]["logit_bias"]
     assert shown == [{"token": 98, "bias": 1.0}, {"token": 256, "bias": None}]
-
-
-def test_the_timings_of_a_prompt_that_is_read_count_what_was_read(client):
-    body = {"prompt": "abcde", "stream": True, "return_progress": True, "timings_per_token": True}
-    first = events_of(client.post("/completion", json=body))[0]["timings"]
-    assert (first["cache_n"], first["prompt_n"], first["prompt_ms"]) == (2, 3, 500.0)
-    assert (first["predicted_n"], first["predicted_ms"]) == (0, 0.0)

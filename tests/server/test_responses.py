@@ -17,7 +17,7 @@ from tests.server.test_tool_calls import TEMPLATE
 from headstart.config import ServerConfig
 from headstart.server.kept import ResponseStore, StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
-from headstart.types.errors import EngineError, HeadstartError
+from headstart.types.errors import HeadstartError
 from headstart.types.request import Request
 
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
@@ -205,16 +205,6 @@ def test_progress_and_times_come_with_a_stream(client: httpx2.Client) -> None:
     told = [event for event in events if "prompt_progress" in event]
     assert [event["type"] for event in told] == ["response.in_progress"]
     assert all("timings" in e for e in events if e["type"] == "response.output_text.delta")
-
-
-def test_a_failure_in_a_stream_is_an_event() -> None:
-    def script(request: Request) -> list[Any]:
-        return [*say(request, b"a")[:1], EngineError("it broke")]
-
-    with serving(FakeWorker(script)) as client:
-        text = client.post("/v1/responses", json={"input": "Hi", "stream": True}).text
-    last = json.loads(text.strip().splitlines()[-1][6:])
-    assert (last["type"], last["message"]) == ("error", "it broke")
 
 
 def test_tokens_are_counted(sdk: Any, worker: FakeWorker, client: httpx2.Client) -> None:

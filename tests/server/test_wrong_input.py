@@ -59,7 +59,7 @@ def test_a_body_that_is_not_a_json_object_is_400(client, content, says):
         ("seed", -2, 2**32 - 2),
         ("seed", 2**40 + 3, 3),
         ("samplers", ["top_k", "nonsense"], ("top_k",)),
-        ("samplers", "kz", ("top_k",)),
+        ("samplers", "ekzt", ("penalties", "top_k", "temperature")),
         ("logit_bias", {"999": 1, "5": 2}, {5: 2.0}),
     ],
 )
@@ -319,15 +319,37 @@ def test_unexpected_failures_are_500_without_details():
         assert "secret" not in error_of(response, 500, "server_error")
 
 
-def test_a_failure_after_the_stream_began_is_an_event_in_it():
-    worker = FakeWorker(lambda request: [*say(request, b"ab")[:-1], EngineError("decode failed")])
+BROKE = {"code": 500, "message": "it broke", "type": "server_error"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "last"),
+    [
+        (CHAT, {"messages": MESSAGES}, {"error": BROKE}),
+        (
+            "/v1/messages",
+            {"messages": MESSAGES, "max_tokens": 9},
+            {"type": "error", "error": BROKE},
+        ),
+        (
+            "/v1/responses",
+            {"input": "Hi"},
+            {"type": "error", "code": "server_error", "message": "it broke", "param": None},
+        ),
+    ],
+)
+def test_a_failure_after_the_stream_began_is_an_event_in_it(path, body, last):
+    worker = FakeWorker(lambda request: [*say(request, b"ab")[:-1], EngineError("it broke")])
     with serving(worker) as client:
-        response = client.post(CHAT, json={"messages": MESSAGES, "stream": True})
-        assert response.status_code == 200
-        events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line]
-        error = {"code": 500, "message": "decode failed", "type": "server_error"}
-        assert json.loads(events[-1]) == {"error": error}
-        assert json.loads(events[-2])["choices"][0]["delta"]["content"] == "ab"
+        response = client.post(path, json=body | {"stream": True})
+    assert response.status_code == 200
+    *_, before, end = response.text.strip().split("\n\n")
+    name, _, data = end.rpartition("data: ")
+    assert name == ("" if path == CHAT else "event: error\n")
+    error = json.loads(data)
+    assert {key: error[key] for key in last} == last
+    assert error.keys() - last.keys() <= {"sequence_number"}
+    assert '"ab"' in before
 
 
 def test_a_large_body_is_413_and_the_next_request_works():

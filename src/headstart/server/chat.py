@@ -141,9 +141,6 @@ class ChatDialect(OpenAIDialect):
             chunks.append(self.delta(choice, Piece(echo.text, events=(echo,))))
         return chunks
 
-    def wants(self, piece: Piece) -> bool:
-        return bool(piece.events)
-
     def entry(self, choice: Choice, piece: Piece, *, is_whole: bool) -> Chunk:
         entry: Chunk = {"index": choice.index}
         if is_whole:

@@ -210,12 +210,6 @@ class Dialect(ABC):
             fields["timings"] = reading_times(event)
         return fields
 
-    def wants_tokens(self, piece: Piece) -> bool:
-        """Whether the body asks for data of the piece's tokens."""
-        body = self.body
-        per_token = body.return_tokens or body.provenance
-        return bool(piece.logprobs or (piece.tokens and per_token))
-
     def full_text(self, choice: Choice) -> str:
         """The answer, after the prompt if the body asks for an echo."""
         return choice.prompt.echo + choice.text if self.body.echo else choice.text
@@ -244,13 +238,10 @@ class SingleDialect(Dialect):
     def delta(self, choice: Choice, piece: Piece) -> Chunk:
         """The chunk that carries a piece."""
 
-    def wants(self, piece: Piece) -> bool:
-        """Whether a piece has something to send: its text may be held back."""
-        return bool(piece.text)
-
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
-        is_wanted = self.wants(piece) or self.wants_tokens(piece)
-        return [self.delta(choice, piece)] if is_wanted else []
+        shown = piece.text if choice.parser is None else piece.events
+        per_token = piece.tokens and (self.body.return_tokens or self.body.provenance)
+        return [self.delta(choice, piece)] if shown or piece.logprobs or per_token else []
 
     def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
         return [self.delta(choice, Piece()) | self.prompt_progress(event)]
