@@ -70,20 +70,17 @@ def flags_page() -> str:
         "# Flags",
         NOTE,
         "",
-        "A flag beats its environment variable, which beats the config file (`--config FILE`, "
-        "TOML, keys as in the",
-        "environment names without `HEADSTART_` and in small letters), which beats the default.",
-        "`headstart serve --print-config` shows every value and where it came from. A flag that is "
-        "on or off has a",
-        "`--no-` form.",
+        "A flag beats its environment variable (`HEADSTART_DRAFT_MAX` for `--draft-max`), which "
+        "beats the config file",
+        "(`--config FILE` or `HEADSTART_CONFIG`: TOML, keys as in the variables without "
+        "`HEADSTART_`, in small letters), which",
+        "beats the default. `headstart serve --print-config` shows every value and where it came "
+        "from. A flag that is on or off",
+        "has a `--no-` form.",
         "",
-        "The variable of `--draft-max` is `HEADSTART_DRAFT_MAX`, and so on; llama-server's are "
-        "in [from-llama-server.md](from-llama-server.md).",
-        "`HEADSTART_CONFIG` names a config file as `--config` does, and `HEADSTART_CACHE` the "
-        "folder for what the server learns",
-        "(default: `~/.cache/headstart`). Any other `HEADSTART_` name that is not in a table is "
-        "refused. llama-server's variables",
-        "are taken where its flags are; ours win. What becomes of each of its flags: "
+        "`HEADSTART_CACHE` is the folder for what the server learns (default: "
+        "`~/.cache/headstart`). Any other `HEADSTART_` name is",
+        "refused. llama-server's flags and variables are in "
         "[from-llama-server.md](from-llama-server.md).",
     ]
     titles = groupby(all_settings(), lambda one: part_title(one.part.partition(" ")[0]))
