@@ -3,6 +3,7 @@
 import { getJson, stream } from "./api.js";
 import { showBars, showShares, showTimeline } from "./charts.js";
 import { byId, fill, h } from "./dom.js";
+import { paced } from "./frames.js";
 import { duration, number, percent, rankedReasons, rate, size } from "./format.js";
 import { History, draftLengths, positionGroups } from "./history.js";
 import { labelOf, styleOf, swatch } from "./speculators.js";
@@ -11,6 +12,7 @@ import { language, words } from "./words.js";
 /** @typedef {import("./history.js").State} State */
 
 const RETRY_PAUSE = 2000; // milliseconds
+const DRAW_PAUSE = 1000; // milliseconds: drawing takes time from a server on the same machine
 const SHOWN_ROWS = 12; // of the table of costs
 const MOST_REASONS = 6;
 
@@ -20,6 +22,9 @@ export class Board {
     /** @type {AbortController | null} */
     this.listening = null;
     this.isShown = false;
+    /** @type {State | null} */
+    this.state = null;
+    this.drawing = paced(() => this.draw(), DRAW_PAUSE);
     document.addEventListener("visibilitychange", () => (document.hidden ? this.pause() : this.isShown && this.listen()));
   }
 
@@ -37,6 +42,7 @@ export class Board {
   pause() {
     this.listening?.abort();
     this.listening = null;
+    this.state = null;
   }
 
   async listen() {
@@ -56,8 +62,17 @@ export class Board {
 
   /** @param {State} state */
   take(state) {
+    const isFirst = !this.state;
+    this.state = state;
     byId("board-note").textContent = "";
     this.history.add(state);
+    if (isFirst) this.drawing.flush();
+    else this.drawing.ask();
+  }
+
+  draw() {
+    const { state } = this;
+    if (!state) return;
     showTimeline(byId("throughput"), this.history.points());
     showNow(state);
     showSlots(state, this.history);

@@ -5,9 +5,10 @@ const SHARE = 4; // a pause is at least so many times what the last call took
 
 /**
  * @param {() => void} draw
+ * @param {number} pause milliseconds between two calls at least
  * @returns {{ask: () => void, flush: () => void}}
  */
-export function paced(draw) {
+export function paced(draw, pause = LEAST_PAUSE) {
   let timer = 0;
   let cost = 0;
   const flush = () => {
@@ -19,7 +20,7 @@ export function paced(draw) {
   };
   return {
     ask: () => {
-      timer ||= setTimeout(() => requestAnimationFrame(flush), Math.max(LEAST_PAUSE, SHARE * cost));
+      timer ||= setTimeout(() => requestAnimationFrame(flush), Math.max(pause, SHARE * cost));
     },
     flush,
   };
