@@ -22,6 +22,7 @@ from headstart.server.threads import Threads
 from headstart.structures.interruption import progress, time_limit, watched
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
+from headstart.text.toolcalls.find import find_format
 from headstart.types import FimTokens
 from headstart.types.errors import CapacityError, ModelError, QuotaError
 
@@ -30,6 +31,11 @@ CALLS_ITSELF = (
     "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(99) }}"
 )
 FOR_LONG_CHATS = "{{ messages[0].content }}{% if messages | length > 9 %}" + ENDLESS + "{% endif %}"
+FOR_TOOLS_AND_CALLS = (
+    "{% for m in messages %}{{ m.content }}{% if tools and tools | length > 1 and m.tool_calls %}"
+    + ENDLESS
+    + "{% endif %}{% endfor %}"
+)
 
 
 class SlowVocab(ByteVocab):
@@ -173,6 +179,13 @@ def test_a_template_that_does_not_end_stops_the_start_with_a_message(monkeypatch
     monkeypatch.setattr("headstart.text.chat_template.PROBE_SECONDS", 0.5)
     with pytest.raises(ModelError, match=r"does not come to an end.*--chat-template-file"):
         ChatTemplate(source)
+
+
+def test_a_template_that_loops_only_for_tools_and_calls_stops_the_start_with_a_message(monkeypatch):
+    monkeypatch.setattr("headstart.text.chat_template.PROBE_SECONDS", 0.5)
+    template = ChatTemplate(FOR_TOOLS_AND_CALLS)
+    with pytest.raises(ModelError, match=r"does not come to an end.*--chat-template-file"):
+        find_format(template)
 
 
 def test_a_template_that_loops_for_some_messages_is_that_request_s_error(monkeypatch):

@@ -13,6 +13,7 @@ import copy
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
@@ -77,6 +78,15 @@ def template_by_hand(config: ServerConfig) -> str | None:
     return source
 
 
+def probe_limit() -> AbstractContextManager[None]:
+    """Have a template's probes raise a ModelError once they take too long together."""
+    late = ModelError(
+        f"the chat template does not come to an end within {PROBE_SECONDS:g} s for a few words; "
+        "name another with --chat-template-file"
+    )
+    return time_limit(PROBE_SECONDS, late)
+
+
 class ChatTemplate:
     """A compiled chat template."""
 
@@ -104,11 +114,7 @@ class ChatTemplate:
         self._adapt = find_quirk(self.source)
         self.reads_schema = self._adapt is sort_results  # DeepSeek V4, as `response_format`
         self.thinking: Thinking | None = None
-        late = ModelError(
-            f"the chat template does not come to an end within {PROBE_SECONDS:g} s for a few "
-            "words; name another with --chat-template-file"
-        )
-        with time_limit(PROBE_SECONDS, late):
+        with probe_limit():
             self._compile()
             self.capabilities: Capabilities = find_capabilities(self._probe, self._variables)
             self.thinking = find_thinking(self.source, self._probe_thinking)

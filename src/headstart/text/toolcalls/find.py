@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headstart.structures.prefix import common_prefix_length
-from headstart.text.chat_template import ChatTemplate
+from headstart.text.chat_template import ChatTemplate, probe_limit
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.families import FAMILIES
 from headstart.text.toolcalls.formats import (
@@ -45,16 +45,21 @@ _ENDS_THOUGHTS = (
 
 
 def find_format(template: ChatTemplate) -> AnswerFormat:
-    """The format of a template's answers; `why_no_calls` if no call format was found."""
+    """The format of a template's answers; `why_no_calls` if no call format was found.
+
+    Raises:
+        ModelError: the template does not end for a message with calls.
+    """
     for words, family in FAMILIES:
         if all(word in template.source for word in words):
             return dataclasses.replace(family, thinking=template.thinking)
-    probe = _Probe(template)
-    start, end = probe.around_content()
-    try:
-        calls, why_none = _find_calls(probe), ""
-    except _NotFoundError as error:
-        calls, why_none = None, str(error)
+    with probe_limit():
+        probe = _Probe(template)
+        start, end = probe.around_content()
+        try:
+            calls, why_none = _find_calls(probe), ""
+        except _NotFoundError as error:
+            calls, why_none = None, str(error)
     return AnswerFormat(
         thinking=template.thinking,
         calls=calls,
