@@ -74,7 +74,8 @@ class PromptOrder:
         """Note what a step read in how long, before any of its prompts begins to answer."""
         num_read = sum(plan.num_rows[plan.num_generating :])
         if 2 * num_read >= plan.max_prompt_rows > 0:  # not the short rest of a prompt
-            self._last_rows, self._row_ms = num_read, milliseconds / num_read
+            # what it might: a step of whole tiles has some rows more or fewer
+            self._last_rows, self._row_ms = plan.max_prompt_rows, milliseconds / num_read
         num_others = 0
         for index, sequence in plan.decoded:
             if sequence is self._oldest:
