@@ -19,8 +19,7 @@ from headstart.speculators import SPECULATORS, Speculator
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError
 
-# Speculators without --spec-type. Recycling is left out: reading its top candidates costs more
-# than it earns.
+# Speculators without --spec-type.
 AUTO_TYPES: tuple[str, ...] = ("suffix",)
 FIXED_TYPES: tuple[str, ...] = ("ngram-simple",)
 WITH_DRAFT_MODEL = "draft-model"

@@ -10,9 +10,9 @@ running products the expected number of accepted tokens. The source with the lar
 place copied from stays a place to look at, so a long copy is not lost in passages that occur
 everywhere; once it is as long as a match can be, no other place is looked at.
 
-Past texts are kept per namespace and only shown to it; the public namespace and added files are
-shown to all. An earlier answer to the very same prompt is not copied: a repeated request drafts as
-the first did.
+Past texts are kept per namespace and only shown to it; those of the public namespace are shown to
+all. An earlier answer to the very same prompt is not copied: a repeated request drafts as the first
+did.
 
 Sources: Oliaro et al. 2024, "SuffixDecoding", https://arxiv.org/abs/2411.04975; escape
 probabilities of PPM (Cleary and Witten 1984).
@@ -252,7 +252,6 @@ class SuffixSpeculator(Speculator):
         return {
             "corpus_tokens": len(self.corpus),
             "corpus_texts": self.corpus.num_texts,
-            "corpus_tokens_of_files": self.corpus.num_file_tokens,
             "corpus_bytes": self.corpus.num_bytes,
             "corpus_file": self._options.file,
         }

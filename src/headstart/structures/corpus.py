@@ -1,9 +1,8 @@
 """Texts of the past, by namespace: where else did the last tokens occur?
 
-A namespace sees its own texts, the public ones (namespace "") and the added files, nothing else.
-Memory is bounded by tokens: when they are too many, the namespace that holds most loses its oldest
-text, so a busy tenant forgets its own texts and not those of others. Added files go last: the
-operator chose them, and traffic does not displace them.
+A namespace sees its own texts and the public ones (namespace ""), nothing else. Memory is bounded
+by tokens: when they are too many, the namespace that holds most loses its oldest text, so a busy
+tenant forgets its own texts and not those of others.
 """
 
 from __future__ import annotations
@@ -30,8 +29,6 @@ SIZES = (2, 4, 8)
 MAX_MATCH = 16
 _key_of = lru_cache(maxsize=1024)(namespace_id)  # needed in every step
 _PUBLIC = _key_of("")
-# key of the added files; a namespace's hash is as unlikely to equal it as the zeros
-_FILES = b"\xff" * 16
 _BLOCK = 64  # tokens; granularity at which known prefixes are recognised
 # Tokens that are moved to a new index when a text is added, besides twice its own: 16,384 take
 # about 3 ms.
@@ -160,15 +157,6 @@ class SuffixCorpus:
         for row, namespace, tokens in store.take_texts():
             if not self._add(namespace, tokens, row):
                 store.drop([row])
-        if 2 * self.num_file_tokens > self._capacity:
-            log.warning(
-                "added files take %d of the %d tokens that corpus %s keeps, which leaves "
-                "little for answers; "
-                "raise --spec-suffix-corpus-tokens",
-                self.num_file_tokens,
-                self._capacity,
-                store.path,
-            )
 
     @classmethod
     def open(
@@ -189,22 +177,10 @@ class SuffixCorpus:
     def __len__(self) -> int:
         return self._num_tokens
 
-    @property
-    def num_file_tokens(self) -> int:
-        """Of added files."""
-        return self._texts[_FILES].num_tokens if _FILES in self._texts else 0
-
     def add(self, tokens: Sequence[int], namespace: str = "") -> bool:
         """Keep a text; False if it was known."""
-        return self._add(_key_of(namespace), self._fitting(tokens))
-
-    def add_file(self, tokens: Sequence[int]) -> bool:
-        """Keep a text that all namespaces see and that goes last; False if it was added before."""
-        return self._add(_FILES, self._fitting(tokens))
-
-    def _fitting(self, tokens: Sequence[int]) -> array[int]:
         text = array("i", tokens)
-        return text[max(0, len(text) - self._capacity + 1) :]
+        return self._add(_key_of(namespace), text[max(0, len(text) - self._capacity + 1) :])
 
     def _add(self, key: bytes, text: array[int], row: int | None = None) -> bool:
         """Keep a text, which may have a row in the file already."""
@@ -228,9 +204,7 @@ class SuffixCorpus:
         thinned: dict[bytes, _NamespaceTexts] = {}
         rows: list[int] = []
         while self._num_tokens > self._capacity:
-            key, texts = max(
-                self._texts.items(), key=lambda item: (item[0] != _FILES, item[1].num_tokens)
-            )
+            key, texts = max(self._texts.items(), key=lambda item: item[1].num_tokens)
             with self._counted(texts):
                 row = texts.drop_oldest()
             rows += () if row is None else (row,)
@@ -269,11 +243,11 @@ class SuffixCorpus:
         self.close()
 
     def indexes(self, namespace: str) -> list[SuffixIndex]:
-        """What a namespace may see: its own index, the public one, that of the added files."""
+        """What a namespace may see: its own index, then the public one."""
         texts = self._texts
         if not texts:
             return []
-        keys = (_key_of(namespace), _PUBLIC, _FILES) if namespace else (_PUBLIC, _FILES)
+        keys = (_key_of(namespace), _PUBLIC) if namespace else (_PUBLIC,)
         return [texts[key].index for key in keys if key in texts]
 
     def newest(self, namespace: str) -> KeptText | None:

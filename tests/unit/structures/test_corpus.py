@@ -117,7 +117,6 @@ def test_a_file_does_not_grow_with_texts_long_forgotten(tmp_path: Path) -> None:
     sizes = []
     for turns in (50, 300):
         corpus = SuffixCorpus.open(path, VOCABULARY, capacity=1000)
-        corpus.add_file([251, 252, 253])
         for turn in range(turns):
             corpus.add([turn // 250, *((turn * 7 + i) % 250 for i in range(99))])
         corpus.close()
@@ -125,22 +124,8 @@ def test_a_file_does_not_grow_with_texts_long_forgotten(tmp_path: Path) -> None:
     assert sizes[1] <= 1.25 * sizes[0]
     reopened = SuffixCorpus.open(path, VOCABULARY, capacity=1000)
     assert len(reopened) == len(corpus)
-    assert look_up(reopened, [251, 252], "anyone") == [253]
-    assert not reopened.add_file([251, 252, 253])
     reopened.close()
     assert [file.name for file in tmp_path.iterdir()] == ["corpus"]
-
-
-def test_files_that_leave_little_room_for_answers_are_told_at_the_start(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for size, is_told in ((40, False), (60, True)):
-        path = tmp_path / str(size)
-        corpus = SuffixCorpus.open(path, VOCABULARY, capacity=100)
-        corpus.add_file(list(range(size)))
-        corpus.close()
-        SuffixCorpus.open(path, VOCABULARY, capacity=100).close()
-        assert ("raise --spec-suffix-corpus-tokens" in caplog.text) is is_told
 
 
 def test_a_full_disk_costs_the_file_and_not_the_texts(

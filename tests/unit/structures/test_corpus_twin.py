@@ -17,7 +17,6 @@ from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
 # small, so that short texts have several blocks and long matches
 BLOCK, MAX_MATCH = 4, max(6, *SIZES)
 ALL = 10**9
-FILES = "(files)"  # stands for no namespace
 Text = tuple[int, ...]
 
 
@@ -49,8 +48,7 @@ class Twin:
         held = Held(part, {*(text[:end] for end in ends), part} - known)
         self.texts.setdefault(name, []).append(held)
         while self.size > self.capacity:
-            names = [name for name in self.texts if name != FILES] or [FILES]
-            fullest = max(names, key=self.size_of)
+            fullest = max(self.texts, key=self.size_of)
             del self.texts[fullest][0]
             if not self.texts[fullest]:
                 del self.texts[fullest]
@@ -68,7 +66,7 @@ class Twin:
 
     def seen_by(self, name: str) -> list[list[int]]:
         """The tokens that a namespace may look into, in the order of the indexes."""
-        names = [n for n in dict.fromkeys((name, "", FILES)) if n in self.texts]
+        names = [n for n in dict.fromkeys((name, "")) if n in self.texts]
         return [
             [token for held in self.texts[n] for token in (*held.tokens, SEPARATOR)] for n in names
         ]
@@ -97,7 +95,7 @@ def check_answer(corpus: SuffixCorpus, twin: Twin, answer: KeptText, held: Held)
 
 runs = st.lists(st.integers(0, 2), max_size=14)
 additions = st.tuples(
-    st.sampled_from(["", "a", "b", FILES]),
+    st.sampled_from(["", "a", "b"]),
     st.integers(0, 30),  # which earlier text it begins like, if there are so many
     st.integers(0, 20),  # for so many tokens
     runs,
@@ -105,7 +103,7 @@ additions = st.tuples(
 
 
 @given(st.integers(5, 70), st.lists(additions, max_size=40), runs)
-def test_texts_files_and_answers_are_those_of_lists_of_texts(
+def test_texts_and_answers_are_those_of_lists_of_texts(
     capacity: int, steps: list[tuple[str, int, int, list[int]]], tail: list[int]
 ) -> None:
     """Known beginnings, eviction, new indexes, namespaces and where an answer stands."""
@@ -119,16 +117,13 @@ def test_texts_files_and_answers_are_those_of_lists_of_texts(
         for name, which, size, run in steps:
             text = [*(earlier[which][:size] if which < len(earlier) else []), *run]
             earlier.append(text)
-            is_new = corpus.add_file(text) if name == FILES else corpus.add(text, name)
-            assert is_new == twin.add(name, text)
+            assert corpus.add(text, name) == twin.add(name, text)
             assert len(corpus) == twin.size <= capacity
             assert corpus.num_texts == sum(map(len, twin.texts.values()))
-            assert corpus.num_file_tokens == (twin.size_of(FILES) if FILES in twin.texts else 0)
-            if name != FILES:
-                answer, held = corpus.newest(name), twin.newest(name)
-                assert (answer is None) == (held is None)
-                if answer is not None and held is not None:
-                    answers.append((answer, held))
+            answer, held = corpus.newest(name), twin.newest(name)
+            assert (answer is None) == (held is None)
+            if answer is not None and held is not None:
+                answers.append((answer, held))
             for answer, held in answers:
                 check_answer(corpus, twin, answer, held)
             for name in ("", "a", "b", "c"):
