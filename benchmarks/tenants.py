@@ -21,7 +21,7 @@ from random import Random
 from threading import Event
 from typing import Any
 
-from headstart.extras.bench.client import HEADSTART, Client, exchange, running
+from headstart.extras.bench.client import HEADSTART, exchange, running
 
 ONE, OTHER = "one", "other"  # API keys
 FLAGS = ("--spec", "off", "--spec-state", "none", "--api-key", f"{ONE},{OTHER}")
@@ -39,7 +39,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--requests", type=int, default=20, help="of the tenant that asks now and then"
     )
     parser.add_argument("--flood", type=int, default=100, help="requests that the other always has")
-    parser.add_argument("--weights", default="one=8", help="for --tenant-weights")
     parser.add_argument("--flags", default="", help="further flags of the server")
     options = parser.parse_args(arguments)
     own = options.flags.split()
@@ -150,7 +149,6 @@ def serving(model: Path, flags: Sequence[str]) -> Iterator[str]:
     with tempfile.TemporaryDirectory() as folder:
         command = [*HEADSTART, "serve", "-m", str(model), *FLAGS, *flags]
         with running(command, Path(folder) / "log", ONE) as client:
-            assert isinstance(client, Client)
             yield client.url
 
 
