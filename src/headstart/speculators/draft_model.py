@@ -65,15 +65,11 @@ class DraftModelSpeculator(Speculator):
             "--draft-sampling",
             choices=("auto", "coupled", "argmax"),
         )
-        catch_up: int = option(
-            256, "maximum history tokens read in one step, so that others do not wait"
-        )
 
         def __post_init__(self) -> None:
-            if self.sampling not in ("auto", "coupled", "argmax") or self.catch_up < 1:
+            if self.sampling not in ("auto", "coupled", "argmax"):
                 raise ConfigError(
-                    "draft-model needs sampling auto, coupled or argmax and catch-up >= 1, "
-                    f"got {self.sampling!r} and {self.catch_up}"
+                    f"draft-model needs sampling auto, coupled or argmax, got {self.sampling!r}"
                 )
 
     def __init__(
@@ -86,6 +82,7 @@ class DraftModelSpeculator(Speculator):
         self.engine = engine
         self.options = options or self.Options()
         self.num_decoded = 0  # rows
+        self.most_read = 256  # tokens of texts in one step, so that others do not wait
         self._translator = translator
         self._make_tokenizer = make_draft_tokenizer(translator, self.options.sampling)
         self._sequences: dict[int, CachedSequence] = {}
@@ -141,7 +138,7 @@ class DraftModelSpeculator(Speculator):
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self._num_calls += 1
         drafts = [DraftInProgress(r, sequence=self._sequence(r.seq_id)) for r in requests]
-        room = min(max(self.options.catch_up, 2 * len(requests)), self._batch.capacity)
+        room = min(max(self.most_read, 2 * len(requests)), self._batch.capacity)
         for drafting in drafts:
             self._prepare(drafting, room)
         # requests with short texts first: a long prompt is read in parts
@@ -298,7 +295,7 @@ class DraftModelSpeculator(Speculator):
             return None
         sequence = self._sequences.get(seq_id)
         num_unread = len(history) - 1 - (sequence.num_caught_up if sequence else 0)
-        return max(0, min(num_unread, self.options.catch_up))
+        return max(0, min(num_unread, self.most_read))
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         """Let the tokenizer learn which way of picking tokens is accepted."""

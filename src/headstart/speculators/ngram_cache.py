@@ -41,6 +41,8 @@ from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
+SAVE_TOKENS = 50_000  # generated between two writes of the dynamic file
+_MIN_SHARE = 0.1  # a draft ends before its score falls below this
 _STATIC_NGRAM = 2
 _NONE: Mapping[int, int] = {}
 
@@ -63,7 +65,6 @@ class NgramCacheSpeculator(Speculator):
         """Counts in tokens or n-grams, as they say."""
 
         n_max: int = option(8, "longest draft, in tokens", limits_draft=True)
-        min_share: float = option(0.1, "a draft ends before its score (0 to 1) falls below this")
         lookup_cache_static: str | None = option(
             None, "lookup file made from a text collection; only read", "--lookup-cache-static"
         )
@@ -72,13 +73,10 @@ class NgramCacheSpeculator(Speculator):
             "lookup file of past answers; read, and written as they come",
             "--lookup-cache-dynamic",
         )
-        save_tokens: int = option(50_000, "generated tokens between two writes of the dynamic file")
         max_ngrams: int = option(500_000, "maximum n-grams kept of past answers")
 
         def __post_init__(self) -> None:
-            if not 0.0 <= self.min_share < 1.0:
-                raise ConfigError(f"ngram-cache needs min-share in [0, 1), got {self.min_share}")
-            for name in ("n_max", "save_tokens", "max_ngrams"):
+            for name in ("n_max", "max_ngrams"):
                 if getattr(self, name) < 1:
                     raise ConfigError(
                         f"ngram-cache needs {name.replace('_', '-')} >= 1, got "
@@ -166,7 +164,7 @@ class NgramCacheSpeculator(Speculator):
             if guess is None:
                 break
             survival *= guess[1]
-            if survival < self._options.min_share:
+            if survival < _MIN_SHARE:
                 break
             tokens.append(guess[0])
             scores.append(guess[1])
@@ -190,7 +188,7 @@ class NgramCacheSpeculator(Speculator):
                 "lookup cache %s learns from requests without an API key only", self._dynamic_path
             )
         # while requests run, four times as many may wait
-        if self._num_unsaved >= self._options.save_tokens * (4 if self._histories else 1):
+        if self._num_unsaved >= SAVE_TOKENS * (4 if self._histories else 1):
             self._save()
 
     def _learn(self, history: CountedHistory) -> None:

@@ -65,7 +65,9 @@ class _Running(NamedTuple):
 
 
 _NO_MATCH = Draft(speculator="suffix", reason="no match")
-_BELOW_MIN_SHARE = Draft(speculator="suffix", reason="below min-share")
+_FACTOR = 4  # longest draft, in tokens per token of the longest match
+_MAX_PLACES = 3  # that vote on the next token
+_MIN_SHARE = 0.1  # a draft ends before its expected acceptance falls below this
 
 
 @register
@@ -79,11 +81,6 @@ class SuffixSpeculator(Speculator):
     class Options:
         """Counts in tokens unless they say otherwise."""
 
-        factor: float = option(4.0, "longest draft, in tokens per token of the longest match")
-        min_share: float = option(
-            0.1, "a draft ends before its expected acceptance (0 to 1) falls below this"
-        )
-        max_places: int = option(3, "places that vote on the next token")
         corpus_tokens: int = option(2_000_000, "tokens of past texts kept, of all users; 0: none")
         file: str | None = option(
             None,
@@ -92,17 +89,8 @@ class SuffixSpeculator(Speculator):
         )
 
         def __post_init__(self) -> None:
-            if (
-                self.factor <= 0
-                or not 0.0 <= self.min_share < 1.0
-                or self.max_places < 1
-                or self.corpus_tokens < 0
-            ):
-                raise ConfigError(
-                    "suffix needs factor > 0, min-share in [0, 1), max-places >= 1 and "
-                    "corpus-tokens >= 0, got "
-                    f"{self.factor}, {self.min_share}, {self.max_places} and {self.corpus_tokens}"
-                )
+            if self.corpus_tokens < 0:
+                raise ConfigError(f"suffix needs corpus-tokens >= 0, got {self.corpus_tokens}")
             if self.file and not self.corpus_tokens:
                 raise ConfigError(
                     "suffix has a corpus file but corpus-tokens is 0; set one or leave out the "
@@ -161,7 +149,7 @@ class SuffixSpeculator(Speculator):
         place = alignment.exact() if alignment.run >= MAX_MATCH else None
         if place is not None and alignment.index is not None:
             length, position = place
-            size = min(request.max_tokens, int(self._options.factor * MAX_MATCH))
+            size = min(request.max_tokens, _FACTOR * MAX_MATCH)
             tokens = alignment.index.copy(position, size)
             scores: Sequence[float] = agreeing_scores(length, 1, len(tokens))
         else:
@@ -171,8 +159,6 @@ class SuffixSpeculator(Speculator):
             if best is None:
                 return _NO_MATCH
             _, index, start, tokens, scores = best
-            if not tokens:
-                return _BELOW_MIN_SHARE
             alignment.start(index, start)
         return Draft(*alignment.rewrite(tokens, scores, request.max_tokens), self.name)
 
@@ -185,7 +171,7 @@ class SuffixSpeculator(Speculator):
         answer = self._answers.get(prompt)
         known = self.corpus.where(answer) if answer is not None else None
         for index in indexes:
-            places = index.find(tail, self._options.max_places)
+            places = index.find(tail, _MAX_PLACES)
             if len(places) > 1:
                 places.sort(reverse=True)  # longest match first, newest first among equals
             if known is not None and known[0] is index:
@@ -207,15 +193,15 @@ class SuffixSpeculator(Speculator):
     ) -> _Copy:
         """What to copy of one index, and from where, unless the best so far is worth as much."""
         longest, weight = places[0][0], sum(map(itemgetter(0), places))
-        size = min(max_tokens, max(1, int(self._options.factor * longest)))
+        size = min(max_tokens, _FACTOR * longest)
         if best is not None and worth(weight, len(places), size) <= best[0]:
             return best  # also if all places agree
         leader = _winner(index, places) if 2 * longest < weight else 0
         tokens = index.copy(places[leader][1], size)
         partings = _partings(index, places, leader, tokens) if len(places) > 1 else ()
         match_scores, total, least = _weigh(len(tokens), weight, len(places), partings)
-        if least < self._options.min_share:
-            is_enough = self._options.min_share.__le__
+        if least < _MIN_SHARE:
+            is_enough = _MIN_SHARE.__le__
             scores = [*takewhile(is_enough, accumulate(match_scores, mul))]
             tokens, match_scores, total = (
                 tokens[: len(scores)],

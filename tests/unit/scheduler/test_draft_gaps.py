@@ -26,9 +26,13 @@ from headstart.types import CacheKind, Draft, DraftRequest
 TEXT = [(7 * i + i // 31) % EOS for i in range(100)]
 
 
-def make_drafter(catch_up: int = 16, cache_kind: CacheKind = CacheKind.CUT) -> DraftModelSpeculator:
-    options = DraftModelSpeculator.Options("argmax", catch_up)
-    return DraftModelSpeculator(Model(skew=0.3, cache_kind=cache_kind), options)
+def make_drafter(
+    most_read: int = 16, cache_kind: CacheKind = CacheKind.CUT
+) -> DraftModelSpeculator:
+    options = DraftModelSpeculator.Options("argmax")
+    drafter = DraftModelSpeculator(Model(skew=0.3, cache_kind=cache_kind), options)
+    drafter.most_read = most_read
+    return drafter
 
 
 def cells(drafter: DraftModelSpeculator, seq_id: int) -> list[int]:
@@ -59,7 +63,7 @@ def test_the_beginning_and_the_end_of_a_long_text_are_read_in_one_call() -> None
 
 
 def test_a_short_text_is_read_whole() -> None:
-    drafter = make_drafter(catch_up=100)
+    drafter = make_drafter(most_read=100)
     drafter.begin(0, TEXT)
     draft(drafter, TEXT, can_skip=True)
     assert cells(drafter, 0)[:100] == TEXT
@@ -79,7 +83,7 @@ def test_what_was_read_of_the_beginning_stays() -> None:
 
 
 def test_a_gap_is_read_when_the_whole_text_is_wanted() -> None:
-    drafter, fresh = make_drafter(), make_drafter(catch_up=200)
+    drafter, fresh = make_drafter(), make_drafter(most_read=200)
     for one in (drafter, fresh):
         one.begin(0, TEXT)
     with_gap = draft(drafter, TEXT, can_skip=True).tokens
@@ -141,7 +145,7 @@ class Names(RandomController):
 @pytest.mark.parametrize("seed", range(6))
 def test_gaps_that_come_and_go_change_no_text(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Among other speculators' drafts, with several slots that take over each other's prompts."""
-    requests, engine, drafter = make_requests(10), Model(2), make_drafter(catch_up=8)
+    requests, engine, drafter = make_requests(10), Model(2), make_drafter(most_read=8)
     controller = Names(seed)
     scheduler = make_scheduler(engine, [drafter], AUTO, controller)
     open_gap, gaps = CachedSequence.open_gap, []

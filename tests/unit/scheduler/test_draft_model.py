@@ -31,8 +31,12 @@ ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)
 
 
-def drafter(skew: float = 0.0, sampling: str = "auto", catch_up: int = 256) -> DraftModelSpeculator:
-    return DraftModelSpeculator(Model(skew=skew), DraftModelSpeculator.Options(sampling, catch_up))
+def drafter(
+    skew: float = 0.0, sampling: str = "auto", most_read: int = 256
+) -> DraftModelSpeculator:
+    speculator = DraftModelSpeculator(Model(skew=skew), DraftModelSpeculator.Options(sampling))
+    speculator.most_read = most_read
+    return speculator
 
 
 def engine_of(speculator: DraftModelSpeculator) -> Model:
@@ -115,7 +119,7 @@ def test_a_new_text_is_to_be_read_as_far_as_it_does_not_share_with_the_last_one(
 
 
 def test_who_reads_a_long_prompt_does_not_hold_up_the_others() -> None:
-    speculator = drafter(catch_up=8)
+    speculator = drafter(most_read=8)
     texts = [[*range(1, 30)], [3, 4, 5]]
     for seq_id, text in enumerate(texts):
         speculator.begin(seq_id, text)
@@ -216,7 +220,7 @@ def test_too_few_draft_cells_cost_drafts_only() -> None:
 
 
 def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
-    engine, speculator = Model(), drafter(sampling="coupled", catch_up=16)
+    engine, speculator = Model(), drafter(sampling="coupled", most_read=16)
     long = replace(REQUEST, prompt=[i % 31 for i in range(100)])
     answers = run(make_scheduler(engine, [speculator]), [long])
     check(engine, [long], answers)
@@ -251,7 +255,8 @@ def test_a_prompt_that_several_drafts_begin_with_is_read_once(
         for i in range(8)
     ]
     draft = Model(context_size=1024, num_cells=16_000, cache_kind=cache_kind)
-    speculator = DraftModelSpeculator(draft, DraftModelSpeculator.Options(catch_up=64))
+    speculator = DraftModelSpeculator(draft)
+    speculator.most_read = 64
     engine = Model(context_size=1024, num_cells=16_000)
     scheduler = make_scheduler(engine, [speculator], fixed(4), parallel=8)
     check(engine, requests, run(scheduler, requests))
@@ -262,7 +267,7 @@ def test_a_prompt_that_several_drafts_begin_with_is_read_once(
 
 
 def test_who_waits_for_a_prompt_is_priced_with_what_another_has_read() -> None:
-    speculator = drafter(catch_up=8)
+    speculator = drafter(most_read=8)
     prompts = [[*range(1, 21)], [*range(1, 19), 5, 6]]
     for seq_id, prompt in enumerate(prompts):
         speculator.begin(seq_id, prompt)

@@ -36,23 +36,24 @@ VOCABULARIES = ("same", "shared", "text", "pairs")
 
 
 def make_drafter(
-    vocabulary: str, cache_kind: CacheKind, catch_up: int = 256
+    vocabulary: str, cache_kind: CacheKind, most_read: int = 256
 ) -> DraftModelSpeculator:
-    options, skewed = DraftModelSpeculator.Options("argmax", catch_up), Model(2, skew=0.3)
-    if vocabulary == "same":
-        engine = Model(2, skew=0.3, cache_kind=cache_kind)
-        return DraftModelSpeculator(engine, options)
-    pair = make_pair(vocabulary)
-    translated = Translated(pair.draft, skewed, cache_kind=cache_kind)
-    return DraftModelSpeculator(translated, options, pair.translator)
+    engine, translator = Model(2, skew=0.3, cache_kind=cache_kind), None
+    if vocabulary != "same":
+        pair = make_pair(vocabulary)
+        engine = Translated(pair.draft, Model(2, skew=0.3), cache_kind=cache_kind)
+        translator = pair.translator
+    drafter = DraftModelSpeculator(engine, DraftModelSpeculator.Options("argmax"), translator)
+    drafter.most_read = most_read
+    return drafter
 
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
-@pytest.mark.parametrize("catch_up", [7, 256])
-def test_it_drafts_what_a_model_with_attention_drafts(vocabulary: str, catch_up: int) -> None:
+@pytest.mark.parametrize("most_read", [7, 256])
+def test_it_drafts_what_a_model_with_attention_drafts(vocabulary: str, most_read: int) -> None:
     """Whatever is accepted, whoever is asked, and also behind a draft of somebody else."""
     random = np.random.default_rng(5)
-    pair = [make_drafter(vocabulary, kind, catch_up) for kind in (CacheKind.CUT, RECURRENT)]
+    pair = [make_drafter(vocabulary, kind, most_read) for kind in (CacheKind.CUT, RECURRENT)]
     texts = {seq_id: [i % 30 for i in range(20 + 50 * seq_id)] for seq_id in range(3)}
     for drafter in pair:
         for seq_id, text in texts.items():

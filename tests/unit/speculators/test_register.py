@@ -194,7 +194,7 @@ def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("suffix", {"min_share": 2.0}), ("ngram-mod", {"table_bits": 99}), ("suffix", {"nope": 1})],
+    [("suffix", {"corpus_tokens": -1}), ("ngram-mod", {"table_bits": 99}), ("suffix", {"nope": 1})],
 )
 def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(
     name: str, options: dict[str, float]

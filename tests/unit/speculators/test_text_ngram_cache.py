@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.unit.speculators.text_support import VOCABULARY, accept, propose, tokens_of
 
+from headstart.speculators import ngram_cache
 from headstart.speculators.ngram_cache import NgramCacheSpeculator
 from headstart.speculators.ngram_cache_counts import NgramCounts, pack
 from headstart.structures.vocabulary_id import VocabularyId
@@ -79,9 +80,12 @@ def test_the_dynamic_file_is_written_at_close_and_read_again(tmp_path: Path) -> 
     assert tokens_of(NgramCacheSpeculator(options, VOCABULARY), [1, 2, 3, 4]) == [5]
 
 
-def test_the_dynamic_file_is_written_while_running(tmp_path: Path) -> None:
+def test_the_dynamic_file_is_written_while_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ngram_cache, "SAVE_TOKENS", 3)
     path = tmp_path / "dynamic"
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), save_tokens=3)
+    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path))
     speculator = NgramCacheSpeculator(options, VOCABULARY)
     speculator.begin(0, [0])
     speculator.accept(0, [1, 2, 3], 0)
@@ -99,11 +103,12 @@ def generate(
 
 
 def test_the_dynamic_file_is_written_when_nobody_generates_or_when_it_is_overdue(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Everybody waits while it is written."""
+    monkeypatch.setattr(ngram_cache, "SAVE_TOKENS", 3)
     path = tmp_path / "dynamic"
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), save_tokens=3)
+    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path))
     speculator = NgramCacheSpeculator(options, VOCABULARY)
     speculator.begin(1, [0], "somebody")
     generate(speculator, [1, 2, 3])
@@ -214,10 +219,11 @@ def test_a_file_of_another_vocabulary_of_the_same_size_is_refused_by_name(tmp_pa
 
 
 def test_what_another_process_wrote_is_not_overwritten(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ngram_cache, "SAVE_TOKENS", 1)
     path = tmp_path / "dynamic"
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), save_tokens=1)
+    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path))
     first, second = (
         NgramCacheSpeculator(options, VOCABULARY),
         NgramCacheSpeculator(options, VOCABULARY),

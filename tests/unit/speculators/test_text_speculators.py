@@ -43,7 +43,7 @@ def make(name: str) -> Speculator:
         case "ngram-cache":
             return NgramCacheSpeculator()
         case "suffix":
-            return SuffixSpeculator(SuffixSpeculator.Options(max_places=1000))
+            return SuffixSpeculator()
     raise AssertionError(name)
 
 
@@ -149,14 +149,14 @@ def test_all_namespaces_draft_from_the_public_corpus() -> None:
 
 
 def test_longer_matches_draft_longer_and_with_more_confidence() -> None:
-    speculator = SuffixSpeculator(SuffixSpeculator.Options(factor=2.0))
+    speculator = SuffixSpeculator()
     text = list(range(50))
-    short = propose(speculator, [*text, 60, 8, 9], 16)
+    short = propose(speculator, [*text, 60, 8, 9], 32)
     speculator.end(0)
-    long = propose(speculator, [*text, 60, 5, 6, 7, 8, 9], 16)
-    assert (len(short.tokens), len(long.tokens)) == (4, 10)
-    assert list(short.confidence) == pytest.approx([2 / 3, 3 / 4, 4 / 5, 5 / 6])
-    assert list(long.confidence) == pytest.approx([(4 + i) / (5 + i) for i in range(1, 11)])
+    long = propose(speculator, [*text, 60, 5, 6, 7, 8, 9], 32)
+    assert (len(short.tokens), len(long.tokens)) == (8, 20)
+    assert list(short.confidence) == pytest.approx([(1 + i) / (2 + i) for i in range(1, 9)])
+    assert list(long.confidence) == pytest.approx([(4 + i) / (5 + i) for i in range(1, 21)])
 
 
 def test_places_that_disagree_share_the_confidence() -> None:
@@ -170,7 +170,7 @@ def test_a_long_copy_is_not_lost_in_a_passage_that_occurs_everywhere() -> None:
     common = [5] * 12
     document = list(range(10, 40)) + common + list(range(40, 60))
     text = document + [x for i in range(20) for x in (*common, 100 + i)] + document[:30]
-    speculator = SuffixSpeculator(SuffixSpeculator.Options(max_places=4))
+    speculator = SuffixSpeculator()
     speculator.begin(0, text)
     history = list(text)
     for token in document[30:]:
@@ -199,8 +199,6 @@ def test_the_corpus_file_needs_a_vocabulary_and_is_written_at_the_end_of_a_reque
 @pytest.mark.parametrize(
     ("speculator", "tokens", "reason"),
     [
-        (SuffixSpeculator(SuffixSpeculator.Options(min_share=0.9)), [1, 2, 3, 4, 1, 2],
-         "below min-share"),
         (NgramMapKSpeculator(NgramMapOptions(2, 2, 2)), [1, 2, 3, 4, 1, 2],
          "fewer hits than min-hits"),
         (NgramMapK4vSpeculator(NgramMapOptions(2, 2)), [1, 2, 3, 4, 1, 2, 8, 9, 1, 2],
@@ -241,7 +239,7 @@ def test_ngram_mod_drops_drafts_shorter_than_n_min() -> None:
         lambda: NgramModSpeculator.Options(n_min=5, n_max=4),
         lambda: NgramModSpeculator.Options(table_bits=64),
         lambda: NgramCacheSpeculator.Options(n_max=0),
-        lambda: SuffixSpeculator.Options(factor=0.0),
+        lambda: SuffixSpeculator.Options(corpus_tokens=-1),
         lambda: SuffixSpeculator.Options(file="corpus", corpus_tokens=0),
     ],
 )

@@ -188,7 +188,7 @@ def config(*argv: str) -> Config:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--spec-suffix-min-share", "2"], "suffix needs .*min-share"),
+        (["--spec-suffix-corpus-tokens", "-1"], "suffix needs corpus-tokens"),
         (
             ["--spec-type", "ngram-mod", "--spec-ngram-mod-table-bits", "99"],
             "table-bits from 10 to 28",
