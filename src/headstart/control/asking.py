@@ -30,38 +30,38 @@ class Asking:
     mean: float = 0.0  # saved by a time of asking, in all requests
     _gains: dict[int, float] = field(default_factory=dict)  # the same of one
 
-    def wanted(self, seq_ids: Sequence[int]) -> Sequence[int]:
+    def wanted(self, numbers: Sequence[int]) -> Sequence[int]:
         """Of these, those to ask for in this step; call it once a step."""
         if self.savings >= 0.0:
-            return seq_ids
+            return numbers
         gains, mean, cost = self._gains, self.mean, self.cost
-        wanted = [seq_id for seq_id in seq_ids if gains.get(seq_id, mean) >= cost]
-        self.wait(len(seq_ids) - len(wanted))
+        wanted = [number for number in numbers if gains.get(number, mean) >= cost]
+        self.wait(len(numbers) - len(wanted))
         return wanted
 
-    def sleeps(self, seq_ids: Sequence[int]) -> int:
+    def sleeps(self, numbers: Sequence[int]) -> int:
         """Steps in which it is to be asked for none of these."""
-        gains = [self._gains.get(seq_id, self.mean) for seq_id in seq_ids]
+        gains = [self._gains.get(number, self.mean) for number in numbers]
         if self.savings >= 0.0 or not self.slot_ms or max(gains) >= self.cost:
             return 0
-        return ceil(-self.savings / (ASK_SHARE * self.slot_ms * len(seq_ids)))
+        return ceil(-self.savings / (ASK_SHARE * self.slot_ms * len(numbers)))
 
     def wait(self, num_steps: int) -> None:
         """It is not asked for one slot in so many steps."""
         self.savings += num_steps * ASK_SHARE * self.slot_ms
 
-    def earned(self, seq_ids: Sequence[int], milliseconds: Sequence[float], slot_ms: float) -> None:
+    def earned(self, numbers: Sequence[int], milliseconds: Sequence[float], slot_ms: float) -> None:
         """It was asked for these, and its drafts are expected to save so much; `slot_ms` is the
         time of a step without drafts, per slot.
         """
         gains, cost, self.slot_ms = self._gains, self.cost, slot_ms
-        for seq_id, saved in zip(seq_ids, milliseconds, strict=True):
-            gain = gains.get(seq_id, self.mean)
-            gains[seq_id] = gain + GAIN_RATE * (saved - gain)
+        for number, saved in zip(numbers, milliseconds, strict=True):
+            gain = gains.get(number, self.mean)
+            gains[number] = gain + GAIN_RATE * (saved - gain)
             self.mean += MEAN_RATE * (saved - self.mean)
             if gain < cost:
                 self.savings -= max(0.0, cost - saved)
-        self.wait(len(seq_ids))
+        self.wait(len(numbers))
         self.savings = min(self.savings, MOST_SAVED * cost)
 
     def took(self, milliseconds: float) -> None:
@@ -72,6 +72,6 @@ class Asking:
         rate = max(0.05, 1.0 / self.num_costs)
         self.cost += rate * (milliseconds - self.cost)
 
-    def end(self, seq_id: int) -> None:
+    def end(self, number: int) -> None:
         """The request is over."""
-        self._gains.pop(seq_id, None)
+        self._gains.pop(number, None)

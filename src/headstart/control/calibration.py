@@ -29,7 +29,7 @@ from itertools import repeat
 from math import exp
 from typing import Any, ClassVar
 
-from headstart.control.token_odds import TokenPair, TokenTables
+from headstart.control.token_odds import MAX_TOTAL, TokenOdds
 from headstart.control.values import Outcome
 
 # of the score buckets: scores up to 1 are probabilities or shares, above 1 lengths or counts
@@ -108,7 +108,7 @@ class RequestBias:
         self.variance, self.shift, self.odds = variance, shift, odds
 
 
-Known = tuple[LabelCounts, RequestBias, TokenPair]
+Known = tuple[LabelCounts, RequestBias, TokenOdds]
 """For all requests, for one, and by token."""
 
 
@@ -121,14 +121,15 @@ class Calibration:
         self.tables: defaultdict[str, LabelCounts] = defaultdict(LabelCounts)
         self._namespaces: dict[int, str] = {}  # of the running requests
         self._requests: dict[int, dict[str, Known]] = {}  # by speculator
-        self._tokens = TokenTables()
+        # by namespace, the one used longest ago first, and speculator
+        self._tokens: dict[str, dict[str, TokenOdds]] = {}
 
     def trust_scores(self, speculator: str) -> None:
         """Believe this speculator's scores, as probabilities, until counts say otherwise."""
         self.tables[speculator].is_probability = True
 
     def survival(
-        self, speculator: str, confidence: Sequence[float], seq_id: int, tokens: Sequence[int] = ()
+        self, speculator: str, confidence: Sequence[float], number: int, tokens: Sequence[int] = ()
     ) -> list[float]:
         """Probability that draft tokens 0..i are all accepted, for each i: 0 where it is next to
         nothing. O(tokens).
@@ -136,11 +137,11 @@ class Calibration:
         tokens: the one before the draft and the draft's; empty: not known.
         """
         try:
-            table, bias, pair = self._requests[seq_id][speculator]
+            table, bias, by_token = self._requests[number][speculator]
         except KeyError:
-            table, bias, pair = self._know(seq_id, speculator)
+            table, bias, by_token = self._know(number, speculator)
         odds = bias.odds
-        by_before, by_drafted = pair.before.factors.get, pair.drafted.factors.get
+        by_before, by_drafted = by_token.before.get, by_token.drafted.get
         befores: Iterable[int] = tokens or repeat(-1)  # no token has this id
         drafted: Iterable[int] = tokens[1:] or repeat(-1)
         alive, survival = 1.0, list[float]()
@@ -165,34 +166,42 @@ class Calibration:
         num_known, num_labelled = outcome.num_known, outcome.num_labelled
         if num_labelled <= num_known:
             return
-        table, bias, pair = self._know(outcome.seq_id, outcome.speculator)
+        table, bias, by_token = self._know(outcome.number, outcome.speculator)
         confidence = outcome.confidence[num_known:num_labelled]
         num_matched = outcome.num_matched - num_known
         rates = table.rates(confidence)
         if outcome.tokens:
             tokens = outcome.tokens[num_known : num_labelled + 1]
-            pair.learn(tokens, rates, bias.odds, num_matched)
+            by_token.learn(tokens, rates, bias.odds, num_matched)
         bias.learn(rates, num_matched)
         table.count(confidence, num_matched)
 
-    def begin(self, seq_id: int, namespace: str) -> None:
+    def begin(self, number: int, namespace: str) -> None:
         """A request begins; what its tokens teach stays in this namespace. Without this call in the
-        public one.
+        public one. Namespaces used longest ago make room. O(namespaces).
         """
-        self._namespaces[seq_id] = namespace
-        self._tokens.trim()
+        self._namespaces[number] = namespace
+        sizes = {name: 1 + sum(map(len, odds.values())) for name, odds in self._tokens.items()}
+        total = sum(sizes.values())
+        for name in list(sizes)[:-1]:
+            if total <= MAX_TOTAL:
+                break
+            total -= sizes[name]
+            del self._tokens[name]
 
-    def end(self, seq_id: int) -> None:
+    def end(self, number: int) -> None:
         """The request is over: forget its shift."""
-        self._requests.pop(seq_id, None)
-        self._namespaces.pop(seq_id, None)
+        self._requests.pop(number, None)
+        self._namespaces.pop(number, None)
 
-    def _know(self, seq_id: int, speculator: str) -> Known:
+    def _know(self, number: int, speculator: str) -> Known:
         """What is known of a speculator for a request."""
-        own = self._requests.setdefault(seq_id, {})
+        own = self._requests.setdefault(number, {})
         if speculator not in own:
-            pair = self._tokens.of(self._namespaces.get(seq_id, ""), speculator)
-            own[speculator] = self.tables[speculator], RequestBias(), pair
+            namespace = self._namespaces.get(number, "")
+            odds = self._tokens[namespace] = self._tokens.pop(namespace, {})  # now the newest
+            by_token = odds.setdefault(speculator, TokenOdds())
+            own[speculator] = self.tables[speculator], RequestBias(), by_token
         return own[speculator]
 
     def describe(self) -> dict[str, Any]:

@@ -72,13 +72,13 @@ class Controller:
         self._calibration.trust_scores(speculator)
 
     def survival(
-        self, speculator: str, confidence: Sequence[float], seq_id: int, tokens: Sequence[int] = ()
+        self, speculator: str, confidence: Sequence[float], number: int, tokens: Sequence[int] = ()
     ) -> list[float]:
         """Probability that draft tokens 0..i are all accepted, for each i.
 
         tokens: the one before the draft and the draft's; empty: not known.
         """
-        return self._calibration.survival(speculator, confidence, seq_id, tokens)
+        return self._calibration.survival(speculator, confidence, number, tokens)
 
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
         """Index of the draft worth most to a slot; None if no draft has a token."""
@@ -179,7 +179,7 @@ class Controller:
             more_ms = max(-0.5 * expected, min(0.5 * expected, record.cost_ms - expected))
         token_ms = self._budget.slot_ms(step) / self._budget.reached.speedup
         for run in runs:
-            texts = {slot.seq_id: slot.rival for slot in plan.wishes.get(run.speculator, ())}
+            texts = {slot.number: slot.rival for slot in plan.wishes.get(run.speculator, ())}
             saved_ms = -more_ms / len(runs)
             for index, sources in enumerate(plan.sources):
                 num_rows = sources[: plan.lengths[index]].count(run.speculator)
@@ -257,21 +257,21 @@ class Controller:
         """More is known of a draft's fate; it need not have been verified."""
         self._calibration.record(outcome)
 
-    def begin(self, seq_id: int, namespace: str) -> None:
+    def begin(self, number: int, namespace: str) -> None:
         """A request begins; what its tokens teach is used in this namespace only."""
-        self._running.add(seq_id)
-        self._calibration.begin(seq_id, namespace)
+        self._running.add(number)
+        self._calibration.begin(number, namespace)
         self._model_planner.begin()
 
-    def end(self, seq_id: int, num_answered: int) -> None:
+    def end(self, number: int, num_answered: int) -> None:
         """The request is over, or waits again, after `num_answered` tokens."""
         num_running = len(self._running)
-        self._running.discard(seq_id)
-        self._labels.end(seq_id)
-        self._calibration.end(seq_id)
+        self._running.discard(number)
+        self._labels.end(number)
+        self._calibration.end(number)
         for asking in self._asking.values():
-            asking.end(seq_id)
-        self._model_planner.end(seq_id, num_answered, num_running)
+            asking.end(number)
+        self._model_planner.end(number, num_answered, num_running)
 
     def describe(self) -> dict[str, Any]:
         """What control believes, JSON-ready."""

@@ -27,7 +27,7 @@ class DraftCost:
 
     def observe(self, run: ModelDraftCall, plain_ms: float) -> None:
         """Learn from one call; a share of the innovation goes to each part of the price."""
-        num_slots, rounds = len(run.seq_ids), run.rounds  # none if it only read
+        num_slots, rounds = len(run.numbers), run.rounds  # none if it only read
         if not (rounds or run.catch_up) or run.milliseconds <= 0.0:
             return
         per_round, price = self.round(num_slots, plain_ms), self.token(plain_ms)

@@ -93,7 +93,7 @@ class ModelDraftPlanner:
                 drafter.rest = REST if drafter.num_refused > REST_AFTER else 0
         for i in auto:
             if allowances[i] is NO_ALLOWANCE:
-                self._skip(speculator, slots[i].seq_id)
+                self._skip(speculator, slots[i].number)
         return allowances
 
     def plan_together(
@@ -105,27 +105,27 @@ class ModelDraftPlanner:
         own time deducted, is what a later one has to exceed there; then the slot is the later
         one's. Where lengths are set by hand, the first is preferred.
         """
-        holders: dict[int, tuple[str, int]] = {}  # by seq_id: who drafts, and where it is planned
+        holders: dict[int, tuple[str, int]] = {}  # by number: who drafts, and where it is planned
         gains: dict[int, float] = {}
         planned: dict[str, list[Allowance]] = {}
         for name, slots in asked.items():
             if gains:
-                slots = [replace(s, rival=s.rival + gains.get(s.seq_id, 0.0)) for s in slots]
+                slots = [replace(s, rival=s.rival + gains.get(s.number, 0.0)) for s in slots]
             allowances = planned[name] = self.plan(name, slots, step)
             gain = self.drafters[name].gain
             for index, (slot, allowance) in enumerate(zip(slots, allowances, strict=True)):
                 if not allowance.max_tokens:
                     continue
-                if (holder := holders.get(slot.seq_id)) is not None:
+                if (holder := holders.get(slot.number)) is not None:
                     if slot.fixed_confidence is not None:
                         allowances[index] = NO_ALLOWANCE
                         continue
                     planned[holder[0]][holder[1]] = NO_ALLOWANCE
-                    self._skip(holder[0], slot.seq_id)
+                    self._skip(holder[0], slot.number)
                     if not gain:  # only a probe, which takes these tokens from another
-                        self.drafters[name].probes.charge(gains[slot.seq_id])
-                holders[slot.seq_id] = (name, index)
-                gains[slot.seq_id] = gains.get(slot.seq_id, 0.0) + gain
+                        self.drafters[name].probes.charge(gains[slot.number])
+                holders[slot.number] = (name, index)
+                gains[slot.number] = gains.get(slot.number, 0.0) + gain
         return planned
 
     def wants(self, speculator: str) -> bool:
@@ -175,16 +175,16 @@ class ModelDraftPlanner:
             reading = run.catch_up * drafter.cost.token(plain)
             account.unpaid += reading / plain
             account.settle((saved_ms - run.milliseconds + reading) / plain)
-        drafter.probes.called(run.seq_ids)
-        for seq_id, allowance, confidence in zip(
-            run.seq_ids, run.allowances, run.confidences, strict=True
+        drafter.probes.called(run.numbers)
+        for number, allowance, confidence in zip(
+            run.numbers, run.allowances, run.confidences, strict=True
         ):
             name = with_gap(run.speculator) if allowance.can_skip else run.speculator
             survival, state = (
-                self._calibration.survival(name, confidence, seq_id),
+                self._calibration.survival(name, confidence, number),
                 self.drafters[name],
             )
-            state.learn(seq_id, confidence, survival, allowance)
+            state.learn(number, confidence, survival, allowance)
             state.forget()
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
@@ -192,11 +192,11 @@ class ModelDraftPlanner:
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
         self.drafters[speculator].cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
 
-    def end(self, seq_id: int, num_answered: int, num_running: int) -> None:
+    def end(self, number: int, num_answered: int, num_running: int) -> None:
         """The request is over; `num_running` ran, with this one."""
         self._answer += 0.1 * (num_answered - self._answer)
         for drafter in self.drafters.values():
-            drafter.end(seq_id, num_answered)
+            drafter.end(number, num_answered)
             drafter.probes.end(num_running)
 
     def describe(self) -> dict[str, Any]:
@@ -254,7 +254,7 @@ class ModelDraftPlanner:
         ]
         for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
             forecasts = [
-                state.forecast(slot.seq_id, t, acceptance[skip])
+                state.forecast(slot.number, t, acceptance[skip])
                 for state, slot, skip in zip(states, slots, skips, strict=True)
             ]
             best = better(best, slots, t, forecasts, price, num_lengths)
@@ -274,7 +274,7 @@ class ModelDraftPlanner:
         saved = self._saved_if_perfect(drafter.cost, step)
         probed = [
             ProbeSlot(
-                slot.seq_id,
+                slot.number,
                 token * slot.num_recent + round_price * slot.lead,
                 saved * self._num_left(slot) / step.num_slots,
             )
@@ -310,11 +310,11 @@ class ModelDraftPlanner:
         names = speculator, with_gap(speculator)
         return sum(map(self._calibration.num_labels, names))
 
-    def _skip(self, speculator: str, seq_id: int) -> None:
+    def _skip(self, speculator: str, number: int) -> None:
         """No draft of this model for this request."""
         for name in (speculator, with_gap(speculator)):
             if (state := self.drafters.get(name)) is not None:
-                state.skip(seq_id)
+                state.skip(number)
 
 
 def _with_lead_paid(slot: ModelSlot, price: float) -> ModelSlot:

@@ -30,11 +30,11 @@ class ModelState:
 
     cost: DraftCost = field(default_factory=DraftCost)
     profile: Profile = field(default_factory=Profile)
-    requests: dict[int, Profile] = field(default_factory=dict)  # by seq_id
+    requests: dict[int, Profile] = field(default_factory=dict)  # by number
     # which part of an answer's tokens comes of steps with its drafts: they pay for what it reads
     share: float = SHARE
-    tokens: dict[int, float] = field(default_factory=dict)  # of those steps, by seq_id
-    idle: dict[int, int] = field(default_factory=dict)  # by seq_id: steps since its last draft
+    tokens: dict[int, float] = field(default_factory=dict)  # of those steps, by number
+    idle: dict[int, int] = field(default_factory=dict)  # by number: steps since its last draft
     limit: int = 2  # index of the confidence limit chosen last
     probes: Probes = field(default_factory=Probes)
     rest: int = 0  # steps in which it is not planned for
@@ -42,54 +42,54 @@ class ModelState:
     gain: float = 0.0  # tokens above the price, of each slot that it was granted for last
     age: int = 0  # calls since the rates were read
     rates: dict[int, list[Rates]] = field(default_factory=dict)  # by limit
-    forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)  # by seq_id and limit
+    forecasts: dict[tuple[int, int], Forecast] = field(default_factory=dict)  # by number and limit
 
     def learn(
         self,
-        seq_id: int,
+        number: int,
         confidence: Sequence[float],
         survival: Sequence[float],
         allowance: Allowance,
     ) -> None:
         """Count one draft, for the model and for the request."""
-        request = self.requests.get(seq_id)
+        request = self.requests.get(number)
         if request is None:
-            request = self.requests[seq_id] = Profile(REQUEST_FADE)
+            request = self.requests[number] = Profile(REQUEST_FADE)
         self.profile.learn(confidence, survival, allowance)
         request.learn(confidence, survival, allowance)
-        self.idle[seq_id] = 0
-        self.tokens[seq_id] = self.tokens.get(seq_id, 0.0) + 1.0 + sum(survival)
-        self._outdate(seq_id, allowance.min_confidence)
+        self.idle[number] = 0
+        self.tokens[number] = self.tokens.get(number, 0.0) + 1.0 + sum(survival)
+        self._outdate(number, allowance.min_confidence)
 
-    def skip(self, seq_id: int) -> None:
+    def skip(self, number: int) -> None:
         """No draft for this request; what it said of itself is old after a while, and then the
         average counts.
         """
-        idle = self.idle.get(seq_id)
+        idle = self.idle.get(number)
         if idle is None:
             return
-        self.idle[seq_id] = idle + 1
+        self.idle[number] = idle + 1
         if idle + 1 == 16:
-            self.requests[seq_id] = Profile(REQUEST_FADE)
-            self._outdate(seq_id)
+            self.requests[number] = Profile(REQUEST_FADE)
+            self._outdate(number)
 
-    def end(self, seq_id: int, num_answered: int) -> None:
+    def end(self, number: int, num_answered: int) -> None:
         """The request is over, with an answer of so many tokens."""
-        share = min(1.0, self.tokens.pop(seq_id, 0.0) / max(1, num_answered))
+        share = min(1.0, self.tokens.pop(number, 0.0) / max(1, num_answered))
         if share:
             self.share += SHARE_RATE * (share - self.share)
         else:  # another chance, some answers on
             self.share += 0.1 * SHARE_RATE * max(0.0, SHARE - self.share)
-        if self.probes.reading == seq_id:
+        if self.probes.reading == number:
             self.probes.reading = None
-        self.requests.pop(seq_id, None)
-        self.idle.pop(seq_id, None)
-        self._outdate(seq_id)  # also of one that it never drafted for
+        self.requests.pop(number, None)
+        self.idle.pop(number, None)
+        self._outdate(number)  # also of one that it never drafted for
 
-    def _outdate(self, seq_id: int, min_confidence: float = 0.0) -> None:
+    def _outdate(self, number: int, min_confidence: float = 0.0) -> None:
         for t, threshold in enumerate(THRESHOLDS):
             if threshold >= min_confidence:
-                self.forecasts.pop((seq_id, t), None)
+                self.forecasts.pop((number, t), None)
 
     def forget(self) -> None:
         """Read the rates anew now and then: they move slowly."""
@@ -99,14 +99,14 @@ class ModelState:
             self.rates.clear()
             self.forecasts.clear()
 
-    def forecast(self, seq_id: int, t: int, acceptance: float) -> Forecast:
+    def forecast(self, number: int, t: int, acceptance: float) -> Forecast:
         """What to expect of this request's next draft; `acceptance` if nothing is known."""
-        known = self.forecasts.get((seq_id, t))
+        known = self.forecasts.get((number, t))
         if known is None:
             rates = self.rates.get(t)
             if rates is None:
                 rates = self.rates[t] = self.profile.rates(t, guess(THRESHOLDS[t], acceptance))
-            request = self.requests.get(seq_id)
+            request = self.requests.get(number)
             known = forecast(rates if request is None else request.rates_of_request(t, rates))
-            self.forecasts[seq_id, t] = known
+            self.forecasts[number, t] = known
         return known

@@ -34,7 +34,7 @@ PROBES_PER_PROMPT = 6  # that must be affordable behind a prompt
 class ProbeSlot(NamedTuple):
     """A slot that could be probed. In plain steps."""
 
-    seq_id: int
+    number: int
     reading: float  # price of what the model has to read for it
     hope: float  # what a perfect model would save in the rest of the request
 
@@ -88,7 +88,7 @@ class Probes:
         price: of a probe without reading.
         """
         for index, slot in enumerate(slots):
-            if slot.seq_id == self.reading:
+            if slot.number == self.reading:
                 return index
         self.reading = None
         nearest = min(range(len(slots)), key=lambda i: slots[i].reading)
@@ -99,12 +99,12 @@ class Probes:
         self.goal = slot.reading + price * (PROBES_PER_PROMPT if is_long else 1)
         if self.goal > self.savings:
             return None
-        self.reading = slot.seq_id
+        self.reading = slot.number
         return nearest
 
-    def called(self, seq_ids: Sequence[int]) -> None:
+    def called(self, numbers: Sequence[int]) -> None:
         """These got a draft."""
-        if self.reading in seq_ids:
+        if self.reading in numbers:
             self.reading = None
 
     def charge(self, steps: float) -> None:

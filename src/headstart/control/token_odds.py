@@ -11,7 +11,6 @@ kept apart by namespace and never saved.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 
 FADE = 0.97  # of a token's counts, per label
@@ -19,30 +18,22 @@ MAX_TOKENS, MAX_TOTAL = 4096, 131_072  # of a speculator in a namespace; of all
 
 
 class TokenOdds:
-    """Factors of the odds by token id. A factor is read from `factors`, where a token never seen is
-    missing.
+    """Odds of one speculator in one namespace, by the token drafted and by the one before it.
+
+    Factors are read from `drafted` and `before`, where a token never seen is missing.
     """
 
-    __slots__ = ("counts", "factors")
+    __slots__ = ("_before_counts", "_drafted_counts", "before", "drafted")
 
     def __init__(self) -> None:
-        self.factors: dict[int, float] = {}
-        self.counts: dict[int, tuple[float, float, float]] = {}  # labels, accepted, expected
+        self.drafted: dict[int, float] = {}
+        self.before: dict[int, float] = {}
+        # labels, accepted, expected
+        self._drafted_counts: dict[int, tuple[float, float, float]] = {}
+        self._before_counts: dict[int, tuple[float, float, float]] = {}
 
-    def forget(self) -> None:
-        """Drop the half of the tokens with the fewest labels."""
-        by_labels = sorted(self.counts, key=lambda token: self.counts[token][0])
-        for token in by_labels[: MAX_TOKENS // 2]:
-            del self.counts[token], self.factors[token]
-
-
-class TokenPair:
-    """Odds of one speculator in one namespace: by the token drafted, and by the one before it."""
-
-    __slots__ = ("before", "drafted")
-
-    def __init__(self) -> None:
-        self.drafted, self.before = TokenOdds(), TokenOdds()
+    def __len__(self) -> int:
+        return len(self.drafted) + len(self.before)
 
     def learn(
         self, tokens: Sequence[int], rates: Sequence[float], odds: float, num_matched: int
@@ -54,51 +45,22 @@ class TokenPair:
             rates: conditional acceptance of each, by its score; `odds` is the request's factor.
             num_matched: of them, from the first on.
         """
-        before, drafted = self.before, self.drafted
         for i, rate in enumerate(rates):
             accepted, right = 1.0 if i < num_matched else 0.0, rate * odds
-            for table, token in ((drafted, tokens[i + 1]), (before, tokens[i])):
-                expected, counts = right / (1.0 - rate + right), table.counts
+            for token, factors, counts in (
+                (tokens[i + 1], self.drafted, self._drafted_counts),
+                (tokens[i], self.before, self._before_counts),
+            ):
+                expected = right / (1.0 - rate + right)
                 if (known := counts.get(token)) is None:
                     n, m, e = 1.0, accepted, expected
-                    if len(counts) >= MAX_TOKENS:
-                        table.forget()
+                    if len(counts) >= MAX_TOKENS:  # drop the half with the fewest labels
+                        for rare in sorted(counts, key=counts.__getitem__)[: MAX_TOKENS // 2]:
+                            del counts[rare], factors[rare]
                 else:
                     n, m, e = known
                     n, m, e = n * FADE + 1.0, m * FADE + accepted, e * FADE + expected
                 counts[token] = (n, m, e)
                 factor = (m + 1.0) / (e + 1.0) * (n - e + 1.0) / (n - m + 1.0)
-                table.factors[token] = factor
+                factors[token] = factor
                 right *= factor
-
-
-class TokenTables:
-    """The pairs of all speculators and namespaces."""
-
-    def __init__(self) -> None:
-        self._pairs: OrderedDict[str, dict[str, TokenPair]] = OrderedDict()
-
-    def of(self, namespace: str, speculator: str) -> TokenPair:
-        """The pair to read and to teach."""
-        pairs = self._pairs.setdefault(namespace, {})
-        self._pairs.move_to_end(namespace)
-        pair = pairs.get(speculator)
-        if pair is None:
-            pair = pairs[speculator] = TokenPair()
-        return pair
-
-    def trim(self) -> None:
-        """Forget the namespaces used longest ago, until few enough tokens are left; call it now and
-        then. O(namespaces).
-        """
-        sizes = {
-            namespace: 1
-            + sum(len(p.before.factors) + len(p.drafted.factors) for p in pairs.values())
-            for namespace, pairs in self._pairs.items()
-        }
-        total = sum(sizes.values())
-        for namespace in list(sizes)[:-1]:
-            if total <= MAX_TOTAL:
-                break
-            total -= sizes[namespace]
-            del self._pairs[namespace]

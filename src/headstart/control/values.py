@@ -57,7 +57,7 @@ class Step:
 class ModelSlot:
     """One slot that a draft model could draft for."""
 
-    seq_id: int
+    number: int
     max_tokens: int  # most tokens it may draft
     catch_up: int = 0  # tokens the draft model has to read first, the newest one not counted
     prefix: float = 1.0  # survival of the text draft that the model would continue; 1 without one
@@ -100,7 +100,7 @@ class Outcome:
     be reported bit by bit, as the text appears: then `num_known` of the labels are old.
     """
 
-    seq_id: int
+    number: int
     speculator: str
     confidence: Sequence[float]
     num_matched: int
@@ -118,7 +118,7 @@ class ModelDraftCall:
     """
 
     speculator: str
-    seq_ids: Sequence[int]
+    numbers: Sequence[int]
     allowances: Sequence[Allowance]
     confidences: Sequence[Sequence[float]]  # of the tokens it drafted
     catch_up: int  # tokens read in this call, for all slots

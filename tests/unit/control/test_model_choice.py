@@ -97,7 +97,7 @@ def test_each_slot_has_one_model_at_most_and_models_may_share_the_slots() -> Non
     planned = grant(controller, asked, step)
     drafting = {
         name: {
-            slot.seq_id for slot, one in zip(asked[name], allowances, strict=True) if one.max_tokens
+            slot.number for slot, one in zip(asked[name], allowances, strict=True) if one.max_tokens
         }
         for name, allowances in planned.items()
     }

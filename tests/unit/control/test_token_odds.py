@@ -9,7 +9,7 @@ import pytest
 from headstart.control.calibration import Calibration
 from headstart.control.codec import encode
 from headstart.control.controller import Controller
-from headstart.control.token_odds import MAX_TOKENS, MAX_TOTAL, TokenPair, TokenTables
+from headstart.control.token_odds import MAX_TOKENS, MAX_TOTAL, TokenOdds
 from headstart.control.values import Outcome
 
 BRACKET, NAME, BEFORE = 1, 2, 3
@@ -61,17 +61,17 @@ def test_a_draft_told_bit_by_bit_teaches_each_token_once() -> None:
     for known, labelled in ((0, 2), (2, 3), (3, 5)):  # the fifth token was wrong
         calibration.record(Outcome(0, "text", [4.0] * 5, min(4, labelled), labelled, known, tokens))
     assert calibration.describe()["text"]["labels"] == pytest.approx(5.0, rel=0.01)
-    pair = calibration._tokens.of("", "text")
-    assert pair.drafted.factors.keys() == {1, 2, 3, 4, 5}
-    assert pair.before.factors.keys() == {9, 1, 2, 3, 4}
-    assert [pair.drafted.factors[token] > 1.0 for token in tokens[1:]] == [
+    odds = calibration._tokens[""]["text"]
+    assert odds.drafted.keys() == {1, 2, 3, 4, 5}
+    assert odds.before.keys() == {9, 1, 2, 3, 4}
+    assert [odds.drafted[token] > 1.0 for token in tokens[1:]] == [
         True,
         True,
         True,
         True,
         False,
     ]
-    assert all(n == 1.0 for n, _, _ in pair.drafted.counts.values())
+    assert all(n == 1.0 for n, _, _ in odds._drafted_counts.values())
 
 
 def test_one_tenants_tokens_do_not_change_anothers_survival() -> None:
@@ -99,27 +99,26 @@ def test_tokens_are_not_saved() -> None:
 
 
 def test_memory_is_bounded_and_tokens_seen_often_stay() -> None:
-    pair = TokenPair()
-    odds = pair.drafted
+    odds = TokenOdds()
     for _ in range(3):
-        pair.learn([BEFORE, BRACKET], [0.5], 1.0, num_matched=1)
-    factor = odds.factors[BRACKET]
+        odds.learn([BEFORE, BRACKET], [0.5], 1.0, num_matched=1)
+    factor = odds.drafted[BRACKET]
     for token in range(100, 100 + 3 * MAX_TOKENS):
-        pair.learn([BEFORE, token], [0.5], 1.0, num_matched=1)
-    assert len(odds.factors) <= MAX_TOKENS
-    assert odds.factors[BRACKET] == factor
+        odds.learn([BEFORE, token], [0.5], 1.0, num_matched=1)
+    assert len(odds.drafted) <= MAX_TOKENS
+    assert odds.drafted[BRACKET] == factor
 
 
 def test_the_namespaces_used_longest_ago_are_forgotten_first() -> None:
-    tables = TokenTables()
+    calibration = Calibration()
     for i in range(40):
-        pair = tables.of(str(i), "text")
-        for token in range(MAX_TOKENS):
-            pair.learn([BEFORE, token], [0.5], 1.0, num_matched=1)
-        tables.trim()
-    kept = [i for i in range(40) if tables.of(str(i), "text").drafted.factors]
-    assert kept == list(range(40 - len(kept), 40))
-    assert (len(kept) + 1) * (MAX_TOKENS + 1) > MAX_TOTAL >= len(kept) * MAX_TOKENS
+        calibration.begin(i, str(i))
+        tokens = [BEFORE, *range(MAX_TOKENS)]
+        calibration.record(Outcome(i, "text", [4.0] * MAX_TOKENS, 0, MAX_TOKENS, tokens=tokens))
+    calibration.begin(40, "")
+    kept = list(calibration._tokens)
+    assert kept == [str(i) for i in range(40 - len(kept), 40)]
+    assert (len(kept) + 1) * 2 * MAX_TOKENS > MAX_TOTAL >= len(kept) * 2 * MAX_TOKENS
 
 
 def test_many_tenants_in_turn_keep_what_their_tokens_taught() -> None:

@@ -103,7 +103,7 @@ class Remembering(RandomController):
         super().begin(seq_id, namespace)
 
     def label(self, outcome: Outcome) -> None:
-        assert outcome.seq_id in self.known
+        assert outcome.number in self.known
         self.outcomes.append(outcome)
         super().label(outcome)
 
@@ -215,7 +215,7 @@ def test_random_traffic_leaves_everything_right(
     assert scheduler.counters.tokens_predicted == sum(end.stats.num_emitted for end in ends)
     assert scheduler.counters.preemptions > 0 or traffic.failures
     for outcome in controller.outcomes:
-        request = numbers[outcome.seq_id]
+        request = numbers[outcome.number]
         text = [*request.prompt, *answers[request.request_id].tokens]
         assert is_true(outcome, text, len(request.prompt))
     check_nothing_is_kept(scheduler, controller)

@@ -44,8 +44,8 @@ class RandomController(Controller):
         planned: dict[str, list[Allowance]] = {name: [] for name in plan.wishes}
         for name, slots in plan.wishes.items():
             for slot in slots:  # one model at most drafts for each
-                length = 0 if slot.seq_id in drafted else int(draw(0, slot.max_tokens + 1))
-                drafted |= {slot.seq_id} if length else set()
+                length = 0 if slot.number in drafted else int(draw(0, slot.max_tokens + 1))
+                drafted |= {slot.number} if length else set()
                 planned[name].append(Allowance(length, can_skip=bool(draw(0, 2))))
         return planned
 
