@@ -35,6 +35,7 @@ def start_and_stop(target: Path, state: Path | None, draft: Path | None = None) 
         speculation=SpeculationConfig(spec_state=None if state is None else str(state)),
     )
     scheduler, info = build_scheduler(config, Models(target, draft, is_demo=False))
+    scheduler.drafting.save()
     scheduler.drafting.close()
     return info
 

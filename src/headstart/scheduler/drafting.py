@@ -302,8 +302,7 @@ class Drafting:
         return {"failure": self.failure}
 
     def close(self) -> None:
-        """Write what is durable."""
-        self.save()
+        """Let speculators write what is durable."""
         for speculator in self.speculators.values():
             speculator.close()
 

@@ -167,6 +167,7 @@ def run_loop(
         for command in taken:
             if isinstance(command, Stop):
                 scheduler.finish()
+                scheduler.drafting.save()
                 scheduler.drafting.close()
                 scheduler.cache.host.finish()
                 return

@@ -50,7 +50,7 @@ class ScriptedCommands:
         drafting.save = lambda: self.saves.append(self.now)
         drafting.close = lambda: None
         run_loop(scheduler, self.receive, self.messages.append, self.clock)
-        return self.saves
+        return self.saves[:-1]
 
 
 def request(number: int, max_tokens: int) -> Request:

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from headstart.server.model import ServedModel
     from headstart.types.request import Event, FinishEvent, Request
 
-# of an answer that is generated a second time without drafts, to compare the times
-LONGEST_REPEATED = 10.0
+# Seconds of an answer that is generated a second time without drafts, to compare the times: in
+# less, the first steps of a new process are what is measured.
+REPEATED = (0.5, 10.0)
 
 # by speculator, in the colours of the page; other styles tell them apart without colour
 STYLES = (
@@ -72,13 +73,15 @@ def run(resolved: Resolved, words: list[str]) -> int:
         request = replace(request, max_tokens=256)
     one_slot = replace(config.scheduler, parallel=1)
     scheduler, info = build_scheduler(replace(config, scheduler=one_slot), models)
+    # What steps cost is kept; not what the first texts of a new process teach, which are slow.
+    scheduler.drafting.save()
     try:
         speculators = info.speculation.get("types", ())
         console = _console(options.color)
         finish = show(_answer(scheduler, request), served.vocab.token_bytes, console, speculators)
         stats = finish.stats
         plain = None
-        if stats.drafts.num_accepted and stats.generation_seconds < LONGEST_REPEATED:
+        if stats.drafts.num_accepted and REPEATED[0] < stats.generation_seconds < REPEATED[1]:
             plain = _seconds_without_drafts(scheduler, request)
         console.print(closing(finish, plain), highlight=False, soft_wrap=True)
     finally:
