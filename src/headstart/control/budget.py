@@ -97,10 +97,14 @@ class Budget:
         delayed = 1.0 + step.num_reading / step.num_slots
         return self.reached.speedup * (1.0 + MARGIN) * delayed / self.slot_ms(step)
 
-    def slot_ms(self, step: Step) -> float:
-        """Milliseconds of a step without drafts, per slot."""
+    def plain_ms(self, step: Step) -> float:
+        """Milliseconds of a step without drafts."""
         curve = self._cost.curve(step.num_slots, step.context, can_fill=step.can_pad)
-        return curve[step.num_slots] / step.num_slots
+        return curve[step.num_slots]
+
+    def slot_ms(self, step: Step) -> float:
+        """The same per slot."""
+        return self.plain_ms(step) / step.num_slots
 
     def row_price(self, step: Step, num_rows: int) -> float:
         """Tokens that one of a draft's `num_rows` rows must earn to pay for itself, on average."""

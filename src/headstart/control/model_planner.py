@@ -61,8 +61,9 @@ class ModelDraftPlanner:
         if not auto:
             return allowances
         self._save(speculator, 1)
-        if self._num_labels(speculator) < NEW:  # it does not read everybody's prompt
-            plain = self._plain(step)
+        num_labels = map(self._calibration.num_labels, (speculator, with_gap(speculator)))
+        if sum(num_labels) < NEW:  # it does not read everybody's prompt
+            plain = self._budget.plain_ms(step)
             most = NEW_READS * plain / drafter.cost.token(plain)
             first = min(auto, key=lambda i: slots[i].catch_up)
             auto = [i for i in auto if i == first or slots[i].catch_up <= most]
@@ -164,7 +165,7 @@ class ModelDraftPlanner:
         saved_ms: time that its drafts were seen to save, the call's own not deducted.
         """
         drafter = self.drafters[run.speculator]
-        plain = self._plain(step)
+        plain = self._budget.plain_ms(step)
         drafter.cost.observe(run, plain)
         is_gapped = any(allowance.can_skip for allowance in run.allowances)
         account = self._state(run.speculator, can_skip=is_gapped).probes
@@ -244,7 +245,10 @@ class ModelDraftPlanner:
         ]
         # each pays its own lead, though those of several slots are decoded together
         lead_price = rate * drafter.cost.round(len(slots), plain)
-        slots = [_with_lead_paid(slot, lead_price) if slot.lead else slot for slot in slots]
+        slots = [
+            replace(slot, rival=slot.rival + lead_price * slot.lead) if slot.lead else slot
+            for slot in slots
+        ]
         base = step.num_verify_base
         price = Price(drafter.cost, rate, curve, base, num_even, plain, reading)
         num_lengths, best = bisect_right(LENGTHS, longest), NO_DECISION
@@ -269,7 +273,7 @@ class ModelDraftPlanner:
     def _probe(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
         drafter = self.drafters[speculator]
-        plain = self._plain(step)
+        plain = self._budget.plain_ms(step)
         token, round_price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
         saved = self._saved_if_perfect(drafter.cost, step)
         probed = [
@@ -286,7 +290,7 @@ class ModelDraftPlanner:
         """Plain steps that each token would save over what is reached without this model if it
         were always right.
         """
-        plain, base, num_slots = self._plain(step), step.num_base_rows, step.num_slots
+        plain, base, num_slots = self._budget.plain_ms(step), step.num_base_rows, step.num_slots
         longest = min(LENGTHS[-1], step.max_draft_rows // num_slots)
         curve = self._cost.curve(base + num_slots * longest, step.context, can_fill=step.can_pad)
         round_ms = cost.round(num_slots, plain)
@@ -298,25 +302,12 @@ class ModelDraftPlanner:
         now = 1.0 / self._budget.reached.speedup
         return max(0.0, now - min(times, default=plain) / plain)
 
-    def _plain(self, step: Step) -> float:
-        curve = self._cost.curve(step.num_slots, step.context, can_fill=step.can_pad)
-        return curve[step.num_slots]
-
     def _state(self, speculator: str, *, can_skip: bool) -> ModelState:
         """What a model's drafts are like, with the middle of the text left out or not."""
         return self.drafters[with_gap(speculator) if can_skip else speculator]
-
-    def _num_labels(self, speculator: str) -> float:
-        names = speculator, with_gap(speculator)
-        return sum(map(self._calibration.num_labels, names))
 
     def _skip(self, speculator: str, number: int) -> None:
         """No draft of this model for this request."""
         for name in (speculator, with_gap(speculator)):
             if (state := self.drafters.get(name)) is not None:
                 state.skip(number)
-
-
-def _with_lead_paid(slot: ModelSlot, price: float) -> ModelSlot:
-    """Its draft has to earn the rounds that read the text's."""
-    return replace(slot, rival=slot.rival + price * slot.lead)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 from headstart.control.controller import Controller
 from headstart.control.values import Allowance, ModelDraftCall, ModelSlot
@@ -17,16 +18,13 @@ from headstart.types import Draft, DraftRequest
 _TYPICAL_MODEL_DRAFT = 2.0
 
 
+@dataclass(slots=True)
 class _Granted:
-    """One answer for which a model may draft.
+    """One answer for which a model may draft."""
 
-    `lead`: rounds in which the model reads the text's draft to continue it; None: it begins anew.
-    """
-
-    __slots__ = ("allowance", "index", "lead")
-
-    def __init__(self, index: int, allowance: Allowance, lead: int | None) -> None:
-        self.index, self.allowance, self.lead = index, allowance, lead
+    index: int
+    allowance: Allowance
+    lead: int | None  # rounds in which it reads the text's draft to continue it; None: begins anew
 
 
 class ModelDrafting:

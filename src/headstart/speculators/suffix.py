@@ -134,7 +134,8 @@ class SuffixSpeculator(Speculator):
         return running
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        visible = {one.namespace: self.corpus.indexes(one.namespace) for one in requests}
+        namespaces = {one.namespace for one in requests}
+        visible = {namespace: self.corpus.indexes(namespace) for namespace in namespaces}
         return [self._draft(request, visible) for request in requests]
 
     def _draft(self, request: DraftRequest, visible: dict[str, list[SuffixIndex]]) -> Draft:
