@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from headstart.structures.prefix import common_prefix_length
 
 SEPARATOR = -1  # between documents: no token equals it
+_MOST_STRANGERS = 4  # places of other n-grams in a slot that are passed over, besides `limit`
 _BULK = 512  # tokens that are put in chains together
 _PRIME = 2038074743  # below 2^31, and 2^32 is no small number modulo it
 
@@ -252,7 +253,7 @@ class SuffixIndex:
                     found.append((length, position))
                 else:
                     num_strangers += 1
-                    if num_strangers == limit + 4:
+                    if num_strangers == limit + _MOST_STRANGERS:
                         break
                 position = chains.previous[position]
             if found:
