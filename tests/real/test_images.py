@@ -20,10 +20,11 @@ from headstart.app.assemble import Models, build_scheduler
 from headstart.config import EngineConfig
 from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
+from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types.errors import ModelError
 from headstart.types.media import MediaChunk, MediaEvent, MediaQuestion
-from headstart.types.request import ErrorEvent, Request
+from headstart.types.request import ErrorEvent, Request, SlotAction, SlotEvent
 
 # a text model for each kind of projector, and hybrids, whose states cannot be cut
 TARGETS: dict[str, tuple[str, Kind]] = {
@@ -240,6 +241,48 @@ def test_prompts_with_images_come_back_from_main_memory(target: str, tmp_path: P
             assert result.finish is not None
             assert number == 0 or result.finish.stats.num_cached > len(request.prompt) // 2
     assert scheduler.counters.prompts_restored >= 4
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("place", ["disk", "slot file"])
+def test_prompts_with_images_come_back_after_a_restart_and_encode_nothing(
+    place: str, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostPrompts, "_saves_time", lambda *given: True)
+    found, config = models(tmp_path, *TARGETS[target]), Setting(exact=False).config()
+    limits = replace(config.scheduler, cache_disk=100 * (place == "disk"))
+    limits = replace(limits, cache_disk_path=str(tmp_path / "prompts"))
+
+    def started() -> Scheduler:
+        return build_scheduler(replace(config, scheduler=limits), found)[0]
+
+    def act(scheduler: Scheduler, action: str) -> None:
+        scheduler.act_on_slot(SlotAction("s", action, 0, str(tmp_path / "slot.bin")))
+        while scheduler.slot_actions:
+            for event in scheduler.slot_actions.go_on():
+                assert isinstance(event, SlotEvent), event
+
+    scheduler = started()
+    prompt = (BYTES[:9], picture(1, 40, 28), BYTES * 3)
+    asked = ask(scheduler, "a", *prompt, sampling=sampling(0.8))
+    answer = generate(scheduler, [asked])["a"].tokens
+    turn = (*prompt[:2], [*BYTES * 3, *answer, *BYTES[:8]])
+    fresh = ask(scheduler, "b", *turn, sampling=sampling(0.8))
+    if place == "slot file":
+        act(scheduler, "save")
+    expected = generate(scheduler, [replace(fresh, cache_prompt=False)])["b"].tokens
+    scheduler.cache.host.finish()
+    scheduler = started()
+    if place == "slot file":
+        act(scheduler, "restore")
+    elif disk := scheduler.cache.host.disk:
+        disk._writer.submit(int).result()
+    result = generate(scheduler, [ask(scheduler, "b", *turn, sampling=sampling(0.8))])["b"]
+    assert result.tokens == expected
+    assert result.finish is not None
+    assert result.finish.stats.num_cached >= len(asked.prompt) - 4
+    media: Any = scheduler.media
+    assert all(chunk._embeddings is None for chunk in media._chunks.values())
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -131,9 +131,12 @@ class Projector:
             raise ModelError(f"{path} is a projector of sound only, which is not supported")
         self.width = int(api.llama_model_n_embd_inp(model.handle))
         self.is_mrope = bool(api.mtmd_decode_use_mrope(self._context))
-        # what embeddings depend on besides the image, for keys of chunks
-        limits = f"{images.image_min_tokens} {images.image_max_tokens}"
-        self._id = f"{path.name} {path.stat().st_size} {model.path.name} {limits}".encode()
+        # what embeddings depend on besides the image, for keys of chunks, which files hold too
+        file = path.stat()
+        self._id = (
+            f"{path.name} {file.st_size} {file.st_mtime_ns} {model.path.name} {images} "
+            f"{params.use_gpu} {config.flash_attn}"
+        ).encode()
         self.is_exact, self._most_whole = config.exact, most_rows
         self._model = model  # it is used for as long
         self._thread = ThreadPoolExecutor(1, "headstart-images")

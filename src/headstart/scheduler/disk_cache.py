@@ -120,8 +120,6 @@ class DiskCache:
         num_bytes = prompt.num_bytes
         if num_bytes > self._place.max_bytes or prompt.last_used <= self._too_old:
             return False
-        if min(prompt.tokens) < 0:  # an image, whose cells depend on more than `identity` says
-            return False
         if self.knows(prompt.namespace, prompt.tokens):
             return False
         key = key_of(root_of(prompt.namespace), prompt.tokens)

@@ -21,7 +21,6 @@ from headstart.types.errors import (
     CapacityError,
     EngineError,
     InvalidParameterError,
-    NotSupportedError,
     RequestError,
 )
 from headstart.types.request import ErrorEvent, SlotAction, SlotEvent, ThoughtsEnd, error_event
@@ -107,10 +106,6 @@ class SlotActions:
             if not is_theirs:
                 raise InvalidParameterError(f"slot {cells.seq_id} keeps no prompt of yours to save")
             cache.host.recall(cells)
-            if min(cells.tokens, default=0) < 0:
-                raise NotSupportedError(
-                    f"slot {cells.seq_id} holds an image, which no file can hold"
-                )
             num_tokens, state = cells.length, engine.save_sequence(cells.seq_id)
             num_bytes = yield self._thread.submit(
                 sequence_files.write, path, cells.tokens, state, cells.num_exact

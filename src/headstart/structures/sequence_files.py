@@ -1,15 +1,15 @@
 """Files of one sequence, in libllama's own format, so that llama-server reads ours and we its.
 
 magic, version, number of tokens (uint32 each), the tokens (int32), the state. In memory a state has
-the number of its images' gaps (none here), a magic and a sequence id in front (`_IN_MEMORY`), in a
-file it has not. Files are read and written here, because libllama's own function aborts the process
-on a file that ends early; of a state in memory it only says that it cannot use it. Nothing here
-needs its context: any thread may do it.
+the gaps of its images (engine/gaps.py), a magic and a sequence id in front, in a file it has not.
+Files are read and written here, because libllama's own function aborts the process on a file that
+ends early; of a state in memory it only says that it cannot use it. Nothing here needs its context:
+any thread may do it.
 Source: llama.cpp src/llama-context.cpp, state_seq_save_file and state_seq_load_file.
 
-Behind the state, where libllama does not look, stand the number of exact tokens, which is less
-where cells were moved, and a checksum (`_TRAILER`): a damaged state would change the text without
-notice.
+Behind the state, where libllama does not look, stand the gaps if there are any, the number of exact
+tokens, which is less where cells were moved, and a checksum (`_TRAILER`): a damaged state would
+change the text without notice.
 
 What llama-server puts in the place of the tokens is -1, a version, their number, the tokens, the
 number of images and these (tools/server/server-common.cpp, server_tokens::serialize). It also reads
@@ -25,6 +25,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,10 +37,11 @@ from headstart.types.errors import EngineError, InvalidParameterError
 # LLAMA_STATE_SEQ_MAGIC and LLAMA_STATE_SEQ_VERSION of llama.h
 MAGIC, VERSION = 0x67677371, 3
 _HEADER = struct.Struct("<III")
-_IN_MEMORY = struct.Struct("<HIi")
+_NUM_GAPS, _GAP_BYTES = struct.Struct("<H"), 8  # in memory: the gaps, their number first
+_FRONT = struct.Struct("<Ii")  # and then a magic and an id, which is not looked at
 _STATE_MAGIC = 0xAF143CD8
 _TRAILER = struct.Struct("<8sI16s")  # magic, exact tokens, checksum of all that stands before it
-_TRAILER_MAGIC = b"HS SLOT1"
+_TRAILER_MAGIC, _WITH_GAPS = b"HS SLOT1", b"HS SLOT2"  # the gaps' number stands behind them
 _PACKED, _PACKED_VERSION, _NUM_AROUND = -1, 1, 4  # of llama-server; numbers around the tokens
 
 
@@ -62,8 +64,15 @@ def write(path: Path, tokens: Sequence[int], data: Data, num_exact: int) -> int:
     parts = unpack(data)
     assert parts is not None
     head = _HEADER.pack(MAGIC, VERSION, len(tokens)) + array("i", tokens).tobytes()
-    pieces: list[Data] = [head, memoryview(parts[0])[_IN_MEMORY.size :]]
-    pieces.append(_TRAILER.pack(_TRAILER_MAGIC, num_exact, _checksum(pieces, num_exact)))
+    state = memoryview(parts[0])
+    num_gaps = state[: _NUM_GAPS.size]
+    end = _NUM_GAPS.size + _GAP_BYTES * _NUM_GAPS.unpack(num_gaps)[0]
+    gaps = bytes(state[_NUM_GAPS.size : end])
+    pieces: list[Data] = [head, state[end + _FRONT.size :]]
+    magic = _WITH_GAPS if gaps else _TRAILER_MAGIC
+    if gaps:
+        pieces += gaps, num_gaps
+    pieces.append(_TRAILER.pack(magic, num_exact, _checksum(pieces, num_exact)))
     try:
         replace_file(path, *pieces)
     except OSError as error:
@@ -84,14 +93,20 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
             end = _end_of_tokens(path.name, head, num_bytes)
             file.seek(max(end, num_bytes - _TRAILER.size))
             trailer = file.read()
-            if trailer[: len(_TRAILER_MAGIC)] != _TRAILER_MAGIC:
+            gaps = b""
+            if trailer[: len(_TRAILER_MAGIC)] == _WITH_GAPS:
+                gaps = _read_gaps(file, num_bytes - len(trailer), end)
+            elif trailer[: len(_TRAILER_MAGIC)] != _TRAILER_MAGIC:
                 trailer = b""
             file.seek(_HEADER.size)
             head += file.read(end - _HEADER.size)
-            data, place = reserve(_IN_MEMORY.size + num_bytes - end - len(trailer), ())
-            front = _IN_MEMORY.pack(0, _STATE_MAGIC, 0)  # the id is not looked at
-            place[: _IN_MEMORY.size] = front
-            state = place[_IN_MEMORY.size :]
+            num_gaps = _NUM_GAPS.pack(len(gaps) // _GAP_BYTES)
+            front = num_gaps + gaps + _FRONT.pack(_STATE_MAGIC, 0)
+            behind = [gaps, num_gaps] if gaps else []
+            size = max(0, num_bytes - end - len(trailer) - sum(map(len, behind)))
+            data, place = reserve(len(front) + size, ())
+            place[: len(front)] = front
+            state = place[len(front) :]
             if file.readinto(state) != len(state):
                 raise InvalidParameterError(f"{path.name} became shorter while it was read")
     except OSError as error:
@@ -102,7 +117,9 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
             f"{path.name} has {len(tokens)} tokens but the context is {context_size}; start with "
             "a larger --ctx-size"
         )
-    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < vocab_size:
+    # in files of ours, ids below zero are cells of images (types/media.py)
+    is_below = not trailer and tokens.min(initial=0) < 0
+    if is_below or tokens.max(initial=0) >= vocab_size:
         raise InvalidParameterError(
             f"{path.name} has token ids outside the vocabulary (0 to {vocab_size - 1}); it is "
             "damaged, or of another model"
@@ -110,11 +127,19 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
     num_exact = len(tokens)
     if trailer:
         _, num_exact, checksum = _TRAILER.unpack(trailer)
-        if _checksum([head, state], num_exact) != checksum:
+        if _checksum([head, state, *behind], num_exact) != checksum:
             raise InvalidParameterError(
                 f"{path.name} is damaged: its checksum is wrong; save the slot again"
             )
     return SavedSequence(tokens.tolist(), num_exact, num_bytes, data)
+
+
+def _read_gaps(file: BinaryIO, end: int, least: int) -> bytes:
+    """The gaps that end, with their number, at `end` of a file."""
+    file.seek(max(least, end - _NUM_GAPS.size))
+    num_gaps = _NUM_GAPS.unpack(file.read(_NUM_GAPS.size))[0]
+    file.seek(max(least, end - _NUM_GAPS.size - _GAP_BYTES * num_gaps))
+    return file.read(_GAP_BYTES * num_gaps)
 
 
 def _end_of_tokens(name: str, header: bytes, num_bytes: int) -> int:
