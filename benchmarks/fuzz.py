@@ -2,6 +2,7 @@
 
     python -m benchmarks.fuzz [--requests 10000] [--first 0] [--seed 0] [--clients 4]
     python -m benchmarks.fuzz --seed 0 --first 123 --requests 1         # one of them again
+    python -m benchmarks.fuzz --images --requests 5000            # damaged images
 
 A request depends on its number and the seed alone, so that a million can be sent in slices. Paths
 and fields come from /openapi.json. Each answer must come within a minute and be no 500, and every
@@ -30,6 +31,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+
+from benchmarks.lib.image_bodies import MARKER, image_body
+from tests.images import projector
 
 from headstart.app import demo
 from headstart.extras.bench.client import HEADSTART, started
@@ -109,8 +113,8 @@ class Sent:
 class Generator:
     """Makes requests from what the server says of its paths."""
 
-    def __init__(self, document: dict[str, Any], seed: int) -> None:
-        self._seed = seed
+    def __init__(self, document: dict[str, Any], seed: int, has_images: bool) -> None:
+        self._seed, self._has_images = seed, has_images
         self._paths: list[tuple[str, str]] = []
         self._fields: dict[str, list[str]] = {}
         for path, methods in document["paths"].items():
@@ -125,6 +129,10 @@ class Generator:
     def make(self, number: int) -> tuple[str, Sent]:
         """The request of this number, and which program it is for."""
         chance = random.Random(f"{self._seed} {number}")
+        if self._has_images:
+            path, with_image = image_body(chance)
+            data = _mutated(with_image, chance)
+            return "server", Sent("POST", path, data, (("Content-Type", "application/json"),))
         target = chance.choices(list(SHARES), list(SHARES.values()))[0]
         more = MORE_PATHS[target]
         method, path = chance.choice(more if chance.random() < 0.1 else self._paths)
@@ -315,10 +323,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--images", action="store_true", help="only requests with images")
     parser.add_argument("--slice", type=int, default=10_000, help="requests between two lines")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-        ports, pids = _start(Path(name), stack)
+        ports, pids = _start(Path(name), stack, options.images)
         document = _get(ports["server"], "/openapi.json")
         texts = {target: _text(port) for target, port in ports.items()}
         found, sent, begun = 0, 0, time.monotonic()
@@ -326,7 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         while sent < options.requests:
             first = options.first + sent
             last = options.first + min(options.requests, sent + options.slice)
-            run = Run(Generator(document, options.seed), ports, first, last)
+            run = Run(Generator(document, options.seed, options.images), ports, first, last)
             threads = [threading.Thread(target=run.work) for _ in range(options.clients)]
             for thread in threads:
                 thread.start()
@@ -345,7 +354,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if found else 0
 
 
-def _start(folder: Path, stack: ExitStack) -> tuple[dict[str, int], dict[str, int]]:
+def _start(
+    folder: Path, stack: ExitStack, has_images: bool
+) -> tuple[dict[str, int], dict[str, int]]:
     """Ports and processes of the three programs."""
     model, environment = demo.path(demo.TARGET), os.environ | {"HEADSTART_CACHE": str(folder)}
     environment["LLAMA_CACHE"] = str(folder)
@@ -361,6 +372,9 @@ def _start(folder: Path, stack: ExitStack) -> tuple[dict[str, int], dict[str, in
         "server": ["serve", *common, "--context", str(CONTEXT), *tools, *slots, *bounds, "--props"],
         "router": ["serve", *common[:2], "--models-preset", str(folder / "models.ini"), *tools],
     }
+    if has_images:
+        kinds["server"] += ["--mmproj", str(projector(folder / "mmproj.gguf", "janus_pro", 256))]
+        environment["LLAMA_MEDIA_MARKER"] = MARKER
     urls, pids = {}, {}
     for name, flags in kinds.items():
         command, log = [*HEADSTART, *flags], Path(tempfile.gettempdir(), f"fuzz-{name}.log")
