@@ -235,7 +235,7 @@ def make_scheduler(
     controller: Controller | None = None,
     vocab: ByteVocab | None = None,
     compiler: GrammarCompiler | None = None,
-    **limits: int,
+    **limits: Any,
 ) -> Scheduler:
     clock = Clock()
     guarded = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]

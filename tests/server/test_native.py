@@ -119,7 +119,7 @@ def test_sampling_fields_reach_the_request(client, worker):
         "temperature": 0, "top_k": 5, "min_p": 0.1, "xtc_probability": 0.5, "dry_multiplier": 1,
         "ignore_eos": True, "samplers": ["top-k", "temp"], "dry_sequence_breakers": ["x"],
         "n_probs": 3, "post_sampling_probs": True, "t_max_predict_ms": 1500, "id_slot": 2,
-        "cache_prompt": False,
+        "cache_prompt": False, "priority": -3,
     }  # fmt: skip
     client.post("/completion", json={"prompt": "a"} | body)
     (request,) = worker.requests
@@ -136,7 +136,7 @@ def test_sampling_fields_reach_the_request(client, worker):
         True,
         1.5,
     )
-    assert (request.slot_id, request.cache_prompt) == (2, False)
+    assert (request.slot_id, request.cache_prompt, request.priority) == (2, False, -3)
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from headstart.config.settings import (
     ModelConfig,
     SchedulerConfig,
     SpeculationConfig,
+    read_weights,
 )
 
 __all__ = [
@@ -57,5 +58,6 @@ __all__ = [
     "flag_of",
     "option",
     "option_of",
+    "read_weights",
     "rpc_endpoints",
 ]

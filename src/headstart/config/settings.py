@@ -8,6 +8,7 @@ the spellings that llama-server's users type.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,7 +80,8 @@ class SchedulerConfig:
     prefill_ms: float = option(
         100.0,
         "milliseconds that a step may take to process more prompt tokens than --prefill-chunk, "
-        "while other requests wait for their next token; judged by what the last steps took",
+        "while other requests wait for their next token; judged by what the last steps took; five "
+        "times as many for the prompt of a tenant if those who wait have two more requests each",
         least=0,
     )
     checkpoint_min_step: int = option(
@@ -141,6 +143,12 @@ class SchedulerConfig:
         "when a request comes, move the prompts of idle slots to main memory (see --cache-ram), "
         "so that attention covers fewer cells; on a CPU only",
     )
+    tenant_weights: str | None = option(
+        None,
+        "shares of tenants where several want slots or prompts read: NAME=WEIGHT, separated by "
+        "commas, each name an API key or a tenant of --tenant-header; others have 1",
+        is_secret=True,
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -148,6 +156,26 @@ class SchedulerConfig:
             raise ConfigError(
                 f"--parallel is {self.parallel} but libllama holds at most 250 sequences here"
             )
+        read_weights(self.tenant_weights)
+
+
+def read_weights(text: str | None) -> dict[str, float]:
+    """By key or tenant, of `NAME=WEIGHT,...`.
+
+    Raises:
+        ConfigError: a weight is no number from 0.001 to 1000.
+    """
+    weights = dict[str, float]()
+    for number, part in enumerate((text or "").split(",")):
+        name, _, weight = part.strip().rpartition("=")
+        with suppress(ValueError):
+            weights[name] = float(weight)
+        if part.strip() and not (name and 0.001 <= weights.get(name, 0.0) <= 1000):
+            raise ConfigError(  # without the text, which may be a key
+                f"entry {number + 1} of --tenant-weights must be NAME=WEIGHT, with a weight from "
+                "0.001 to 1000"
+            )
+    return weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

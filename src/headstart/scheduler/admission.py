@@ -1,12 +1,12 @@
-"""Which requests may wait for cells at all."""
+"""Which requests may wait for cells at all, and which tenant's are next."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from headstart.scheduler.sequence import Sequence
-from headstart.structures.tenants import who_gives_way
+from headstart.structures.tenants import namespaces_of
 from headstart.types import Engine
 from headstart.types.errors import (
     CapacityError,
@@ -64,42 +64,6 @@ def find_media(request: Request, store: MediaStore | None) -> tuple[tuple[int, L
     return known
 
 
-def make_place(
-    sequence: Sequence, waiting: list[Sequence], max_queue: int, seconds: float
-) -> tuple[Sequence, QuotaError]:
-    """Which request leaves a full queue for another tenant's, and what it is told.
-
-    Args:
-        seconds: that the queue takes to move on by one request.
-
-    Raises:
-        CapacityError: none, because the tenant of the new one has as many as any other.
-    """
-    last = find_surplus((one for one in waiting if not one.is_resumed), sequence.tenant)
-    if last is None:
-        raise CapacityError(
-            f"{len(waiting)} requests are waiting and --max-queue is {max_queue}; try again later"
-        )
-    num_own = sum(one.tenant == last.tenant for one in waiting)
-    wait = min(60, max(1, round(num_own * seconds)))
-    return last, QuotaError(
-        "queue",
-        f"{num_own} of {len(waiting)} waiting requests are yours and --max-queue is {max_queue}: "
-        f"this one made room for another tenant; try again in {wait} s",
-        wait,
-    )
-
-
-def find_surplus(sequences: Iterable[Sequence], tenant: str) -> Sequence | None:
-    """The newest request of the tenant that has most of these, if that is at least two more than
-    this tenant has.
-    """
-    sequences = list(sequences)
-    most = who_gives_way(Counter(one.tenant for one in sequences), tenant)
-    own = (one for one in sequences if one.tenant == most)
-    return max(own, key=lambda one: one.number, default=None)
-
-
 def find_largest(running: Iterable[Sequence]) -> Sequence:
     """The newest request of the tenant whose requests take most cells."""
     sequences, held = list(running), Counter[str]()
@@ -109,32 +73,112 @@ def find_largest(running: Iterable[Sequence]) -> Sequence:
     return max((one for one in sequences if one.tenant == most), key=lambda one: one.submitted)
 
 
-class TenantTurns:
-    """Remembers which tenant was served longest ago."""
+class Tenants:
+    """Who goes first: what each tenant asked for, and how much of it has begun."""
 
-    def __init__(self) -> None:
-        self._served: dict[str, int] = {}  # tenant -> number of its last turn, increasing
-        self._num_turns = 0
+    def __init__(self, weights: Mapping[str, float]) -> None:
+        """`weights`: of keys or tenants that have another than 1, by name."""
+        self._weights = {
+            made: weight for name, weight in weights.items() for made in namespaces_of([name])
+        }
+        self._held = Counter[str]()  # requests, waiting and running
+        # by tenant, when its next turn is due. Source: Parekh and Gallager 1993, "A generalized
+        # processor sharing approach to flow control", https://doi.org/10.1109/90.234856
+        self._due: dict[str, float] = {}
+        self._now = 0.0  # turns that a tenant would have had who always wanted one
+
+    def add(self, tenant: str) -> None:
+        """A request came. One of a tenant that had none is due before those that were just
+        served.
+        """
+        if not self._held[tenant]:
+            self._due[tenant] = max(self._due.get(tenant, 0.0), self._now - 1.0)
+        self._held[tenant] += 1
+
+    def remove(self, tenant: str) -> None:
+        """A request ended."""
+        self._held[tenant] -= 1
+        if not self._held[tenant]:
+            del self._held[tenant]
+        if len(self._due) > 1000 + len(self._held):  # those who have had more than others stay
+            due = self._due.items()
+            self._due = {one: at for one, at in due if one in self._held or at > self._now}
+
+    def serve(self, tenant: str) -> None:
+        """A request of this tenant begins."""
+        self._now += 1.0 / sum(map(self.weight, self._held))
+        self._due[tenant] += 1.0 / self.weight(tenant)
+
+    def weight(self, tenant: str) -> float:
+        """Its share, as a multiple of that of a tenant without a weight."""
+        return self._weights.get(tenant, 1.0)
+
+    def load(self, tenant: str) -> float:
+        """Requests of the tenant, by its weight."""
+        return self._held[tenant] / self.weight(tenant)
 
     def order(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> list[Sequence]:
-        """The first request of each tenant, then the second ..., those that run included.
+        """The first request of each tenant, then the second ..., those that run included; of a
+        tenant with a weight of two, its third comes with the second of others.
 
-        The tenant that was served longest ago is the first in each round. The requests of a tenant
-        keep their order.
+        Among equals the tenant goes first whose turn is due first. The requests of a tenant keep
+        their order, but for their priority.
         """
         ranks = Counter(one.tenant for one in running)
-        places: dict[Sequence, tuple[int, int]] = {}
-        for sequence in waiting:
+        places: dict[Sequence, tuple[float, float]] = {}
+        for sequence in sorted(waiting, key=lambda one: one.request.priority):
             tenant = sequence.tenant
+            places[sequence] = ranks[tenant] / self.weight(tenant), self._due[tenant]
             ranks[tenant] += 1
-            places[sequence] = (ranks[tenant], self._served.get(tenant, 0))
         return sorted(places, key=places.__getitem__)
 
-    def serve(self, sequence: Sequence) -> None:
-        """Note that the tenant has had its turn."""
-        self._num_turns += 1
-        tenant = sequence.tenant
-        self._served.pop(tenant, None)
-        self._served[tenant] = self._num_turns
-        if len(self._served) > 1000:  # one that was served longer ago counts as new
-            del self._served[next(iter(self._served))]
+    def gives_way(self, tenant: str, other: str, held: Mapping[str, int] | None = None) -> bool:
+        """Whether a tenant still has no less than the other, by weight, when it has one request
+        less and the other one more.
+
+        Args:
+            held: requests of each; all they have if left out.
+        """
+        held = self._held if held is None else held
+        mine, others = held.get(tenant, 0) - 1, held.get(other, 0) + 1
+        return mine / self.weight(tenant) >= others / self.weight(other)
+
+    def find_surplus(self, sequences: Iterable[Sequence], tenant: str) -> Sequence | None:
+        """The last request of the tenant that has most of these, if it gives way to this tenant."""
+        sequences = list(sequences)
+        held = Counter(one.tenant for one in sequences)
+        most = max(held, key=lambda one: held[one] / self.weight(one), default=tenant)
+        if not self.gives_way(most, tenant, held):
+            return None
+        return max((one for one in sequences if one.tenant == most), key=_place)
+
+    def make_place(
+        self, sequence: Sequence, waiting: list[Sequence], max_queue: int, seconds: float
+    ) -> tuple[Sequence, QuotaError]:
+        """Which request leaves a full queue for another tenant's, and what it is told.
+
+        Args:
+            seconds: that the queue takes to move on by one request.
+
+        Raises:
+            CapacityError: none, because the tenant of the new one has as many as any other.
+        """
+        last = self.find_surplus((one for one in waiting if not one.is_resumed), sequence.tenant)
+        if last is None:
+            raise CapacityError(
+                f"{len(waiting)} requests are waiting and --max-queue is {max_queue}; try again "
+                "later"
+            )
+        num_own = sum(one.tenant == last.tenant for one in waiting)
+        wait = min(60, max(1, round(num_own * seconds)))
+        return last, QuotaError(
+            "queue",
+            f"{num_own} of {len(waiting)} waiting requests are yours and --max-queue is "
+            f"{max_queue}: this one made room for another tenant; try again in {wait} s",
+            wait,
+        )
+
+
+def _place(sequence: Sequence) -> tuple[int, int]:
+    """Among the requests of its tenant."""
+    return sequence.request.priority, sequence.number

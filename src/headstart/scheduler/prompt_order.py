@@ -3,29 +3,41 @@
 Those who generate wait for them, so they are as many as the time of a step allows, judged by what
 the last ones took: attention makes each row of a long prompt dearer than the one before.
 
-The shortest come first, so that a short prompt is not held up by a long one. Half of all rows go to
-the prompt that waits longest, so that a stream of short ones does not hold it up for ever: not in
-each step, but in steps of its own, several in a row. For tokens that are read one after the other
-get neighbouring cells. A processor's attention skips tiles of cells of which a row sees none
-(`Engine.attention_tile`); where two prompts take turns with every 64 rows, each also looks at the
-cells of the other.
+Tenants share the rows by weight: first comes the one whose prompts had fewest, of those that had as
+many the one that asks for least. A tenant that comes is taken to have had as many as the one that
+had fewest. Source: Sheng et al. 2024, "Fairness in serving large language models", OSDI,
+https://arxiv.org/abs/2401.00588
+
+Of a tenant's prompts the shortest come first, so that a short one is not held up by a long one.
+Half of its rows go to the prompt that waits longest, so that a stream of short ones does not hold
+it up for ever: not in each step, but in steps of its own, several in a row. For tokens that are
+read one after the other get neighbouring cells. A processor's attention skips tiles of cells of
+which a row sees none (`Engine.attention_tile`); where two prompts take turns with every 64 rows,
+each also looks at the cells of the other.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from headstart.scheduler.admission import Tenants
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import StepPlan
+
+# prompt rows of a step that no answer waits for, or only such as give way, and how much longer than
+# others it may take: bounds how long a cancel waits, too
+_ALONE, _ALONE_SHARE = 512, 5
 
 
 class PromptOrder:
     """The order of the prompts that are being read."""
 
-    def __init__(self, tile: int) -> None:
+    def __init__(self, tile: int, tenants: Tenants) -> None:
         """`tile`: rows for which attention is computed at once."""
-        self._tile = tile
-        self._oldest: Sequence | None = None
-        self._num_owed = 0  # rows that others read since the oldest waits, less its own
-        self._is_oldest_first = False
+        self._tile, self._tenants = tile, tenants
+        self._readers: dict[str, _Reader] = {}  # tenants that have prompts
         self._num_in_a_row = 0
         self._last_rows, self._row_ms = 0, 0.0  # of the last step that read as much as it might
 
@@ -40,6 +52,28 @@ class PromptOrder:
             rows = min(2 * rows, most)
         return rows
 
+    def limit(
+        self,
+        prompts: list[Sequence],
+        answering: Collection[str],
+        least: int,
+        most: int,
+        milliseconds: float,
+    ) -> int:
+        """Most prompt rows of the next step: few while tenants wait for the next token of an
+        answer, unless all of these give way to the tenant whose prompts come first.
+        """
+        if not answering:
+            return self.num_rows(_ALONE, most, _ALONE_SHARE * milliseconds)
+        rows = self.num_rows(least, most, milliseconds)
+        first = self._by_tenant([one for one in prompts if one.leader is None] or prompts)[0]
+        tenant = first[0].tenant
+        if self._row_ms and all(self._tenants.gives_way(one, tenant) for one in answering):
+            affordable = int(_ALONE_SHARE * milliseconds / self._row_ms)
+            num_pending = sum(sequence.num_pending for sequence in first)
+            rows = max(rows, min(_ALONE, most, affordable, num_pending))
+        return rows
+
     def share(
         self,
         reading: list[Sequence],
@@ -50,25 +84,25 @@ class PromptOrder:
 
         A prompt that a shorter one waits for, because they begin alike, comes as early as that.
         """
-        if reading[0] is not self._oldest:
-            self._oldest, self._num_owed, self._is_oldest_first = reading[0], 0, False
         # tiles read in a row before another prompt has its turn
         in_a_row = 4 * self._tile if num_rows >= self._tile else 0
         self._num_in_a_row = max(num_rows, in_a_row)
-        order = sorted(range(len(reading)), key=_lengths(reading, followers).__getitem__)
-        if self._is_oldest_first:
-            order.remove(0)
-            order.insert(0, 0)
-        rows = [0] * len(reading)
-        left = num_rows
-        for i in order:
-            # a piece of less than a tile would take as long as a whole one, here and in the next
-            # step
-            if reading[i].num_pending > left and left < min(self._tile, num_rows):
-                continue
-            rows[i] = min(left, reading[i].num_pending)
-            left -= rows[i]
-        return rows
+        lengths, rows, left = _lengths(reading, followers), dict[Sequence, int](), num_rows
+        for own in self._by_tenant(reading):
+            reader = self._readers[own[0].tenant]
+            if own[0] is not reader.oldest:
+                reader.oldest, reader.num_owed, reader.is_oldest_first = own[0], 0, False
+            own.sort(key=lengths.__getitem__)
+            if reader.is_oldest_first:
+                own.sort(key=lambda one: one is not reader.oldest)
+            for one in own:
+                # a piece of less than a tile would take as long as a whole one, here and in the
+                # next step
+                if one.num_pending > left and left < min(self._tile, num_rows):
+                    continue
+                rows[one] = min(left, one.num_pending)
+                left -= rows[one]
+        return [rows.get(one, 0) for one in reading]
 
     def count(self, plan: StepPlan, milliseconds: float) -> None:
         """Note what a step read in how long, before any of its prompts begins to answer."""
@@ -76,26 +110,48 @@ class PromptOrder:
         if 2 * num_read >= plan.max_prompt_rows > 0:  # not the short rest of a prompt
             # what it might: a step of whole tiles has some rows more or fewer
             self._last_rows, self._row_ms = plan.max_prompt_rows, milliseconds / num_read
-        num_others = 0
-        for index, sequence in plan.decoded:
-            if sequence is self._oldest:
-                self._num_owed -= plan.num_rows[index]
-            elif index >= plan.num_generating:
-                num_others += plan.num_rows[index]
-        self._num_owed = max(0, self._num_owed + num_others)
-        if not self._is_oldest_first:
-            self._is_oldest_first = self._num_owed >= self._num_in_a_row > 0
-        elif not self._num_owed:
-            self._is_oldest_first = False
+        prompts = [one for one in plan.decoded if one[0] >= plan.num_generating]
+        for index, sequence in prompts:
+            reader, num_rows = self._readers[sequence.tenant], plan.num_rows[index]
+            reader.had += num_rows / self._tenants.weight(sequence.tenant)
+            reader.num_owed += -num_rows if sequence is reader.oldest else num_rows
+        for tenant in {sequence.tenant for _, sequence in prompts}:
+            reader = self._readers[tenant]
+            reader.num_owed = max(0, reader.num_owed)
+            if not reader.is_oldest_first:
+                reader.is_oldest_first = reader.num_owed >= self._num_in_a_row > 0
+            elif not reader.num_owed:
+                reader.is_oldest_first = False
+
+    def _by_tenant(self, reading: list[Sequence]) -> list[list[Sequence]]:
+        """The prompts of each tenant; whose turn it is first."""
+        own = defaultdict[str, list[Sequence]](list)
+        for sequence in reading:
+            own[sequence.tenant].append(sequence)
+        known = {name: reader for name, reader in self._readers.items() if name in own}
+        least = min((reader.had for reader in known.values()), default=0.0)
+        self._readers = {name: known.get(name) or _Reader(least) for name in own}
+        order = sorted(own, key=lambda name: (self._readers[name].had, self._tenants.load(name)))
+        return [own[name] for name in order]
 
 
-def _lengths(reading: list[Sequence], followers: list[Sequence]) -> list[int]:
+@dataclass(slots=True)
+class _Reader:
+    """A tenant whose prompts are read."""
+
+    had: float  # rows over its weight
+    oldest: Sequence | None = None
+    num_owed: int = 0  # rows that its others read since the oldest waits, less its own
+    is_oldest_first: bool = False
+
+
+def _lengths(reading: list[Sequence], followers: list[Sequence]) -> dict[Sequence, int]:
     """What is left of each prompt, or of the shortest one that waits for it."""
-    lengths = {id(sequence): sequence.num_pending for sequence in reading}
+    lengths = {sequence: sequence.num_pending for sequence in reading}
     for follower in followers:
         leader = follower
         while leader.leader is not None:
             leader = leader.leader
-        if id(leader) in lengths:
-            lengths[id(leader)] = min(lengths[id(leader)], follower.num_pending)
-    return list(lengths.values())
+        if leader in lengths:
+            lengths[leader] = min(lengths[leader], follower.num_pending)
+    return lengths

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headstart.config import SchedulerConfig
+from headstart.config import SchedulerConfig, read_weights
 from headstart.scheduler import admission, batching
-from headstart.scheduler.admission import TenantTurns, find_largest, find_surplus
+from headstart.scheduler.admission import Tenants, find_largest
 from headstart.scheduler.commit import CONTEXT_FULL, Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
@@ -43,9 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# prompt rows of a step without answers, and how much longer than others it may take: bounds how
-# long a cancel waits
-_ALONE, _ALONE_SHARE = 512, 5
 WAIT_SECONDS = 0.005  # for a thread, in a step that has nothing else to do
 _CANCELLED, _PREEMPTED = Ending("cancelled"), Ending("preempted")
 _YIELDED = Ending("yielded")  # its cells to another tenant
@@ -100,11 +97,11 @@ class Scheduler:
         self._committer = Committer(
             engine, vocab, self.cache, drafting, shifts_context=config.context_shift
         )
-        self._order = PromptOrder(engine.attention_tile)
+        self._tenants = Tenants(read_weights(config.tenant_weights))
+        self._order = PromptOrder(engine.attention_tile, self._tenants)
         self._batch = Batch(engine.max_batch_tokens)
         self._left: list[End] = []  # since the last record
         self._numbers = count()
-        self._tenants = TenantTurns()
         self._sets_aside = config.cache_idle_slots and engine.attention_tile > 1
 
     @property
@@ -137,12 +134,15 @@ class Scheduler:
         if len(self.waiting) + len(self.compiling) >= self.config.max_queue + num_free:
             waiting = [*self.compiling, *self.waiting]
             seconds = self.counters.mean_seconds / len(self.cells)
-            last, error = admission.make_place(sequence, waiting, self.config.max_queue, seconds)
+            last, error = self._tenants.make_place(
+                sequence, waiting, self.config.max_queue, seconds
+            )
             self.cancel(last.request.request_id, failure(error))
+        if request.constraint is not None:
+            self.compiling.add(sequence)
+        self._tenants.add(sequence.tenant)
         if request.constraint is None:
             self._queue(sequence)
-        else:
-            self.compiling.add(sequence)
 
     def cancel(self, request_id: str, ending: Ending = _CANCELLED) -> None:
         """Stop a request wherever it is; unknown or finished ones are ignored."""
@@ -157,7 +157,7 @@ class Scheduler:
         """Let it wait for cells; a tenant that uses two more than its own gives up some."""
         self.waiting.append(sequence)
         if len(self.running) == len(self.cells):
-            last = find_surplus(self.running, sequence.tenant)
+            last = self._tenants.find_surplus(self.running, sequence.tenant)
             if last is not None:
                 self.leave(last, _YIELDED)
 
@@ -229,7 +229,12 @@ class Scheduler:
         answers, plan.prompts = self.turns.choose(self.running)
         plan.answer(answers)
         if plan.prompts:
-            plan.max_prompt_rows = self._prompt_rows()
+            tenants = {sequence.tenant for sequence in self.running if sequence.is_generating}
+            least, milliseconds = self.config.prefill_chunk, self.config.prefill_ms
+            most = self.engine.max_batch_tokens
+            plan.max_prompt_rows = self._order.limit(
+                plan.prompts, tenants, least, most, milliseconds
+            )
         if answers:
             engine = self.engine
             batching.limit_drafts(plan, engine, len(self.cells))
@@ -303,6 +308,7 @@ class Scheduler:
             self._preempt(sequence, ending)
             return
         rest = b"" if ending.error is not None else sequence.text.stop.flush()
+        self._tenants.remove(sequence.tenant)
         self._left.append(End(sequence, ending, stats, rest))
 
     def _preempt(self, sequence: Sequence, ending: Ending) -> None:
@@ -369,7 +375,7 @@ class Scheduler:
                 except HeadstartError as error:
                     self.leave(sequence, failure(error))
                     continue
-            self._tenants.serve(sequence)
+            self._tenants.serve(sequence.tenant)
             self.cache.place(sequence, placement)
             self._start(sequence)
         self.cache.share(self.running)
@@ -388,10 +394,3 @@ class Scheduler:
         self.running.append(sequence)
         if sequence.wants_progress:
             self.events.add(sequence.progress(self.clock(), sequence.num_decoded))
-
-    def _prompt_rows(self) -> int:
-        """Most prompt rows of this step: few while others wait for their next token."""
-        least, milliseconds = self.config.prefill_chunk, self.config.prefill_ms
-        if not any(sequence.is_generating for sequence in self.running):
-            least, milliseconds = _ALONE, _ALONE_SHARE * milliseconds
-        return self._order.num_rows(least, self.engine.max_batch_tokens, milliseconds)

@@ -82,7 +82,7 @@ class Turns:
             return _Turn.ALL
         if sum(one.num_decoded for one in answers) < _FEW_CELLS:
             return _Turn.ALL
-        return _Turn.PROMPTS if self._turn is _Turn.ANSWERS else _Turn.ANSWERS
+        return _Turn.ANSWERS if self._turn is _Turn.PROMPTS else _Turn.PROMPTS
 
 
 STEPS = 8  # of a turn while others wait

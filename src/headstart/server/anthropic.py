@@ -25,7 +25,7 @@ STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_
 # fields of chat that are taken unchanged
 _SAME = (
     "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "seed", "min_p",
-    "speculative", "cache_prompt", "id_slot",
+    "speculative", "cache_prompt", "id_slot", "priority",
 )  # fmt: skip
 
 routes = Routes()

@@ -83,6 +83,9 @@ class GenerationBody(SamplingBody):
     n_keep: Int | None = Field(None, description="see --keep")
     n_discard: Int = Field(0, description="tokens that a context shift drops; 0 for half")
     id_slot: Int = -1
+    priority: Int = Field(
+        0, description="of requests of one key that wait the lowest goes first, then the oldest"
+    )
     t_max_predict_ms: Int = Field(
         0, description="after so many ms the text ends with the line it is in; 0 is off"
     )

@@ -78,6 +78,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         num_discard=max(0, body.n_discard),
         # numbers go round, as at llama-server
         slot_id=None if body.id_slot < 0 else body.id_slot % call.info.num_slots,
+        priority=body.priority,
         max_seconds=body.t_max_predict_ms / 1000 if body.t_max_predict_ms > 0 else None,
         speculative=speculative_params(body.speculative),
         constraint=constraint,

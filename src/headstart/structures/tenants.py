@@ -31,10 +31,11 @@ def namespace_of_tenant(name: str) -> str:
 
 
 def namespaces_of(names: Iterable[str]) -> frozenset[str]:
-    """Of keys or tenants, whichever these names are."""
-    return frozenset(
+    """Of keys or tenants, whichever these names are; a router's models are told such a hash."""
+    names = [
         made for one in names for made in (namespace_of_key(one.encode()), namespace_of_tenant(one))
-    )
+    ]
+    return frozenset([*names, *map(namespace_of_tenant, names)])
 
 
 def tenant_of(namespace: str) -> str:

@@ -63,6 +63,7 @@ class Request:
     num_keep: int = 0  # tokens at the beginning that no context shift drops; -1: the prompt
     num_discard: int = 0  # tokens that a context shift drops; 0: half of those it may drop
     slot_id: int | None = None  # a wish; served by this slot if it is free
+    priority: int = 0  # among the requests of its tenant that wait: lower goes first
     # of generation, after the first token; then the text ends with its line
     max_seconds: float | None = None
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)

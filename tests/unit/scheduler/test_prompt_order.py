@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -22,17 +23,21 @@ from tests.harness import (
 )
 
 from headstart.sampling.verify import token_logprobs
+from headstart.scheduler.admission import Tenants
 from headstart.scheduler.batching import prompt_rows
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.sequence import Cells, Sequence
 from headstart.scheduler.step import StepPlan
+from headstart.structures.tenants import namespace_of_key
 from headstart.types import Batch
 from headstart.types.request import Request
 
 
-def waiting(*lengths: int) -> list[Sequence]:
+def waiting(*lengths: int, tenant: str = "") -> list[Sequence]:
     return [
-        sequence_of(Request(request_id="", prompt=[1] * length), cells=Cells(seq_id))
+        sequence_of(
+            Request(request_id="", prompt=[1] * length, namespace=tenant), cells=Cells(seq_id)
+        )
         for seq_id, length in enumerate(lengths)
     ]
 
@@ -53,7 +58,11 @@ def step(order: PromptOrder, reading: list[Sequence], num_rows: int) -> list[int
 
 def pieces(reading: list[Sequence], tile: int, num_rows: int) -> dict[int, int]:
     """For each prompt, in how many pieces it is read, where steps in a row count as one piece."""
-    order, numbers, steps = PromptOrder(tile), {id(a): i for i, a in enumerate(reading)}, []
+    order, numbers, steps = (
+        PromptOrder(tile, Tenants({})),
+        {id(a): i for i, a in enumerate(reading)},
+        [],
+    )
     while reading:
         names = [numbers[id(active)] for active in reading]
         shares = step(order, reading, num_rows)
@@ -79,7 +88,7 @@ def pieces(reading: list[Sequence], tile: int, num_rows: int) -> dict[int, int]:
 def test_the_shortest_come_first_and_pieces_of_less_than_a_tile_are_not_cut(
     lengths: tuple[int, ...], tile: int, shares: list[int]
 ) -> None:
-    assert PromptOrder(tile).share(waiting(*lengths), 128, []) == shares
+    assert PromptOrder(tile, Tenants({})).share(waiting(*lengths), 128, []) == shares
 
 
 @given(
@@ -90,7 +99,7 @@ def test_the_shortest_come_first_and_pieces_of_less_than_a_tile_are_not_cut(
 def test_every_step_reads_something_and_no_more_than_it_may(
     lengths: list[int], num_rows: int, tile: int
 ) -> None:
-    reading, order = waiting(*lengths), PromptOrder(tile)
+    reading, order = waiting(*lengths), PromptOrder(tile, Tenants({}))
     left = sum(lengths)
     while reading:
         pending = [active.num_pending for active in reading]
@@ -106,12 +115,36 @@ def test_every_step_reads_something_and_no_more_than_it_may(
 def test_the_oldest_gets_half_of_the_rows_while_short_ones_come_without_end(
     num_rows: int, tile: int
 ) -> None:
-    order, (oldest, *shorter) = PromptOrder(tile), waiting(100 * num_rows, *[100] * 7)
+    order, (oldest, *shorter) = PromptOrder(tile, Tenants({})), waiting(100 * num_rows, *[100] * 7)
     reading, total = [oldest, *shorter], 0
     for _ in range(60):
         total += sum(step(order, reading, num_rows))
         reading += waiting(*[100] * (8 - len(reading)))
     assert 0.4 * total <= oldest.num_decoded <= 0.6 * total
+
+
+@pytest.mark.parametrize("tile", [1, 64])
+@pytest.mark.parametrize("weight", [0.5, 1, 3])
+def test_tenants_share_the_rows_by_weight_however_many_prompts_they_have(
+    tile: int, weight: float
+) -> None:
+    one, other = (namespace_of_key(name) for name in (b"a", b"b"))
+    order, had = PromptOrder(tile, Tenants({"a": weight})), Counter[str]()
+    reading = [*waiting(*[9000] * 5, tenant=other), *waiting(9000, tenant=one)]
+    for _ in range(40):
+        for sequence, rows in zip(list(reading), step(order, reading, 128), strict=True):
+            had[sequence.tenant] += rows
+        assert abs(had[one] / weight - had[other]) <= 128 + 128 / weight
+
+
+def test_a_tenant_that_comes_is_served_at_once_and_owes_or_is_owed_nothing() -> None:
+    order, reading = PromptOrder(64, tenants := Tenants({})), waiting(9000, 200, tenant="a")
+    for tenant in "aaab":
+        tenants.add(tenant)
+    for _ in range(9):
+        step(order, reading, 128)
+    reading += waiting(400, tenant="b")
+    assert step(order, reading, 400)[-1] == 400
 
 
 def test_long_prompts_are_read_in_pieces_of_several_tiles() -> None:
@@ -121,7 +154,7 @@ def test_long_prompts_are_read_in_pieces_of_several_tiles() -> None:
 
 
 def test_a_short_prompt_waits_for_one_piece_of_the_oldest_at_most() -> None:
-    order = PromptOrder(64)
+    order = PromptOrder(64, Tenants({}))
     reading = waiting(4000, 3000)
     for _ in range(20):
         short = waiting(60)[0]
@@ -133,7 +166,7 @@ def test_a_short_prompt_waits_for_one_piece_of_the_oldest_at_most() -> None:
 
 
 def test_a_new_oldest_is_owed_nothing() -> None:
-    order, reading = PromptOrder(64), waiting(300, 500, 60)
+    order, reading = PromptOrder(64, Tenants({})), waiting(300, 500, 60)
     for _ in range(3):
         step(order, reading, 128)
     reading[:] = waiting(900, 200)
@@ -145,15 +178,15 @@ def test_a_prompt_that_a_short_one_waits_for_comes_as_early_as_that() -> None:
     reading = waiting(8000, 12000)
     follower, last = waiting(100, 200)
     follower.leader, last.leader = reading[1], follower
-    assert PromptOrder(64).share(reading, 128, []) == [128, 0]
-    assert PromptOrder(64).share(reading, 128, [last, follower]) == [0, 128]
+    assert PromptOrder(64, Tenants({})).share(reading, 128, []) == [128, 0]
+    assert PromptOrder(64, Tenants({})).share(reading, 128, [last, follower]) == [0, 128]
 
 
 def read_beside_answers(
     row_ms: float, attention_ms: float, num_answers: int = 3, length: int = 32_000
 ) -> list[tuple[int, float]]:
     """Rows and milliseconds of each step in which a long prompt is read, 100 ms a step allowed."""
-    order, steps, known = PromptOrder(64), list[tuple[int, float]](), 0
+    order, steps, known = PromptOrder(64, Tenants({})), list[tuple[int, float]](), 0
     while known < length:
         wanted = order.num_rows(64, 2048, 100.0)
         rows = min(prompt_rows(num_answers, wanted, 64), length - known)
@@ -180,7 +213,7 @@ def test_a_fast_machine_reads_more_at_once_and_a_slow_one_what_it_must() -> None
 
 
 def test_rows_of_prompts_keep_their_bounds() -> None:
-    order = PromptOrder(64)
+    order = PromptOrder(64, Tenants({}))
     assert order.num_rows(64, 32, 100.0) == 32
     order.count(StepPlan(Batch(1), 0.0, max_prompt_rows=64, num_rows=[64]), 0.1)
     assert order.num_rows(64, 100, 100.0) == 100

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -22,10 +22,8 @@ from tests.harness import (
 )
 
 from headstart.sampling import SamplingParams
-from headstart.scheduler.scheduler import _PREEMPTED, Scheduler
 from headstart.scheduler.turns import STEPS, AdapterTurns, Scales
 from headstart.types import Batch
-from headstart.types.errors import CapacityError
 from headstart.types.request import Request
 
 TILE = 64
@@ -186,138 +184,34 @@ def test_who_is_alone_is_not_interrupted() -> None:
     assert used.calls == [(0.5,)]
 
 
-def submit(scheduler: Scheduler, name: str, namespace: str = "", max_tokens: int = 4) -> Request:
-    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
-    prompt = [byte % EOS for byte in name.encode()]
-    request = Request(
-        request_id=name,
-        prompt=prompt,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        namespace=namespace or name[0],
+@pytest.mark.parametrize(("tenant", "is_apart"), [("a", False), ("b", True)])
+def test_answers_of_a_flood_pause_longer_for_the_prompt_of_another_tenant(
+    tenant: str, is_apart: bool
+) -> None:
+    engine = TiledModel()
+    # a decode takes some milliseconds of the pretended clock, whatever its rows
+    scheduler = make_scheduler(engine, parallel=4, prefill_chunk=64, prefill_ms=1)
+    first = replace(request("first", LONG, 900), namespace="a")
+    for number in range(6):
+        scheduler.submit(replace(first, request_id=f"a{number}"))
+    for _ in range(20):
+        scheduler.step()
+    if not is_apart:
+        scheduler.cancel("a3")
+    scheduler.submit(
+        replace(
+            first,
+            request_id="lone",
+            prompt=[5, *LONG],
+            namespace=tenant,
+            priority=-1,
+        )
     )
-    scheduler.submit(request)
-    return request
-
-
-def running(scheduler: Scheduler) -> list[str]:
-    return [one.request.request_id for one in scheduler.running]
-
-
-def order_of_admission(scheduler: Scheduler) -> list[str]:
-    """Run everything; the ids as they were admitted."""
+    engine.decodes.clear()
     answers: dict[str, Answer] = {}
-    admitted: list[str] = []
-    while scheduler.has_work:
+    while "lone" not in answers:
         scheduler.step()
         collect(scheduler, answers)
-        admitted += [name for name in running(scheduler) if name not in admitted]
-    return admitted
-
-
-def test_a_tenant_that_asks_once_does_not_wait_for_one_that_asks_a_lot() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=1)
-    for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
-        submit(scheduler, name)
-    assert order_of_admission(scheduler) == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
-
-
-def test_who_was_served_longest_ago_is_next() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=1)
-    for name in ("b1", "a1"):
-        submit(scheduler, name)
-    assert order_of_admission(scheduler) == ["b1", "a1"]
-    for name in ("a2", "a3", "b2"):
-        submit(scheduler, name)
-    assert order_of_admission(scheduler) == ["b2", "a2", "a3"]
-
-
-def test_one_tenant_is_served_in_its_own_order() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=2)
-    names = [f"a{number}" for number in range(7)]
-    for name in names:
-        submit(scheduler, name)
-    assert order_of_admission(scheduler) == names
-
-
-def test_other_adapters_are_no_other_tenant() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=1)
-    for number in range(3):
-        submit(scheduler, f"a{number}", f"a lora {number}")
-    submit(scheduler, "b")
-    assert order_of_admission(scheduler) == ["a0", "b", "a1", "a2"]
-
-
-def test_a_preempted_request_is_the_first_of_its_tenant() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=1)
-    for name in ("a1", "a2", "b1"):
-        submit(scheduler, name)
-    scheduler.step()
-    scheduler.leave(scheduler.running[0], _PREEMPTED)
-    assert order_of_admission(scheduler) == ["b1", "a1", "a2"]
-
-
-def test_requests_that_fill_the_context_hold_up_no_other_tenant() -> None:
-    engine = Model(context_size=64, num_cells=64)
-    scheduler = make_scheduler(engine)
-    requests = [submit(scheduler, f"a{number}", max_tokens=60) for number in range(6)]
-    while not scheduler.counters.preemptions:
-        scheduler.step()
-    requests += [submit(scheduler, "b0", max_tokens=10)]
-    answers: dict[str, Answer] = {}
-    for _ in range(14):
-        scheduler.step()
-        collect(scheduler, answers)
-    assert answers["b0"].finish is not None
-    check(engine, requests, play(scheduler, (), answers))
-
-
-def test_a_tenant_without_a_slot_gets_one_of_a_tenant_with_many_at_once() -> None:
-    engine = Model(context_size=256)
-    scheduler = make_scheduler(engine)
-    requests = [submit(scheduler, f"a{number}", max_tokens=40) for number in range(6)]
-    for _ in range(5):
-        scheduler.step()
-    requests += [submit(scheduler, "b0")]
-    scheduler.step()
-    assert running(scheduler) == ["a0", "a1", "a2", "b0"]
-    requests += [submit(scheduler, name) for name in ("b1", "b2")]
-    scheduler.step()
-    assert running(scheduler) == ["a0", "a1", "b0", "b1"]  # not three of one and one of the other
-    check(engine, requests, play(scheduler))
-    assert scheduler.counters.preemptions == 2
-
-
-def test_no_request_is_put_back_for_a_tenant_that_has_as_many() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=2)
-    for name in ("a1", "b1", "c1"):
-        submit(scheduler, name)
-    assert order_of_admission(scheduler) == ["a1", "b1", "c1"]
-    assert not scheduler.counters.preemptions
-
-
-def test_a_full_queue_takes_a_request_of_a_tenant_that_has_fewer_there() -> None:
-    engine = Model(context_size=256)
-    scheduler = make_scheduler(engine, parallel=1, max_queue=4)
-    kept = [submit(scheduler, f"a{number}") for number in range(5)][:-1]
-    with pytest.raises(CapacityError, match="--max-queue is 4"):
-        submit(scheduler, "a6")
-    kept += [submit(scheduler, "b1")]
-    answers = play(scheduler)
-    check(engine, kept, answers)
-    error = answers["a4"].error
-    assert error is not None
-    assert error.error == "QuotaError"
-    assert "5 of 5 waiting requests are yours" in error.message
-    assert error.details["retry_after"] == 5
-
-
-def test_tenants_that_fill_the_queue_together_keep_what_they_have() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=1, max_queue=3)
-    for name in ("a1", "a2", "b1", "b2"):
-        submit(scheduler, name)
-    with pytest.raises(CapacityError):
-        submit(scheduler, "b3")
-    submit(scheduler, "c1")  # of a, whose two are as many as b's
-    with pytest.raises(CapacityError):
-        submit(scheduler, "c2")
+    pieces = [max(rows.values()) for rows in engine.decodes if max(rows.values()) > 4]
+    assert sum(pieces) == len(LONG) + 1
+    assert (pieces[0] > 64) == is_apart

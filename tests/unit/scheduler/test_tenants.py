@@ -1,0 +1,216 @@
+"""Whose request is next: weights, priorities, and what a tenant with many gives up."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from tests.harness import EOS, Answer, Model, check, collect, make_scheduler, play
+
+from headstart.config import SchedulerConfig
+from headstart.sampling import SamplingParams
+from headstart.scheduler.scheduler import _PREEMPTED, Scheduler
+from headstart.structures.tenants import namespace_of_key
+from headstart.types.errors import CapacityError, ConfigError
+from headstart.types.request import Request
+
+
+def submit(
+    scheduler: Scheduler, name: str, namespace: str = "", max_tokens: int = 4, priority: int = 0
+) -> Request:
+    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    prompt = [byte % EOS for byte in name.encode()]
+    request = Request(
+        request_id=name,
+        prompt=prompt,
+        sampling=sampling,
+        max_tokens=max_tokens,
+        namespace=namespace or namespace_of_key(name[0].encode()),
+        priority=priority,
+    )
+    scheduler.submit(request)
+    return request
+
+
+def running(scheduler: Scheduler) -> list[str]:
+    return [one.request.request_id for one in scheduler.running]
+
+
+def order_of_admission(scheduler: Scheduler) -> list[str]:
+    """Run everything; the ids as they were admitted."""
+    answers: dict[str, Answer] = {}
+    admitted: list[str] = []
+    while scheduler.has_work:
+        scheduler.step()
+        collect(scheduler, answers)
+        admitted += [name for name in running(scheduler) if name not in admitted]
+    return admitted
+
+
+def test_a_tenant_that_asks_once_does_not_wait_for_one_that_asks_a_lot() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
+        submit(scheduler, name)
+    assert order_of_admission(scheduler) == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
+
+
+def test_a_tenant_that_comes_again_and_again_waits_for_one_request_of_a_flood_at_most() -> None:
+    scheduler, admitted = make_scheduler(Model(context_size=256), parallel=1), list[str]()
+    for number in range(40):
+        submit(scheduler, f"a{number}")
+    for number in range(10):
+        num_before = len(admitted)
+        submit(scheduler, f"b{number}")
+        while f"b{number}" not in admitted:
+            scheduler.step()
+            admitted += [name for name in running(scheduler) if name not in admitted]
+        assert len(admitted) - num_before <= 2
+        while f"b{number}" in running(scheduler):
+            scheduler.step()
+
+
+@pytest.mark.parametrize(
+    ("parallel", "weight"), [(1, 0.5), (1, 1), (1, 2), (1, 3), (3, 2), (3, 0.5), (4, 3), (4, 1)]
+)
+def test_turns_are_shared_by_weight(parallel: int, weight: float) -> None:
+    scheduler = make_scheduler(
+        Model(context_size=256), parallel=parallel, tenant_weights=f"a={weight}"
+    )
+    for number in range(20):
+        for tenant in "ab":
+            submit(scheduler, f"{tenant}{number}")
+    counts = Counter[str]()
+    for name in order_of_admission(scheduler):
+        counts[name[0]] += 1
+        if max(counts.values()) < 20:
+            assert abs(counts["a"] / weight - counts["b"]) <= parallel + 1 / weight
+    assert counts.total() == 40
+
+
+@pytest.mark.parametrize("parallel", [1, 2])
+def test_tenants_that_come_without_end_shut_nobody_out(parallel: int) -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=parallel)
+    for number in range(4):
+        submit(scheduler, f"a{number}")
+    admitted = list[str]()
+    for number in range(60):
+        for one in range(parallel):
+            name = f"b{number}-{one}"
+            submit(scheduler, name, namespace=name, max_tokens=1)
+        scheduler.step()
+        admitted += [name for name in running(scheduler) if name not in admitted]
+    assert {f"a{number}" for number in range(4)} <= set(admitted)
+
+
+def test_priority_orders_the_requests_of_a_tenant_and_no_others() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    for name, priority in (("a1", 5), ("a2", 5), ("b1", 9), ("a3", -1), ("b2", 8), ("a4", 5)):
+        submit(scheduler, name, priority=priority)
+    assert order_of_admission(scheduler) == ["a3", "b2", "a1", "b1", "a2", "a4"]
+
+
+def test_of_a_tenant_with_too_many_slots_the_least_urgent_request_gives_up_its_own() -> None:
+    scheduler = make_scheduler(Model(context_size=256))
+    for number, priority in enumerate((0, 3, 1, 0)):
+        submit(scheduler, f"a{number}", max_tokens=40, priority=priority)
+    scheduler.step()
+    submit(scheduler, "b0")
+    scheduler.step()
+    assert sorted(running(scheduler)) == ["a0", "a2", "a3", "b0"]
+
+
+def test_one_tenant_is_served_in_its_own_order() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=2)
+    names = [f"a{number}" for number in range(7)]
+    for name in names:
+        submit(scheduler, name)
+    assert order_of_admission(scheduler) == names
+
+
+def test_other_adapters_are_no_other_tenant() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    for number in range(3):
+        submit(scheduler, f"a{number}", f"a lora {number}")
+    submit(scheduler, "b")
+    assert order_of_admission(scheduler) == ["a0", "b", "a1", "a2"]
+
+
+def test_a_preempted_request_is_the_first_of_its_tenant() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    for name in ("a1", "a2", "b1"):
+        submit(scheduler, name)
+    scheduler.step()
+    scheduler.leave(scheduler.running[0], _PREEMPTED)
+    assert order_of_admission(scheduler) == ["b1", "a1", "a2"]
+
+
+def test_requests_that_fill_the_context_hold_up_no_other_tenant() -> None:
+    engine = Model(context_size=64, num_cells=64)
+    scheduler = make_scheduler(engine)
+    requests = [submit(scheduler, f"a{number}", max_tokens=60) for number in range(6)]
+    while not scheduler.counters.preemptions:
+        scheduler.step()
+    requests += [submit(scheduler, "b0", max_tokens=10)]
+    answers: dict[str, Answer] = {}
+    for _ in range(14):
+        scheduler.step()
+        collect(scheduler, answers)
+    assert answers["b0"].finish is not None
+    check(engine, requests, play(scheduler, (), answers))
+
+
+def test_a_tenant_without_a_slot_gets_one_of_a_tenant_with_many_at_once() -> None:
+    engine = Model(context_size=256)
+    scheduler = make_scheduler(engine)
+    requests = [submit(scheduler, f"a{number}", max_tokens=40) for number in range(6)]
+    for _ in range(5):
+        scheduler.step()
+    requests += [submit(scheduler, "b0")]
+    scheduler.step()
+    assert running(scheduler) == ["a0", "a1", "a2", "b0"]
+    requests += [submit(scheduler, name) for name in ("b1", "b2")]
+    scheduler.step()
+    assert running(scheduler) == ["a0", "a1", "b0", "b1"]  # not three of one and one of the other
+    check(engine, requests, play(scheduler))
+    assert scheduler.counters.preemptions == 2
+
+
+def test_no_request_is_put_back_for_a_tenant_that_has_as_many() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=2)
+    for name in ("a1", "b1", "c1"):
+        submit(scheduler, name)
+    assert order_of_admission(scheduler) == ["a1", "b1", "c1"]
+    assert not scheduler.counters.preemptions
+
+
+def test_a_full_queue_takes_a_request_of_a_tenant_that_has_fewer_there() -> None:
+    engine = Model(context_size=256)
+    scheduler = make_scheduler(engine, parallel=1, max_queue=4)
+    kept = [submit(scheduler, f"a{number}") for number in range(5)][:-1]
+    with pytest.raises(CapacityError, match="--max-queue is 4"):
+        submit(scheduler, "a6")
+    kept += [submit(scheduler, "b1")]
+    answers = play(scheduler)
+    check(engine, kept, answers)
+    error = answers["a4"].error
+    assert error is not None
+    assert error.error == "QuotaError"
+    assert "5 of 5 waiting requests are yours" in error.message
+    assert error.details["retry_after"] == 5
+
+
+def test_tenants_that_fill_the_queue_together_keep_what_they_have() -> None:
+    scheduler = make_scheduler(Model(context_size=256), parallel=1, max_queue=3)
+    for name in ("a1", "a2", "b1", "b2"):
+        submit(scheduler, name)
+    with pytest.raises(CapacityError):
+        submit(scheduler, "b3")
+    submit(scheduler, "c1")  # of a, whose two are as many as b's
+    with pytest.raises(CapacityError):
+        submit(scheduler, "c2")
+
+
+@pytest.mark.parametrize("text", ["a", "a=", "a=0", "=1", "a=1,b=-1", "a=nan", "a=inf"])
+def test_weights_that_are_none_stop_the_start_and_show_no_key(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"entry . of --tenant-weights must be NAME=WEIGHT"):
+        SchedulerConfig(tenant_weights=text)
