@@ -54,7 +54,10 @@ class Asking:
         """It was asked for these, and its drafts are expected to save so much; `slot_ms` is the
         time of a step without drafts, per slot.
         """
-        gains, cost, self.slot_ms = self._gains, self.cost, slot_ms
+        gains, cost = self._gains, self.cost
+        if not self.slot_ms:  # a first draft that saves nothing silences no one
+            self.savings = min(MOST_SAVED * cost, slot_ms)
+        self.slot_ms = slot_ms
         for number, saved in zip(numbers, milliseconds, strict=True):
             gain = gains.get(number, self.mean)
             gains[number] = gain + GAIN_RATE * (saved - gain)

@@ -167,3 +167,10 @@ def test_all_sleep_or_none() -> None:
             asked_together(controller, {"text": (asked, COST * len(asked))}, saved, TWO, by="text")
     assert not controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], [])
     assert controller.wanted("text", [2])
+
+
+def test_a_first_draft_that_saves_nothing_does_not_silence_a_speculator() -> None:
+    asking = Asking()
+    asking.took(COST)
+    asking.earned([0], [0.0], FAST)
+    assert asking.wanted([0]) == [0]
