@@ -12,13 +12,12 @@ from headstart.config.engine import (
     rpc_endpoints,
 )
 from headstart.config.fields import (
-    FALSE_WORDS,
-    TRUE_WORDS,
     Option,
     check_ranges,
     flag_of,
     option,
     option_of,
+    read_switch,
 )
 from headstart.config.logs import LogConfig
 from headstart.config.server import RecordingConfig, RouterConfig, ServerConfig, ToolsConfig
@@ -33,11 +32,9 @@ from headstart.config.settings import (
 
 __all__ = [
     "CACHE_TYPES",
-    "FALSE_WORDS",
     "LEAST_CONTEXT",
     "POOLINGS",
     "SPECULATOR_ALIASES",
-    "TRUE_WORDS",
     "ChatConfig",
     "Config",
     "DraftEngineConfig",
@@ -58,6 +55,7 @@ __all__ = [
     "flag_of",
     "option",
     "option_of",
+    "read_switch",
     "read_weights",
     "rpc_endpoints",
 ]

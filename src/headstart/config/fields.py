@@ -17,6 +17,17 @@ TRUE_WORDS = ("1", "true", "on", "yes", "enabled")
 FALSE_WORDS = ("0", "false", "off", "no", "disabled")
 
 
+def read_switch(text: str, origin: str) -> bool:
+    """Whether a word means on.
+
+    Raises:
+        ConfigError: it means neither on nor off; `origin` names its source.
+    """
+    if (word := text.lower()) in TRUE_WORDS + FALSE_WORDS:
+        return word in TRUE_WORDS
+    raise ConfigError(f"{origin} is {text!r} but must be on or off")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
     """What a field says about its flag besides its name, type and default."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 
-from headstart.config import FALSE_WORDS, TRUE_WORDS
+from headstart.config import read_switch
 from headstart.types.errors import ConfigError
 
 ON, OFF = "on", "off"  # the values of a flag without a value
@@ -84,9 +84,7 @@ class Flag:
         if not self.verdicts:
             return {}  # a setting of another command
         if not self.placeholders:
-            if value.lower() not in (*TRUE_WORDS, *FALSE_WORDS):
-                raise ConfigError(f"{origin} must be on or off")
-            value = ON if value.lower() in TRUE_WORDS else OFF
+            value = ON if read_switch(value, origin) else OFF
             if value == OFF and not self.negatives:
                 return {}
         return self.apply(value, origin)

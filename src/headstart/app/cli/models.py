@@ -17,7 +17,7 @@ from headstart.app.cli.preset import EVERY_MODEL, read_sections
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import SPECULATOR_PART, Setting, Value
 from headstart.app.hub import Hub
-from headstart.config.fields import TRUE_WORDS, listed
+from headstart.config.fields import listed, read_switch
 from headstart.gateway.router.presets import (
     CACHE,
     DEFAULT_STOP_SECONDS,
@@ -132,7 +132,9 @@ def _make(
         aliases=tuple(one for one in listed(given.get("alias")) if one != name),
         tags=listed(given.get("tags")),
         ini="\n".join([f"[{name}]", *(f"{_key(k)} = {v}" for k, v in shown.items()), ""]),
-        loads_on_startup=_is_true(given.get("load-on-startup", "")),
+        loads_on_startup=read_switch(
+            given.get("load-on-startup", "off"), f"load-on-startup of {name}"
+        ),
         stop_seconds=_seconds(given, "stop-timeout", name) or DEFAULT_STOP_SECONDS,
         idle_seconds=_seconds(given, "ttl", name),
     )
@@ -165,7 +167,7 @@ def _without_reserved(
 
 def _files_used(hub: Hub, keys: Mapping[str, str]) -> set[Path | None]:
     """Files of the cache that a preset with `dedup-cache-models` has under its own name."""
-    if not _is_true(keys.get("dedup-cache-models", "")):
+    if not read_switch(keys.get("dedup-cache-models", "off"), "dedup-cache-models"):
         return set()
     found: set[Path | None] = set()
     if reference := keys.get("hf_repo"):
@@ -191,10 +193,6 @@ def _text(value: Value) -> str:
     if isinstance(value, bool):
         return llama_server.ON if value else llama_server.OFF
     return "" if value is None else str(value)
-
-
-def _is_true(text: str) -> bool:
-    return text.lower() in TRUE_WORDS
 
 
 def _key(name: str) -> str:

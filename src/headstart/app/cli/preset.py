@@ -14,7 +14,7 @@ from pathlib import Path
 
 from headstart.app.cli import llama_server
 from headstart.app.cli.settings import Setting, closest
-from headstart.config import TRUE_WORDS
+from headstart.config import read_switch
 from headstart.types.errors import ConfigError
 
 EVERY_MODEL = "*"
@@ -86,7 +86,7 @@ def _setting(file: Path, key: str, value: str, settings: Sequence[Setting]) -> d
             return {setting.name: value}
     for flag in llama_server.flags():
         if names.intersection(flag.negatives):
-            is_off = value.lower() in ("", *TRUE_WORDS)
+            is_off = not value or read_switch(value, f"{key} in {file}")
             return flag.apply_text(llama_server.OFF if is_off else llama_server.ON, origin)
         if names.intersection(flag.names) or flag.environment == key:
             return flag.apply_text(value, origin)

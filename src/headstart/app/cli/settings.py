@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
 
 from headstart.app.cli import llama_server
-from headstart.config import FALSE_WORDS, TRUE_WORDS, Config, Option, flag_of, option_of
+from headstart.config import Config, Option, flag_of, option_of, read_switch
 from headstart.types.errors import ConfigError
 from headstart.types.sampling_params import NUMBERS
 
@@ -106,9 +106,7 @@ class Setting:
         if choices is not None and text not in choices:
             raise ConfigError(f"{origin} is {text!r} but must be one of {', '.join(choices)}")
         if self.kind is bool:
-            if text.lower() in TRUE_WORDS + FALSE_WORDS:
-                return text.lower() in TRUE_WORDS
-            raise ConfigError(f"{origin} is {text!r} but must be on or off")
+            return read_switch(text, origin)
         try:
             value = self.kind(text)
         except ValueError:

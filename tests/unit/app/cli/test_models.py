@@ -119,6 +119,12 @@ def test_keys_are_flags_short_forms_or_names_of_the_environment(tmp_path, enviro
     assert set(arguments) == {"--model=m.gguf", "--context=512", "--no-mmap", "--gpu-layers=3"}
 
 
+@pytest.mark.parametrize("key", ["load-on-startup", "no-mmap", "jinja", "mmap"])
+def test_a_word_that_is_neither_on_nor_off_is_refused(tmp_path, environment, key: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}.* is 'tru' but must be on or off"):
+        models(environment, preset(tmp_path, f"[m]\nmodel = m.gguf\n{key} = tru\n"))
+
+
 def test_what_only_the_router_reads_is_no_flag(tmp_path, environment) -> None:
     text = (
         "[*]\nstop-timeout = 3\nttl = 60\n[m]\nmodel = m.gguf\nload-on-startup = true\n"
