@@ -109,12 +109,11 @@ def test_measure_compares_copies_and_draft_models_without_training_libraries(
 def test_an_interrupted_training_goes_on(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="training needs the extra train")
     from headstart.extras.distill.gguf_file import read_model
-    from headstart.extras.distill.teacher import TeacherRows
     from headstart.extras.distill.train import CONTEXT, Trainer, TrainingPlan
 
     def trainer(plan: TrainingPlan) -> Trainer:
         model = read_model(GGUFReader(path(DRAFT)), CONTEXT)
-        return Trainer(model, recorded(folder)[:3], TeacherRows(), plan, tmp_path / "state")
+        return Trainer(model, recorded(folder)[:3], {}, plan, tmp_path / "state")
 
     plan = TrainingPlan(seconds=1.0)
     first = trainer(plan).run()

@@ -25,25 +25,14 @@ Best = tuple[NDArray[np.signedinteger[Any]], NDArray[np.float32]]
 """Ids and logits, shape (tokens of the answer, NUM_BEST)."""
 
 
-class TeacherRows:
-    """By text. Without a file nothing is known."""
-
-    def __init__(self, rows: Mapping[str, Best] | None = None) -> None:
-        self._rows = rows or {}
-
-    def of(self, text: RecordedText) -> Best | None:
-        """None if it was not computed."""
-        return self._rows.get(_key(text))
-
-
 def compute(
     config: Config,
     target: Path,
     texts: Iterable[RecordedText],
     file: Path,
     tell: Callable[[str], None] = print,
-) -> TeacherRows:
-    """For each of these texts; what the file has already is taken from there.
+) -> Mapping[str, Best]:
+    """By `key_of` each of these texts; what the file has already is taken from there.
 
     Raises:
         ConfigError, ModelError: the target cannot be loaded.
@@ -56,7 +45,7 @@ def compute(
                 for name in saved.files
                 if name.startswith("i")
             }
-    missing = [text for text in texts if _key(text) not in known]
+    missing = [text for text in texts if key_of(text) not in known]
     if missing:
         tell(f"the target reads {len(missing)} texts for its probabilities")
         longest = max(len(text.prompt) + len(text.answer) for text in missing)
@@ -71,11 +60,11 @@ def compute(
         )
         engine = load_target(settings, Models(target, None, is_demo=False)).engine
         for text in missing:
-            known[_key(text)] = _read(engine, text)
+            known[key_of(text)] = _read(engine, text)
         ids = {"i" + name: best[0] for name, best in known.items()}
         scores = {"s" + name: best[1] for name, best in known.items()}
         np.savez(file, **ids, **scores)  # type: ignore[arg-type]
-    return TeacherRows(known)
+    return known
 
 
 def _read(engine: Engine, text: RecordedText) -> Best:
@@ -103,6 +92,7 @@ def _decode(
     return np.asarray(engine.decode(batch))
 
 
-def _key(text: RecordedText) -> str:
+def key_of(text: RecordedText) -> str:
+    """What its rows are kept under."""
     both = np.array([len(text.prompt), *text.prompt, *text.answer], np.int32)
     return hashlib.sha256(both.tobytes()).hexdigest()[:16]

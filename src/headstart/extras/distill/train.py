@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headstart.extras.distill.model import LanguageModel
-from headstart.extras.distill.teacher import Best, TeacherRows
+from headstart.extras.distill.teacher import Best, key_of
 from headstart.extras.distill.texts import RecordedText
 
 CONTEXT = 1024  # tokens of a row; of longer texts the end
@@ -88,7 +88,7 @@ class Trainer:
         self,
         model: LanguageModel,
         texts: Sequence[RecordedText],
-        teacher: TeacherRows,
+        teacher: Mapping[str, Best],
         plan: TrainingPlan,
         state: Path,
     ) -> None:
@@ -233,11 +233,11 @@ def _copied(model: LanguageModel) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def _row(text: RecordedText, teacher: TeacherRows) -> _Row:
+def _row(text: RecordedText, teacher: Mapping[str, Best]) -> _Row:
     tokens = np.array([*text.prompt, *text.answer], np.int64)
     cut = max(0, len(tokens) - CONTEXT)
     start = max(1, len(text.prompt) - cut)
-    rows = teacher.of(text)
+    rows = teacher.get(key_of(text))
     if rows is not None:
         num_kept = len(tokens) - cut - start
         rows = rows[0][-num_kept:].astype(np.int64), rows[1][-num_kept:]
