@@ -20,12 +20,16 @@ export class Follow {
       isActing ||= !(event instanceof KeyboardEvent) ? event.type !== "pointerdown" || event.target === scroller : SCROLLING_KEYS.includes(event.key);
     };
     for (const kind of ["wheel", "touchmove", "pointerdown", "keydown"]) scroller.addEventListener(kind, act, { passive: true });
+    let top = 0; // where the last scrolling ended: the first frame of a smooth one is still near the end
     scroller.addEventListener("scroll", () => {
-      if (this.distance < NEAR_THE_END) {
+      const isNear = this.distance < NEAR_THE_END;
+      const isUp = isActing && scroller.scrollTop < top;
+      top = scroller.scrollTop;
+      if (isNear && !isUp) {
         this.isFollowing = true;
         isActing = false;
       } else if (isActing) this.isFollowing = false;
-      this.button.hidden = this.isFollowing;
+      this.button.hidden = this.isFollowing || isNear;
     });
     // behind the layout of a frame, where asking for heights costs nothing
     const observer = new ResizeObserver(() => this.isFollowing && this.toEnd());
