@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -198,3 +200,21 @@ def test_hundreds_of_damaged_images_end_neither_the_engine_nor_other_requests(
     assert statuses == {200, 400}
     assert server.engine_pid() == before
     assert chat(client, url_of(picture(1))).status_code == 200
+
+
+def test_large_images_leave_no_memory_behind(server: Server, client: httpx2.Client) -> None:
+    def resident() -> int:
+        return int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1]) * 4096
+
+    def send(seed: int) -> int:
+        width, height = np.random.default_rng(seed).integers(50, 2500, 2)
+        file = BytesIO()
+        Image.new("RGB", (int(width), int(height))).save(file, "PNG")
+        sent = body(url_of(file.getvalue()))
+        return client.post("/v1/chat/completions/input_tokens", json=sent).status_code
+
+    send(0)
+    before = resident()
+    with ThreadPoolExecutor(4) as pool:
+        assert set(pool.map(send, range(60))) == {200}
+    assert resident() - before < 24 << 20

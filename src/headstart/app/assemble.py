@@ -280,10 +280,12 @@ def serve(
 
     from headstart.app.process import prepare_engine_process
     from headstart.config.logs import start_logging
+    from headstart.structures.rss import return_large_blocks
     from headstart.worker.client import WorkerClient
     from headstart.worker.transport import ProcessTransport
 
     start_logging(config)
+    return_large_blocks()
     prepare = partial(prepare_engine_process, config)
     parent = parent or Parent()
     parent.follow()
