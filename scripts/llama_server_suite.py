@@ -6,7 +6,8 @@
 SERVER is llama-server's binary or a command ("python -m headstart"), SUITE the folder
 tools/server/tests of a llama.cpp source tree. The suite finds its models in a cache of the hub, in
 which the demo models and tiny generated ones stand under the names that it asks for; a test that
-wants the text of a certain model, or downloads one, fails with any server. `--compare` prints what
+wants the text of a certain model, or downloads one, fails with any server; images that tests
+download are random pixels. `--compare` prints what
 passes in one file of outcomes and not in another. The packages that the suite needs are installed
 into build/llama_server_suite once.
 """
@@ -25,7 +26,7 @@ import venv
 from pathlib import Path
 from xml.etree import ElementTree
 
-from tests.images import projector
+from tests.images import picture, projector
 from tests.models import tiny_bert
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +48,21 @@ MODELS = {
     },
 }
 DOWNLOADED = {"stories15M-q4_0.gguf": "demo-draft"}  # what the suite keeps in its folder tmp
+
+# a plugin of pytest: what tests fetch from the hub
+IMAGES = """
+import pathlib, requests
+
+def get(url, *others, **fields):
+    file = pathlib.Path(url.rpartition("/")[2])
+    if not file.exists():
+        return fetch(url, *others, **fields)
+    answer = requests.Response()
+    answer.status_code, answer._content = 200, file.read_bytes()
+    return answer
+
+fetch, requests.get = requests.get, get
+"""
 
 
 def main() -> int:
@@ -84,6 +100,9 @@ def run(server: str, suite: Path, folder: Path, words: str) -> dict[str, str]:
     shutil.copytree(suite, place, ignore=shutil.ignore_patterns("__pycache__", "tmp"))
     (folder / "models").symlink_to(suite.parents[2] / "models")
     (place / "tmp").mkdir()
+    (place / "images_of_hub.py").write_text(IMAGES)
+    for seed, name in enumerate(("11_truck.png", "91_cat.png")):
+        (place / name).write_bytes(picture(seed, 32, 32))
     for name, model in DOWNLOADED.items():
         (place / "tmp" / name).symlink_to(models[model])
     environment = os.environ | {
@@ -93,6 +112,7 @@ def run(server: str, suite: Path, folder: Path, words: str) -> dict[str, str]:
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
     }
     pytest = [str(_python(suite)), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
+    pytest += ["-p", "images_of_hub"]
     chosen = ["-k", words] if words else []
     subprocess.run(
         [*pytest, f"--junitxml={report}", "-o", "junit_family=xunit1", *chosen],
