@@ -14,19 +14,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.config import option
 from headstart.speculators.base import Speculator
 from headstart.speculators.base_models import SAMPLE_ROWS, GrowingDraft, times_of
 from headstart.speculators.followed_caches import CONTEXT_FULL, FollowedCaches
 from headstart.speculators.target_states import TargetStates
-from headstart.text.vocabulary.draft_tokenizer import make_draft_tokenizer
+from headstart.text.vocabulary.draft_tokenizer import DraftTokenizer, Preference
 from headstart.types import (
     ContextFullError,
     DecodedStates,
     Draft,
     DraftRequest,
 )
-from headstart.types.errors import ConfigError
 from headstart.types.state_batch import MERGED_ROWS, DraftContext
 
 
@@ -39,32 +37,12 @@ class StateSpeculator(Speculator):
     reading: ClassVar[str] = "draft model is reading the prompt"  # reasons for no draft
     unsure: ClassVar[str] = "draft model is unsure"
 
-    @dataclass(frozen=True, slots=True)
-    class Options:
-        """How it drafts."""
-
-        sampling: str = option(
-            "auto",
-            "how it picks, as with --draft-sampling",
-            choices=("auto", "coupled", "argmax"),
-        )
-        waiting_mib: int = option(64, "maximum MiB per slot of states that it has not read")
-
-        def __post_init__(self) -> None:
-            if self.sampling not in ("auto", "coupled", "argmax") or self.waiting_mib < 1:
-                raise ConfigError(
-                    "drafting from hidden states needs sampling auto, coupled or argmax and "
-                    f"waiting-mib >= 1, got {self.sampling!r} and {self.waiting_mib}"
-                )
-
-    def __init__(
-        self, context: DraftContext, layers: Sequence[int], options: Options | None = None
-    ) -> None:
+    def __init__(self, context: DraftContext, layers: Sequence[int]) -> None:
         """Draft from the states of these layers of the target."""
-        self.context, self.options = context, options or self.Options()
-        self.caches = FollowedCaches(context, layers, self.options.waiting_mib)
+        self.context = context
+        self.caches = FollowedCaches(context, layers)
         self.state_layers = frozenset(layers)
-        self._tokenizer = make_draft_tokenizer(None, self.options.sampling)()
+        self._tokenizer = DraftTokenizer(Preference("auto"))
         self._last: dict[int, StateDraft] = {}  # the last draft of each sequence
         self._num_calls = 0
 
@@ -165,7 +143,6 @@ class StateSpeculator(Speculator):
     def describe(self) -> dict[str, Any]:
         known = [sequence.states for sequence in self.caches.sequences.values()]
         return {
-            "sampling": self.options.sampling,
             "rows_decoded": self.caches.num_decoded,
             "waiting_states": sum(states.num_states for states in known),
             "missing_states": sum(states.num_missing for states in known),

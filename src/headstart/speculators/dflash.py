@@ -27,13 +27,8 @@ class DflashSpeculator(StateSpeculator):
     name = "dflash"
     needs_draft_model = True
 
-    def __init__(
-        self,
-        context: DraftContext,
-        layers: Sequence[int],
-        options: StateSpeculator.Options | None = None,
-    ) -> None:
-        super().__init__(context, layers, options)
+    def __init__(self, context: DraftContext, layers: Sequence[int]) -> None:
+        super().__init__(context, layers)
         assert context.blocks is not None
         self.blocks: Blocks = context.blocks
         self._block = Batch(context.engine.max_batch_tokens)

@@ -24,7 +24,7 @@ from headstart.types.state_batch import MERGED_ROWS, DraftContext, StateBatch
 # Multiplications that take about as long as what a decode costs besides its rows, on one core.
 _DECODE_WORK = 2**23
 CONTEXT_FULL = "draft context full"
-_MIB = 2**20
+_WAITING_BYTES = 64 << 20  # of states of one sequence, before they are read
 
 
 @dataclass(slots=True)
@@ -39,13 +39,12 @@ class FollowedSequence:
 class FollowedCaches:
     """The caches of all heads. Each head has sequences of its own: it has read other parts."""
 
-    def __init__(self, context: DraftContext, layers: Sequence[int], waiting_mib: int) -> None:
+    def __init__(self, context: DraftContext, layers: Sequence[int]) -> None:
         """Follow with empty caches.
 
         Args:
             context: what drafts.
             layers: whose states are read, side by side.
-            waiting_mib: of states of one sequence, before they are read.
         """
         self.context, self._engine = context, context.engine
         self.width = context.feature_width or context.state_width  # of the target's states
@@ -56,7 +55,7 @@ class FollowedCaches:
         self._caches = range(0 if context.shares_target else context.num_heads)
         self._layers = tuple(layers)
         # 256 rows may wait, whatever they take
-        self._most_waiting = max(256, waiting_mib * _MIB // (4 * self.width))
+        self._most_waiting = max(256, _WAITING_BYTES // (4 * self.width))
         # position of the first row of a text: the first token has no state to encode
         self._first_row = int(context.feature_width > 0)
         self._encodes = context.feature_width > 0 and context.blocks is None

@@ -27,8 +27,8 @@ class MtpSpeculator(StateSpeculator):
     reading = "heads are reading the prompt"
     unsure = "heads are unsure"
 
-    def __init__(self, heads: DraftContext, options: StateSpeculator.Options | None = None) -> None:
-        super().__init__(heads, [LAST_STATE], options)
+    def __init__(self, heads: DraftContext) -> None:
+        super().__init__(heads, [LAST_STATE])
 
     @property
     def longest_draft(self) -> int | None:

@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 SAVE_TOKENS = 50_000  # generated between two writes of the dynamic file
 _MIN_SHARE = 0.1  # a draft ends before its score falls below this
 _STATIC_NGRAM = 2
+_LONGEST = 8  # tokens of a draft
 _NONE: Mapping[int, int] = {}
 
 
@@ -62,9 +63,8 @@ class NgramCacheSpeculator(Speculator):
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """Counts in tokens or n-grams, as they say."""
+        """Its files, and how much it keeps."""
 
-        n_max: int = option(8, "longest draft, in tokens", limits_draft=True)
         lookup_cache_static: str | None = option(
             None, "lookup file made from a text collection; only read", "--lookup-cache-static"
         )
@@ -76,12 +76,8 @@ class NgramCacheSpeculator(Speculator):
         max_ngrams: int = option(500_000, "maximum n-grams kept of past answers")
 
         def __post_init__(self) -> None:
-            for name in ("n_max", "max_ngrams"):
-                if getattr(self, name) < 1:
-                    raise ConfigError(
-                        f"ngram-cache needs {name.replace('_', '-')} >= 1, got "
-                        f"{getattr(self, name)}"
-                    )
+            if self.max_ngrams < 1:
+                raise ConfigError(f"ngram-cache needs max-ngrams >= 1, got {self.max_ngrams}")
 
     def __init__(
         self, options: Options | None = None, vocabulary_id: VocabularyId | None = None
@@ -151,7 +147,7 @@ class NgramCacheSpeculator(Speculator):
         scores: list[float] = []
         survival = 1.0
         weights, has_static = _NONE, len(static) > 0
-        for _ in range(min(request.max_tokens, self._options.n_max)):
+        for _ in range(min(request.max_tokens, _LONGEST)):
             if has_static and size >= _STATIC_NGRAM:
                 weights = static.after(shorter(key, _STATIC_NGRAM)) or _NONE
             guess = context(key, size, _LAX, weights)

@@ -94,11 +94,10 @@ def test_an_option_that_no_flag_can_have_is_named() -> None:
 @pytest.mark.parametrize("name", ["dflash", "dspark", "eagle3"])
 def test_who_knows_one_constructor_knows_the_others(name: str) -> None:
     kind = SPECULATORS[name]
-    assert list(inspect.signature(kind).parameters) == ["context", "layers", "options"]
+    assert list(inspect.signature(kind).parameters) == ["context", "layers"]
     speculator = kind(FakeDraftContext(name), LAYERS)  # type: ignore[call-arg]
     assert isinstance(speculator, StateSpeculator)
     assert speculator.state_layers == frozenset(LAYERS)
-    assert speculator.options == StateSpeculator.Options()
     assert speculator.needs_draft_model
 
 

@@ -238,7 +238,7 @@ def test_ngram_mod_drops_drafts_shorter_than_n_min() -> None:
         lambda: NgramMapOptions(size_m=0),
         lambda: NgramModSpeculator.Options(n_min=5, n_max=4),
         lambda: NgramModSpeculator.Options(table_bits=64),
-        lambda: NgramCacheSpeculator.Options(n_max=0),
+        lambda: NgramCacheSpeculator.Options(max_ngrams=0),
         lambda: SuffixSpeculator.Options(corpus_tokens=-1),
         lambda: SuffixSpeculator.Options(file="corpus", corpus_tokens=0),
     ],
