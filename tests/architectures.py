@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from ctypes import POINTER, byref, c_bool, c_char_p, c_int64, c_size_t, c_void_p
+from ctypes import POINTER, byref, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tests.models import MERGES, Merges, Writer
 
 from headstart.engine import library
-from headstart.engine.library import api, ggml_base_library, prototype
+from headstart.engine.library import api
 
 CONTEXT = 2048
 WINDOW = 32
@@ -269,10 +269,6 @@ def _fused(shapes: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
     return fused
 
 
-class _InitParams(ctypes.Structure):
-    _fields_ = (("no_alloc", c_bool), ("context", c_void_p))
-
-
 class _TensorHead(ctypes.Structure):
     """The beginning of ggml_tensor."""
 
@@ -286,29 +282,23 @@ def _tensors_of(path: Path) -> dict[str, tuple[int, ...]]:
         ValueError: libllama cannot make this model.
     """
     library.start()
-    base = ggml_base_library()
-    open_file = prototype(base, "gguf_init_from_file", c_void_p, c_char_p, _InitParams)
-    name_of = prototype(base, "ggml_get_name", c_char_p, c_void_p)
-    num_bytes = prototype(base, "ggml_nbytes", c_size_t, c_void_p)
-    fill = prototype(base, "ggml_backend_tensor_set", None, c_void_p, c_void_p, c_size_t, c_size_t)
-    close = prototype(base, "gguf_free", None, c_void_p)
     found: dict[str, tuple[int, ...]] = {}
 
     def note(tensor: int, _user: Any) -> None:
         shape = list(ctypes.cast(tensor, POINTER(_TensorHead)).contents.ne)
         while len(shape) > 1 and shape[-1] == 1:
             shape.pop()
-        found[name_of(tensor).decode()] = tuple(reversed(shape))
-        zeros = ctypes.create_string_buffer(num_bytes(tensor))
-        fill(tensor, ctypes.cast(byref(zeros), c_void_p), 0, len(zeros))
+        found[api.ggml_get_name(tensor).decode()] = tuple(reversed(shape))
+        zeros = ctypes.create_string_buffer(api.ggml_nbytes(tensor))
+        api.ggml_backend_tensor_set(tensor, ctypes.cast(byref(zeros), c_void_p), 0, len(zeros))
 
     callback = api.llama_model_set_tensor_data_t(note)
     params = api.llama_model_default_params()
     params.n_gpu_layers, params.load_mtp = 0, True
-    metadata = open_file(str(path).encode(), _InitParams(True, None))
+    metadata = api.gguf_init_from_file(str(path).encode(), api.gguf_init_params(True, None))
     library.take_errors()
     model = api.llama_model_init_from_user(metadata, callback, None, params)
-    close(metadata)
+    api.gguf_free(metadata)
     if not model:
         raise ValueError(f"{path.name}: {library.take_errors()}")
     api.llama_model_free(model)

@@ -18,11 +18,11 @@ from headstart.engine import binding, find_library, signatures
 from headstart.types.errors import ConfigError
 
 HEADERS = Path(sysconfig.get_paths()["purelib"]) / "include"
-STRUCTS = [binding.type_of(name) for name in signatures.STRUCTURES if not name.endswith("_value")]
+STRUCTS = [binding.type_of(name) for name in binding.STRUCTURES if not name.endswith("_value")]
 # but for those that libllama calls
 FUNCTIONS = [
     name
-    for name in re.findall(r" (\w+)\(", signatures.FUNCTIONS)
+    for name in re.findall(r" (\w+)\(", signatures.FUNCTIONS + binding.OF_GGML)
     if not name.endswith(("_callback", "_t"))
 ]
 PROBE = """
@@ -32,6 +32,9 @@ PROBE = """
 #include <type_traits>
 #include "llama.h"
 #include "mtmd-helper.h"
+#include "ggml-backend.h"
+#include "ggml-cpu.h"
+#include "gguf.h"
 template <class T> std::string code() {
     if constexpr (std::is_void_v<T>) return "v";
     else if constexpr (std::is_pointer_v<T>) return "p";

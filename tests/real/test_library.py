@@ -9,7 +9,7 @@ import pytest
 from headstart.config import DraftEngineConfig, EngineConfig
 from headstart.engine import devices
 from headstart.engine.devices import Device
-from headstart.engine.library import ggml_base_library, ggml_library
+from headstart.engine.library import api
 
 MAPS = Path("/proc/self/maps")
 
@@ -18,7 +18,7 @@ MAPS = Path("/proc/self/maps")
 @pytest.mark.parametrize("name", ["libggml.so", "libggml-base.so"])
 def test_the_library_asked_for_devices_is_the_one_that_computes(name: str) -> None:
     """A second copy has devices and buffer types of its own, which libllama does not know."""
-    ggml_library(), ggml_base_library()
+    api.ggml("libggml"), api.ggml("libggml-base")
     files = {line.split()[-1] for line in MAPS.read_text().splitlines() if "/" + name in line}
     assert len(files) == 1
 

@@ -39,10 +39,12 @@ def scaled_files(names: str | None, scaled: str | None, flag: str) -> list[tuple
 
 
 class Adapters:
-    """The LoRA adapters of a context, which has one set of scales at a time."""
+    """The LoRA adapters of a context, which has one set of scales at a time, and its control
+    vectors.
+    """
 
     def __init__(self, model: Any, context: Any, config: EngineConfig) -> None:
-        """Load them; they live as long as the model.
+        """Load and apply them; they live as long as the model.
 
         Raises:
             ConfigError: as `scaled_files`.
@@ -56,6 +58,11 @@ class Adapters:
         self._loaded = tuple(0.0 if is_off else scale for _, scale in files)
         self._scales = (0.0,) * len(files)
         self.use(())
+        vectors = scaled_files(
+            config.control_vector, config.control_vector_scaled, "--control-vector"
+        )
+        if vectors:
+            _apply_vectors(model, context, vectors)
 
     def use(self, scales: tuple[float, ...]) -> None:
         """Scale them so from the next decode on; none: as they were loaded.
@@ -88,20 +95,6 @@ class Adapters:
             }
             for path, scale, handle in zip(self._paths, self._loaded, self._handles, strict=True)
         )
-
-
-def apply_adapters(model: Any, context: Any, config: EngineConfig) -> Adapters:
-    """Load adapters and control vectors and use them in this context.
-
-    Raises:
-        ConfigError: as `scaled_files`.
-        ModelError: a file is not for this model.
-    """
-    adapters = Adapters(model, context, config)
-    vectors = scaled_files(config.control_vector, config.control_vector_scaled, "--control-vector")
-    if vectors:
-        _apply_vectors(model, context, vectors)
-    return adapters
 
 
 def _load(model: Any, path: Path) -> Any:

@@ -1,4 +1,4 @@
-"""libllama and libmtmd for ctypes: what `signatures` names, made or bound when it is first used."""
+"""libllama, libmtmd and ggml for ctypes: what is named in C's words, bound at its first use."""
 
 from __future__ import annotations
 
@@ -8,13 +8,59 @@ from functools import cache, partial
 from typing import Any
 
 from headstart.engine import signatures
-from headstart.engine.find_library import load, load_beside
+from headstart.engine.find_library import load, load_beside, loaded_with
 
 _lib, folder = load(signatures.RELEASE)
 _mtmd = cache(partial(load_beside, folder))
+ggml = cache(partial(loaded_with, folder))
+# of ggml.h, ggml-backend.h, ggml-cpu.h and gguf.h, which the binding of llama-cpp-python lacks
+OF_GGML = """
+uint64 ggml_backend_dev_count()
+void* ggml_backend_dev_get(uint64)
+void* ggml_backend_load(char*)
+void* ggml_backend_reg_by_name(char*)
+void ggml_backend_register(void*)
+void* ggml_backend_buft_get_device(void*)
+bool ggml_backend_buft_is_host(void*)
+char* ggml_backend_buft_name(void*)
+void* ggml_backend_dev_backend_reg(void*)
+void* ggml_backend_dev_buffer_type(void*)
+char* ggml_backend_dev_description(void*)
+void ggml_backend_dev_memory(void*, uint64*, uint64*)
+char* ggml_backend_dev_name(void*)
+int32 ggml_backend_dev_type(void*)
+char* ggml_backend_name(void*)
+void* ggml_backend_reg_get_proc_address(void*, char*)
+char* ggml_backend_reg_name(void*)
+void* ggml_backend_sched_get_backend(void*, int32)
+int32 ggml_backend_sched_get_n_backends(void*)
+void ggml_backend_tensor_set(void*, void*, uint64, uint64)
+char* ggml_get_name(void*)
+uint64 ggml_nbytes(void*)
+char* ggml_version()
+int64 gguf_find_key(void*, char*)
+int64 gguf_find_tensor(void*, char*)
+void gguf_free(void*)
+void* gguf_get_arr_data(void*, int64)
+uint64 gguf_get_arr_n(void*, int64)
+int32 gguf_get_arr_type(void*, int64)
+uint64 gguf_get_data_offset(void*)
+int32 gguf_get_kv_type(void*, int64)
+int64* gguf_get_tensor_ne(void*, int64)
+uint64 gguf_get_tensor_offset(void*, int64)
+uint64 gguf_get_tensor_size(void*, int64)
+int32 gguf_get_tensor_type(void*, int64)
+void* gguf_get_val_data(void*, int64)
+char* gguf_get_val_str(void*, int64)
+void* gguf_init_from_file(char*, gguf_init_params)
+void ggml_backend_cpu_set_use_ref(void*, bool)
+"""
+STRUCTURES = signatures.STRUCTURES | {"gguf_init_params": "bool no_alloc, void* ctx"}
 _FUNCTIONS = {
     name: (result, arguments)
-    for result, name, arguments in re.findall(r"(\S+) (\w+)\((.*)\)", signatures.FUNCTIONS)
+    for result, name, arguments in re.findall(
+        r"(\S+) (\w+)\((.*)\)", signatures.FUNCTIONS + OF_GGML
+    )
 }
 
 
@@ -30,9 +76,9 @@ def type_of(name: str) -> Any:
         return type_of(kind) * int(size)
     if name in _FUNCTIONS:  # that libllama calls
         return ctypes.CFUNCTYPE(*arguments_of(name))
-    if name not in signatures.STRUCTURES:
+    if name not in STRUCTURES:
         return getattr(ctypes, f"c_{name}")
-    words = [field.split() for field in signatures.STRUCTURES[name].split(",")]
+    words = [field.split() for field in STRUCTURES[name].split(",")]
     fields = [(field, type_of(kind)) for kind, field in words]
     base: type = ctypes.Union if name.endswith("_value") else ctypes.Structure
     return type(name, (base,), {"_fields_": fields})
@@ -44,13 +90,22 @@ def arguments_of(function: str) -> list[Any]:
     return [type_of(name) for name in (result, *arguments.split(", ")) if name]
 
 
+def _library_of(function: str) -> ctypes.CDLL:
+    if function.startswith("mtmd"):
+        return _mtmd()
+    if function.startswith("llama"):
+        return _lib
+    parts = map(ggml, ("libggml-base", "libggml", "libggml-cpu"))
+    return next((part for part in parts if hasattr(part, function)), _lib)
+
+
 def __getattr__(name: str) -> Any:
     """Make a type, or bind a function."""
     found: Any = getattr(signatures, name, None)
-    if name in signatures.STRUCTURES or name.endswith(("_callback", "_t")):
+    if name in STRUCTURES or name.endswith(("_callback", "_t")):
         found = type_of(name)
     elif name in _FUNCTIONS:
-        found = getattr(_mtmd() if name.startswith("mtmd") else _lib, name)
+        found = getattr(_library_of(name), name)
         found.restype, *found.argtypes = arguments_of(name)
     if found is None:
         raise AttributeError(f"{name} is not bound; run scripts/make_binding.py")

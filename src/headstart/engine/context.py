@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
-from headstart.engine.adapters import apply_adapters
+from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch
 from headstart.engine.cache_rules import CacheRules
 from headstart.engine.devices import attention_tile
@@ -74,7 +74,7 @@ class LlamaEngine(Sequences):
                 f"cannot create a context of {context} tokens for {model.path}: {reason}; try a "
                 "smaller --context"
             )
-        self.adapters = apply_adapters(model, self.handle, config)
+        self.adapters = Adapters(model, self.handle, config)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
         self.num_cells: int = self.context_size * (limits.num_sequences if self.is_exact else 1)
         rules = self._rules(config)

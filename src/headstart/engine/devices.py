@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import c_char_p, c_int, c_size_t, c_void_p
+from ctypes import c_void_p
 from dataclasses import dataclass
 from typing import Any
 
 from headstart.config import EngineConfig
-from headstart.engine.library import ggml_base_library, ggml_library, prototype, start
+from headstart.engine.library import api, start
 from headstart.types.errors import ConfigError
 
 _KINDS = {0: "CPU", 1: "GPU", 2: "integrated GPU", 3: "accelerator", 4: "meta"}
@@ -30,29 +30,20 @@ class Device:
 def list_devices() -> list[Device]:
     """All devices, as libllama numbers them."""
     start()
-    count = prototype(ggml_library(), "ggml_backend_dev_count", c_size_t)
-    get = prototype(ggml_library(), "ggml_backend_dev_get", c_void_p, c_size_t)
-    return [_describe(get(index)) for index in range(count())]
+    return [_describe(api.ggml_backend_dev_get(i)) for i in range(api.ggml_backend_dev_count())]
 
 
 def _describe(handle: int) -> Device:
-    base = ggml_base_library()
-    name = prototype(base, "ggml_backend_dev_name", c_char_p, c_void_p)
-    description = prototype(base, "ggml_backend_dev_description", c_char_p, c_void_p)
-    kind = prototype(base, "ggml_backend_dev_type", c_int, c_void_p)
-    memory = prototype(base, "ggml_backend_dev_memory", None, c_void_p, c_void_p, c_void_p)
-    registry = prototype(base, "ggml_backend_dev_backend_reg", c_void_p, c_void_p)
-    registry_name = prototype(base, "ggml_backend_reg_name", c_char_p, c_void_p)
-    free, total = c_size_t(), c_size_t()
-    memory(handle, ctypes.addressof(free), ctypes.addressof(total))
+    free, total = ctypes.c_uint64(), ctypes.c_uint64()
+    api.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
     return Device(
-        name(handle).decode(),
-        description(handle).decode(),
-        _KINDS.get(kind(handle), "other"),
+        api.ggml_backend_dev_name(handle).decode(),
+        api.ggml_backend_dev_description(handle).decode(),
+        _KINDS.get(api.ggml_backend_dev_type(handle), "other"),
         free.value,
         total.value,
         handle,
-        is_remote=registry_name(registry(handle)) == b"RPC",
+        is_remote=api.ggml_backend_reg_name(api.ggml_backend_dev_backend_reg(handle)) == b"RPC",
     )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import POOLINGS, EmbeddingConfig, EngineConfig
-from headstart.engine.adapters import apply_adapters
+from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.gguf_header import GgufHeader
@@ -54,7 +54,7 @@ class LlamaEmbedder:
         if not self._handle:
             reason = take_errors() or "libllama gave no reason"
             raise ModelError(f"cannot create a context for embeddings of {model.path}: {reason}")
-        apply_adapters(model, self._handle, config)
+        Adapters(model, self._handle, config)
         self._memory = api.llama_get_memory(self._handle)
         self.pooling = POOLINGS[api.llama_pooling_type(self._handle)]
         self.size = int(

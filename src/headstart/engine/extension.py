@@ -10,8 +10,8 @@ Source: llama.cpp, src/llama-ext.h
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterable
-from ctypes import POINTER, c_bool, c_int32, c_uint32, c_void_p
 from functools import cache
 from typing import Any
 
@@ -21,50 +21,21 @@ from numpy.typing import NDArray
 from headstart.engine.library import api, prototype
 from headstart.types.errors import ModelError
 
-# name: (what Itanium's rules put behind it, what Microsoft's do, result, arguments)
-_SYMBOLS: dict[str, tuple[str, str, Any, tuple[Any, ...]]] = {
-    "llama_set_embeddings_nextn": (
-        "P13llama_contextbb",
-        "YAXPEAUllama_context@@_N1",
-        None,
-        (c_void_p, c_bool, c_bool),
-    ),
-    "llama_get_embeddings_nextn": (
-        "P13llama_context",
-        "YAPEAMPEAUllama_context@@",
-        c_void_p,
-        (c_void_p,),
-    ),
-    "llama_set_nextn_layer_offset": (
-        "P13llama_contexti",
-        "YAXPEAUllama_context@@H",
-        None,
-        (c_void_p, c_int32),
-    ),
-    "llama_set_embeddings_layer_inp": (
-        "P13llama_contextjb",
-        "YAXPEAUllama_context@@I_N",
-        None,
-        (c_void_p, c_uint32, c_bool),
-    ),
-    "llama_get_embeddings_layer_inp": (
-        "P13llama_contextj",
-        "YAPEAMPEAUllama_context@@I",
-        c_void_p,
-        (c_void_p, c_uint32),
-    ),
-    "llama_model_target_layer_ids": (
-        "PK11llama_model",
-        "YAPEBHPEBUllama_model@@",
-        POINTER(c_int32),
-        (c_void_p,),
-    ),
-    "llama_model_target_layer_ids_n": (
-        "PK11llama_model",
-        "YAIPEBUllama_model@@",
-        c_uint32,
-        (c_void_p,),
-    ),
+# in C's words, then what Itanium's rules put behind the name, and what Microsoft's do
+_SYMBOLS = {
+    words[1]: words
+    for words in re.findall(
+        r"(\S+) (\w+)\((.*)\) (\S+) (\S+)",
+        """
+void llama_set_embeddings_nextn(void*, bool, bool) P13llama_contextbb YAXPEAUllama_context@@_N1
+void* llama_get_embeddings_nextn(void*) P13llama_context YAPEAMPEAUllama_context@@
+void llama_set_nextn_layer_offset(void*, int32) P13llama_contexti YAXPEAUllama_context@@H
+void llama_set_embeddings_layer_inp(void*, uint32, bool) P13llama_contextjb YAXPEAUllama_context@@I_N
+void* llama_get_embeddings_layer_inp(void*, uint32) P13llama_contextj YAPEAMPEAUllama_context@@I
+int32* llama_model_target_layer_ids(void*) PK11llama_model YAPEBHPEBUllama_model@@
+uint32 llama_model_target_layer_ids_n(void*) PK11llama_model YAIPEBUllama_model@@
+        """,  # noqa: E501
+    )
 }
 
 # What each way of drafting from the target's states calls.
@@ -143,11 +114,12 @@ def target_layers(model: Any) -> tuple[int, ...]:
 
 @cache
 def _find(name: str) -> Callable[..., Any] | None:
-    itanium, microsoft, result, arguments = _SYMBOLS[name]
+    result, _, arguments, itanium, microsoft = _SYMBOLS[name]
     for exported in (name, f"_Z{len(name)}{name}{itanium}", f"?{name}@@{microsoft}@Z"):
         if hasattr(api._lib, exported):
+            types = map(api.type_of, (result, *arguments.split(", ")))
             # what a ctypes prototype makes is Any to mypy
-            return prototype(api._lib, exported, result, *arguments)  # type: ignore[no-any-return]
+            return prototype(api._lib, exported, *types)  # type: ignore[no-any-return]
     return None
 
 

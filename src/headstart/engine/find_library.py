@@ -6,10 +6,11 @@ import ctypes
 import importlib.util
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from headstart.structures.atomic import cache_folder
-from headstart.types.errors import ConfigError
+from headstart.types.errors import ConfigError, ModelError
 
 VARIABLES = ("HEADSTART_LIBLLAMA", "LLAMA_CPP_LIB_PATH")  # a folder, or the file in it
 NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
@@ -66,6 +67,24 @@ def load(release: str) -> tuple[ctypes.CDLL, Path]:
         return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE), file.parent
     except OSError as error:
         raise ConfigError(f"{file} cannot be loaded: {error}") from error
+
+
+def loaded_with(folder: Path, name: str) -> ctypes.CDLL:
+    """The part of ggml of this name that the libllama in this folder uses.
+
+    In a wheel, links are copies: libggml.so is another file than the libggml.so.0 that libllama
+    has loaded, and a second copy would have devices of its own.
+
+    Raises:
+        ModelError: it is not there.
+    """
+    ends = (".so", ".so.*", ".*dylib", ".dll")
+    files = [file for end in ends for file in folder.glob(name + end)]
+    for mode in (getattr(os, "RTLD_NOLOAD", 0), 0):
+        for file in files:
+            with suppress(OSError):
+                return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE | mode)
+    raise ModelError(f"{name} is not in {folder}, where libllama is; install it again")
 
 
 def load_beside(folder: Path) -> ctypes.CDLL:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-from ctypes import c_bool, c_char_p, c_uint64, c_void_p
+from ctypes import c_uint64, c_void_p
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headstart.config import EngineConfig
 from headstart.engine import library
-from headstart.engine.library import api, ggml_base_library, prototype
+from headstart.engine.library import api, prototype
 from headstart.engine.parameters import Facts, Limits, context_params, model_params
 from headstart.types.errors import ModelError
 
@@ -127,11 +127,7 @@ def uses_of(context: Any) -> Uses:
     Not in the public API: a C++ function that returns a std::map. It is built in memory of ours, as
     the x86-64 ABI has it, and read as libstdc++ lays it out.
     """
-    base = ggml_base_library()
     ask = prototype(api._lib, _BREAKDOWN, c_void_p, c_void_p, c_void_p)
-    is_host = prototype(base, "ggml_backend_buft_is_host", c_bool, c_void_p)
-    device_of = prototype(base, "ggml_backend_buft_get_device", c_void_p, c_void_p)
-    name_of = prototype(base, "ggml_backend_dev_name", c_char_p, c_void_p)
     header = (c_uint64 * 6)()  # comparator; colour, root, first, last; number of nodes
     ask(ctypes.addressof(header), context)
     uses: Uses = {}
@@ -141,8 +137,9 @@ def uses_of(context: Any) -> Uses:
             continue
         node = (c_uint64 * 8).from_address(address)  # colour, parent, left, right; key; 3 values
         pending += [node[2], node[3]]
-        device = None if is_host(node[4]) else device_of(node[4])
-        name = name_of(device).decode() if device else HOST
+        is_host = api.ggml_backend_buft_is_host(node[4])
+        device = None if is_host else api.ggml_backend_buft_get_device(node[4])
+        name = api.ggml_backend_dev_name(device).decode() if device else HOST
         uses[name] = uses.get(name, Use()) + Use(node[5], node[6], node[7])
     return uses
 

@@ -7,15 +7,13 @@ first.
 from __future__ import annotations
 
 import ctypes
-from ctypes import POINTER, c_bool, c_char_p, c_int, c_int64, c_size_t, c_void_p
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.engine.library import ggml_base_library, prototype
+from headstart.engine.library import api
 from headstart.types.errors import ModelError
 
 _STRING, _ARRAY = 8, 9
@@ -28,16 +26,10 @@ _NUMBERS: dict[int, Any] = {
     3: ctypes.c_int16,
     4: ctypes.c_uint32,
     5: ctypes.c_int32,
-    7: c_bool,
+    7: ctypes.c_bool,
     10: ctypes.c_uint64,
-    11: c_int64,
+    11: ctypes.c_int64,
 }
-
-
-class _InitParams(ctypes.Structure):
-    """How `gguf_init_from_file` reads."""
-
-    _fields_ = (("no_alloc", c_bool), ("context", POINTER(c_void_p)))
 
 
 class GgufHeader:
@@ -50,7 +42,7 @@ class GgufHeader:
             ModelError: it is no GGUF file.
         """
         self.path = path
-        self._file = _call("gguf_init_from_file", str(path).encode(), _InitParams(True, None))
+        self._file = api.gguf_init_from_file(str(path).encode(), api.gguf_init_params(True, None))
         if not self._file:
             raise ModelError(f"{path} cannot be read as a GGUF file; download it again")
 
@@ -61,9 +53,9 @@ class GgufHeader:
     def text(self, key: str) -> str:
         """A text; empty if there is none."""
         index = self._find(key)
-        if index < 0 or _call("gguf_get_kv_type", self._file, index) != _STRING:
+        if index < 0 or api.gguf_get_kv_type(self._file, index) != _STRING:
             return ""
-        found: bytes = _call("gguf_get_val_str", self._file, index)
+        found: bytes = api.gguf_get_val_str(self._file, index)
         return found.decode("utf-8", "replace")
 
     def number(self, key: str, default: int = 0) -> int:
@@ -75,14 +67,14 @@ class GgufHeader:
         index = self._find(key)
         if index < 0:
             return ()
-        kind = _call("gguf_get_kv_type", self._file, index)
+        kind = api.gguf_get_kv_type(self._file, index)
         if kind == _ARRAY:
-            count = _call("gguf_get_arr_n", self._file, index)
-            number = _NUMBERS.get(_call("gguf_get_arr_type", self._file, index))
-            address = _call("gguf_get_arr_data", self._file, index) if number and count else 0
+            count = api.gguf_get_arr_n(self._file, index)
+            number = _NUMBERS.get(api.gguf_get_arr_type(self._file, index))
+            address = api.gguf_get_arr_data(self._file, index) if number and count else 0
         else:
             count, number = 1, _NUMBERS.get(kind)
-            address = _call("gguf_get_val_data", self._file, index) if number else 0
+            address = api.gguf_get_val_data(self._file, index) if number else 0
         if not address:
             return ()
         return tuple(int(value) for value in (number * count).from_address(address))
@@ -90,16 +82,16 @@ class GgufHeader:
     def count(self, key: str) -> int:
         """Entries of an array; 0 if there is none."""
         index = self._find(key)
-        if index < 0 or _call("gguf_get_kv_type", self._file, index) != _ARRAY:
+        if index < 0 or api.gguf_get_kv_type(self._file, index) != _ARRAY:
             return 0
-        return int(_call("gguf_get_arr_n", self._file, index))
+        return int(api.gguf_get_arr_n(self._file, index))
 
     def shape(self, tensor: str) -> tuple[int, ...]:
         """A tensor's dimensions in libllama's order, the innermost first; empty if it is absent."""
         index = self._tensor(tensor)
         if index < 0:
             return ()
-        dimensions = list(_call("gguf_get_tensor_ne", self._file, index)[:4])
+        dimensions = list(api.gguf_get_tensor_ne(self._file, index)[:4])
         while len(dimensions) > 1 and dimensions[-1] == 1:
             dimensions.pop()
         return tuple(dimensions)
@@ -116,51 +108,23 @@ class GgufHeader:
 
     def _data(self, tensor: str, kind: int) -> bytes | None:
         index = self._tensor(tensor)
-        if index < 0 or _call("gguf_get_tensor_type", self._file, index) != kind:
+        if index < 0 or api.gguf_get_tensor_type(self._file, index) != kind:
             return None
-        start = _call("gguf_get_data_offset", self._file)
-        start += _call("gguf_get_tensor_offset", self._file, index)
-        size = _call("gguf_get_tensor_size", self._file, index)
+        start = api.gguf_get_data_offset(self._file)
+        start += api.gguf_get_tensor_offset(self._file, index)
+        size = api.gguf_get_tensor_size(self._file, index)
         with self.path.open("rb") as file:
             file.seek(start)
             data = file.read(size)
         return data if len(data) == size else None
 
     def _find(self, key: str) -> int:
-        return int(_call("gguf_find_key", self._file, key.encode()))
+        return int(api.gguf_find_key(self._file, key.encode()))
 
     def _tensor(self, name: str) -> int:
-        return int(_call("gguf_find_tensor", self._file, name.encode()))
+        return int(api.gguf_find_tensor(self._file, name.encode()))
 
     def __del__(self) -> None:
         if getattr(self, "_file", None):
-            _call("gguf_free", self._file)
+            api.gguf_free(self._file)
             self._file = None
-
-
-_PROTOTYPES: dict[str, tuple[Any, ...]] = {  # result, arguments
-    "gguf_init_from_file": (c_void_p, c_char_p, _InitParams),
-    "gguf_free": (None, c_void_p),
-    "gguf_find_key": (c_int64, c_void_p, c_char_p),
-    "gguf_get_kv_type": (c_int, c_void_p, c_int64),
-    "gguf_get_arr_type": (c_int, c_void_p, c_int64),
-    "gguf_get_arr_n": (c_size_t, c_void_p, c_int64),
-    "gguf_get_arr_data": (c_void_p, c_void_p, c_int64),
-    "gguf_get_val_data": (c_void_p, c_void_p, c_int64),
-    "gguf_get_val_str": (c_char_p, c_void_p, c_int64),
-    "gguf_find_tensor": (c_int64, c_void_p, c_char_p),
-    "gguf_get_tensor_ne": (POINTER(c_int64), c_void_p, c_int64),
-    "gguf_get_tensor_type": (c_int, c_void_p, c_int64),
-    "gguf_get_tensor_size": (c_size_t, c_void_p, c_int64),
-    "gguf_get_tensor_offset": (c_size_t, c_void_p, c_int64),
-    "gguf_get_data_offset": (c_size_t, c_void_p),
-}
-
-
-@cache
-def _function(name: str) -> Any:
-    return prototype(ggml_base_library(), name, *_PROTOTYPES[name])
-
-
-def _call(name: str, *arguments: Any) -> Any:
-    return _function(name)(*arguments)

@@ -12,8 +12,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from ctypes import c_bool, c_char_p, c_int, c_void_p
+from contextlib import contextmanager
+from ctypes import c_void_p
 from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
@@ -127,37 +127,12 @@ def system_info() -> str:
 
 
 def prototype(library: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """A private ctypes prototype, so that the binding's own (slower) one stays untouched."""
+    """A prototype for a name or a result that the binding does not have."""
     address = ctypes.cast(getattr(library, name), c_void_p).value or 0
     return ctypes.CFUNCTYPE(result, *arguments)(address)
 
 
 get_logits = prototype(api._lib, "llama_get_logits", c_void_p, c_void_p)
-
-
-def _shared(name: str) -> ctypes.CDLL:
-    """The library of this name that libllama uses.
-
-    In a wheel, links are copies: libggml.so is another file than the libggml.so.0 that libllama
-    has loaded, and a second copy would have devices of its own.
-    """
-    ends = (".so", ".so.*", ".*dylib", ".dll")
-    files = [file for end in ends for file in api.folder.glob(name + end)]
-    for mode in (getattr(os, "RTLD_NOLOAD", 0), 0):
-        for file in files:
-            with suppress(OSError):
-                return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE | mode)
-    raise ModelError(f"{name} is not in {api.folder}, where libllama is; install it again")
-
-
-def ggml_library() -> ctypes.CDLL:
-    """libggml: the registry of devices."""
-    return _shared("libggml")
-
-
-def ggml_base_library() -> ctypes.CDLL:
-    """libggml-base: properties of devices and schedulers."""
-    return _shared("libggml-base")
 
 
 def use_reference_kernels(context: Any) -> None:
@@ -170,27 +145,21 @@ def use_reference_kernels(context: Any) -> None:
     """
     try:
         get_scheduler = prototype(api._lib, "_ZNK13llama_context9get_schedEv", c_void_p, c_void_p)
-        base, cpu = ggml_base_library(), _shared("libggml-cpu")
-        count = prototype(base, "ggml_backend_sched_get_n_backends", c_int, c_void_p)
-        backend_at = prototype(base, "ggml_backend_sched_get_backend", c_void_p, c_void_p, c_int)
-        name_of = prototype(base, "ggml_backend_name", c_char_p, c_void_p)
-        set_reference = prototype(cpu, "ggml_backend_cpu_set_use_ref", None, c_void_p, c_bool)
+        set_reference = api.ggml_backend_cpu_set_use_ref
     except (AttributeError, OSError) as error:
         raise ModelError(
             f"--exact needs a symbol this libllama does not export: {error}"
         ) from error
     scheduler = get_scheduler(context)
-    for index in range(count(scheduler)):
-        backend = backend_at(scheduler, index)
-        if name_of(backend) == b"CPU":
+    for index in range(api.ggml_backend_sched_get_n_backends(scheduler)):
+        backend = api.ggml_backend_sched_get_backend(scheduler, index)
+        if api.ggml_backend_name(backend) == b"CPU":
             set_reference(backend, True)
 
 
 __all__ = [
     "api",
     "get_logits",
-    "ggml_base_library",
-    "ggml_library",
     "log_to",
     "muted",
     "prototype",

@@ -10,7 +10,7 @@ from typing import Any
 
 from headstart.config import CACHE_TYPES, EngineConfig
 from headstart.engine.devices import device_array, list_devices
-from headstart.engine.library import api, ggml_base_library, prototype
+from headstart.engine.library import api
 from headstart.engine.machine import default_threads
 from headstart.types.errors import ConfigError
 
@@ -296,8 +296,5 @@ class _TensorOverride(ctypes.Structure):
 
 def buffer_types() -> dict[str, int]:
     """Kinds of memory that tensors can be put in, by libllama's names."""
-    base = ggml_base_library()
-    of_device = prototype(base, "ggml_backend_dev_buffer_type", c_void_p, c_void_p)
-    name_of = prototype(base, "ggml_backend_buft_name", c_char_p, c_void_p)
-    types = [of_device(device.handle) for device in list_devices()]
-    return {name_of(buffer).decode(): buffer for buffer in types if buffer}
+    types = [api.ggml_backend_dev_buffer_type(device.handle) for device in list_devices()]
+    return {api.ggml_backend_buft_name(buffer).decode(): buffer for buffer in types if buffer}

@@ -17,7 +17,7 @@ from typing import Any
 from headstart.config import EngineConfig, rpc_endpoints
 from headstart.engine import library
 from headstart.engine.devices import Device
-from headstart.engine.library import ggml_base_library, ggml_library, prototype
+from headstart.engine.library import api
 from headstart.extras.rpc.handshake import shake_hands, why_exposed
 from headstart.extras.rpc.plugin import plugin_file, plugin_folder
 from headstart.types.errors import ConfigError
@@ -50,7 +50,7 @@ def connect(config: EngineConfig) -> None:
         add = _function(backend, b"ggml_backend_rpc_add_server", c_void_p, c_char_p)
         if not (registered := add(name.encode())):
             raise ConfigError(f"RPC worker {name} has no device; start it with --device")
-        prototype(ggml_library(), "ggml_backend_register", None, c_void_p)(registered)
+        api.ggml_backend_register(registered)
         _connected.add(name)
 
 
@@ -151,7 +151,7 @@ def load_backend() -> int:
     if not (found := _backend_found()):
         file = plugin_file(plugin_folder())
         if file.exists():
-            prototype(ggml_library(), "ggml_backend_load", c_void_p, c_char_p)(bytes(file))
+            api.ggml_backend_load(bytes(file))
         if not (found := _backend_found()):
             raise ConfigError(
                 "the installed libllama has no RPC backend; build the plug-in with `headstart "
@@ -163,15 +163,12 @@ def load_backend() -> int:
 
 def _backend_found() -> int:
     library.start()
-    find = prototype(ggml_library(), "ggml_backend_reg_by_name", c_void_p, c_char_p)
-    return find(b"RPC") or 0
+    return api.ggml_backend_reg_by_name(b"RPC") or 0
 
 
 def _function(backend: int, name: bytes, result: Any, *arguments: Any) -> Any:
     import ctypes
 
-    base = ggml_base_library()
-    find = prototype(base, "ggml_backend_reg_get_proc_address", c_void_p, c_void_p, c_char_p)
-    if not (address := find(backend, name)):
+    if not (address := api.ggml_backend_reg_get_proc_address(backend, name)):
         raise ConfigError(f"the RPC backend of this libllama has no {name.decode()}")
     return ctypes.CFUNCTYPE(result, *arguments)(address)

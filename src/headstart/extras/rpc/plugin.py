@@ -11,10 +11,9 @@ import os
 import re
 import shutil
 import subprocess
-from ctypes import c_char_p
 from pathlib import Path
 
-from headstart.engine.library import ggml_base_library, prototype
+from headstart.engine.library import api
 from headstart.structures.atomic import cache_folder
 from headstart.types.errors import ConfigError
 
@@ -29,7 +28,7 @@ def plugin_folder() -> Path:
 
 def plugin_file(folder: Path) -> Path:
     """Where the plug-in for the installed libggml-base is, or would be; each build has its own."""
-    base = Path(ggml_base_library()._name)
+    base = Path(api.ggml("libggml-base")._name)
     digest = hashlib.sha256(base.read_bytes()).hexdigest()[:16]
     return folder / f"libggml-rpc-{digest}.so"
 
@@ -44,7 +43,7 @@ def build(source: Path, folder: Path) -> Path:
     compiler = os.environ.get("CXX") or next(filter(shutil.which, ("c++", "g++", "clang++")), None)
     if compiler is None:
         raise ConfigError("there is no C++ compiler; install g++ or clang++, or name it in CXX")
-    base = Path(ggml_base_library()._name)
+    base = Path(api.ggml("libggml-base")._name)
     target = plugin_file(folder)
     folder.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_suffix(f".{os.getpid()}")
@@ -81,7 +80,7 @@ def _ggml_of(source: Path) -> Path:
     text = (ggml / "CMakeLists.txt").read_text(encoding="utf-8", errors="replace")
     parts = dict(re.findall(r"set\(GGML_VERSION_(MAJOR|MINOR|PATCH) (\d+)\)", text))
     version = ".".join(parts.get(name, "?") for name in ("MAJOR", "MINOR", "PATCH"))
-    installed = prototype(ggml_base_library(), "ggml_version", c_char_p)().decode()
+    installed = api.ggml_version().decode()
     if version != installed.split("-")[0]:
         raise ConfigError(
             f"{ggml} is version {version} of ggml but {installed} is installed; take the source of "
