@@ -34,7 +34,7 @@ from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.replacements import parse_pairs
 from headstart.text.vocabulary.templates import find_replacements
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
-from headstart.types import CacheKind, DraftMode, Engine
+from headstart.types import DraftMode, Engine
 from headstart.types.errors import ConfigError, ModelError
 from headstart.types.state_batch import MERGED_ROWS
 from headstart.types.widths import WidthClasses
@@ -208,14 +208,12 @@ def make_exact(engine: LlamaEngine) -> WidthClasses:
         ConfigError: there are no such widths, with the processor's reference kernels neither.
     """
     sequences = range(min(engine.num_sequences, 8))
-    # states that cannot be cut cannot be padded, or by no more than there are snapshots
-    most_padding = 2**30 if engine.cache_kind is CacheKind.CUT else engine.max_padding
     for is_reference in (False, True):
         if is_reference:
             engine.use_reference_kernels()
         classes = WidthComparison(engine, sequences, perf_counter).run((SHORT, LONG))
         assert classes is not None, "nobody interrupts it"
-        if widths := classes.choose(most_padding):
+        if widths := classes.choose(engine.max_padding):
             engine.widths, engine.is_alone = widths, classes.is_alone
             log.info(
                 "exact: decodes of %s rows (widths that agree: %s%s); one row takes %.2f times as "
@@ -224,8 +222,8 @@ def make_exact(engine: LlamaEngine) -> WidthClasses:
             return classes
     raise ConfigError(
         "--exact is not possible with this model on this machine: the numbers of rows that agree "
-        f"are {classes}, and its cache can take back {most_padding} rows; drop the flag, or start "
-        "with --parallel 1 or --no-repack"
+        f"are {classes}, and its cache can take back {engine.max_padding} rows; drop the flag, or "
+        "start with --parallel 1 or --no-repack"
     )
 
 

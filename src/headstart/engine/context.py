@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from headstart.config import EngineConfig
 from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch
-from headstart.engine.cache_rules import CacheRules
 from headstart.engine.devices import attention_tile
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
@@ -42,7 +41,7 @@ from headstart.types.sampling_params import SamplingParams
 from headstart.types.state_batch import StateBatch
 from headstart.types.widths import ALL_WIDTHS
 
-_UNLIMITED = 2**30
+UNLIMITED = 2**30
 
 
 class LlamaEngine(Sequences):
@@ -77,27 +76,24 @@ class LlamaEngine(Sequences):
         self.adapters = Adapters(model, self.handle, config)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
         self.num_cells: int = self.context_size * (limits.num_sequences if self.is_exact else 1)
-        rules = self._rules(config)
+        self._find_kind()
+        is_cut = self.cache_kind is CacheKind.CUT
+        has_spare = params.n_seq_max > limits.num_sequences and is_cut
         checkpoints = Checkpoints(config.ctx_checkpoints, limits.checkpoint_bytes)
-        has_spare = params.n_seq_max > limits.num_sequences and rules.kind is CacheKind.CUT
-        spare = limits.num_sequences if has_spare else None
-        super().__init__(self.handle, rules, checkpoints, spare)
-        self.cache_kind, self.max_rollback = rules.kind, rules.max_rollback
-        self.max_padding = rules.max_rollback  # rows that can be taken back at once
-        if rules.kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
-            self.max_rollback = _UNLIMITED  # `keep_for_draft` makes it possible
-        self.can_shift = rules.kind is CacheKind.CUT and bool(
-            api.llama_memory_can_shift(self._memory)
-        )
-        self.has_blocks = has_spare and not rules.is_split and not rules.window
+        super().__init__(self.handle, checkpoints, limits.num_sequences if has_spare else None)
+        self.max_rollback = self.max_padding
+        if self.cache_kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
+            self.max_rollback = UNLIMITED  # `keep_for_draft` makes it possible
+        self.can_shift = is_cut and bool(api.llama_memory_can_shift(self._memory))
+        self.has_blocks = has_spare and not self.is_exact and not self.window
         self.sends_graphs = config.rpc is not None
-        self.attention_tile = attention_tile(config) if rules.kind is CacheKind.CUT else 1
+        self.attention_tile = attention_tile(config) if is_cut else 1
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
         self._published = HiddenStates(self.handle, model.handle, model.facts)
         self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
         self._grouped: GroupedBatch | None = None  # where the launched batch takes several decodes
         self._asynchrony = Asynchrony()
-        if self.is_exact or rules.kind is CacheKind.ROLLBACK:
+        if self.is_exact or self.cache_kind is CacheKind.ROLLBACK:
             self._staging = Batch(self.max_batch_tokens)
 
     def use_reference_kernels(self) -> None:
@@ -107,20 +103,19 @@ class LlamaEngine(Sequences):
     def _adjust(self, params: Any) -> None:
         """Change libllama's parameters before the context is made; for other kinds of contexts."""
 
-    def _rules(self, config: EngineConfig) -> CacheRules:
+    def _find_kind(self) -> None:
         """What libllama made of the parameters: it clamps some that the model cannot have."""
-        window = self._window(config)
+        self.window = self._seen_window()
         num_snapshots = int(api.llama_n_rs_seq(self.handle))
-        kind, max_rollback = CacheKind.CUT, _UNLIMITED
+        self.cache_kind, self.max_padding = CacheKind.CUT, UNLIMITED
         if num_snapshots:
-            kind, max_rollback = CacheKind.ROLLBACK, num_snapshots
+            self.cache_kind, self.max_padding = CacheKind.ROLLBACK, num_snapshots
         elif self.model.facts.is_recurrent:
-            kind, max_rollback = CacheKind.CHECKPOINT, 0
-        elif window and not self.params.swa_full:
-            kind = CacheKind.WINDOW
-        return CacheRules(kind, max_rollback, window, is_split=self.is_exact)
+            self.cache_kind, self.max_padding = CacheKind.CHECKPOINT, 0
+        elif self.window and not self.params.swa_full:
+            self.cache_kind = CacheKind.WINDOW
 
-    def _window(self, config: EngineConfig) -> int:
+    def _seen_window(self) -> int:
         """Tokens that layers with sliding windows see; 0 if all see the whole context."""
         if self.model.facts.is_recurrent or self.model.facts.window >= self.context_size:
             return 0

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
 from headstart.engine import extension
-from headstart.engine.cache_rules import CacheRules
-from headstart.engine.context import LlamaEngine
+from headstart.engine.context import UNLIMITED, LlamaEngine
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, take_errors
 from headstart.engine.model import Model
@@ -28,7 +27,6 @@ from headstart.types.state_batch import Blocks, StateBatch
 
 _HEADS = 1  # libllama's kind of context for multi-token heads
 _ASSISTANT, _BLOCK = "gemma4-assistant", "dflash"
-_UNLIMITED = 2**30
 
 
 class LlamaDraftContext(LlamaEngine):
@@ -83,9 +81,9 @@ class LlamaDraftContext(LlamaEngine):
                 setattr(params, name, getattr(self._target.params, name))
         params.n_outputs_max = max(params.n_outputs_max, params.n_seq_max)
 
-    def _rules(self, config: EngineConfig) -> CacheRules:
+    def _find_kind(self) -> None:
         """Heads of hybrid models too have attention only; windows are kept whole."""
-        return CacheRules(CacheKind.CUT, _UNLIMITED)
+        self.cache_kind, self.max_padding, self.window = CacheKind.CUT, UNLIMITED, 0
 
     @property
     def engine(self) -> LlamaEngine:

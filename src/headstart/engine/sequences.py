@@ -1,7 +1,7 @@
 """The sequences in the cache of one context, and how far back each can be taken.
 
 libllama accepts some cuts that silently leave a wrong state, and aborts on others; the rules here
-allow only the sound ones. They follow from how each kind of cache works (`cache_rules`).
+allow only the sound ones. They follow from how each `CacheKind` works.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.engine.c_batch import c_batch
-from headstart.engine.cache_rules import CacheRules
 from headstart.engine.gaps import Gaps
 from headstart.engine.library import api, take_errors
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, reserve, unpack
@@ -33,11 +32,14 @@ Held = tuple[int, Data]
 class Sequences:
     """What a context's cache holds; `LlamaEngine` adds decoding. One thread at a time."""
 
-    def __init__(
-        self, context: Any, rules: CacheRules, checkpoints: Checkpoints, spare: int | None
-    ) -> None:
+    cache_kind: CacheKind
+    max_padding: int  # tokens of one decode that ROLLBACK can drop
+    window: int  # tokens that sliding windows see; 0: none
+    is_exact: bool  # each sequence has a cache of its own
+
+    def __init__(self, context: Any, checkpoints: Checkpoints, spare: int | None) -> None:
         """`spare`: a sequence that no request has."""
-        self.rules, self.checkpoints = rules, checkpoints
+        self.checkpoints = checkpoints
         self.padding_sequence, self._spare = spare, -1 if spare is None else spare
         self._context = context
         self._memory = api.llama_get_memory(context)
@@ -62,7 +64,8 @@ class Sequences:
         is_one = len(set(num_rows.values())) <= 1 and self._rolled_back <= num_rows.keys()
         if not is_one and len(num_rows.keys() | self._rolled_back) > 1:
             for seq_id in self._rolled_back:
-                self._settle(seq_id)
+                if not self._set(seq_id, self._get(seq_id, _IN_PLACE), _IN_PLACE):
+                    raise EngineError(f"the state of sequence {seq_id} cannot be put back")
         self._rolled_back.clear()
 
     def hold(self, seq_id: int) -> Held:
@@ -103,10 +106,10 @@ class Sequences:
             return False
         if not self._remove(seq_id, length):
             return False
-        if self.rules.kind is not CacheKind.CUT:
+        if self.cache_kind is not CacheKind.CUT:
             if self._lengths.get(seq_id, 0) > length > 0:
                 self._last_rows[seq_id] = 0  # the same decode cannot be rolled back twice
-                if self.rules.kind is CacheKind.ROLLBACK:
+                if self.cache_kind is CacheKind.ROLLBACK:
                     self._rolled_back.add(seq_id)
             self._set_length(seq_id, min(length, self._lengths.get(seq_id, 0)))
         return True
@@ -143,12 +146,12 @@ class Sequences:
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         """Make `target` (emptied first) hold the first `length` tokens of `source`."""
         self.clear(target)
-        if self.rules.kind is CacheKind.CUT:
+        if self.cache_kind is CacheKind.CUT:
             can_copy = self._can_copy(source, length)
             if can_copy:
                 self._copy(source, target, length)
             return can_copy
-        if self.rules.is_split:  # the kinds that are left have recurrent layers
+        if self.is_exact:  # the kinds that are left have recurrent layers
             if length != self._lengths.get(source, 0):
                 return False
             if not self._set(target, self._try_get(source, _WHOLE), _WHOLE):
@@ -177,7 +180,7 @@ class Sequences:
         """Make it possible to rewind the sequence to the length that it has now."""
         length = self._lengths.get(seq_id, 0)
         if (
-            self.rules.kind is CacheKind.CUT
+            self.cache_kind is CacheKind.CUT
             or not length
             or not self.checkpoints.per_sequence
             or self.checkpoints.has(seq_id, length)
@@ -191,8 +194,8 @@ class Sequences:
         cannot be.
         """
         length = self._lengths.get(seq_id, 0)
-        if self.rules.kind is not CacheKind.CHECKPOINT or not length:
-            return self.rules.kind is not CacheKind.CHECKPOINT
+        if self.cache_kind is not CacheKind.CHECKPOINT or not length:
+            return self.cache_kind is not CacheKind.CHECKPOINT
         last = self.checkpoints.take_brief(seq_id)
         data = self._try_get(seq_id, _PARTIAL, last.data if last else b"")
         return bool(data) and self.checkpoints.add_brief(seq_id, Checkpoint(length, data))
@@ -243,29 +246,29 @@ class Sequences:
         api.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
         return is_set
 
-    def _settle(self, seq_id: int) -> None:
-        state = self._get(seq_id, _IN_PLACE)
-        if not self._set(seq_id, state, _IN_PLACE):
-            raise EngineError(f"the state of sequence {seq_id} cannot be put back")
-
     def _can_cut(self, seq_id: int, length: int) -> bool:
         dropped = self._lengths.get(seq_id, 0) - length
-        is_cut = self.rules.kind is CacheKind.CUT  # whose lengths are not known here
+        is_cut = self.cache_kind is CacheKind.CUT  # whose lengths are not known here
         if length == 0 or (dropped <= 0 and not is_cut):
             return True
-        if self.rules.is_recurrent:
+        if self._is_recurrent:
             last_rows = self._last_rows.get(seq_id, 0)
-            if dropped > min(self.rules.max_rollback, last_rows - 1):
+            if dropped > min(self.max_padding, last_rows - 1):
                 return False
-        if not self.rules.window:
+        if not self.window:
             return True
-        # libllama purges the oldest tokens of a window in order: what is left has no gaps.
+        # libllama purges the oldest tokens of a window in order: what is left has no gaps. With
+        # --swa-full (kind CUT) a saved state has only the last window too.
         oldest = int(api.llama_memory_seq_pos_min(self._memory, seq_id))
-        return oldest <= max(0, self.gaps.position(seq_id, length) - self.rules.window + 1)
+        return oldest <= max(0, self.gaps.position(seq_id, length) - self.window + 1)
+
+    @property
+    def _is_recurrent(self) -> bool:
+        return self.cache_kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT)
 
     def _can_copy(self, seq_id: int, length: int) -> bool:
         """Whether another sequence can begin with these tokens, without a checkpoint."""
-        if self.rules.is_recurrent:
+        if self._is_recurrent:
             return length == self._lengths.get(seq_id, 0)
         return self._can_cut(seq_id, length)
 
@@ -282,7 +285,7 @@ class Sequences:
         self.checkpoints.cut(seq_id, length)
 
     def _copy(self, source: int, target: int, length: int) -> None:
-        if self.rules.is_split:
+        if self.is_exact:
             api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
             self.gaps.share(source, target, length)
             self._remove(target, length)
