@@ -241,7 +241,11 @@ class _Fitting:
     def _move_to_host(self) -> None:
         """Experts, or else whole layers, from the GPU to main memory: as few as needed."""
         num_layers = self.first.facts.num_layers
-        if self.first.num_experts and not self.config.cpu_moe and not self.config.override_tensor:
+        if (
+            self.first.facts.num_experts
+            and not self.config.cpu_moe
+            and not self.config.override_tensor
+        ):
             count = self._least(num_layers, lambda n: replace(self.config, n_cpu_moe=n))
             if count is not None:
                 self.config = replace(self.config, n_cpu_moe=count)

@@ -56,7 +56,6 @@ class Measured:
 
     facts: Facts
     uses: Uses
-    num_experts: int
 
 
 def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured | None:
@@ -103,13 +102,12 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
             else:
                 raise ModelError(f"cannot make a context of {context} tokens for {path}: {reason}")
         finally:
-            num_experts = _num_experts(model)
             api.llama_model_free(model)
     outputs = 4 * settings.n_outputs_max * facts.vocab_size  # logits are read in main memory
     uses[HOST] = uses.get(HOST, Use()) + Use(compute=outputs)
     if limits.shares_weights:
         uses = {name: replace(use, weights=0) for name, use in uses.items()}
-    return Measured(facts, uses, num_experts)
+    return Measured(facts, uses)
 
 
 def can_measure() -> bool:
@@ -142,12 +140,3 @@ def uses_of(context: Any) -> Uses:
         name = api.ggml_backend_dev_name(device).decode() if device else HOST
         uses[name] = uses.get(name, Use()) + Use(node[5], node[6], node[7])
     return uses
-
-
-def _num_experts(model: Any) -> int:
-    buffer = ctypes.create_string_buffer(64)
-    architecture = ctypes.create_string_buffer(64)
-    api.llama_model_meta_val_str(model, b"general.architecture", architecture, 64)
-    key = architecture.value + b".expert_count"
-    found = api.llama_model_meta_val_str(model, key, buffer, 64)
-    return int(buffer.value) if found > 0 and buffer.value.isdigit() else 0

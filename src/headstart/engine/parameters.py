@@ -36,6 +36,7 @@ class Facts:
     num_layers: int
     vocab_size: int
     architecture: str = ""
+    num_experts: int = 0
 
     @property
     def is_encoder(self) -> bool:
@@ -45,8 +46,14 @@ class Facts:
     @classmethod
     def of(cls, handle: Any) -> Facts:
         """Of a loaded model, also of one without weights."""
-        name = ctypes.create_string_buffer(64)
-        api.llama_model_meta_val_str(handle, b"general.architecture", name, len(name))
+
+        def text_of(key: str) -> str:
+            value = ctypes.create_string_buffer(64)
+            found = api.llama_model_meta_val_str(handle, key.encode(), value, len(value))
+            return value.value.decode("utf-8", "replace") if found > 0 else ""
+
+        architecture = text_of("general.architecture")
+        num_experts = text_of(f"{architecture}.expert_count")
         has_state = api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle)
         return cls(
             is_recurrent=bool(has_state),
@@ -54,7 +61,8 @@ class Facts:
             train_context=int(api.llama_model_n_ctx_train(handle)),
             num_layers=int(api.llama_model_n_layer(handle)),
             vocab_size=int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(handle))),
-            architecture=name.value.decode("utf-8", "replace"),
+            architecture=architecture,
+            num_experts=int(num_experts) if num_experts.isdigit() else 0,
         )
 
 

@@ -69,6 +69,7 @@ def create_app(
     """
     extras = extras or Extras()
     service = Service(config, worker)
+    feed = events.EventFeed(service)
     timer = None
     if config.sleep_idle_seconds > 0:
         timer = IdleTimer(worker, config.sleep_idle_seconds)
@@ -77,7 +78,7 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(_load(service, load_model, on_loaded, timer)),
-            asyncio.create_task(events.remember(service)),
+            asyncio.create_task(feed.remember()),
         ]
         try:
             async with extras.running(config):
@@ -93,7 +94,7 @@ def create_app(
     routes = [route for family in FAMILIES for route in family.routes.all()]
     routes.append(_openapi_route([*endpoints(), *extras.endpoints()]))
     app = Starlette(routes=routes, lifespan=lifespan)
-    app.state.service = service
+    app.state.service, app.state.events = service, feed
     if timer is not None:
         app.add_middleware(waking, timer=timer)
     guard.install(app, config, extras, service.why_not_ready)

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from starlette.types import Receive
 
-from headstart.server.threads import ClientGoneError
+from headstart.server.threads import ClientGoneError, left
 from headstart.types.errors import CapacityError, HeadstartError
 from headstart.types.request import (
     Event,
@@ -162,9 +162,7 @@ class EventStream:
             self._worker.cancel(request.request_id)
 
     async def _watch(self) -> None:
-        """Wait for the disconnect, then cancel; the body must have been read."""
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
+        await left(self._receive)
         self._cancel()
         self._fail(ClientGoneError())
 

@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.server import sse
 from headstart.server.errors import ApiError
-from headstart.server.model import Service, service_of
+from headstart.server.model import Service
 from headstart.server.routing import Routes
 from headstart.server.status import slot_state, speculation_state
 from headstart.structures.rss import resident_bytes
@@ -33,13 +33,7 @@ routes = Routes()
 @routes.get("/events", answer="server-sent events, one state each")
 async def events(http: HttpRequest) -> Response:
     """Stream the state of slots, queue, speculation and memory as it changes."""
-    return _Listening(_feed_of(service_of(http)), http.scope)
-
-
-def _feed_of(service: Service) -> EventFeed:
-    if service.events is None:
-        service.events = EventFeed(service)
-    return service.events
+    return _Listening(http.app.state.events, http.scope)
 
 
 class EventFeed:
@@ -52,6 +46,8 @@ class EventFeed:
         self._latest = b""  # the same, rendered
         self._changed = asyncio.Event()  # of the next state, or of the end
         self._rendering: asyncio.Task[None] | None = None
+        # counts of the last three minutes, for those who begin to listen
+        self._history: deque[dict[str, float]] = deque(maxlen=90)
 
     def join(self, tenant: str, *, is_alone: bool) -> None:
         """Count a listener; each must `leave`. `is_alone`: there are no other tenants.
@@ -90,7 +86,7 @@ class EventFeed:
         while self._rendering is not None:
             changed = self._changed
             if self._latest:
-                history = {"history": list(self._service.history)}
+                history = {"history": list(self._history)}
                 yield sse.event(self._state | history) if is_first else self._latest
                 is_first = False
             await changed.wait()
@@ -112,6 +108,13 @@ class EventFeed:
         finally:
             self._latest, self._rendering = b"", None
             self._wake_listeners()
+
+    async def remember(self) -> None:
+        """Keep the counts of the last minutes, so that a chart is full when it is opened."""
+        service = self._service
+        while True:
+            await asyncio.sleep(2.0)  # between the states that are kept
+            self._history.append(_counts(service.clock(), await service.worker.report()))
 
     def _wake_listeners(self) -> None:
         self._changed.set()
@@ -146,13 +149,6 @@ def num_tokens(report: WorkerReport) -> int:
     """Tokens generated since the start, those of running requests included."""
     running = sum(slot.num_emitted for slot in report.slots if slot.is_processing)
     return report.counters.tokens_predicted + running
-
-
-async def remember(service: Service) -> None:
-    """Keep the counts of the last minutes, so that a chart is full when it is opened."""
-    while True:
-        await asyncio.sleep(2.0)  # between the states that are kept
-        service.history.append(_counts(service.clock(), await service.worker.report()))
 
 
 def _counts(now: float, report: WorkerReport) -> dict[str, float]:

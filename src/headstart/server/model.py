@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakValueDictionary
 
 from starlette.requests import Request as HttpRequest
@@ -27,9 +27,6 @@ from headstart.types.errors import CapacityError
 from headstart.types.report import Counters, WorkerInfo
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.worker import Worker
-
-if TYPE_CHECKING:
-    from headstart.server.events import EventFeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,9 +102,6 @@ class Service:
     )
     image_questions: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 4))
     adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
-    events: EventFeed | None = None  # of those who listen to /events
-    # counts of the last three minutes, for those who begin to listen
-    history: deque[dict[str, float]] = field(default_factory=partial(deque, maxlen=90))
     counters_read: Counters = field(default_factory=Counters)  # when /metrics was last read
     is_stopping: bool = False  # ends the streams of /events
 

@@ -58,11 +58,8 @@ def _read_prompt(
         if own and isinstance(prompt, str):
             return tokenize_around(prompt, own, vocab, context_size)
     tokens = tokenize_mixed(prompt, vocab, field="prompt", limit=context_size, add_special=True)
-    return _prompt(tokens, prompt if isinstance(prompt, str) else tokens_text(tokens, vocab))
-
-
-def _prompt(tokens: list[int], text: str, echo: str | None = None) -> Prompt:
-    return Prompt(tokens, text, text if echo is None else echo)
+    text = prompt if isinstance(prompt, str) else tokens_text(tokens, vocab)
+    return Prompt(tokens, text, echo=text)
 
 
 def tokenize_mixed(
@@ -147,7 +144,7 @@ def read_chat(
     tokens = tokenize_mixed(
         chat.text, model.vocab, field="messages", limit=context_size, add_special=True
     )
-    return _prompt(tokens, chat.text, chat.content)
+    return Prompt(tokens, chat.text, echo=chat.content)
 
 
 def render_messages(body: ChatBody, model: ServedModel) -> RenderedChat:

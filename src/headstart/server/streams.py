@@ -9,7 +9,7 @@ from starlette.responses import Response, StreamingResponse
 
 from headstart.server import sse
 from headstart.server.body import Body, read_body
-from headstart.server.errors import ApiError, shorten
+from headstart.server.errors import ApiError, shorten, wrong_value
 from headstart.server.limits import MAX_PROMPTS, check_length
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
@@ -40,7 +40,7 @@ async def resume_stream(http: HttpRequest) -> Response:
     if stream is None:
         raise ApiError(404, f"there is no stream of {shorten(name[1])}, or no longer")
     if not (start.isascii() and start.isdigit() and len(start) < 16):
-        raise RequestError(f"from is {shorten(start)} but must be a number of bytes")
+        raise wrong_value("from", start, "a number of bytes")
     if int(start) < stream.num_dropped:
         raise RequestError(f"the first {stream.num_dropped} bytes of the stream are gone")
     chunks = stream.read(int(start))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
-import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -19,7 +19,7 @@ from headstart.server.prompts import (
     tokenize_mixed,
     tokens_text,
 )
-from headstart.server.routing import Routes
+from headstart.server.routing import Routes, json_response
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody
 from headstart.server.threads import unless_left
 from headstart.text.utf8 import text_or_bytes
@@ -34,7 +34,7 @@ async def tokenize(http: HttpRequest) -> Response:
     service = service_of(http)
     vocab, limit = service.served.vocab, _limit(service)
 
-    def run() -> bytes:
+    def run() -> dict[str, Any]:
         ids = tokenize_mixed(
             body.content,
             vocab,
@@ -44,10 +44,10 @@ async def tokenize(http: HttpRequest) -> Response:
             parse_special=body.parse_special,
         )
         if not body.with_pieces:
-            return orjson.dumps({"tokens": ids})
+            return {"tokens": ids}
         check_length("content", ids, limit, "tokens")
         pieces = [{"id": i, "piece": text_or_bytes(vocab.token_text(i))} for i in ids]
-        return orjson.dumps({"tokens": pieces})
+        return {"tokens": pieces}
 
     return await _in_thread(http, service, run)
 
@@ -59,12 +59,12 @@ async def detokenize(http: HttpRequest) -> Response:
     service = service_of(http)
     vocab = service.served.vocab
 
-    def run() -> bytes:
+    def run() -> dict[str, Any]:
         if not isinstance(body.tokens, list) or not all(map(is_id, body.tokens)):
             raise wrong_value("tokens", body.tokens, "a list of whole numbers")
         check_length("tokens", body.tokens, _limit(service))
         ids = [check_token(int(token), vocab, "tokens") for token in body.tokens]
-        return orjson.dumps({"content": tokens_text(ids, vocab)})
+        return {"content": tokens_text(ids, vocab)}
 
     return await _in_thread(http, service, run)
 
@@ -77,9 +77,9 @@ async def apply_template(http: HttpRequest) -> Response:
 
     messages, _ = take_images(body.messages)
 
-    def run() -> bytes:
+    def run() -> dict[str, Any]:
         chat = render_messages(body.model_copy(update={"messages": messages}), service.served)
-        return orjson.dumps({"prompt": chat.text})
+        return {"prompt": chat.text}
 
     return await _in_thread(http, service, run)
 
@@ -89,7 +89,7 @@ def _limit(service: Service) -> int:
     return max(service.info.context_size, 131_072)
 
 
-async def _in_thread(http: HttpRequest, service: Service, run: Callable[[], bytes]) -> Response:
+async def _in_thread(http: HttpRequest, service: Service, run: Callable[[], Any]) -> Response:
     tenant = http.scope["headstart.namespace"]
-    body = await unless_left(http.receive, service.text_threads.run(run, tenant))
-    return Response(body, media_type="application/json")
+    answer = service.text_threads.run(lambda: json_response(run()), tenant)
+    return await unless_left(http.receive, answer)

@@ -158,7 +158,7 @@ async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
         ClientGoneError: the client disconnected.
     """
     job = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_left(receive))
+    watcher = asyncio.ensure_future(left(receive))
     try:
         await asyncio.wait((job, watcher), return_when=asyncio.FIRST_COMPLETED)
         if not job.done():
@@ -170,6 +170,7 @@ async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
         await asyncio.gather(job, watcher, return_exceptions=True)
 
 
-async def _left(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
+    """Return when the client has disconnected; the body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -8,7 +8,7 @@ from typing import Any
 
 from headstart.server.conversation import RenderedChat, chat_thoughts, read_tools, thought_marks
 from headstart.server.dialect import Choice
-from headstart.server.errors import shorten
+from headstart.server.errors import shorten, wrong_value
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser, ReadOptions
@@ -83,10 +83,8 @@ def _tool_choice(body: ChatBody, tools: Tools) -> tuple[str, Sequence[str]]:
         return "required", (name,)
     choice = choice or "auto"
     if choice not in ("auto", "none", "required"):
-        raise RequestError(
-            f"tool_choice is {shorten(choice)} but must be auto, none, required or "
-            '{"type": "function", "function": {"name": ...}}'
-        )
+        wanted = 'auto, none, required or {"type": "function", "function": {"name": ...}}'
+        raise wrong_value("tool_choice", choice, wanted)
     if choice == "required" and not tools:
         raise RequestError("tool_choice is required but there are no tools; send some")
     return choice, tools.names
@@ -101,9 +99,7 @@ def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
 def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
     name = body.reasoning_format or model.chat.reasoning_format
     if name not in REASONING_FORMATS:
-        raise RequestError(
-            f"reasoning_format is {shorten(name)} but must be one of {', '.join(REASONING_FORMATS)}"
-        )
+        raise wrong_value("reasoning_format", name, f"one of {', '.join(REASONING_FORMATS)}")
     return name
 
 

@@ -26,7 +26,7 @@ def machine(
     """A model of 10 GiB, 8 of them experts if it has any, and 256 KiB of cache for each token."""
 
     def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
-        facts = Facts(is_recurrent, 0, TRAIN, LAYERS, 1000)
+        facts = Facts(is_recurrent, 0, TRAIN, LAYERS, 1000, num_experts=num_experts)
         size = 10 if path == MODEL else 1
         on_gpu = LAYERS + 1 if config.gpu_layers < 0 else min(config.gpu_layers, LAYERS + 1)
         share = on_gpu / (LAYERS + 1)
@@ -39,7 +39,6 @@ def machine(
                 "CUDA0": Use(int(weights * share * (1 - moved)), int(cache * share), GIB // 4),
                 HOST: Use(int(weights * (1 - share * (1 - moved))), int(cache * (1 - share)), 1),
             },
-            num_experts,
         )
 
     return measure
@@ -192,7 +191,7 @@ def test_a_hundred_million_tokens_are_measured_without_planning_them(
 
     def plan(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
         planned.append(context)
-        return Measured(Facts(False, 0, TRAIN, 1, 10), {HOST: Use(7, 2 * context, context + 5)}, 0)
+        return Measured(Facts(False, 0, TRAIN, 1, 10), {HOST: Use(7, 2 * context, context + 5)})
 
     monkeypatch.setattr(footprint, "_measure", plan)
     monkeypatch.setattr(footprint, "can_measure", lambda: True)
