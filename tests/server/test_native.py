@@ -9,8 +9,8 @@ import pytest
 from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import served_model, serving
 
-from headstart.config import ChatConfig
-from headstart.server.model import RequestDefaults, ServedModel
+from headstart.config import ChatConfig, Config, SchedulerConfig
+from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types import DraftMode
@@ -354,7 +354,7 @@ def test_defaults_of_chats_are_the_command_lines():
         alias="m",
         vocab=ByteVocab(),
         template=ChatTemplate("{{ a }}{{ b }}{{ messages | length }}{{ messages[0].content }}"),
-        chat=defaults,
+        config=Config(chat=defaults),
     )
     messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
     with serving(model=model) as client:
@@ -364,7 +364,9 @@ def test_defaults_of_chats_are_the_command_lines():
 
 def test_what_the_server_was_started_with_decides_whether_prompts_are_cached():
     worker = FakeWorker()
-    model = dataclasses.replace(served_model(), defaults=RequestDefaults(cache_prompt=False))
+    model = dataclasses.replace(
+        served_model(), config=Config(scheduler=SchedulerConfig(cache_prompt=False))
+    )
     with serving(worker, model=model) as client:
         client.post("/completion", json={"prompt": "a"})
         client.post("/completion", json={"prompt": "a", "cache_prompt": True})

@@ -248,16 +248,9 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         tags=listed(config.model.tags),
         vocab=vocab,
         template=template,
-        chat=config.chat,
+        config=config,
         rerank=RerankForm(model.rerank_template, *vocab.pair_marks),
-        defaults=replace(
-            request_defaults(config.sampling, model.metadata()),
-            cache_prompt=config.scheduler.cache_prompt,
-            cache_reuse=config.scheduler.cache_reuse,
-            num_keep=config.scheduler.keep,
-            is_verbose=config.server.verbose,
-            embd_normalize=config.embedding.embd_normalize,
-        ),
+        defaults=request_defaults(config.sampling, model.metadata()),
     )
     found = served.answer_format
     log.info("chat format: %s", found.why_no_calls or f"tool calls as {found.name}")

@@ -230,7 +230,7 @@ def thought_marks(
 
 def chat_thoughts(body: ChatBody, model: ServedModel, chat: RenderedChat) -> ThoughtLimit | None:
     """The limit on a chat answer's reasoning; None without one."""
-    budget, thinking = _budget(body, model.chat), model.answer_format.thinking
+    budget, thinking = _budget(body, model.config.chat), model.answer_format.thinking
     if thinking is None or (budget < 0 and not body.reasoning_control):
         return None
     begins_with_thoughts = not thinking.start and chat.start == "answer" and chat.may_think
@@ -259,7 +259,7 @@ def tagged_thoughts(body: GenerationBody, prompt: str, model: ServedModel) -> Th
         raise RequestError(
             f"reasoning_budget_{there} says nothing without reasoning_budget_{missing}; send both"
         )
-    budget = _budget(body, model.chat)
+    budget = _budget(body, model.config.chat)
     if budget < 0:
         return None
     return ThoughtLimit(
@@ -276,7 +276,7 @@ def _closing(body: GenerationBody, model: ServedModel, end: str) -> tuple[int, .
     """The tokens that end reasoning which exceeds its budget."""
     message = body.reasoning_budget_message
     if message is None:
-        message = model.chat.reasoning_budget_message
+        message = model.config.chat.reasoning_budget_message
     return tuple(model.vocab.tokenize(message + end, add_special=False, parse_special=True))
 
 

@@ -234,7 +234,7 @@ def finished(
     info = service.info.embedding
     if info is not None and info.pooling == "none":
         return event.vectors
-    usual = service.served.defaults.embd_normalize
+    usual = service.served.config.embedding.embd_normalize
     wanted = usual if kind is None else kind
     return [normalize(vectors[:, :dimensions], wanted) for vectors in event.vectors]
 

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from starlette.requests import Request as HttpRequest
 
-from headstart.config import ChatConfig, ServerConfig
+from headstart.config import Config, ServerConfig
 from headstart.server.kept import KeptStreams, ResponseStore
 from headstart.server.threads import Threads
 from headstart.text.chat_template import ChatTemplate
@@ -31,18 +31,13 @@ from headstart.types.worker import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestDefaults:
-    """Values for requests that do not set them."""
+    """Values for requests that do not set them, joined of flags and the model file."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int | None = None  # None: random for each request
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     constraint: Constraint | None = None  # for requests without one
-    is_verbose: bool = False  # adds `__verbose` to OpenAI's formats
-    cache_prompt: bool = True
-    embd_normalize: int = 2
-    cache_reuse: int = 0
-    num_keep: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +59,7 @@ class ServedModel:
     template: ChatTemplate
     aliases: tuple[str, ...] = ()  # further names of it
     tags: tuple[str, ...] = ()
-    chat: ChatConfig = field(default_factory=ChatConfig)
+    config: Config = field(default_factory=Config, repr=False)  # which has secrets
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
     rerank: RerankForm = field(default_factory=RerankForm)
     # values in force with their origins, JSON-ready

@@ -158,4 +158,4 @@ def render_messages(body: ChatBody, model: ServedModel) -> RenderedChat:
         "or start with another --chat-template-file"
     )
     with time_limit(TEMPLATE_SECONDS, late):
-        return render_chat(body, model.template, model.chat, adds_bos=model.vocab.add_bos)
+        return render_chat(body, model.template, model.config.chat, adds_bos=model.vocab.add_bos)

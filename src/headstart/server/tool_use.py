@@ -97,7 +97,7 @@ def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
 
 
 def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
-    name = body.reasoning_format or model.chat.reasoning_format
+    name = body.reasoning_format or model.config.chat.reasoning_format
     if name not in REASONING_FORMATS:
         raise wrong_value("reasoning_format", name, f"one of {', '.join(REASONING_FORMATS)}")
     return name

@@ -55,6 +55,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
             "call"
         )
     defaults, vocab = call.model.defaults, call.model.vocab
+    config = call.model.config.scheduler
     max_tokens = _max_tokens(body, defaults)
     num_logprobs = _num_logprobs(body, max_tokens, call)
     sampling = sampling_params(body, defaults, vocab)
@@ -72,9 +73,9 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         min_indent=max(0, body.n_indent),
         num_logprobs=num_logprobs,
         post_sampling_probs=body.post_sampling_probs,
-        cache_prompt=not scores_prompt and _given(body.cache_prompt, defaults.cache_prompt),
-        cache_reuse=max(0, _given(body.n_cache_reuse, defaults.cache_reuse)),
-        num_keep=max(-1, _given(body.n_keep, defaults.num_keep)),
+        cache_prompt=not scores_prompt and _given(body.cache_prompt, config.cache_prompt),
+        cache_reuse=max(0, _given(body.n_cache_reuse, config.cache_reuse)),
+        num_keep=max(-1, _given(body.n_keep, config.keep)),
         num_discard=max(0, body.n_discard),
         # numbers go round, as at llama-server
         slot_id=None if body.id_slot < 0 else body.id_slot % call.info.num_slots,
