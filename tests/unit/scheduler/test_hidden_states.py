@@ -296,7 +296,10 @@ class Continuing(Controller):
     def sleeps(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
         return False
 
-    def wants(self, speculator: str, number: int | None = None) -> bool:
+    def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
+        return numbers  # whatever the asking took
+
+    def wants(self, speculator: str) -> bool:
         return True
 
     def survival(
