@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+from benchmarks.lib.workloads import text_of
+
 from headstart.app.assemble import Models, build_scheduler
 from headstart.app.demo import DRAFT, TARGET, path
 from headstart.config import (
@@ -92,9 +94,7 @@ def write_texts(folder: Path, library: Library, count: int, seed: int) -> None:
     scheduler.readers.append(recorder)
     started = time.monotonic()
     for number, question in enumerate(questions(library, count, seed)):
-        asked = str(question.turns[0])
-        chat = f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n"
-        text = asked if question.is_raw else chat
+        text = text_of(question)
         prompt = scheduler.vocab.tokenize(text, add_special=False, parse_special=True)[-1024:]
         sampling = SamplingParams(temperature=number % 2 * 0.8, seed=number)
         limit = min(question.max_tokens, MOST_TOKENS)

@@ -24,6 +24,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from gguf import (
@@ -52,6 +53,11 @@ RANDOM_ROWS = 64  # a block of random rows is made once and repeated: the values
 
 Floats = NDArray[np.float32]
 Encoded = NDArray[np.uint8]  # one row of bytes per row of weights; zero bytes mean zero weights
+Arrange = Callable[[Floats], Floats]
+
+
+def _as_is(weights: Floats) -> Floats:
+    return weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +125,7 @@ class Source:
 def build(preset: Preset, output: Path) -> bool:
     """Write the inflated model, unless `output` already holds it; return whether it was written.
 
-    Holds one tensor in memory at a time. The file appears under its name only when it is complete.
+    Holds all of it in memory. The file appears under its name only when it is complete.
     """
     source = Source(demo.path(preset.source))
     _check(source, preset.shape)
@@ -174,26 +180,21 @@ def _holds(output: Path, recipe: str) -> bool:
 
 
 def _write(source: Source, preset: Preset, recipe: str, output: Path) -> None:
+    tensors = list(Inflation(source, preset).tensors())
     writer = GGUFWriter(output, "llama")
-    _add_metadata(writer, source, preset)
+    _add_metadata(writer, source, preset, sum(one.num_weights for one in tensors))
     writer.add_string(RECIPE_KEY, recipe)
-    plan = list(Inflation(source, preset).tensors())
-    for tensor in plan:
-        writer.add_tensor_info(
-            tensor.name, tensor.shape, np.dtype(np.float32), tensor.num_bytes, tensor.type
-        )
+    for name, kind, rows in tensors:
+        writer.add_tensor(name, rows, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    for tensor in plan:
-        writer.write_tensor_data(tensor.make())
+    writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_metadata(writer: GGUFWriter, source: Source, preset: Preset) -> None:
+def _add_metadata(writer: GGUFWriter, source: Source, preset: Preset, num_params: int) -> None:
     """Copy the source's metadata, tokenizer included, with the new shape."""
     shape = preset.shape
-    num_params = sum(math.prod(tensor.shape) for tensor in Inflation(source, preset).tensors())
     epsilon = source.reader.fields["llama.attention.layer_norm_rms_epsilon"].contents()
     changed = {
         "general.name": (
@@ -214,25 +215,17 @@ def _add_metadata(writer: GGUFWriter, source: Source, preset: Preset) -> None:
         writer.add_key_value(key, changed.get(key, field.contents()), field.types[0], sub_type)
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
-    """A tensor to write; `make` computes its bytes when it is its turn."""
+class Tensor(NamedTuple):
+    """A tensor to write, as the bytes of its rows."""
 
     name: str
-    shape: tuple[int, ...]
     type: GGMLQuantizationType
-    make: Callable[[], NDArray[np.uint8]]
+    rows: Encoded
 
     @property
-    def num_bytes(self) -> int:
-        return _row_bytes(math.prod(self.shape), self.type)
-
-
-Arrange = Callable[[Floats], Floats]
-
-
-def _as_is(weights: Floats) -> Floats:
-    return weights
+    def num_weights(self) -> int:
+        block_size, block_bytes = GGML_QUANT_SIZES[self.type]
+        return int(self.rows.size // block_bytes * block_size)
 
 
 class Inflation:
@@ -246,68 +239,54 @@ class Inflation:
         self.random: dict[int, Encoded] = {}
 
     def tensors(self) -> Iterator[Tensor]:
-        vocab = self.source.vocab_size
-        yield self._padded("token_embd.weight", vocab, self.big.width)
-        yield self._norm("output_norm.weight")
-        yield self._padded("output.weight", vocab, self.big.width)
-        for layer in range(self.big.num_layers):
-            yield from self._layer(f"blk.{layer}.", is_new=layer >= self.small.num_layers)
-
-    def _layer(self, prefix: str, *, is_new: bool) -> Iterator[Tensor]:
-        """A layer of the small model, or one that adds nothing."""
-        big, norm = self.big, self._ones if is_new else self._norm
+        big, vocab = self.big, self.source.vocab_size
         query_width, kv_width = big.num_heads * self.head_size, big.num_kv_heads * self.head_size
-        read = self._random if is_new else self._padded
-        write = self._zeros if is_new else self._padded
-        yield norm(prefix + "attn_norm.weight")
-        yield read(prefix + "attn_q.weight", query_width, big.width, self._move_heads)
-        yield read(prefix + "attn_k.weight", kv_width, big.width)
-        yield read(prefix + "attn_v.weight", kv_width, big.width)
-        yield write(
-            prefix + "attn_output.weight", big.width, query_width, lambda x: self._move_heads(x.T).T
-        )
-        yield norm(prefix + "ffn_norm.weight")
-        yield read(prefix + "ffn_gate.weight", big.ff_width, big.width)
-        yield read(prefix + "ffn_up.weight", big.ff_width, big.width)
-        yield write(prefix + "ffn_down.weight", big.width, big.ff_width)
+        yield self._padded("token_embd.weight", vocab, big.width)
+        yield self._norm("output_norm.weight")
+        yield self._padded("output.weight", vocab, big.width)
+        for layer in range(big.num_layers):
+            is_new = layer >= self.small.num_layers  # adds nothing
+            norm, prefix = self._ones if is_new else self._norm, f"blk.{layer}."
+            read = self._random if is_new else self._padded
+            write = self._zeros if is_new else self._padded
+            yield norm(prefix + "attn_norm.weight")
+            yield read(prefix + "attn_q.weight", query_width, big.width, self._move_heads)
+            yield read(prefix + "attn_k.weight", kv_width, big.width)
+            yield read(prefix + "attn_v.weight", kv_width, big.width)
+            yield write(prefix + "attn_output.weight", big.width, query_width, self._move_inputs)
+            yield norm(prefix + "ffn_norm.weight")
+            yield read(prefix + "ffn_gate.weight", big.ff_width, big.width)
+            yield read(prefix + "ffn_up.weight", big.ff_width, big.width)
+            yield write(prefix + "ffn_down.weight", big.width, big.ff_width)
 
     def _ones(self, name: str) -> Tensor:
-        width = self.big.width
-        return Tensor(name, (width,), F32, lambda: _bytes(np.ones(width, np.float32)))
+        return Tensor(name, F32, _bytes(np.ones(self.big.width, np.float32)))
 
     def _norm(self, name: str) -> Tensor:
-        def make() -> Encoded:
-            weights = np.zeros(self.big.width, np.float32)
-            weights[: self.small.width] = self.source.weights(name) * math.sqrt(
-                self.small.width / self.big.width
-            )
-            return _bytes(weights)
-
-        return Tensor(name, (self.big.width,), F32, make)
+        weights = np.zeros(self.big.width, np.float32)
+        scale = math.sqrt(self.small.width / self.big.width)
+        weights[: self.small.width] = self.source.weights(name) * scale
+        return Tensor(name, F32, _bytes(weights))
 
     def _padded(self, name: str, rows: int, columns: int, arrange: Arrange = _as_is) -> Tensor:
-        def make() -> Encoded:
-            canvas = np.zeros((rows, _row_bytes(columns, self.type)), np.uint8)
-            small = self._encode(arrange(self.source.weights(name)))
-            canvas[: small.shape[0], : small.shape[1]] = small
-            return canvas
-
-        return Tensor(name, (rows, columns), self.type, make)
+        tensor = self._zeros(name, rows, columns)
+        small = self._encode(arrange(self.source.weights(name)))
+        tensor.rows[: small.shape[0], : small.shape[1]] = small
+        return tensor
 
     def _random(self, name: str, rows: int, columns: int, _: Arrange = _as_is) -> Tensor:
-        def make() -> Encoded:
-            if columns not in self.random:
-                values = np.random.default_rng(columns).standard_normal(
-                    (RANDOM_ROWS, columns), np.float32
-                )
-                self.random[columns] = self._encode(values * np.float32(0.02))
-            return np.resize(self.random[columns], (rows, _row_bytes(columns, self.type)))
-
-        return Tensor(name, (rows, columns), self.type, make)
+        if columns not in self.random:
+            values = np.random.default_rng(columns).standard_normal(
+                (RANDOM_ROWS, columns), np.float32
+            )
+            self.random[columns] = self._encode(values * np.float32(0.02))
+        made = self.random[columns]
+        return Tensor(name, self.type, np.resize(made, (rows, made.shape[1])))
 
     def _zeros(self, name: str, rows: int, columns: int, _: Arrange = _as_is) -> Tensor:
-        shape = (rows, _row_bytes(columns, self.type))
-        return Tensor(name, (rows, columns), self.type, lambda: np.zeros(shape, np.uint8))
+        block_size, block_bytes = GGML_QUANT_SIZES[self.type]
+        shape = rows, columns // block_size * block_bytes
+        return Tensor(name, self.type, np.zeros(shape, np.uint8))
 
     def _move_heads(self, queries: Floats) -> Floats:
         """Place query heads, shape (num_heads * head_size, any), where each keeps its KV head."""
@@ -318,17 +297,15 @@ class Inflation:
             moved[head // old_group * new_group + head % old_group] = rows
         return moved.reshape(-1, queries.shape[1])
 
+    def _move_inputs(self, outputs: Floats) -> Floats:
+        return self._move_heads(outputs.T).T
+
     def _encode(self, values: Floats) -> Encoded:
         return _bytes(quantize(np.ascontiguousarray(values), self.type))
 
 
 def _bytes(values: NDArray[np.generic]) -> Encoded:
     return np.ascontiguousarray(values).view(np.uint8)
-
-
-def _row_bytes(columns: int, weight_type: GGMLQuantizationType) -> int:
-    block_size, block_bytes = GGML_QUANT_SIZES[weight_type]
-    return int(columns // block_size * block_bytes)
 
 
 def main() -> None:

@@ -25,14 +25,12 @@ import tempfile
 import time
 from array import array
 from collections.abc import Sequence
-from contextlib import closing
-from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
-from headstart.extras.bench.client import started
+from headstart.extras.bench.client import HEADSTART, exchange, started
 from headstart.scheduler.copies import BLOCK
 from headstart.scheduler.disk_cache import DiskCache, DiskPlace
 from headstart.scheduler.host_cache import StoredBlock, StoredPrompt
@@ -66,6 +64,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.model and options.only in (None, "shared"):
             share(folder / "shared", options.model)
     return 0
+
+
+def open_scheduler(model: Path, context: int, **limits: Any) -> Scheduler:
+    """One for this model, without speculation."""
+    config = Config(
+        engine=EngineConfig(context=context, gpu_layers=0),
+        scheduler=SchedulerConfig(**limits),
+        speculation=SpeculationConfig(spec="off", spec_state="none"),
+    )
+    return build_scheduler(config, Models(model, None, is_demo=False))[0]
 
 
 def look_up(folder: Path, count: int, length: int) -> None:
@@ -106,14 +114,8 @@ def in_blocks(tokens: array[int], data: bytes) -> StoredPrompt:
 
 def share(folder: Path, model: Path, count: int = 100, length: int = 8000) -> None:
     """Bytes for so many conversations, three quarters of which are one system prompt."""
-    config = Config(
-        engine=EngineConfig(context=length + 256, gpu_layers=0),
-        scheduler=SchedulerConfig(
-            parallel=1, cache_ram=100_000, cache_disk=100_000, cache_disk_path=str(folder)
-        ),
-        speculation=SpeculationConfig(spec="off", spec_state="none"),
-    )
-    scheduler, _ = build_scheduler(config, Models(model, None, is_demo=False))
+    limits = {"cache_ram": 100_000, "cache_disk": 100_000, "cache_disk_path": str(folder)}
+    scheduler = open_scheduler(model, length + 256, parallel=1, **limits)
     common = 3 * length // 4
     system = [5 + i * i % 900 for i in range(common)]
     for number in range(count + 1):  # the last one moves the one before it to main memory
@@ -141,18 +143,7 @@ def share(folder: Path, model: Path, count: int = 100, length: int = 8000) -> No
 def restart(folder: Path, model: Path, rounds: int) -> None:
     """Milliseconds to the first token, cold, from the slot, and from the disk."""
     folder.mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "headstart",
-        "serve",
-        "-m",
-        str(model),
-        "--parallel",
-        "1",
-        "--spec",
-        "off",
-    ]
+    command = [*HEADSTART, "serve", "-m", str(model), "--parallel", "1", "--spec", "off"]
     command += ["--context", str(NUM_TOKENS + 256), "--spec-state", "none"]
     command += ["--cache-disk", "8192", "--cache-disk-path", str(folder / "prompts")]
     times: dict[str, list[float]] = {"cold": [], "slot": [], "disk": [], "disk, not cached": []}
@@ -181,23 +172,17 @@ def restart(folder: Path, model: Path, rounds: int) -> None:
 
 def first_token(url: str, prompt: list[int]) -> float:
     """Seconds until a server's first token."""
+    began = time.perf_counter()
     body: dict[str, Any] = {"prompt": prompt, "n_predict": 1, "temperature": 0}
-    with closing(HTTPConnection(url.partition("//")[2], timeout=900)) as connection:
-        began = time.perf_counter()
-        connection.request("POST", "/completion", json.dumps(body))
-        answer = json.load(connection.getresponse())
-        assert answer["tokens_predicted"] == 1, answer
-        return time.perf_counter() - began
+    answer = json.loads(b"".join(exchange(url, "/completion", body)))
+    assert answer["tokens_predicted"] == 1, answer
+    return time.perf_counter() - began
 
 
 def write(folder: Path, model: Path, rounds: int) -> None:
     """Milliseconds of a step, with a prompt being written all the time and without."""
-    config = Config(
-        engine=EngineConfig(context=1024, gpu_layers=0),
-        scheduler=SchedulerConfig(parallel=1, cache_disk=8192, cache_disk_path=str(folder)),
-        speculation=SpeculationConfig(spec="off", spec_state="none"),
-    )
-    scheduler, _ = build_scheduler(config, Models(model, None, is_demo=False))
+    limits = {"cache_disk": 8192, "cache_disk_path": str(folder)}
+    scheduler = open_scheduler(model, 1024, parallel=1, **limits)
     disk = scheduler.cache.host.disk
     assert disk is not None
     state = bytes(32 * BLOCK * 1024)  # 32 KiB a token, as of a 1 B model
@@ -227,12 +212,7 @@ def write(folder: Path, model: Path, rounds: int) -> None:
 
 def copy(model: Path, rounds: int) -> None:
     """Milliseconds of the copies that only the loop can make: they need libllama's context."""
-    config = Config(
-        engine=EngineConfig(context=4 * NUM_TOKENS, gpu_layers=0),
-        scheduler=SchedulerConfig(parallel=2),
-        speculation=SpeculationConfig(spec="off", spec_state="none"),
-    )
-    scheduler, _ = build_scheduler(config, Models(model, None, is_demo=False))
+    scheduler = open_scheduler(model, 4 * NUM_TOKENS, parallel=2)
     engine, prompt = scheduler.engine, [5 + i % 900 for i in range(NUM_TOKENS)]
     scheduler.submit(Request(request_id="0", prompt=prompt, max_tokens=1))
     while scheduler.has_work:
