@@ -17,16 +17,18 @@ MOST_BYTES = 2048  # that a step may compute
 _RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)\s*(?:\.-?\d+|\[[^\]\n]*\])?\s*:", re.MULTILINE)
 # comments, texts and regexes; what is left are names, numbers and signs
 _LITERAL = re.compile(r'//[^\n]*|#[^\n]*|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/')
+_SCHEMA = re.compile(rf"{_LITERAL.pattern}|(%json)\s*")
 _WORD = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)|([A-Za-z_]\w*)")
 
 
 def lark_may_force_much(text: str) -> bool:
     """Whether this may be so of a Lark grammar; a recursive one counts as if it were."""
-    found = list(_RULE.finditer(text))
-    ends = [one.start() for one in found[1:]] + [len(text)]
-    rules = {one[1]: text[one.end() : end] for one, end in zip(found, ends, strict=True)}
-    if re.search(r"%(json|lark|regex)\b", text):  # grammars in another language
+    bare = _without_schemas(text)
+    if bare is None or re.search(r"%(json|lark|regex)\b", bare):  # in another language
         return True
+    found = list(_RULE.finditer(bare))
+    ends = [one.start() for one in found[1:]] + [len(bare)]
+    rules = {one[1]: bare[one.end() : end] for one, end in zip(found, ends, strict=True)}
 
     def size(name: str, of: Callable[[str], float]) -> float:
         return max(_alternative_size(part, of) for part in _alternatives(rules.get(name, "")))
@@ -34,8 +36,30 @@ def lark_may_force_much(text: str) -> bool:
     return _expand("start", size) > MOST_BYTES
 
 
+def _without_schemas(text: str) -> str | None:
+    """The grammar with a text of the same size for each JSON schema; None if one is malformed."""
+    parts, at = [], 0
+    while found := _SCHEMA.search(text, at):
+        if found[1] is None:  # a literal
+            parts.append(text[at : (at := found.end())])
+            continue
+        parts.append(text[at : found.start()])
+        try:
+            schema, at = json.JSONDecoder().raw_decode(text, found.end())
+        except ValueError:
+            return None
+        size = min(_schema_bound(schema), MOST_BYTES + 1)
+        parts.append(f'"{"x" * int(size)}"')
+    return "".join([*parts, text[at:]])
+
+
 def schema_may_force_much(schema: Any) -> bool:
     """Whether this may be so of a JSON schema, by references that multiply its text."""
+    return _schema_bound(schema) > max(MOST_BYTES, 4 * len(json.dumps(schema)))
+
+
+def _schema_bound(schema: Any) -> float:
+    """At least the bytes of any text that a JSON schema forces."""
 
     def size(reference: str, of: Callable[[str], float]) -> float:
         part: Any = schema
@@ -47,7 +71,7 @@ def schema_may_force_much(schema: Any) -> bool:
         return _schema_size(part, of)
 
     # recursion always passes a choice, and objects that hold themselves are common
-    return _expand("#", size, cycle=0.0) > max(MOST_BYTES, 4 * len(json.dumps(schema)))
+    return _expand("#", size, cycle=0.0)
 
 
 def _expand(
@@ -94,7 +118,11 @@ def _schema_size(schema: Any, of: Callable[[str], float]) -> float:
     """Bytes of all keys and values, with what is referred to; of definitions only if it is."""
     if isinstance(schema, Mapping):
         kept = {key: one for key, one in schema.items() if key not in ("$defs", "definitions")}
-        total = sum(len(key) + _schema_size(one, of) for key, one in kept.items())
+        if isinstance(kept.get("description"), str):  # no property of this name
+            del kept["description"]
+        values = [kept.pop(key) for key in ("const", "enum") if key in kept]
+        total = float(len(json.dumps(values)))
+        total += sum(len(key) + _schema_size(one, of) for key, one in kept.items())
         reference = schema.get("$ref")
         return total + (of(reference) if isinstance(reference, str) else 0.0)
     if isinstance(schema, list):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import random
@@ -263,6 +264,11 @@ CHOICE = {
     "required": ["q", "z"],
     "$defs": DEFINITIONS,
 }
+TOOL = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "description": "A city. " * 300}},
+    "required": ["city"],
+}
 
 
 @pytest.mark.parametrize(
@@ -272,7 +278,12 @@ CHOICE = {
         ("lark", 'start: x\nx: "(" x "abc" | "y"', False),  # "abc" for each bracket
         ("lark", 'start: ("x" | "y") r{99}\nr: "' + "a" * 100 + '"', False),
         ("lark", 'start: "key: " WORD ("," WORD)*\nWORD: /[a-z]+/ | "a|b"', True),
-        ("lark", 'start: %json {"type": "object"}', False),
+        ("lark", f"start: %json {json.dumps(TOOL)}", True),  # as tool calls are demanded
+        ("lark", f"start: %json {json.dumps(CHOICE)}", False),
+        ("lark", f"start: body{{99}}\nbody: %json {json.dumps(TOOL)}", False),
+        ("lark", f'start: "%json " r0 "x" | "y"\n{DOUBLED}', False),
+        ("lark", 'start: %json {"type": "object"', False),  # malformed
+        ("lark", "start: %regex {}", False),
         ("gbnf", 'root ::= "key: " word\nword ::= [a-z]+', True),
         ("json_schema", CHOICE, False),
         ("json_schema", {"type": "object", "properties": {"a": {"$ref": "#"}}}, True),

@@ -116,6 +116,14 @@ def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
     assert json.loads(message.calls[0].arguments)["b"] == 3
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_beginning_of_a_demanded_call_is_forced(name):
+    calls = find_format(ChatTemplate(TEMPLATES[name])).calls
+    constraint = required_calls(calls, rules(names=["get_weather"], is_parallel=False))
+    matcher = LLMatcher(_TOKENIZER, grammar_text(constraint))
+    assert len(matcher.compute_ff_tokens()) >= len("get_weather")
+
+
 def _lowest_legal(matcher):
     mask = matcher.compute_bitmask()
     letters = [*range(ord("0"), ord("9") + 1), *range(ord("a"), ord("z") + 1)]
