@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
@@ -86,9 +86,9 @@ def round_robin() -> Ranking:
     """One after the other, whatever they know."""
     numbers = itertools.count()
 
-    def rank(candidates: Sequence[Any], conversation: str, last: str) -> list[Any]:
-        first = next(numbers) % max(1, len(candidates))
-        return [*candidates[first:], *candidates[:first]]
+    def rank(costs: Mapping[str, float], conversation: str, last: str) -> list[str]:
+        names, first = list(costs), next(numbers) % len(costs)
+        return names[first:] + names[:first]
 
     return rank
 

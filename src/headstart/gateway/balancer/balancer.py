@@ -6,16 +6,16 @@ Knows no network. The policy judges by what the replicas said last and what was 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
 from headstart.gateway.balancer.conversation import Asked
 from headstart.gateway.balancer.learned import Timings, block_hashes, shared_prices
-from headstart.gateway.balancer.policy import Candidate, ranking, wait_seconds
+from headstart.gateway.balancer.policy import expected_seconds, ranking, wait_seconds
 from headstart.gateway.balancer.replica import Flight, Replica
 
-Ranking = Callable[[Sequence[Candidate], str, str], list[Candidate]]
+Ranking = Callable[[Mapping[str, float], str, str], list[str]]
 
 
 @dataclass(slots=True)
@@ -37,14 +37,21 @@ class Fleet:
 
     def order(self, asked: Asked) -> list[Replica]:
         """The replicas to try, best first; empty while there is none."""
-        replicas = self.available()
-        if not replicas:
+        if not (replicas := self.available()):
             return []
-        candidates = _candidates(replicas, asked)
+        all_learned = [one.learned for one in replicas]
+        per_byte = fmean(one.tokens_per_byte.value for one in all_learned)
+        num_answer = fmean(one.answer_tokens.value for one in all_learned)
+        if asked.max_tokens is not None:
+            num_answer = min(num_answer, asked.max_tokens)
+        costs = {}
+        for one, prices in zip(replicas, shared_prices(all_learned), strict=True):
+            num_unread = (len(asked.text) - one.prefixes.match(asked.blocks)) * per_byte
+            costs[one.name] = expected_seconds(one.load(), prices, num_unread, num_answer)
         last = self._last.get(asked.conversation, "") if asked.conversation else ""
         owner = self._owners.get(asked.needs, "") if asked.needs else ""
-        ranked = self.rank(candidates, asked.conversation, last)
-        return [self.replicas[one.name] for one in sorted(ranked, key=lambda c: c.name != owner)]
+        ranked = self.rank(costs, asked.conversation, last)
+        return [self.replicas[name] for name in sorted(ranked, key=lambda name: name != owner)]
 
     def knows_owner(self, asked: Asked) -> bool:
         """Whether the stored response that it needs was made through this balancer."""
@@ -87,22 +94,3 @@ def _remember(names: OrderedDict[str, str], key: str, name: str) -> None:
     names.move_to_end(key)
     if len(names) > 100_000:
         names.popitem(last=False)
-
-
-def _candidates(replicas: Sequence[Replica], asked: Asked) -> list[Candidate]:
-    all_learned = [one.learned for one in replicas]
-    per_byte = fmean(one.tokens_per_byte.value for one in all_learned)
-    num_answer = fmean(one.answer_tokens.value for one in all_learned)
-    if asked.max_tokens is not None:
-        num_answer = min(num_answer, asked.max_tokens)
-    return [
-        Candidate(
-            name=one.name,
-            num_prompt=len(asked.text) * per_byte,
-            num_answer=num_answer,
-            load=one.load(),
-            prices=prices,
-            num_known=one.prefixes.match(asked.blocks) * per_byte,
-        )
-        for one, prices in zip(replicas, shared_prices(all_learned), strict=True)
-    ]

@@ -13,7 +13,7 @@ Pure arithmetic: no clock, no randomness, no network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -42,24 +42,15 @@ class Prices:
     request: float = 2.0  # a whole request in its slot
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A replica that could take a request. Counts of tokens are estimates."""
+def expected_seconds(load: Load, prices: Prices, num_unread: float, num_answer: float) -> float:
+    """What a request is expected to take at a replica. Counts of tokens are estimates.
 
-    name: str
-    num_prompt: float
-    num_answer: float
-    load: Load = Load()
-    prices: Prices = Prices()
-    num_known: float = 0.0  # tokens of the prompt that it has read before
-
-
-def expected_seconds(one: Candidate) -> float:
-    """What the request is expected to take at this replica."""
-    uncached = max(0.0, one.num_prompt - one.num_known)
-    num_beside = min(one.load.num_running, one.load.num_slots - 1)
-    reading = uncached * one.prices.prompt_token * (1 + PROMPT_SLOWDOWN * num_beside)
-    return wait_seconds(one.load, one.prices, one.num_answer) + reading
+    Args:
+        num_unread: tokens of the prompt that the replica has not read before.
+    """
+    num_beside = min(load.num_running, load.num_slots - 1)
+    reading = num_unread * prices.prompt_token * (1 + PROMPT_SLOWDOWN * num_beside)
+    return wait_seconds(load, prices, num_answer) + reading
 
 
 def wait_seconds(load: Load, prices: Prices, num_answer: float = 0.0) -> float:
@@ -72,26 +63,23 @@ def wait_seconds(load: Load, prices: Prices, num_answer: float = 0.0) -> float:
     return in_queue + reading + num_beside * TOKEN_SLOWDOWN * prices.token * num_answer
 
 
-def ranking(
-    candidates: Sequence[Candidate], conversation: str = "", last: str = ""
-) -> list[Candidate]:
-    """All candidates, the one to try first in front.
+def ranking(costs: Mapping[str, float], conversation: str = "", last: str = "") -> list[str]:
+    """All replicas, the one to try first in front.
 
     Args:
+        costs: by name, the seconds that the request is expected to take there.
         conversation: requests of one conversation have the same.
         last: the replica that had this conversation before; among equals it keeps it.
 
     Equal are those that cost hardly more than the cheapest. Otherwise a hash of the conversation
     decides among them, which every balancer computes alike, and which spreads conversations.
     """
-    costs = {one.name: expected_seconds(one) for one in candidates}
     best = min(costs.values(), default=0.0)
     limit = best + max(EQUAL_SECONDS, EQUAL_SHARE * abs(best))
 
-    def place(one: Candidate) -> tuple[float, bool, bytes]:
-        is_equal = costs[one.name] <= limit
-        cost = best if is_equal else costs[one.name]
-        digest = blake2b(f"{conversation}\0{one.name}".encode(), digest_size=8).digest()
-        return cost, not (is_equal and one.name == last), digest
+    def place(name: str) -> tuple[float, bool, bytes]:
+        is_equal = costs[name] <= limit
+        digest = blake2b(f"{conversation}\0{name}".encode(), digest_size=8).digest()
+        return best if is_equal else costs[name], not (is_equal and name == last), digest
 
-    return sorted(candidates, key=place)
+    return sorted(costs, key=place)

@@ -15,7 +15,6 @@ from headstart.gateway.balancer.learned import Prefixes, block_hashes
 from headstart.gateway.balancer.policy import (
     EQUAL_SECONDS,
     EQUAL_SHARE,
-    Candidate,
     Load,
     Prices,
     expected_seconds,
@@ -25,8 +24,11 @@ from headstart.gateway.balancer.policy import (
 NUM_PROMPT = 2000
 
 
-def candidate(name: str = "a", **fields) -> Candidate:
-    return Candidate(name=name, num_prompt=NUM_PROMPT, num_answer=100, **fields)
+IDLE, USUAL = Load(), Prices()
+
+
+def cost(load: Load = IDLE, *, num_known: float = 0, prices: Prices = USUAL) -> float:
+    return expected_seconds(load, prices, max(0, NUM_PROMPT - num_known), 100)
 
 
 def loads():
@@ -39,110 +41,94 @@ def loads():
     )
 
 
-def candidates():
-    return st.builds(
-        candidate,
-        name=st.sampled_from("abcdefgh"),
-        load=loads(),
-        num_known=st.floats(0, 5000),
+def fleets():
+    return st.dictionaries(
+        st.sampled_from("abcdefgh"),
+        st.tuples(loads(), st.floats(0, NUM_PROMPT)),
+        min_size=1,
+        max_size=6,
     )
 
 
-def fleets():
-    return st.lists(candidates(), min_size=1, max_size=6, unique_by=lambda one: one.name)
+def costs_of(fleet) -> dict[str, float]:
+    return {name: cost(load, num_known=known) for name, (load, known) in fleet.items()}
 
 
-def names(ranked: list[Candidate]) -> list[str]:
-    return [one.name for one in ranked]
-
-
-def tolerance(cost: float) -> float:
-    return max(EQUAL_SECONDS, EQUAL_SHARE * abs(cost)) + 1e-9
+def tolerance(seconds: float) -> float:
+    return max(EQUAL_SECONDS, EQUAL_SHARE * seconds) + 1e-9
 
 
 @given(fleets())
 def test_the_first_is_hardly_dearer_than_the_cheapest_and_nobody_is_left_out(fleet):
-    ranked = ranking(fleet)
-    costs = [expected_seconds(one) for one in ranked]
+    by_name = costs_of(fleet)
+    ranked = ranking(by_name)
+    costs = [by_name[name] for name in ranked]
     assert costs[0] <= min(costs) + tolerance(min(costs))
-    assert sorted(names(ranked)) == sorted(names(fleet))
-    others = [cost for cost in costs if cost > min(costs) + tolerance(min(costs))]
+    assert sorted(ranked) == sorted(fleet)
+    others = [one for one in costs if one > min(costs) + tolerance(min(costs))]
     assert others == sorted(others)
 
 
 @given(fleets(), st.data())
 def test_more_in_the_queue_never_makes_a_replica_the_first(fleet, data):
-    i = data.draw(st.integers(0, len(fleet) - 1))
-    load = fleet[i].load
-    busier = list(fleet)
-    busier[i] = replace(fleet[i], load=replace(load, num_waiting=load.num_waiting + 5))
-    if names(ranking(fleet))[0] != fleet[i].name:
-        assert names(ranking(busier))[0] != fleet[i].name
+    name = data.draw(st.sampled_from(sorted(fleet)))
+    load, known = fleet[name]
+    busier = fleet | {name: (replace(load, num_waiting=load.num_waiting + 5), known)}
+    if ranking(costs_of(fleet))[0] != name:
+        assert ranking(costs_of(busier))[0] != name
 
 
 @given(fleets(), st.data())
 def test_knowing_more_never_costs_a_replica_the_first_place(fleet, data):
-    i = data.draw(st.integers(0, len(fleet) - 1))
-    wiser = list(fleet)
-    wiser[i] = replace(fleet[i], num_known=fleet[i].num_known + 500)
-    if names(ranking(fleet))[0] == fleet[i].name:
-        assert expected_seconds(wiser[i]) <= expected_seconds(fleet[i])
-        ranked = ranking(wiser)
-        assert expected_seconds(ranked[0]) <= expected_seconds(wiser[i]) + tolerance(
-            expected_seconds(wiser[i])
-        )
-
-
-def test_what_is_known_beyond_the_prompt_saves_nothing():
-    all_of_it, more = (candidate(num_known=known) for known in (NUM_PROMPT, 9000))
-    assert expected_seconds(all_of_it) == expected_seconds(more) == 0
+    name = data.draw(st.sampled_from(sorted(fleet)))
+    load, known = fleet[name]
+    before, after = costs_of(fleet), costs_of(fleet | {name: (load, known + 500)})
+    if ranking(before)[0] == name:
+        assert after[name] <= before[name]
+        assert after[ranking(after)[0]] <= after[name] + tolerance(after[name])
 
 
 def test_affinity_yields_where_waiting_costs_more_than_reading_anew():
-    knows = candidate("knows", num_known=2000, load=Load(num_slots=4, num_running=4))
-    free = candidate("free", load=Load(num_slots=4))
-    dear, cheap = (Prices(prompt_token=price, request=1.0) for price in (1e-3, 1e-4))
-    assert names(ranking([replace(one, prices=dear) for one in (knows, free)]))[0] == "knows"
-    assert names(ranking([replace(one, prices=cheap) for one in (knows, free)]))[0] == "free"
+    for price, first in ((1e-3, "knows"), (1e-4, "free")):
+        prices = Prices(prompt_token=price, request=1.0)
+        full = Load(num_slots=4, num_running=4)
+        knows = cost(full, num_known=NUM_PROMPT, prices=prices)
+        assert ranking({"knows": knows, "free": cost(prices=prices)})[0] == first
 
 
 def test_a_hot_replica_changes_nothing_for_those_who_ask_another():
     """A fleet-wide switch would take the prefix on b away from its users as well."""
-    hot = candidate("hot", load=Load(num_slots=4, num_running=4, num_waiting=100))
-    knows, other = candidate("b", num_known=1900), candidate("c")
-    assert names(ranking([hot, knows, other]))[0] == "b"
+    hot = cost(Load(num_slots=4, num_running=4, num_waiting=100))
+    assert ranking({"hot": hot, "b": cost(num_known=1900), "c": cost()})[0] == "b"
 
 
 def test_a_conversation_stays_unless_another_replica_is_clearly_cheaper():
-    here = candidate("here")
-    slightly = candidate("there", num_known=150)
-    clearly = candidate("there", num_known=1000)
-    assert names(ranking([here, slightly], last="here"))[0] == "here"
-    assert names(ranking([here, slightly], last="there"))[0] == "there"
-    assert names(ranking([here, clearly], last="here"))[0] == "there"
+    slightly = {"here": cost(), "there": cost(num_known=150)}
+    clearly = {"here": cost(), "there": cost(num_known=1000)}
+    assert ranking(slightly, last="here")[0] == "here"
+    assert ranking(slightly, last="there")[0] == "there"
+    assert ranking(clearly, last="here")[0] == "there"
 
 
 def test_every_router_breaks_ties_alike_and_conversations_spread():
-    fleet = [candidate(name) for name in "abcd"]
-    first = [names(ranking(fleet, str(i)))[0] for i in range(400)]
-    assert first == [names(ranking(fleet[::-1], str(i)))[0] for i in range(400)]
+    first = [ranking(dict.fromkeys("abcd", 1.0), str(i))[0] for i in range(400)]
+    assert first == [ranking(dict.fromkeys("dcba", 1.0), str(i))[0] for i in range(400)]
     assert min(Counter(first).values()) > 60
 
 
 def test_reading_costs_more_where_others_generate():
 
     def reading(num_running: int) -> float:
-        whole = candidate(load=Load(num_slots=4, num_running=num_running))
-        return expected_seconds(whole) - expected_seconds(replace(whole, num_known=NUM_PROMPT))
+        load = Load(num_slots=4, num_running=num_running)
+        return cost(load) - cost(load, num_known=NUM_PROMPT)
 
     assert reading(3) > reading(0) > 0
 
 
 def test_a_slow_replica_gets_less():
     """Costs are seconds of that replica, so machines of several kinds can stand side by side."""
-    slow = candidate("slow", prices=Prices(prompt_token=1e-2))
-    fast = candidate("fast", load=Load(num_slots=4, num_running=3))
-    assert names(ranking([slow, fast]))[0] == "fast"
+    busy = cost(Load(num_slots=4, num_running=3))
+    assert ranking({"slow": cost(prices=Prices(prompt_token=1e-2)), "fast": busy})[0] == "fast"
 
 
 BLOCK = 2
