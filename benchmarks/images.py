@@ -10,9 +10,9 @@ behind an image, behind a text of as many tokens and behind neither. The exit co
 share of accepted draft tokens or the tokens of a step behind images are less than 0.9 of those
 behind texts.
 
-With `--against` the two servers complete prompts with images of many kinds, for a causal, a
-non-causal and an M-RoPE projector, with the same greedy settings and one thread: the tokens of the
-prompt, the text and the log probabilities of the first token are compared.
+With `--against` the two servers complete prompts with images and sounds of many kinds, for a
+causal, a non-causal and an M-RoPE projector, with the same greedy settings and one thread: the
+tokens of the prompt, the text and the log probabilities of the first token are compared.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any
 
 from PIL import Image
 from tests.architectures import write_model
-from tests.images import Kind, picture, projector
+from tests.images import Kind, flac, mp3, picture, projector, wav
 
 from headstart.app import demo
 from headstart.extras.bench.client import (
@@ -156,7 +156,7 @@ def compare_servers(command: Sequence[str]) -> int:
                 if is_demo
                 else write_model(folder / "t.gguf", target, changes={"embedding_length": 64})
             )
-            mmproj = projector(folder / "mmproj.gguf", kind, 256 if is_demo else 64)
+            mmproj = projector(folder / "mmproj.gguf", kind, 256 if is_demo else 64, hears=True)
             flags = ["-m", str(file), "--mmproj", str(mmproj), "-c", "2048", "-np", "1", "-t", "1"]
             ours = list(completions([*HEADSTART, "serve", "--spec", "off", *flags], folder))
             pairs = list(zip(ours, completions([*command, *flags], folder), strict=True))
@@ -190,7 +190,7 @@ def _first(answer: Mapping[str, Any]) -> list[float]:
 
 
 def prompts() -> Iterator[list[bytes]]:
-    """Images of prompts: of many sizes, modes of pixels and kinds of files, and two in one."""
+    """Files of prompts: images of many sizes, modes of pixels and kinds, and sounds."""
     for size in ((28, 28), (56, 40), (9, 7), (200, 100), (1, 1), (3, 90)):
         yield [picture(size[0], *size)]
     image = Image.open(BytesIO(picture(8, 64, 48)))
@@ -200,6 +200,9 @@ def prompts() -> Iterator[list[bytes]]:
             image.convert(mode).save(file, kind)
             yield [file.getvalue()]
     yield [picture(1), picture(2, 56, 40)]
+    for sound in (wav(1), wav(2, 40, 44100), wav(3, 0.2, 8000), mp3(40), flac(16000)):
+        yield [sound]
+    yield [picture(1), wav(4)]
 
 
 if __name__ == "__main__":

@@ -11,43 +11,79 @@ from typing import Literal
 import numpy as np
 from gguf import GGUFWriter
 
-Kind = Literal["janus_pro", "gemma3", "qwen2vl_merger", "idefics3"]
+Kind = Literal["janus_pro", "gemma3", "qwen2vl_merger", "idefics3", "ultravox"]
+SOUND_CELLS = 15  # of up to 30 seconds
 
 
-def projector(path: Path, kind: Kind, width: int, *, seed: int = 0) -> Path:
-    """Write a projector for a model of this width; an image has a few cells."""
-    size, ff, image, patch = 32, 64, 28, 7
+class _Writer:
+    """Tensors of random numbers in a GGUF file."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        self.gguf, self._random = GGUFWriter(path, "clip"), np.random.default_rng(seed)
+
+    def tensor(self, name: str, *shape: int, scale: float = 0.05) -> None:
+        values = self._random.standard_normal(shape) * scale
+        self.gguf.add_tensor(name, values.astype(np.float32))
+
+    def norm(self, name: str, size: int, *, has_bias: bool = True) -> None:
+        self.gguf.add_tensor(f"{name}.weight", np.ones(size, np.float32))
+        if has_bias:
+            self.gguf.add_tensor(f"{name}.bias", np.zeros(size, np.float32))
+
+    def encoder(self, letter: str, size: int, ff: int) -> None:
+        """One block of attention; whisper's keys have no bias."""
+        for part in ("q", "k", "v", "out"):
+            self.tensor(f"{letter}.blk.0.attn_{part}.weight", size, size, scale=0.3)
+            if letter != "a" or part != "k":
+                self.tensor(f"{letter}.blk.0.attn_{part}.bias", size)
+        for part, rows, columns in (("up", ff, size), ("down", size, ff)):
+            self.tensor(f"{letter}.blk.0.ffn_{part}.weight", rows, columns, scale=0.3)
+            self.tensor(f"{letter}.blk.0.ffn_{part}.bias", rows)
+        for name in ("blk.0.ln1", "blk.0.ln2", "post_ln"):
+            self.norm(f"{letter}.{name}", size)
+
+    def numbers(self, modality: str, **values: int) -> None:
+        for name, value in values.items():
+            self.gguf.add_uint32(f"clip.{modality}.{name.replace('__', '.')}", value)
+        self.gguf.add_float32(f"clip.{modality}.attention.layer_norm_epsilon", 1e-6)
+
+    def close(self) -> None:
+        self.gguf.write_header_to_file()
+        self.gguf.write_kv_data_to_file()
+        self.gguf.write_tensors_to_file()
+        self.gguf.close()
+
+
+def projector(path: Path, kind: Kind, width: int, *, hears: bool = False, seed: int = 0) -> Path:
+    """Write a projector for a model of this width; an image has a few cells.
+
+    `hears`: it takes sound too, as ultravox alone does.
+    """
+    writer = _Writer(path, seed)
+    if kind != "ultravox":
+        _vision(writer, kind, width)
+    if hears or kind == "ultravox":
+        _sound(writer, width)
+    writer.close()
+    return path
+
+
+def _vision(writer: _Writer, kind: Kind, width: int) -> None:
+    size, ff, image, patch, tensor, gguf = 32, 64, 28, 7, writer.tensor, writer.gguf
     if kind == "qwen2vl_merger":
         image, patch = 32, 4
-    random, writer = np.random.default_rng(seed), GGUFWriter(path, "clip")
-
-    def tensor(name: str, *shape: int, scale: float = 0.05) -> None:
-        values = random.standard_normal(shape) * scale
-        writer.add_tensor(name, values.astype(np.float32))
-
-    writer.add_string("clip.projector_type", kind)
-    writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_bool("clip.use_gelu", True)
-    numbers = {
-        "embedding_length": size, "feed_forward_length": ff, "block_count": 1,
-        "projection_dim": width, "image_size": image, "patch_size": patch,
-        "attention.head_count": 2, "projector.scale_factor": 2,
-    }  # fmt: skip
-    for name, value in numbers.items():
-        writer.add_uint32(f"clip.vision.{name}", value)
-    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-6)
+    gguf.add_string("clip.vision.projector_type", kind)
+    gguf.add_bool("clip.has_vision_encoder", True)
+    gguf.add_bool("clip.use_gelu", True)
+    writer.numbers(
+        "vision", embedding_length=size, feed_forward_length=ff, block_count=1,
+        projection_dim=width, image_size=image, patch_size=patch, attention__head_count=2,
+        projector__scale_factor=2,
+    )  # fmt: skip
     for name in ("mean", "std"):
-        writer.add_array(f"clip.vision.image_{name}", [0.5, 0.5, 0.5])
+        gguf.add_array(f"clip.vision.image_{name}", [0.5, 0.5, 0.5])
     tensor("v.patch_embd.weight", size, 3, patch, patch, scale=0.2)
-    for part in ("q", "k", "v", "out"):
-        tensor(f"v.blk.0.attn_{part}.weight", size, size, scale=0.3)
-        tensor(f"v.blk.0.attn_{part}.bias", size)
-    for part, rows, columns in (("up", ff, size), ("down", size, ff)):
-        tensor(f"v.blk.0.ffn_{part}.weight", rows, columns, scale=0.3)
-        tensor(f"v.blk.0.ffn_{part}.bias", rows)
-    for norm in ("v.blk.0.ln1", "v.blk.0.ln2", "v.post_ln"):
-        writer.add_tensor(f"{norm}.weight", np.ones(size, np.float32))
-        writer.add_tensor(f"{norm}.bias", np.zeros(size, np.float32))
+    writer.encoder("v", size, ff)
     if kind == "qwen2vl_merger":
         tensor("v.patch_embd.weight.1", size, 3, patch, patch, scale=0.2)
         for name, rows in (("mm.0", 4 * size), ("mm.2", width)):
@@ -58,19 +94,72 @@ def projector(path: Path, kind: Kind, width: int, *, seed: int = 0) -> Path:
         tensor("v.patch_embd.bias", size)
     if kind == "gemma3":
         tensor("mm.input_projection.weight", size, width, scale=0.2)
-        writer.add_tensor("mm.soft_emb_norm.weight", np.ones(size, np.float32))
+        writer.norm("mm.soft_emb_norm", size, has_bias=False)
     if kind == "idefics3":
         tensor("mm.model.fc.weight", width, 4 * size)
-        writer.add_uint32("clip.vision.preproc_image_size", 2 * image)
+        gguf.add_uint32("clip.vision.preproc_image_size", 2 * image)
     if kind == "janus_pro":
         for name, rows, columns in (("mm.0", ff, size), ("mm.1", width, ff)):
             tensor(f"{name}.weight", rows, columns, scale=0.2)
             tensor(f"{name}.bias", rows)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+
+
+def _sound(writer: _Writer, width: int) -> None:
+    size, ff, mel, stack, tensor = 8, 16, 8, 1500 // SOUND_CELLS, writer.tensor
+    writer.gguf.add_string("clip.audio.projector_type", "ultravox")
+    writer.gguf.add_bool("clip.has_audio_encoder", True)
+    writer.numbers(
+        "audio", embedding_length=size, feed_forward_length=ff, block_count=1,
+        projection_dim=width, attention__head_count=2, num_mel_bins=mel,
+        projector__stack_factor=stack,
+    )  # fmt: skip
+    for number, columns in ((1, mel), (2, size)):
+        tensor(f"a.conv1d.{number}.weight", size, columns, 3, scale=0.3)
+        tensor(f"a.conv1d.{number}.bias", size, 1)
+    tensor("a.position_embd.weight", 1500, size, scale=0.3)
+    writer.encoder("a", size, ff)
+    writer.norm("mm.a.norm_pre", size * stack, has_bias=False)
+    tensor("mm.a.mlp.1.weight", 2 * ff, size * stack, scale=0.2)
+    writer.norm("mm.a.norm_mid", ff, has_bias=False)
+    tensor("mm.a.mlp.2.weight", width, ff, scale=0.2)
+
+
+def wav(seed: int = 0, seconds: float = 1.0, rate: int = 16000) -> bytes:
+    """A tone that swells, as 16 bits of one channel."""
+    at = 2 * np.pi * np.arange(int(seconds * rate)) / rate
+    values = (8000 * np.sin((200 + 300 * seed) * at) * (1 + np.sin((seed + 1) * at))).astype("<i2")
+    head = struct.pack("<4sI8sIHHIIHH", b"RIFF", 36 + values.nbytes, b"WAVEfmt ", 16, 1, 1, rate,
+                       2 * rate, 2, 16)  # fmt: skip
+    return head + struct.pack("<4sI", b"data", values.nbytes) + values.tobytes()
+
+
+def mp3(num_frames: int, tag: bytes = b"") -> bytes:
+    """Silence of 24 ms a frame; `tag` where an encoder writes what it knows."""
+    frames = b"\xff\xfb\x94\xc0" + bytes(380)
+    return (frames[:21] + tag + bytes(363))[:384] * bool(tag) + frames * num_frames
+
+
+def flac(num_samples: int, promised: int | None = None, rate: int = 16000) -> bytes:
+    """Silence; the head says `promised` samples."""
+    facts = rate << 44 | 15 << 36 | (num_samples if promised is None else promised)
+    head = b"fLaC" + b"\x80\0\0\x22" + struct.pack(">HH6xQ16x", 4096, 4096, facts)
+    frame = b"\xff\xf8\xc5\x08"  # 4,096 samples of 16,000 a second, one channel, 16 bits
+    frames = []
+    for number in range(-(-num_samples // 4096)):
+        one = frame + bytes([number])
+        one += bytes([_crc(one, 8, 0x07)]) + b"\0\0\0"  # a constant
+        frames.append(one + _crc(one, 16, 0x8005).to_bytes(2))
+    return head + b"".join(frames)
+
+
+def _crc(data: bytes, bits: int, polynomial: int) -> int:
+    value = 0
+    for byte in data:
+        value ^= byte << bits - 8
+        for _ in range(8):
+            value = value << 1 ^ (polynomial if value >> bits - 1 & 1 else 0)
+        value &= (1 << bits) - 1
+    return value
 
 
 def picture(seed: int = 0, width: int = 28, height: int = 28) -> bytes:

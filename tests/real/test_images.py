@@ -1,4 +1,4 @@
-"""Images through libllama and libmtmd: nothing changes but the speed, and nothing is read twice."""
+"""Images and sounds through libllama and libmtmd: the same text, and nothing is read twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from tests.architectures import write_model
 from tests.drafters import aligned_eagle3, aligned_target
 from tests.heads import WIDTH, aligned, continuation
-from tests.images import Kind, picture, projector
+from tests.images import Kind, picture, projector, wav
 from tests.real.answers import Result, Setting, generate, open_setting
 from tests.real.pairs import prompt_of
 
@@ -41,7 +41,8 @@ def models(folder: Path, architecture: str, kind: Kind, draft: Path | None = Non
     if architecture == "qwen35":
         changes |= {"block_count": 4}
     target = write_model(folder / "target.gguf", architecture, changes=changes)
-    return Models(target, draft, is_demo=False, projector=projector(folder / "mm.gguf", kind, 64))
+    mmproj = projector(folder / "mm.gguf", kind, 64, hears=True)
+    return Models(target, draft, is_demo=False, projector=mmproj)
 
 
 def parts_of(scheduler: Scheduler, *images: bytes) -> list[list[tuple[int, ...] | MediaChunk]]:
@@ -78,13 +79,14 @@ def sampling(temperature: float, seed: int = 0) -> SamplingParams:
 
 
 def conversation(scheduler: Scheduler, temperature: float) -> list[Request]:
-    """Texts before and behind images, two that begin alike, and one with two images."""
+    """Texts before and behind images, two that begin alike, one with two and one with a sound."""
     one, two = picture(1), picture(2, 56, 40)
     prompts: list[tuple[Sequence[int] | bytes, ...]] = [
         (BYTES[:9], one, BYTES * 2),
         (BYTES[:9], one, BYTES[::-1]),
         (BYTES[:9], two, BYTES * 2),
         (one, BYTES[:5], two, BYTES + BYTES[:20]),
+        (BYTES[:9], wav(1), BYTES[:5], two, BYTES),
         (BYTES * 3,),
     ]
     return [

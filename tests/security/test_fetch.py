@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from headstart.server.images import fetch, public_address
+from headstart.server.media import fetch, public_address
 from headstart.types.errors import RequestError
 
 

@@ -18,7 +18,7 @@ from tests.images import TINY_GIF, TINY_JPEG, picture, png, projector
 from tests.server.server_process import Server
 
 from headstart.app import demo
-from headstart.server.images import as_png_or_jpeg
+from headstart.server.media_files import as_png_or_jpeg
 
 
 def saved(kind: str, mode: str = "RGB") -> bytes:
@@ -147,7 +147,7 @@ def test_files_are_read_from_the_folder_for_them_alone(client: httpx2.Client) ->
         ("https://example.org/a.png", "--image-urls"),
         ("data:text/html;base64,aGVsbG8=", "is no image"),
         ("malformed", "base64"),
-        ("data:image/png;base64,", "neither PNG"),
+        ("data:image/png;base64,", "neither an image"),
         (url_of(picture(1)[:40]), "damaged"),
         (url_of(png(1 << 14, 1 << 14, b"")), "at most 67108864"),
         (url_of(b"RIFF....WEBPVP8 " + bytes(30)), "WebP|damaged"),

@@ -151,7 +151,7 @@ def build_scheduler(
         system=f"{library.version()}; {library.system_info()}",
         embedding=embedding,
         why_no_text=target.why_no_text,
-        reads_images=target.media is not None,
+        modalities=target.media.modalities if target.media else (),
         adapters=target.adapters.describe() if target.adapters else (),
     )
     log.info("%s", _summary(info, models))

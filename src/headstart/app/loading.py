@@ -158,7 +158,7 @@ class Target:
     why_no_text: str = ""
     adapters: Adapters | None = None  # where there are some
     classes: WidthClasses | None = None  # where it is exact
-    media: Projector | None = None  # where it reads images
+    media: Projector | None = None  # where it reads images or sounds
 
 
 def only_embeds(config: Config, path: Path) -> bool:

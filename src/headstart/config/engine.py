@@ -328,8 +328,8 @@ class ImageConfig:
     """Images in prompts."""
 
     mmproj: str | None = option(
-        None, "GGUF file of a projector, which lets the model read images; of a model from the "
-        "hub, the one in its repository is used",
+        None, "GGUF file of a projector, which lets the model read images or sounds; of a model "
+        "from the hub, the one in its repository is used",
     )  # fmt: skip
     mmproj_auto: bool = option(True, "use the projector in the model's repository on the hub")
     mmproj_offload: bool = option(True, "compute the projector on the GPU")

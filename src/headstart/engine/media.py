@@ -1,6 +1,7 @@
-"""Images for a model that has a projector: libmtmd turns files into chunks and their embeddings.
+"""Images and sounds for a model that has a projector: libmtmd turns files into chunks and their
+embeddings.
 
-One thread does both, one image at a time, beside the decodes: libmtmd's context is its own, and
+One thread does both, one file at a time, beside the decodes: libmtmd's context is its own, and
 computes on the same devices. Chunks are kept by their content, so that an image that is sent with
 every turn of a conversation is encoded once.
 """
@@ -31,7 +32,7 @@ from headstart.types.request import ErrorEvent, error_event
 
 log = logging.getLogger(__name__)
 
-_TEXT = 0  # libmtmd's kind of a chunk that is no image
+_TEXT, _IMAGE = 0, 1  # libmtmd's kinds of a chunk; a sound is another
 _MARKER = b"<__media__>"
 _MOST_BYTES = 512 << 20  # of pixels and embeddings that no request uses
 _SAMPLES = (
@@ -84,7 +85,7 @@ class LlamaChunk:
     def encode(self, context: Any, width: int) -> NDArray[np.float32]:
         """Compute the embeddings; the pixels are not needed any more."""
         if api.mtmd_encode_chunk(context, self._pointer) != 0:
-            raise EngineError(f"an image could not be encoded: {library.take_errors()}")
+            raise EngineError(f"a file could not be encoded: {library.take_errors()}")
         size = self.num_cells * width
         found = np.ctypeslib.as_array(api.mtmd_get_output_embd(context), (size,)).copy()
         self._free()
@@ -127,8 +128,8 @@ class Projector:
         if not self._context:
             reason = library.take_errors() or "libmtmd gave no reason"
             raise ModelError(f"cannot load {path} as a projector of {model.path.name}: {reason}")
-        if not api.mtmd_support_vision(self._context):
-            raise ModelError(f"{path} is a projector of sound only, which is not supported")
+        support = {"image": api.mtmd_support_vision, "audio": api.mtmd_support_audio}
+        self.modalities = tuple(name for name, has in support.items() if has(self._context))
         self.width = int(api.llama_model_n_embd_inp(model.handle))
         self.is_mrope = bool(api.mtmd_decode_use_mrope(self._context))
         # what embeddings depend on besides the image, for keys of chunks, which files hold too
@@ -139,11 +140,13 @@ class Projector:
         ).encode()
         self.is_exact, self._most_whole = config.exact, most_rows
         self._model = model  # it is used for as long
-        self._thread = ThreadPoolExecutor(1, "headstart-images")
+        self._thread = ThreadPoolExecutor(1, "headstart-media")
         self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # the one used last is last
         self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # by file; likewise
         self._questions: dict[str, Future[tuple[tuple[MediaPart, ...], ...]]] = {}
-        for width, height in _SAMPLES:  # libllama aborts on a token that it does not have
+        for width, height in (
+            _SAMPLES if "image" in self.modalities else ()
+        ):  # libllama aborts on a token that it does not have
             for piece in self._pieces(api.mtmd_bitmap_init(width, height, None)):
                 if -1 in (_text_of(piece) or ()):
                     raise ModelError(
@@ -215,15 +218,15 @@ class Projector:
 
     def _read_all(self, question: MediaQuestion) -> tuple[tuple[MediaPart, ...], ...]:
         salt = blake2b(self._id + question.namespace.encode()).digest()
-        return tuple(self._read(image, salt) for image in question.images)
+        return tuple(self._read(file, salt) for file in question.files)
 
-    def _read(self, image: bytes, salt: bytes) -> tuple[MediaPart, ...]:
+    def _read(self, file: bytes, salt: bytes) -> tuple[MediaPart, ...]:
         """What one file becomes: as in a prompt that consists of it alone."""
-        key = blake2b(image, digest_size=16, key=salt).digest()
+        key = blake2b(file, digest_size=16, key=salt).digest()
         parts = self._parts.pop(key, ())
         keys = [part.key for part in parts if isinstance(part, MediaChunk)]
         if not keys or not all(one in self._chunks for one in keys):
-            pieces = enumerate(self._pieces(self._bitmap(image)))
+            pieces = enumerate(self._pieces(self._bitmap(file)))
             parts = tuple(self._part(piece, key + b"%d" % index) for index, piece in pieces)
         self._parts[key] = parts
         while len(self._parts) > 4096:
@@ -231,14 +234,14 @@ class Projector:
         return parts
 
     def _pieces(self, bitmap: Any) -> Iterator[Any]:
-        """libmtmd's chunks of an image, which is freed behind the last one."""
+        """libmtmd's chunks of a file, which is freed behind the last one."""
         chunks = api.mtmd_input_chunks_init()
         try:
             text = api.mtmd_input_text(_MARKER, len(_MARKER), False, True)
             bitmaps = (ctypes.c_void_p * 1)(bitmap)
             if api.mtmd_tokenize(self._context, chunks, ctypes.byref(text), bitmaps, 1) != 0:
                 raise InvalidParameterError(
-                    f"an image cannot be used with this model: {library.take_errors()}"
+                    f"a file cannot be used with this model: {library.take_errors()}"
                 )
             for index in range(api.mtmd_input_chunks_size(chunks)):
                 yield api.mtmd_input_chunks_get(chunks, index)
@@ -254,28 +257,26 @@ class Projector:
             chunk = LlamaChunk(self, api.mtmd_input_chunk_copy(one), is_causal)
             if chunk.is_whole and chunk.num_cells > self._most_whole:
                 raise InvalidParameterError(
-                    f"an image has {chunk.num_cells} tokens, which have to be decoded at once, but "
+                    f"a file has {chunk.num_cells} tokens, which have to be decoded at once, but "
                     f"a decode takes {self._most_whole}; start with a larger --ubatch-size"
                 )
             self._chunks[key] = chunk
         return MediaChunk(key, chunk.num_cells)
 
-    def _bitmap(self, image: bytes) -> Any:
-        """The pixels of a file, whose size and kind were looked at before."""
-        data = (ctypes.c_uint8 * len(image)).from_buffer_copy(image)
+    def _bitmap(self, file: bytes) -> Any:
+        """The pixels or samples of a file, whose size and kind were looked at before."""
+        data = (ctypes.c_uint8 * len(file)).from_buffer_copy(file)
         options = api.mtmd_helper_init_opt_default()
-        found = api.mtmd_helper_bitmap_init_from_buf(
-            self._context, data, len(image), False, options
-        )
+        found = api.mtmd_helper_bitmap_init_from_buf(self._context, data, len(file), False, options)
         if not found.bitmap or found.video_ctx:
             raise InvalidParameterError(
-                "an image cannot be read: its file is damaged; send it as PNG or JPEG"
+                "a file is damaged; send it in another format, as PNG or WAV"
             )
         return found.bitmap
 
 
 def _text_of(piece: Any) -> tuple[int, ...] | None:
-    """The tokens of a piece of text; None of an image."""
+    """The tokens of a piece of text; None of another."""
     if api.mtmd_input_chunk_get_type(piece) != _TEXT:
         return None
     size = ctypes.c_uint64()
@@ -285,6 +286,8 @@ def _text_of(piece: Any) -> tuple[int, ...] | None:
 
 def _positions(pointer: Any, num_cells: int) -> NDArray[np.int32]:
     """Of the cells of a chunk, from 0, shape (4, num_cells)."""
+    if api.mtmd_input_chunk_get_type(pointer) != _IMAGE:
+        return np.tile(np.arange(num_cells, dtype=np.int32), (4, 1))
     tokens = api.mtmd_input_chunk_get_tokens_image(pointer)
     found = [api.mtmd_image_tokens_get_decoder_pos(tokens, 0, i) for i in range(num_cells)]
     return np.array([[p.t, p.y, p.x, p.z] for p in found], np.int32).T.copy()

@@ -204,6 +204,7 @@ void mtmd_input_chunks_free(void*)
 void* mtmd_input_chunks_get(void*, uint64)
 void* mtmd_input_chunks_init()
 uint64 mtmd_input_chunks_size(void*)
+bool mtmd_support_audio(void*)
 bool mtmd_support_vision(void*)
 int32 mtmd_tokenize(void*, void*, mtmd_input_text*, void*, uint64)
 """  # noqa: E501

@@ -19,7 +19,7 @@ from headstart.server.body import Body, read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
 from headstart.server.errors import wrong_value
 from headstart.server.event_stream import single_event
-from headstart.server.images import Images, read_images, take_images
+from headstart.server.media import Media, read_media, take_media
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
 from headstart.server.routing import Routes
@@ -89,12 +89,12 @@ async def answer_chat(
 ) -> Response:
     """Answer a chat body in the form of `dialect`; the call's id begins with `prefix`."""
     call = new_call(http, prefix, stop=service_of(http).served.template.stop)
-    body, images = await _with_images(http, body)
+    body, media = await _with_media(http, body)
 
     def prepare() -> Dialect:
         size = call.info.context_size
         chat = render_messages(body, call.model)
-        prompts = [read_chat(chat, call.model, size, images)]
+        prompts = [read_chat(chat, call.model, size, media)]
         choices = make_choices(body, prompts, call)
         prepare_reading(body, call.model, chat, choices)
         return dialect(call, body, choices)
@@ -105,22 +105,22 @@ async def answer_chat(
 async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:
     """Number of tokens of the prompt that a chat body becomes."""
     service = service_of(http)
-    body, images = await _with_images(http, body)
+    body, media = await _with_media(http, body)
 
     def count() -> int:
         model, size = service.served, service.info.context_size
-        return len(read_chat(render_messages(body, model), model, size, images).tokens)
+        return len(read_chat(render_messages(body, model), model, size, media).tokens)
 
     run = service.text_threads.run(count, http.scope["headstart.namespace"])
     return await unless_left(http.receive, run)
 
 
-async def _with_images(http: HttpRequest, body: ChatBody) -> tuple[ChatBody, Images]:
-    """The body with markers in the place of images, and what these become."""
-    messages, urls = take_images(body.messages)
+async def _with_media(http: HttpRequest, body: ChatBody) -> tuple[ChatBody, Media]:
+    """The body with markers in the place of images and sounds, and what these become."""
+    messages, urls = take_media(body.messages)
     if not urls:
         return body, ()
-    return body.model_copy(update={"messages": messages}), await read_images(http, urls)
+    return body.model_copy(update={"messages": messages}), await read_media(http, urls)
 
 
 class ChatDialect(OpenAIDialect):

@@ -11,8 +11,8 @@ from headstart.server.answer import answer_prompts, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, OpenAIDialect, Piece
 from headstart.server.errors import not_supported
-from headstart.server.images import prompt_images, read_images
 from headstart.server.infill import fill_in
+from headstart.server.media import prompt_media, read_media
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.results import legacy_logprobs
 from headstart.server.routing import Routes
@@ -31,17 +31,19 @@ async def completions(http: HttpRequest) -> Response:
     """Continue one prompt or several."""
     body = await read_body(http, CompletionBody)
     call = new_call(http, "cmpl-")
-    images = await read_images(http, prompt_images(body.prompt))
+    media = await read_media(http, prompt_media(body.prompt))
 
     def read() -> list[Prompt]:
-        if images and (body.echo or body.suffix):
-            raise not_supported("images with echo or a suffix are not supported; leave out one")
+        if media and (body.echo or body.suffix):
+            raise not_supported(
+                "images and sounds with echo or a suffix are not supported; leave out one"
+            )
         if body.echo and body.post_sampling_probs:
             raise not_supported(
                 "echo with post_sampling_probs is not supported: nothing of the prompt was sampled"
             )
         vocab, info = call.model.vocab, call.info
-        prompts = read_prompts(body.prompt, vocab, info.context_size, images)
+        prompts = read_prompts(body.prompt, vocab, info.context_size, media)
         if not body.suffix:
             return prompts
         return [fill_in((prompt.text, body.suffix), vocab, info) for prompt in prompts]

@@ -34,7 +34,7 @@ ANSWERS = (
     (
         400,
         "not_supported_error",
-        "a field asks for something not built in, or images of a model that reads none",
+        "a field asks for something not built in, or images or sounds of a model that reads none",
     ),
     (401, "authentication_error", "no API key, or a wrong one"),
     (

@@ -11,8 +11,8 @@ from starlette.responses import Response
 from headstart.server.answer import answer_prompts, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, Piece, SingleDialect
-from headstart.server.images import prompt_images, read_images
 from headstart.server.limits import MAX_NAMES, check_length
+from headstart.server.media import prompt_media, read_media
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.routing import Routes
@@ -32,10 +32,10 @@ async def completion(http: HttpRequest) -> Response:
     """Continue one prompt or several."""
     body = await read_body(http, NativeBody)
     call = new_call(http, "cmpl-")
-    images = await read_images(http, prompt_images(body.prompt))
+    media = await read_media(http, prompt_media(body.prompt))
 
     def read() -> list[Prompt]:
-        return read_prompts(body.prompt, call.model.vocab, call.info.context_size, images)
+        return read_prompts(body.prompt, call.model.vocab, call.info.context_size, media)
 
     return await answer_prompts(http, call, body, read, NativeDialect)
 

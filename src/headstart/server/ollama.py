@@ -253,7 +253,7 @@ def _capabilities(service: Service) -> list[str]:
             ("completion", not info.why_no_text),
             ("tools", found.calls is not None and not info.why_no_text),
             ("thinking", found.thinking is not None and not info.why_no_text),
-            ("vision", info.reads_images),
+            ("vision", "image" in info.modalities),
             ("insert", None not in (fim.prefix, fim.suffix, fim.middle)),
             ("embedding", info.embedding is not None),
         )

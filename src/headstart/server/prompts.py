@@ -8,8 +8,8 @@ from typing import Any
 
 from headstart.server.conversation import RenderedChat, render_chat
 from headstart.server.errors import shorten
-from headstart.server.images import MARKER, Images, place, prompt_images
 from headstart.server.limits import MAX_PROMPTS, check_length, is_id
+from headstart.server.media import MARKER, Media, place, prompt_media
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
 from headstart.structures.interruption import time_limit
@@ -28,15 +28,15 @@ class Prompt:
     tokens: Sequence[int]
     text: str
     echo: str
-    media: tuple[tuple[int, MediaChunk], ...] = ()  # images, and where each begins
+    media: tuple[tuple[int, MediaChunk], ...] = ()  # of images and sounds, and where each begins
 
 
-def read_prompts(prompt: Any, vocab: Vocab, context_size: int, images: Images = ()) -> list[Prompt]:
+def read_prompts(prompt: Any, vocab: Vocab, context_size: int, media: Media = ()) -> list[Prompt]:
     """Read one prompt or a list of prompts; a list with a token id is one prompt.
 
-    `images`: what those of all prompts become, in their order (see `prompt_images`).
+    `media`: what the files of all prompts become, in their order (see `prompt_media`).
     """
-    left = iter(images)
+    left = iter(media)
     if isinstance(prompt, list) and not any(is_id(part) for part in prompt):
         if not prompt:
             raise RequestError("prompt is an empty list; give at least one text or token id")
@@ -50,10 +50,10 @@ def read_prompts(prompt: Any, vocab: Vocab, context_size: int, images: Images = 
 
 
 def _read_prompt(
-    prompt: Any, vocab: Vocab, context_size: int, images: Iterator[tuple[MediaPart, ...]]
+    prompt: Any, vocab: Vocab, context_size: int, media: Iterator[tuple[MediaPart, ...]]
 ) -> Prompt:
     if isinstance(prompt, dict):
-        own = [next(images) for _ in prompt_images(prompt)]
+        own = [next(media) for _ in prompt_media(prompt)]
         prompt = prompt.get("prompt_string", prompt)
         if own and isinstance(prompt, str):
             return tokenize_around(prompt, own, vocab, context_size)
@@ -97,27 +97,27 @@ def tokenize_mixed(
     return tokens
 
 
-def tokenize_around(text: str, images: Images, vocab: Vocab, limit: int) -> Prompt:
-    """A prompt whose text has a marker for each image.
+def tokenize_around(text: str, media: Media, vocab: Vocab, limit: int) -> Prompt:
+    """A prompt whose text has a marker for each file.
 
     Raises:
         ContextLengthError: there are more than `limit` tokens.
-        RequestError: there are more markers than images, or fewer.
+        RequestError: there are more markers than files, or fewer.
     """
     pieces = text.split(MARKER)
-    if len(pieces) != len(images) + 1:
+    if len(pieces) != len(media) + 1:
         raise RequestError(
-            f"the prompt has {len(pieces) - 1} places for images (the media_marker of /props) but "
-            f"{len(images)} images"
+            f"the prompt has {len(pieces) - 1} places for files (the media_marker of /props) but "
+            f"{len(media)} files"
         )
     texts = [
         vocab.tokenize(piece, add_special=index == 0, parse_special=True)
         for index, piece in enumerate(pieces)
     ]
-    tokens, media = place(texts, images)
+    tokens, chunks = place(texts, media)
     if len(tokens) > limit:
         raise ContextLengthError(len(tokens), limit)
-    return Prompt(tokens, text, text, media)
+    return Prompt(tokens, text, text, chunks)
 
 
 def check_token(token: int, vocab: Vocab, field: str) -> int:
@@ -135,11 +135,11 @@ def tokens_text(tokens: Sequence[int], vocab: Vocab) -> str:
 
 
 def read_chat(
-    chat: RenderedChat, model: ServedModel, context_size: int, images: Images = ()
+    chat: RenderedChat, model: ServedModel, context_size: int, media: Media = ()
 ) -> Prompt:
     """Tokenize rendered messages."""
-    if images:
-        prompt = tokenize_around(chat.text, images, model.vocab, context_size)
+    if media:
+        prompt = tokenize_around(chat.text, media, model.vocab, context_size)
         return replace(prompt, echo=chat.content)
     tokens = tokenize_mixed(
         chat.text, model.vocab, field="messages", limit=context_size, add_special=True

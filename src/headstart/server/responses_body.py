@@ -155,7 +155,9 @@ def _assistant(messages: list[Message]) -> Message:
 def _texts(content: Any, where: str) -> Iterable[str]:
     for part in _parts(content, where):
         if part["type"] != "text":
-            raise not_supported(f"{where} has an image, which only users and tools may send")
+            raise not_supported(
+                f"{where} has an image or a sound, which only users and tools may send"
+            )
         yield part["text"]
 
 
@@ -171,6 +173,8 @@ def _parts(content: Any, where: str) -> Iterable[dict[str, Any]]:
             yield {"type": "text", "text": str(part.get("refusal", ""))}
         elif kind == "input_image":
             yield {"type": "image_url", "image_url": {"url": _text(part, "image_url", where)}}
+        elif kind == "input_audio":
+            yield part
         elif kind not in ("input_text", "output_text", "text"):
             raise not_supported(
                 f"{where} has a part of type {shorten(kind)}, which is not supported"

@@ -17,7 +17,7 @@ from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.body import Body, read_body
 from headstart.server.errors import ApiError, wrong_value
 from headstart.server.event_stream import single_event
-from headstart.server.images import MARKER
+from headstart.server.media import MARKER
 from headstart.server.model import Service, service_of
 from headstart.server.native_answer import generation_settings
 from headstart.server.results import draft_counts
@@ -47,7 +47,7 @@ async def models(http: HttpRequest) -> dict[str, Any]:
     """List the one model."""
     service = service_of(http)
     alias = service.served.alias
-    can = ["completion", *["multimodal"] * service.info.reads_images]
+    can = ["completion", *["multimodal"] * bool(service.info.modalities)]
     ollama = {"name": alias, "model": alias, "type": "model", "capabilities": can}
     details = {"format": "gguf", "family": service.info.target.architecture}
     return {"object": "list", "data": [_model(service)], "models": [ollama | {"details": details}]}
@@ -82,7 +82,11 @@ async def props(http: HttpRequest) -> dict[str, Any]:
         "model_alias": served.alias,
         "model_path": info.target.path,
         "model_ftype": info.target.file_type,
-        "modalities": {"vision": info.reads_images, "video": False, "audio": False},
+        "modalities": {
+            "vision": "image" in info.modalities,
+            "video": False,
+            "audio": "audio" in info.modalities,
+        },
         "media_marker": MARKER,
         "ui": config.page,
         "ui_settings": {},
@@ -241,7 +245,7 @@ def _model(service: Service) -> dict[str, Any]:
         "created": int(service.started_at),
         "owned_by": "headstart",
         "architecture": {
-            "input_modalities": ["text", *["image"] * service.info.reads_images],
+            "input_modalities": ["text", *service.info.modalities],
             "output_modalities": ["text"],
         },
         "meta": {

@@ -10,8 +10,8 @@ from starlette.responses import Response
 
 from headstart.server.body import read_body
 from headstart.server.errors import wrong_value
-from headstart.server.images import take_images
 from headstart.server.limits import check_length, is_id
+from headstart.server.media import take_media
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import (
     check_token,
@@ -75,7 +75,7 @@ async def apply_template(http: HttpRequest) -> Response:
     body = await read_body(http, ChatBody)
     service = service_of(http)
 
-    messages, _ = take_images(body.messages)
+    messages, _ = take_media(body.messages)
 
     def run() -> dict[str, Any]:
         chat = render_messages(body.model_copy(update={"messages": messages}), service.served)

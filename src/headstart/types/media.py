@@ -1,6 +1,6 @@
-"""Images in a prompt: chunks of cells with ids below zero.
+"""Images and sounds in a prompt: chunks of cells with ids below zero.
 
-A prompt stays a list of ints. A cell of an image has an id that follows from the image's content
+A prompt stays a list of ints. A cell of an image has an id that follows from the file's content
 and from its place in the chunk, so that whatever compares, keeps, shares or counts prompts works
 as it does with text. One bit says where a chunk begins: a chunk is known as a whole or not at all.
 """
@@ -23,7 +23,7 @@ PLACEHOLDER = 0  # stands for a cell where only tokens can be: in speculators' t
 
 @dataclass(frozen=True, slots=True)
 class MediaChunk:
-    """Cells that belong together: an image, or a tile of one."""
+    """Cells that belong together: an image, a tile of one, or 30 seconds of sound."""
 
     key: bytes  # hash of all that its embeddings depend on
     num_cells: int
@@ -40,15 +40,15 @@ class MediaChunk:
 
 
 MediaPart = tuple[int, ...] | MediaChunk
-"""What an image becomes in a prompt: chunks, and tokens around and between them."""
+"""What a file becomes in a prompt: chunks, and tokens around and between them."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaQuestion:
-    """What images become in a prompt; answered by a `MediaEvent`."""
+    """What files become in a prompt; answered by a `MediaEvent`."""
 
     request_id: str
-    images: tuple[bytes, ...]  # files
+    files: tuple[bytes, ...]
     namespace: str = ""  # of who asks: only its own requests find the chunks
 
 
@@ -57,7 +57,7 @@ class MediaEvent:
     """The only event of a media question."""
 
     request_id: str
-    parts: tuple[tuple[MediaPart, ...], ...]  # of each image
+    parts: tuple[tuple[MediaPart, ...], ...]  # of each file
 
 
 class LoadedChunk(Protocol):
@@ -74,7 +74,7 @@ class LoadedChunk(Protocol):
 
 
 class MediaStore(Protocol):
-    """Chunks of images that requests may name."""
+    """Chunks that requests may name."""
 
     def find(self, chunk: MediaChunk) -> LoadedChunk | None:
         """The chunk, unless so many came after it that it was forgotten."""

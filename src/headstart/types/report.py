@@ -79,7 +79,7 @@ class WorkerInfo:
     max_requests: int | None = None  # that run or wait; None: without limit
     embedding: EmbeddingInfo | None = None  # None: it does not embed
     why_no_text: str = ""  # of a model that only embeds
-    reads_images: bool = False
+    modalities: tuple[str, ...] = ()  # besides text: "image", "audio"
     # of LoRA: path, scale at the start, ...; JSON-ready
     adapters: tuple[Mapping[str, Any], ...] = ()
 

@@ -1,0 +1,176 @@
+"""Files of images and sound, made safe for libmtmd, whose decoders are C and have no limits.
+
+Of a small PNG libmtmd would unpack gigabytes, and it ends the process where the head of a sound
+file promises more than there is memory for.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from io import BytesIO
+
+import numpy as np
+
+from headstart.types.errors import RequestError
+
+MOST_BYTES = 20 << 20  # of a file
+MOST_PIXELS = 64 << 20  # 200 MB when they are decoded
+LEAST_SECONDS, MOST_SECONDS = 0.1, 600.0  # of a sound; some projectors take it all at once
+RATES = range(4_000, 400_000)  # samples a second
+# bits of a sample, of what WAV files hold
+_WAV_BITS = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
+_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
+# of MP3, for MPEG 1, then for MPEG 2 and 2.5
+_KBITS = ((0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
+          (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0))  # fmt: skip
+_MP3_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
+
+
+def safe_file(data: bytes) -> tuple[str, bytes]:
+    """What kind of file it is, "image" or "audio", and the file as libmtmd may have it.
+
+    Raises:
+        RequestError: it cannot be read, or is too large.
+    """
+    if len(data) > MOST_BYTES:
+        raise RequestError(
+            f"a file has {len(data)} bytes but at most {MOST_BYTES} are taken; send a smaller one"
+        )
+    is_wav = data[:4] == b"RIFF" and data[8:12] == b"WAVE"
+    is_mp3 = data[:1] == b"\xff" and data[1:2] >= b"\xe0"
+    if not (is_wav or is_mp3 or data[:4] == b"fLaC" or data[:3] == b"ID3"):
+        return "image", as_png_or_jpeg(data)
+    try:
+        return "audio", as_safe_sound(data)
+    except (IndexError, KeyError, struct.error) as error:
+        raise RequestError(
+            "a sound cannot be read: its file is damaged; send it as WAV, MP3 or FLAC"
+        ) from error
+
+
+def as_png_or_jpeg(data: bytes) -> bytes:
+    """JPEG as it is, other kinds of images decoded and as PNG.
+
+    Raises:
+        RequestError: it cannot be read, or is too large.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    Image.MAX_IMAGE_PIXELS = None  # Pillow would only warn of images that are refused here
+    try:
+        with Image.open(BytesIO(data), formats=("PNG", "JPEG", "GIF", "WEBP")) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise RequestError(
+                    f"an image has {image.width} x {image.height} pixels but at most {MOST_PIXELS} "
+                    "are taken; send a smaller one"
+                )
+            if image.format == "JPEG" and data.count(b"\xff\xda") <= 100:  # each scan is a pass
+                return data
+            shown: Image.Image = image
+            if image.mode.startswith("I"):  # 16 bits
+                shown = image.point(lambda value: value / 256).convert("L")
+            png = BytesIO()
+            (shown if shown.mode == "RGB" else shown.convert("RGB")).save(
+                png, "PNG", compress_level=1
+            )
+            return png.getvalue()
+    except UnidentifiedImageError:
+        raise RequestError(
+            "a file is neither an image (PNG, JPEG, GIF, WebP) nor a sound (WAV, MP3, FLAC), or is "
+            "damaged; send it as one of these"
+        ) from None
+    except RequestError:
+        raise
+    except Exception as error:  # Pillow has no class for what damaged files make its readers raise
+        raise RequestError(
+            "an image cannot be read: its file is damaged; send it as PNG or JPEG"
+        ) from error
+
+
+def as_safe_sound(data: bytes) -> bytes:
+    """A sound whose length is what its head says, and bounded.
+
+    Raises:
+        RequestError: it is too short, too long, or no sound that is read.
+        IndexError, KeyError, struct.error: it is damaged.
+    """
+    while data[:3] == b"ID3":
+        size = data[6] << 21 | data[7] << 14 | data[8] << 7 | data[9]
+        data = data[10 + size + (10 if data[5] & 0x10 else 0) :]
+    if data[:4] == b"RIFF":
+        return _wav(data)
+    if data[:4] == b"fLaC":
+        _check_flac(data)
+        return data
+    return _mp3(data)
+
+
+def _check_length(num_samples: int, rate: int) -> None:
+    if rate not in RATES:
+        raise RequestError(
+            f"a sound has {rate} samples a second but must have {RATES.start} to {RATES.stop - 1}"
+        )
+    if not LEAST_SECONDS <= (seconds := num_samples / rate) <= MOST_SECONDS:
+        raise RequestError(
+            f"a sound takes {seconds:.1f} seconds but must take {LEAST_SECONDS} to "
+            f"{MOST_SECONDS:g}; send another part of it"
+        )
+
+
+def _wav(data: bytes) -> bytes:
+    """The samples behind a head of our own."""
+    chunks, at = dict[bytes, bytes](), 12
+    while at + 8 <= len(data) and b"data" not in chunks:
+        size = int.from_bytes(data[at + 4 : at + 8], "little")
+        chunks.setdefault(data[at : at + 4], data[at + 8 : at + 8 + size])
+        at += 8 + size + size % 2
+    head, samples = chunks[b"fmt "], chunks[b"data"]
+    tag, channels, rate, _, _, bits = struct.unpack("<HHIIHH", head[:16])
+    if tag == _EXTENSIBLE:
+        tag = int.from_bytes(head[24:26], "little")
+    if bits not in _WAV_BITS.get(tag, ()) or not 1 <= channels <= 8:
+        raise RequestError(
+            f"a WAV file has samples of kind {tag} with {bits} bits in {channels} channels, which "
+            "is not read; send 16 bits as PCM"
+        )
+    frame = channels * bits // 8
+    samples = samples[: len(samples) // frame * frame]
+    _check_length(len(samples) // frame, rate)
+    if tag == _FLOAT:  # no number that is none may reach the model
+        values = np.frombuffer(samples, f"<f{bits // 8}")
+        samples = np.clip(np.nan_to_num(values), -1e3, 1e3).astype(values.dtype).tobytes()
+    return struct.pack(
+        "<4sI8sIHHIIHH4sI", b"RIFF", 36 + len(samples), b"WAVEfmt ", 16, tag, channels, rate,
+        rate * frame, frame, bits, b"data", len(samples),
+    ) + samples  # fmt: skip
+
+
+def _check_flac(data: bytes) -> None:
+    is_first, size = data[4] & 0x7F == 0, int.from_bytes(data[5:8])
+    if not is_first or size != 34 or len(data) < 42:
+        raise IndexError
+    facts = int.from_bytes(data[18:26])
+    _check_length(facts & ((1 << 36) - 1), facts >> 44)
+
+
+def _mp3(data: bytes) -> bytes:
+    """The frames that follow each other from the begin."""
+    at = num_frames = 0
+    first = data[1] & 0xFE, data[2] & 0x0C  # version and layer; rate
+    version, rate = data[1] >> 3 & 3, _MP3_RATES[data[1] >> 3 & 3][data[2] >> 2 & 3]
+    samples, kbits = (1152, _KBITS[0]) if version == 3 else (576, _KBITS[1])
+    while at + 4 <= len(data) and data[at] == 0xFF:
+        if (data[at + 1] & 0xFE, data[at + 2] & 0x0C) != first or first[0] & 6 != 2:
+            break
+        size = samples * 125 * kbits[data[at + 2] >> 4] // rate + (data[at + 2] >> 1 & 1)
+        if size < 24 or at + size > len(data):
+            break
+        at, num_frames = at + size, num_frames + 1
+    _check_length(num_frames * samples, rate)
+
+    def disarm(tag: re.Match[bytes]) -> bytes:
+        return tag[0] if int.from_bytes(tag[1]) <= num_frames else b"\0" * 4
+
+    # a tag in the first frame says how many there are, and is believed
+    return re.sub(rb"(?:Xing|Info)(?=....(....))", disarm, data[:at], flags=re.DOTALL)

@@ -1,0 +1,219 @@
+"""Sounds in prompts over HTTP, and what their files may be."""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import httpx2
+import numpy as np
+import openai
+import pytest
+from tests.images import SOUND_CELLS, flac, mp3, picture, projector, wav
+from tests.server.server_process import Server
+
+from headstart.app import demo
+from headstart.server.media_files import safe_file
+from headstart.types.errors import RequestError
+
+
+def wav_of(
+    values: Any, tag: int = 1, channels: int = 1, rate: int = 16000, bits: int | None = None
+) -> bytes:
+    """A WAV file with another chunk before its samples."""
+    data, bits = values.tobytes(), bits or 8 * values.itemsize
+    frame = channels * bits // 8
+    fmt = struct.pack("<HHIIHH", tag, channels, rate, rate * frame, frame, bits)
+    if tag == 0xFFFE:
+        fmt += struct.pack("<HHIH14x", 22, bits, 0, 1)
+    chunks = b"".join(
+        name + struct.pack("<I", len(part)) + part + bytes(len(part) % 2)
+        for name, part in ((b"LIST", b"odd"), (b"fmt ", fmt), (b"data", data))
+    )
+    return b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WAVE" + chunks
+
+
+TONE = np.sin(np.arange(16000) / 9)
+SOUNDS = {
+    "wav": wav(1),
+    "wav of 8 bits": wav_of((TONE * 99 + 128).astype(np.uint8)),
+    "wav of 24 bits": wav_of(np.zeros(48000, np.uint8), bits=24),
+    "wav of 32 bits": wav_of((TONE * 2**30).astype(np.int32)),
+    "wav of floats": wav_of(TONE.astype(np.float32), 3),
+    "wav of doubles": wav_of(TONE, 3),
+    "extensible wav": wav_of((TONE * 999).astype(np.int16), 0xFFFE),
+    "stereo wav": wav_of((TONE * 999).astype(np.int16), channels=2, rate=44100),
+    "mu-law wav": wav_of(np.arange(16000).astype(np.uint8), 7),
+    "wav with no numbers": wav_of(np.full(16000, np.nan, np.float32), 3),
+    "wav with infinity": wav_of(np.where(TONE > 0, np.inf, -3e38).astype(np.float32), 3),
+    "mp3": mp3(40),
+    "mp3 with a tag": b"ID3\4\0\0\0\0\1\0" + bytes(128) + mp3(40) + b"TAG" + bytes(125),
+    "flac": flac(16000),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("sounds")
+    mmproj = projector(folder / "mmproj.gguf", "janus_pro", 256, hears=True)
+    arguments = ("--mmproj", str(mmproj), "-m", str(demo.path(demo.TARGET)), "-t", "1")
+    with Server([*arguments, "-c", "2048"], folder / "cache") as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[httpx2.Client]:
+    with server.client() as found:
+        yield found
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def body(sound: bytes, **fields: Any) -> dict[str, Any]:
+    part = {"type": "input_audio", "input_audio": {"data": encoded(sound), "format": "wav"}}
+    messages = [{"role": "user", "content": [{"type": "text", "text": "What is said:"}, part]}]
+    return {"messages": messages, "max_tokens": 4, "temperature": 0, **fields}
+
+
+def count(client: httpx2.Client, sound: bytes) -> httpx2.Response:
+    return client.post("/v1/chat/completions/input_tokens", json=body(sound))
+
+
+def test_the_openai_client_asks_about_a_sound_and_asks_again(server: Server) -> None:
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="x") as sdk:
+        asked = body(wav(5))
+        first = sdk.chat.completions.create(model="m", **asked)
+        answer = {"role": "assistant", "content": first.choices[0].message.content}
+        more = [*asked["messages"], answer, {"role": "user", "content": "Who said it?"}]
+        second = sdk.chat.completions.create(model="m", **(asked | {"messages": more}))
+    assert first.usage is not None
+    assert first.usage.prompt_tokens > SOUND_CELLS
+    assert second.usage is not None
+    assert second.usage.prompt_tokens_details is not None
+    assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= first.usage.prompt_tokens
+
+
+def test_every_api_gives_the_same_tokens_for_the_same_sound(client: httpx2.Client) -> None:
+    sound, image = wav(7), encoded(picture(1))
+    chat = client.post("/v1/chat/completions", json=body(sound)).json()
+    part = body(sound)["messages"][0]["content"][1]
+    parts = [{"type": "input_text", "text": "What is said:"}, part]
+    responses = client.post(
+        "/v1/responses",
+        json={"input": [{"role": "user", "content": parts}], "max_output_tokens": 4},
+    )
+    assert responses.json()["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    marker = client.get("/props").json()["media_marker"]
+    found = []
+    for files in ([encoded(sound)], [encoded(sound), image]):
+        prompt = {"prompt_string": marker * len(files) + " hi", "multimodal_data": files}
+        answer = client.post("/completion", json={"prompt": prompt, "n_predict": 2})
+        found.append(answer.json()["tokens_evaluated"])
+    assert found[1] == found[0] + 16  # an image has 16 cells
+
+
+def test_a_model_says_that_it_hears(client: httpx2.Client) -> None:
+    modalities = client.get("/props").json()["modalities"]
+    assert modalities == {"vision": True, "audio": True, "video": False}
+    models = client.get("/v1/models").json()
+    assert models["models"][0]["capabilities"] == ["completion", "multimodal"]
+    assert models["data"][0]["architecture"]["input_modalities"] == ["text", "image", "audio"]
+
+
+@pytest.mark.parametrize("kind", SOUNDS)
+def test_kinds_of_sounds_are_read(client: httpx2.Client, kind: str) -> None:
+    answer = client.post("/v1/chat/completions", json=body(SOUNDS[kind]))
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["prompt_tokens"] > SOUND_CELLS
+
+
+def test_a_sound_of_minutes_has_a_chunk_for_each_half(client: httpx2.Client) -> None:
+    one, three = (count(client, wav(1, seconds)).json()["input_tokens"] for seconds in (29, 80))
+    assert three == one + 2 * SOUND_CELLS
+
+
+@pytest.mark.parametrize(
+    ("sound", "says"),
+    [
+        (b"", "neither an image"),
+        (wav(1)[:30], "damaged"),
+        (wav(1, 0.05), "0.1 to 600"),
+        (wav_of(np.zeros(610 * 4000, np.uint8), rate=4000), "0.1 to 600"),
+        (wav_of(TONE, 3, rate=100), "samples a second"),
+        (wav_of(TONE.astype(np.int16), 2), "kind 2"),
+        (wav_of(TONE.astype(np.int16), channels=9), "9 channels"),
+        (flac(16000, promised=(1 << 36) - 1), "0.1 to 600"),
+        (flac(16000, promised=0), "0.1 to 600"),
+        (flac(16000)[:40], "damaged"),
+        (flac(16000)[:44], "damaged"),
+        (b"ID3\4\0\0\x7f\x7f\x7f\x7f" + mp3(40), "damaged"),
+        (mp3(40).replace(b"\xff\xfb", b"\xff\xeb"), "damaged"),
+        (mp3(2), "0.1 to 600"),
+        (mp3(26000), "0.1 to 600"),
+    ],
+)
+def test_what_is_no_sound_is_a_clear_error(
+    server: Server, client: httpx2.Client, sound: bytes, says: str
+) -> None:
+    before = server.engine_pid()
+    answer = count(client, sound)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+    assert server.engine_pid() == before
+
+
+def test_no_tag_of_an_mp3_may_promise_more_than_there_is(client: httpx2.Client) -> None:
+    """libmtmd takes memory for as many frames as the tag says."""
+    honest = b"Xing\0\0\0\1" + (40).to_bytes(4)
+    assert honest in safe_file(mp3(40, honest))[1]
+    for tag in (b"Xing", b"Info", b"InfoXing"):
+        lying = tag + b"\0\0\0\1" + (1 << 31).to_bytes(4)
+        kind, safe = safe_file(mp3(40, lying))
+        assert kind == "audio"
+        assert lying[len(tag) - 4 :] not in safe
+        assert count(client, mp3(40, lying)).status_code == 200
+
+
+def test_damaged_sounds_end_neither_the_engine_nor_other_requests(
+    server: Server, client: httpx2.Client
+) -> None:
+    random, before = np.random.default_rng(0), server.engine_pid()
+    files = [wav(1, 0.3), mp3(12, b"Info\0\0\0\1\0\0\0\x0c"), flac(9000), SOUNDS["wav of floats"]]
+    statuses = set[int]()
+    for _ in range(100):
+        sound = np.frombuffer(files[random.integers(4)], np.uint8).copy()
+        at = random.integers(0, min(len(sound), 600), random.integers(1, 6))
+        sound[at] = random.integers(0, 256, len(at))
+        data = sound.tobytes()[: random.integers(1, 2 * len(sound))]
+        statuses.add(count(client, data).status_code)
+    assert statuses == {200, 400}
+    assert server.engine_pid() == before
+
+
+def test_models_that_read_no_sounds_or_no_images_say_so(tmp_path: Any) -> None:
+    model = ("-m", str(demo.path(demo.TARGET)), "-t", "1")
+    url = {"type": "image_url", "image_url": {"url": encoded(picture(1))}}
+    image = {"messages": [{"role": "user", "content": [url]}]}
+    for kind, given, says in (
+        ("ultravox", image, "image input is not supported"),
+        (None, body(wav(1)), "audio input is not supported"),
+    ):
+        mmproj = projector(tmp_path / "mm.gguf", kind, 256) if kind else None  # type: ignore[arg-type]
+        flags = ["--mmproj", str(mmproj)] if mmproj else []
+        with Server([*model, *flags], tmp_path / "cache") as server, server.client() as client:
+            answer = client.post("/v1/chat/completions", json=given)
+            assert answer.status_code == 400
+            assert says in answer.json()["error"]["message"]
+            if kind == "ultravox":
+                assert count(client, wav(1)).status_code == 200
+
+
+def test_every_kind_of_sound_is_looked_at_before_it_goes_on() -> None:
+    for data in SOUNDS.values():
+        assert safe_file(data)[0] == "audio"
+    with pytest.raises(RequestError, match="at most 20971520"):
+        safe_file(bytes(21 << 20))
