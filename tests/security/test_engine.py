@@ -13,11 +13,21 @@ from dataclasses import replace
 
 import httpx2
 import pytest
-from tests.harness import Model, make_requests, make_scheduler, renamed, run
+from tests.harness import (
+    Model,
+    ReadingFilters,
+    check,
+    collect,
+    make_requests,
+    make_scheduler,
+    renamed,
+    run,
+)
 from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
 from tests.server.server_process import Server
 from tests.server.serving import serving
 
+from headstart.sampling.sampler import PIECE
 from headstart.server import event_stream
 from headstart.testing import FakeEngine
 from headstart.types.errors import (
@@ -28,6 +38,7 @@ from headstart.types.errors import (
     WorkerDeadError,
 )
 from headstart.types.request import FinishEvent, Request, RequestStats
+from headstart.types.sampling_params import SamplingParams
 from headstart.worker import client as client_module
 from headstart.worker.client import WorkerClient
 from headstart.worker.loop import run_loop
@@ -294,6 +305,33 @@ def test_a_decode_that_failed_once_does_not():
         while scheduler.has_work:
             scheduler.step()
     assert scheduler.num_failed_decodes == 0
+
+
+def test_penalties_read_a_long_prompt_in_pieces_beside_other_requests(monkeypatch):
+    engine = Model(order=4, context_size=20_000)
+    scheduler = make_scheduler(engine, parallel=2, prefill_chunk=16_000)
+    far = SamplingParams(temperature=0.8, repeat_penalty=1.5, repeat_last_n=20_000, ignore_eos=True)
+    short = Request(request_id="short", prompt=(1, 2, 3), sampling=far, max_tokens=60)
+    long = Request(request_id="long", prompt=[4, 5] * 8_000, sampling=far, max_tokens=8)
+    read, accept, most = [0], ReadingFilters.accept, 0
+
+    def counted(filters: ReadingFilters, token: int) -> None:
+        read[0] += 1
+        accept(filters, token)
+
+    monkeypatch.setattr(ReadingFilters, "accept", counted)
+    scheduler.submit(short)
+    scheduler.step()
+    scheduler.submit(long)
+    answers = {}
+    while scheduler.has_work:
+        before = read[0]
+        scheduler.step()
+        most = max(most, read[0] - before)
+        collect(scheduler, answers)
+    assert most < 5 * PIECE
+    assert read[0] > 16_000
+    check(engine, [short, long], answers)
 
 
 # Answers

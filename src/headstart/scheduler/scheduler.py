@@ -354,7 +354,7 @@ class Scheduler:
                 continue
             if len(self.cells) - len(self.running) <= num_loading:  # which are for these
                 break
-            if self.cache.host.is_loading(sequence):
+            if self.cache.host.is_loading(sequence) or not self._has_begun(sequence):
                 num_loading += 1
                 continue
             placement = self.cache.find(sequence)
@@ -366,21 +366,25 @@ class Scheduler:
                 num_loading += 1
                 continue
             self.waiting.remove(sequence)
-            if sequence.admitted is None:
-                # not at submission: hundreds of waiting requests would hold memory for nothing
-                try:
-                    sequence.begin(self.engine, self.vocab)
-                    if sequence.text.sampler is not None and self.near_tie:
-                        sequence.text.sampler.tie_margin = self.near_tie
-                except HeadstartError as error:
-                    self.leave(sequence, failure(error))
-                    continue
             self._tenants.serve(sequence.tenant)
             self.cache.place(sequence, placement)
             self._start(sequence)
         self.cache.share(self.running)
         is_new = self._sets_aside and len(self.running) > num_running and not self.waiting
         self.cache.host.go_on(is_new=is_new)
+
+    def _has_begun(self, sequence: Sequence) -> bool:
+        """Make what chooses its tokens. False if that failed, or goes on in the next step."""
+        try:
+            sampler = sequence.begin(self.engine, self.vocab)
+        except HeadstartError as error:
+            self.cancel(sequence.request.request_id, failure(error))
+            return False
+        sampler.tie_margin = self.near_tie
+        is_done = sampler.read_on()
+        while not is_done and self.cache.host.copies.has_time:
+            is_done = sampler.read_on()
+        return is_done
 
     def _start(self, sequence: Sequence) -> None:
         """It has cells, and begins to read what they lack."""

@@ -157,21 +157,26 @@ class Sequence:
             words = OwnedTokens(readable(tokens))
         self.text = Text(tokens, words, StopStrings(request.stop), Indentation(request.min_indent))
 
-    def begin(self, engine: Engine, vocab: Vocab) -> None:
-        """Make what chooses its tokens.
+    def begin(self, engine: Engine, vocab: Vocab) -> Sampler:
+        """Make what chooses its tokens, unless it is there; returns that.
+
+        Not called at submission: hundreds of waiting requests would hold memory for nothing.
 
         Raises:
             InvalidParameterError: its constraint cannot be followed.
         """
         text, request = self.text, self.request
-        text.sampler = Sampler(request.sampling, engine, vocab.eog_ids)
-        text.sampler.read([t for t in text.tokens if t >= 0] if request.media else text.tokens)
-        if not request.sampling.ignore_eos:
-            text.final = vocab.eog_ids
-        if self.compiled is not None:
-            text.legality = text.sampler.legality = self.compiled.begin()
-        if request.thoughts is not None:
-            text.sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
+        if not hasattr(text, "sampler"):
+            sampler = Sampler(request.sampling, engine, vocab.eog_ids)
+            sampler.begin(text.tokens)
+            if not request.sampling.ignore_eos:
+                text.final = vocab.eog_ids
+            if self.compiled is not None:
+                text.legality = sampler.legality = self.compiled.begin()
+            if request.thoughts is not None:
+                sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
+            text.sampler = sampler
+        return text.sampler
 
     @property
     def tenant(self) -> str:

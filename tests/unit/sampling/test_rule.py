@@ -232,7 +232,9 @@ def test_filters_read_no_more_of_a_prompt_than_they_look_back(
     one = sampler(**params)
     read: list[int] = []
     one._filters.accept = read.append  # type: ignore[method-assign]
-    one.read(range(1000))
+    one.begin(range(1000))
+    while not one.read_on():
+        pass
     assert read == list(range(1000))[-num_read:]
 
 
