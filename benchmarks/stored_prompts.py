@@ -84,8 +84,8 @@ def look_up(folder: Path, count: int, length: int) -> None:
     Path(first._own).mkdir(parents=True)
     texts = [array("i", [n, *range(n, n + length - 1)]) for n in range(count)]
     for text in texts:  # states are not read here
-        for path, head, caches in first._files_of(in_blocks(text, b"")):
-            write_prompt(path, head, caches)
+        for file, head, caches in first._files_of(in_blocks(text, b"")):
+            write_prompt(file.path, head, caches)
     began = time.perf_counter()
     disk = DiskCache(place)
     made = time.perf_counter() - began
@@ -94,12 +94,12 @@ def look_up(folder: Path, count: int, length: int) -> None:
     for text in texts[:: max(1, count // 200)]:
         query = array("i", [*text[:-5], 1, 2, 3, 4, 5])
         began = time.perf_counter()
-        _, shared = disk.find("", query)
+        _, shared = disk.index.find("", query)
         times.append(time.perf_counter() - began)
         assert shared == length - 64
     disk.finish(1.0)
     print(
-        f"lookup: {count} prompts of {length} tokens, {len(disk._files)} files: {1e3 * made:.1f} "
+        f"lookup: {count} prompts of {length} tokens, {len(disk.index)} files: {1e3 * made:.1f} "
         f"ms until the start goes on, {1e3 * busy:.0f} ms of a thread's processor to list them, "
         f"{1e3 * statistics.median(times):.3f} ms a lookup ({1e3 * max(times):.3f} at most)"
     )

@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from shutil import disk_usage
 
@@ -36,10 +37,9 @@ from headstart.structures.checkpoints import Data, unpack
 from headstart.structures.prompt_files import PromptHead, read_prompt, write_prompt
 from headstart.structures.prompt_names import (
     SUFFIX,
+    PromptIndex,
     StoredFile,
-    digest_of,
     key_of,
-    num_texts,
     owner_of,
     root_of,
 )
@@ -53,7 +53,7 @@ LEAST_FREE = 1 << 30  # bytes of the disk that are left to others
 OLD_SECONDS = 3600.0  # a temporary file of that age is nobody's
 LOOK_SECONDS = 10.0  # between two lists of the folder, while there is room: others may use it
 RETRY_SECONDS = 60.0  # after a file could not be written
-RESTS = 20.0  # times that a piece of a file took, before the next: decodes need the processor
+RESTS = 40.0  # times that the thread has worked, before it goes on: decodes need the processor
 MOST_LENGTHS = 7  # in a name, of at most 255 bytes
 _TARGET = "target"  # the model whose cache it is, among those in a file
 _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of reading: prior, and of the average that follows
@@ -77,36 +77,29 @@ class DiskCache:
         self._place = place
         digest = hashlib.sha256(place.identity.encode()).hexdigest()[:16]
         self._own = place.folder / f"{place.name}-{digest}"
+        self.index = PromptIndex()
         self._lock = threading.Lock()  # around what follows
-        self._files: dict[str, StoredFile] = {}  # by name
-        # by the key of the text before them and their length, files by their key
-        self._below: defaultdict[str, dict[int, dict[str, StoredFile]]] = defaultdict(dict)
         self._waiting: dict[str, int] = {}  # bytes of what is to be written, by key
         self._counts = DiskReport()
         self._loading: dict[str, Future[StoredPrompt | None]] = {}
-        self._ends = threading.Event()  # nothing is decoded any more
+        self._is_over = threading.Event()  # nothing is decoded any more
         self._too_old = 0.0  # what was not used since then finds no room
         self._failure = ""  # why nothing can be written; told once
         self._retry_at = 0.0
-        self._num_bytes = 0  # in the folder, as far as the writer knows
+        # of the whole folder, as far as the writer knows, by owner: bytes, and what may go, the
+        # file used longest ago last
+        self._held: Counter[str] = Counter()
+        self._by_age: defaultdict[str, list[tuple[float, int, StoredFile]]] = defaultdict(list)
         self._look_at = 0.0  # when it lists the folder again
+        self._worked = 0.0  # seconds of the writer's thread up to its last rest
         self._seconds_per_byte = _SECONDS_PER_BYTE
         self._writer = low_priority_threads("disk-writer")
         self._reader = ThreadPoolExecutor(1, "headstart-disk-reader")
         self._writer.submit(self._look)
 
-    def find(self, namespace: str, tokens: array[int]) -> tuple[list[StoredFile], int]:
-        """The files of the longest beginning of a text, and its length. O(that length)."""
-        chain, length, parent = list[StoredFile](), 0, root_of(namespace)
-        with self._lock:
-            while known := self._matches(parent, length, tokens):
-                length, (parent, file) = max(known.items())
-                chain.append(file)
-        return chain, length
-
     def knows(self, namespace: str, tokens: array[int]) -> bool:
         """Whether all of these tokens are there, or will be."""
-        is_there = self.find(namespace, tokens)[1] == len(tokens)
+        is_there = self.index.find(namespace, tokens)[1] == len(tokens)
         return is_there or key_of(root_of(namespace), tokens) in self._waiting
 
     def reading_seconds(self, files: Sequence[StoredFile]) -> float:
@@ -133,12 +126,12 @@ class DiskCache:
 
     def erase(self, namespace: str, tokens: array[int]) -> None:
         """Remove the files of a text, but for a beginning that others share."""
-        chain, length = self.find(namespace, tokens)
+        chain, length = self.index.find(namespace, tokens)
         if length == len(tokens):
             for file in reversed(chain):
-                if not self._below.keys().isdisjoint(file.keys.values()):
+                if not self.index.is_end(file):
                     break
-                self._forget(file)
+                self.index.remove(file)
                 self._writer.submit(self._drop, file)
 
     def load(self, namespace: str, files: Sequence[StoredFile]) -> Future[StoredPrompt | None]:
@@ -153,44 +146,37 @@ class DiskCache:
     def report(self) -> DiskReport:
         """What is there and what was done."""
         with self._lock:
-            return self._counts
+            return replace(
+                self._counts, num_prompts=self.index.num_texts, num_bytes=self.index.num_bytes
+            )
 
     def finish(self, seconds: float) -> None:
         """Write what waits, for so long at most."""
-        self._ends.set()
+        self._is_over.set()
         done = threading.Event()
         self._writer.submit(done.set)
         done.wait(seconds)
         self._reader.shutdown(wait=False, cancel_futures=True)
         self._writer.shutdown(cancel_futures=True)
 
-    def _matches(
-        self, parent: str, start: int, tokens: array[int]
-    ) -> dict[int, tuple[str, StoredFile]]:
-        """By length, the files behind a text of `start` tokens that this one goes on with."""
-        digest, at, found = digest_of(parent), start, dict[int, tuple[str, StoredFile]]()
-        for length in sorted(self._below.get(parent, ())):
-            if start < length <= len(tokens):
-                digest.update(tokens[at:length])
-                at, key = length, digest.copy().hexdigest()
-                if file := self._below[parent][length].get(key):
-                    found[length] = key, file
-        return found
-
     def _write(self, key: str, prompt: StoredPrompt) -> None:
         try:
             self._own.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private
-            files = self._files_of(prompt)
-            for path in (path for path, _, _ in files if path.stem in self._files):
-                with suppress(FileNotFoundError):
-                    os.utime(path, (prompt.last_used, prompt.last_used))
-            missing = [one for one in files if one[0].stem not in self._files]
-            if not self._make_room(prompt, sum(sum(head.sizes.values()) for _, head, _ in missing)):
+            missing, used = list[tuple[StoredFile, PromptHead, list[Data]]](), prompt.last_used
+            for file, head, caches in self._files_of(prompt):
+                if (there := self.index.same_text(file)) is None:
+                    missing.append((file, head, caches))
+                else:
+                    with suppress(FileNotFoundError):
+                        os.utime(there.path, (used, used))
+            if not self._make_room(prompt, sum(file.num_bytes for file, _, _ in missing)):
                 return
-            for path, head, caches in missing:
-                write_prompt(path, head, caches, lambda s: self._ends.wait(RESTS * s))
-                os.utime(path, (prompt.last_used, prompt.last_used))
-                self._add(StoredFile.of(path, path.stat().st_size))
+            for file, head, caches in missing:
+                write_prompt(file.path, head, caches, self._rest)
+                os.utime(file.path, (used, used))
+                num_bytes = file.path.stat().st_size
+                self._held[file.owner] += num_bytes - file.num_bytes
+                self.index.add(replace(file, num_bytes=num_bytes))
             self._drop_shorter(prompt)
             with self._lock:
                 self._counts = replace(self._counts, num_written=self._counts.num_written + 1)
@@ -200,26 +186,34 @@ class DiskCache:
         finally:
             with self._lock:
                 del self._waiting[key]
-            self._count()
 
-    def _files_of(self, prompt: StoredPrompt) -> list[tuple[Path, PromptHead, list[Data]]]:
-        """What a prompt's files are called and hold, in order."""
+    def _rest(self) -> None:
+        """Let decodes have the processor and the interpreter, between two pieces of work."""
+        self._is_over.wait(RESTS * (time.thread_time() - self._worked))
+        self._worked = time.thread_time()
+
+    def _files_of(self, prompt: StoredPrompt) -> list[tuple[StoredFile, PromptHead, list[Data]]]:
+        """What a prompt's files are called and hold, in order.
+
+        Where the prompt ends in the text is only said of what may be its end, so that conversations
+        of any length share what they begin with.
+        """
         parent, owner = root_of(prompt.namespace), owner_of(prompt.namespace)
-        made = list[tuple[Path, PromptHead, list[Data]]]()
+        made = list[tuple[StoredFile, PromptHead, list[Data]]]()
         for block in prompt.blocks:
             tokens = prompt.tokens[block.start : block.end]
             keys = {
                 one: key_of(parent, tokens[: one - block.start]) for one in _lengths(prompt, block)
             }
-            caches = {_TARGET: block.data}
+            caches, num_prompt = {_TARGET: block.data}, min(prompt.num_prompt, block.end)
             if block is prompt.blocks[-1]:
                 drafters = self._place.drafters
                 caches |= {f"{name} {drafters}": data for name, data in prompt.others.items()}
             sizes = {name: len(data) for name, data in caches.items()}
             own = self._place.identity, prompt.namespace, block.start
-            head = PromptHead(*own, tokens, prompt.num_prompt, sizes)
-            name = StoredFile.name(owner, parent, prompt.num_prompt, keys)
-            made.append((self._own / name, head, list(caches.values())))
+            head = PromptHead(*own, tokens, num_prompt, sizes)
+            path = self._own / StoredFile.name(owner, parent, num_prompt, keys)
+            made.append((StoredFile.of(path, sum(sizes.values())), head, list(caches.values())))
             parent = keys[block.end]
         return made
 
@@ -227,12 +221,9 @@ class DiskCache:
         """Remove ends of texts that this one continues, perhaps without the answer."""
         parent, start = root_of(prompt.namespace), 0
         for block in prompt.blocks:
-            with self._lock:
-                known = self._matches(parent, start, prompt.tokens)
-            for length, (_, file) in known.items():
-                is_last = self._below.keys().isdisjoint(file.keys.values())
+            for length, (_, file) in self.index.matches(parent, start, prompt.tokens).items():
                 is_continued = length >= min(file.num_prompt, file.length)
-                if file.length != block.end and is_last and is_continued:
+                if file.length != block.end and self.index.is_end(file) and is_continued:
                     self._drop(file)
             start, parent = block.end, key_of(parent, prompt.tokens[block.start : block.end])
 
@@ -250,7 +241,7 @@ class DiskCache:
                     raise ValueError("it is another prompt's")
                 os.utime(file.path)
             except FileNotFoundError:  # another server removed it
-                self._forget(file)
+                self.index.remove(file)
                 break
             except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
                 log.warning("a prompt on the disk is not used: %s: %s", file.path, error)
@@ -260,7 +251,6 @@ class DiskCache:
             parent = file.keys[file.length]
             text.extend(head.tokens)
             num_prompt, others, num_bytes = head.num_prompt, caches, num_bytes + file.num_bytes
-        self._count()
         if not blocks:
             return None
         seconds = (time.perf_counter() - started) / num_bytes
@@ -276,59 +266,59 @@ class DiskCache:
         return StoredPrompt(namespace, text, tuple(blocks), num_prompt, others=known)
 
     def _make_room(self, prompt: StoredPrompt, num_bytes: int) -> bool:
-        """Remove files that were not used since, until there is room for so many bytes; the folder
-        is listed for that, and now and then.
+        """Remove files that were not used since, until there is room for so many bytes. The folder
+        is listed now and then, and when what the last list said may go is gone.
         """
+        if time.monotonic() >= self._look_at:
+            self._look()
+        held, owner, has_looked = self._held, owner_of(prompt.namespace), False
         free = disk_usage(self._own).free - LEAST_FREE
-        self._num_bytes += num_bytes
-        is_room = num_bytes <= free and self._num_bytes <= self._place.max_bytes
-        if is_room and time.monotonic() < self._look_at:
-            return True
-        files, sizes = self._look(), Counter[str]()
-        for _, _, file in files:
-            sizes[file.owner] += file.num_bytes
-        sizes[owner_of(prompt.namespace)] += num_bytes
-        bound = min(self._place.max_bytes, sizes.total() - num_bytes + free)
+        bound = min(self._place.max_bytes, held.total() + free)
         if num_bytes > bound:
             self._fail(f"{self._place.folder}: the disk has no room for {num_bytes >> 20} MiB")
             return False
-        left = sorted(files, key=lambda one: one[:2], reverse=True)
-        while sizes.total() > bound:
-            most = max(sizes, key=sizes.__getitem__)
-            oldest = next((one for one in reversed(left) if one[2].owner == most), None)
-            if oldest is None or oldest[0] >= prompt.last_used:
+        while held.total() + num_bytes > bound:
+            most = max(held, key=lambda one: held[one] + num_bytes * (one == owner))
+            if not self._by_age[most] and not has_looked:
+                self._look()
+                has_looked = True
+                continue
+            used, _, file = self._by_age[most].pop() if self._by_age[most] else (inf, 0, None)
+            if file is None or used >= prompt.last_used:
                 self._too_old = prompt.last_used
                 return False
-            left.remove(oldest)
-            sizes[most] -= oldest[2].num_bytes
-            self._drop(oldest[2])
-        self._num_bytes = sizes.total()
+            with suppress(FileNotFoundError):
+                if file.path.stat().st_mtime > used:  # since the folder was listed
+                    continue
+            held[most] -= file.num_bytes
+            self._drop(file)
+        held[owner] += num_bytes
         return True
 
-    def _look(self) -> list[tuple[float, int, StoredFile]]:
-        """When each file of the folder was used, less its length, and what it is; the index follows
-        what other servers did.
-        """
+    def _look(self) -> None:
+        """List the folder: the index follows what other servers did."""
         found: list[tuple[float, int, StoredFile]] = []
         try:
             for folder in self._place.folder.glob("*/"):
-                for entry in os.scandir(folder):
+                for number, entry in enumerate(os.scandir(folder), 1):
                     with suppress(FileNotFoundError, ValueError):
                         self._note(Path(entry.path), entry.stat(), found)
+                    if not number % 64 and self._look_at:  # not at the start
+                        self._rest()
         except OSError as error:
             self._fail(f"{self._place.folder}: {error}")
         there = {file.path.stem: file for _, _, file in found if file.path.parent == self._own}
-        with self._lock:
-            gone = [file for name, file in self._files.items() if name not in there]
-            new = [file for name, file in there.items() if name not in self._files]
-        for file in gone:
-            self._forget(file)
-        for file in new:
-            self._add(file)
-        self._count()
-        self._num_bytes = sum(file.num_bytes for _, _, file in found)
+        for file in self.index:
+            if file.path.stem not in there:
+                self.index.remove(file)
+        for file in there.values():
+            self.index.add(file)
+        self._held.clear()
+        self._by_age.clear()
+        for used, length, file in sorted(found, key=lambda one: one[:2], reverse=True):
+            self._held[file.owner] += file.num_bytes
+            self._by_age[file.owner].append((used, length, file))
         self._look_at = time.monotonic() + LOOK_SECONDS
-        return found
 
     def _note(
         self, path: Path, stat: os.stat_result, found: list[tuple[float, int, StoredFile]]
@@ -344,36 +334,10 @@ class DiskCache:
         elif path.suffix == ".tmp" and time.time() - stat.st_mtime > OLD_SECONDS:
             path.unlink()
 
-    def _add(self, file: StoredFile) -> None:
-        with self._lock:
-            self._files[file.path.stem] = file
-            for length, key in file.keys.items():
-                self._below[file.parent].setdefault(length, {})[key] = file
-
     def _drop(self, file: StoredFile) -> None:
-        self._forget(file)
+        self.index.remove(file)
         with suppress(OSError):
             file.path.unlink(missing_ok=True)
-
-    def _forget(self, file: StoredFile) -> None:
-        with self._lock:
-            if self._files.pop(file.path.stem, None) is None:
-                return
-            below = self._below[file.parent]
-            for length, key in file.keys.items():
-                below[length].pop(key, None)
-                if not below[length]:
-                    del below[length]
-            if not below:
-                del self._below[file.parent]
-
-    def _count(self) -> None:
-        """For reports: texts that no other goes on with, and bytes."""
-        with self._lock:
-            files = list(self._files.values())
-            num_prompts = num_texts(files)
-            num_bytes = sum(file.num_bytes for file in files)
-            self._counts = replace(self._counts, num_prompts=num_prompts, num_bytes=num_bytes)
 
     def _fail(self, reason: str) -> None:
         if not self._failure:

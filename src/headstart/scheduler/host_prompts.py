@@ -250,7 +250,7 @@ class HostPrompts:
         if not sequence.request.cache_prompt:
             return _NOTHING
         tokens, namespace = packed(sequence.text.tokens), sequence.prompt_namespace
-        files, length = disk.find(namespace, tokens)
+        files, length = disk.index.find(namespace, tokens)
         num_bytes = sum(file.num_bytes for file in files)
         if not files or num_bytes > self.store.max_bytes:
             return _NOTHING

@@ -1,10 +1,14 @@
-"""Names of the files that hold prompts: hashes of their tokens and of all before them."""
+"""Names of the files that hold prompts, hashes of their tokens and of all before them, and what
+they tell.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import threading
 from array import array
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +51,100 @@ class StoredFile:
         return f"{owner}-{parent}-{num_prompt:x}{ends}{SUFFIX}"
 
 
-def num_texts(files: Iterable[StoredFile]) -> int:
-    """How many of the files have an end of a text, rather than a beginning of others."""
-    files = list(files)
-    parents = {file.parent for file in files}
-    return sum(parents.isdisjoint(file.keys.values()) for file in files)
+class PromptIndex:
+    """The files of one folder, by what they hold; for several threads.
+
+    A file goes on with another if its parent is that one's whole text.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._lock = threading.Lock()  # around what follows
+        self._files: dict[str, StoredFile] = {}  # by name
+        # by the key of the text before them and their length, files by their key
+        self._below: defaultdict[str, dict[int, dict[str, StoredFile]]] = defaultdict(dict)
+        self._ends: Counter[str] = Counter()  # files, by the key of their whole text
+        self._num_continued = 0  # of these keys, those with which others go on
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[StoredFile]:
+        with self._lock:
+            return iter(list(self._files.values()))
+
+    @property
+    def num_texts(self) -> int:
+        """Whole texts, with which no file goes on."""
+        return len(self._ends) - self._num_continued
+
+    def find(self, namespace: str, tokens: array[int]) -> tuple[list[StoredFile], int]:
+        """The files of the longest beginning of a text, and its length. O(that length)."""
+        chain, length, parent = list[StoredFile](), 0, root_of(namespace)
+        while known := self.matches(parent, length, tokens):
+            length, (parent, file) = max(known.items())
+            chain.append(file)
+        return chain, length
+
+    def matches(
+        self, parent: str, start: int, tokens: array[int]
+    ) -> dict[int, tuple[str, StoredFile]]:
+        """By length, the files behind a text of `start` tokens that this one goes on with."""
+        digest, at, found = digest_of(parent), start, dict[int, tuple[str, StoredFile]]()
+        with self._lock:
+            for length in sorted(self._below.get(parent, ())):
+                if start < length <= len(tokens):
+                    digest.update(tokens[at:length])
+                    at, key = length, digest.copy().hexdigest()
+                    if file := self._below[parent][length].get(key):
+                        found[length] = key, file
+        return found
+
+    def same_text(self, file: StoredFile) -> StoredFile | None:
+        """What is there of the tokens of this file, whatever it is called."""
+        with self._lock:
+            below = self._below.get(file.parent, {}).get(file.length, {})
+            return below.get(file.keys[file.length])
+
+    def is_end(self, file: StoredFile) -> bool:
+        """Whether no file goes on with this one."""
+        return self._below.keys().isdisjoint(file.keys.values())
+
+    def add(self, file: StoredFile) -> None:
+        """A file is there, perhaps known already."""
+        with self._lock:
+            if file.path.stem not in self._files:
+                self._files[file.path.stem] = file
+                self._count(file, 1)
+                for length, key in file.keys.items():
+                    self._below[file.parent].setdefault(length, {})[key] = file
+
+    def remove(self, file: StoredFile) -> None:
+        """A file is no longer there, or was not."""
+        with self._lock:
+            if self._files.pop(file.path.stem, None) is None:
+                return
+            below = self._below[file.parent]
+            for length, key in file.keys.items():
+                if below.get(length, {}).get(key) is file:
+                    del below[length][key]
+                    if not below[length]:
+                        del below[length]
+            if not below:
+                del self._below[file.parent]
+            self._count(file, -1)
+
+    def _count(self, file: StoredFile, number: int) -> None:
+        """One file more, before it is in `_below`, or one less, when it is no longer."""
+        self.num_bytes += number * file.num_bytes
+        end, num_before = file.keys[file.length], self._ends[file.keys[file.length]]
+        self._ends[end] += number
+        if not num_before or not self._ends[end]:
+            self._num_continued += number * (end in self._below)
+        if not self._ends[end]:
+            del self._ends[end]
+        if file.parent not in self._below:
+            self._num_continued += number * (file.parent in self._ends)
 
 
 def digest_of(parent: str) -> hashlib.blake2b:

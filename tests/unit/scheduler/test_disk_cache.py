@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from tests.harness import Clock, Model, make_scheduler, make_speculators, run
@@ -27,7 +26,7 @@ from headstart.structures import sequence_files
 from headstart.structures.checkpoints import pack
 from headstart.structures.prefix_tree import packed
 from headstart.structures.prompt_files import read_prompt
-from headstart.structures.prompt_names import StoredFile, num_texts
+from headstart.structures.prompt_names import PromptIndex, StoredFile, root_of
 from headstart.types import CacheKind
 from headstart.types.request import SlotAction, SlotEvent
 from headstart.worker.loop import run_loop
@@ -68,7 +67,16 @@ def files(folder: Path) -> list[Path]:
 
 def texts(folder: Path) -> int:
     """Of how many texts there are files."""
-    return num_texts(StoredFile.of(file, 0) for file in files(folder))
+    index = PromptIndex()
+    for file in files(folder):
+        index.add(StoredFile.of(file, 0))
+    return index.num_texts
+
+
+def stored(number: int, num_bytes: int = 1000, namespace: str = "") -> StoredPrompt:
+    data = pack(number.to_bytes(4, "little") * (num_bytes // 4), [])
+    block = StoredBlock(0, 40, data)
+    return StoredPrompt(namespace, packed([number] * 40), (block,), 40, time.time())
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +130,19 @@ def test_conversations_behind_one_system_prompt_share_its_files(tmp_path: Path) 
     assert len(files(tmp_path)) == 3 + 10 * 2
     later = [with_system_prompt(i, 1) for i in range(10)]
     assert ask(started(tmp_path), *later) == [60] * 10
+
+
+def test_conversations_share_files_whatever_their_lengths_and_turns(tmp_path: Path) -> None:
+    scheduler = started(tmp_path)
+    ask(scheduler, *(with_system_prompt(i, i) for i in range(4)))
+    stop(scheduler)
+    before = set(files(tmp_path))
+    first = {file.path for file in cache(tmp_path).index if file.parent == root_of("")}
+    assert len(first) == 1  # the first 64 tokens, which all have in common
+    scheduler = started(tmp_path)
+    ask(scheduler, with_system_prompt(0, 4))  # five blocks of its 500 tokens were there
+    stop(scheduler)
+    assert len(set(files(tmp_path)) - before) == 4
 
 
 def test_what_main_memory_drops_is_on_the_disk_at_once(tmp_path: Path) -> None:
@@ -237,74 +258,11 @@ def test_tenants_whose_names_begin_alike_share_no_file(folder: Path) -> None:
         assert disk.put(stored(1, namespace=name))
     settled(disk)
     for name in names:
-        found, length = disk.find(name, packed([1] * 40))
+        found, length = disk.index.find(name, packed([1] * 40))
         assert length == 40
         loaded = disk.load(name, found).result()
         assert loaded is not None
         assert loaded.namespace == name
-
-
-def stored(number: int, num_bytes: int = 1000, namespace: str = "") -> StoredPrompt:
-    data = pack(number.to_bytes(4, "little") * (num_bytes // 4), [])
-    block = StoredBlock(0, 40, data)
-    return StoredPrompt(namespace, packed([number] * 40), (block,), 40, time.time())
-
-
-def test_the_folder_is_listed_now_and_then_and_not_for_each_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk, listed = cache(tmp_path), list[Path]()
-    look = disk._look
-
-    def seen() -> Any:
-        listed.append(tmp_path)
-        return look()
-
-    monkeypatch.setattr(disk, "_look", seen)
-    for number in range(10):
-        assert disk.put(stored(number))
-    settled(disk)
-    assert listed == []
-    assert len(files(tmp_path)) == 10
-    disk._look_at = 0.0  # the ten seconds are over
-    assert disk.put(stored(10))
-    settled(disk)
-    assert listed
-
-
-def test_all_servers_together_stay_below_the_bound(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(disk_cache, "LOOK_SECONDS", 0.0)
-    bound = 10 * (stored(0).num_bytes + 300)
-    one, other = (cache(tmp_path, max_bytes=bound, identity=name) for name in "ab")
-    for number in range(20):
-        disk = (one, other)[number % 2]
-        assert disk.put(stored(number))
-        settled(disk)
-    assert 8 <= len(files(tmp_path)) <= 11
-    assert sum(file.stat().st_size for file in files(tmp_path)) <= bound
-    assert one.find("", packed([18] * 40))[1] == 40
-    assert one.find("", packed([2] * 40))[1] == 0
-    late = replace(stored(99), last_used=1.0)  # what is there was used later
-    assert one.put(late)
-    settled(one)
-    assert not one.put(late)
-    assert one.find("", late.tokens)[1] == 0
-
-
-def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(disk_cache, "LOOK_SECONDS", 0.0)
-    one, other = cache(tmp_path), cache(tmp_path)
-    one.put(stored(1))
-    settled(one)
-    other.put(stored(2))
-    settled(other)
-    found, length = other.find("", packed([1] * 40))
-    assert length == 40
-    found[0].path.unlink()
-    assert other.load("", found).result() is None
-    assert other.find("", packed([1] * 40)) == ([], 0)
-    settled(other)
-    assert other.report().num_prompts == 1
 
 
 @pytest.mark.parametrize("is_full", [True, False])

@@ -65,13 +65,13 @@ def test_what_killed_servers_left_is_whole(
         with caplog.at_level(logging.WARNING):
             disk = opened(tmp_path)
             disk._writer.submit(int).result()
-        there = {file.path for file in disk._files.values()}
+        there = {file.path for file in disk.index}
         for path in there - seen:
             read_prompt(path)  # whole, or it is not there
         seen |= there
         for number in {1000 * turn, 1000 * chance.randrange(turn + 1)}:
             expected = text(number)
-            files, length = disk.find("", expected.tokens)
+            files, length = disk.index.find("", expected.tokens)
             assert length == len(expected.tokens)  # that it was written was told
             prompt = disk.load("", files).result()
             assert prompt is not None

@@ -18,18 +18,18 @@ def run(resolved: Resolved, words: list[str]) -> int:
         raise ConfigError(f"say what to do: headstart cache {USAGE}")
 
     from headstart.app.stored_prompts import prompts_folder
-    from headstart.structures.prompt_names import SUFFIX, StoredFile, num_texts
+    from headstart.structures.prompt_names import SUFFIX, PromptIndex, StoredFile
 
     folder = prompts_folder(resolved.config().scheduler)
     for model in sorted(folder.glob("*/")):
         files = list(model.glob(f"*{SUFFIX}"))
         stats = [file.stat() for file in files]
         size = sum(one.st_size for one in stats) / 2**20
-        named = list[StoredFile]()
+        index = PromptIndex()
         for file in files:
             with suppress(ValueError):  # another version's, which no server reads
-                named.append(StoredFile.of(file, 0))
-        count = num_texts(named)
+                index.add(StoredFile.of(file, 0))
+        count = index.num_texts
         if words == ["list"] and files:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(s.st_mtime for s in stats)))
             print(f"{count:6} prompts {size:9.1f} MiB  last used {used}  {model.name}")

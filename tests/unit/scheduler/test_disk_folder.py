@@ -1,0 +1,116 @@
+"""The folder of stored prompts: bounded for all servers together, listed seldom, counted."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.scheduler.test_disk_cache import cache, files, settled, stored
+
+from headstart.scheduler import disk_cache
+from headstart.structures.prefix_tree import packed
+from headstart.structures.prompt_names import PromptIndex, StoredFile, root_of
+
+
+def test_the_folder_is_listed_now_and_then_and_not_for_each_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, listed = cache(tmp_path), list[Path]()
+    look = disk._look
+
+    def seen() -> Any:
+        listed.append(tmp_path)
+        return look()
+
+    monkeypatch.setattr(disk, "_look", seen)
+    for number in range(10):
+        assert disk.put(stored(number))
+    settled(disk)
+    assert listed == []
+    assert len(files(tmp_path)) == 10
+    disk._look_at = 0.0  # the ten seconds are over
+    assert disk.put(stored(10))
+    settled(disk)
+    assert listed
+
+
+def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, listed = cache(tmp_path, max_bytes=20 * (stored(0).num_bytes + 300)), list[int]()
+    look = disk._look
+
+    def seen() -> None:
+        listed.append(1)
+        look()
+
+    monkeypatch.setattr(disk, "_look", seen)
+    for number in range(60):
+        assert disk.put(stored(number))
+        settled(disk)
+    assert 18 <= len(files(tmp_path)) <= 22
+    assert disk.index.find("", packed([59] * 40))[1] == 40
+    assert len(listed) <= 4
+    (oldest,) = disk.index.find("", packed([59 - 15] * 40))[0]
+    assert disk.load("", [oldest]).result() is not None  # used again, later than others
+    for number in range(60, 70):
+        assert disk.put(stored(number))
+        settled(disk)
+    assert disk.index.find("", packed([59 - 15] * 40))[1] == 40
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_files_are_counted_as_they_come_and_go(seed: int, tmp_path: Path) -> None:
+    chance, index = random.Random(seed), PromptIndex()
+    keys = [root_of(""), *map(str, range(8))]
+    there = dict[str, StoredFile]()
+    for _ in range(300):
+        parent, end = chance.sample(keys, 2)
+        name = StoredFile.name("o", parent, 64, {64: end})
+        file = StoredFile.of(tmp_path / name, chance.randrange(100))
+        if chance.random() < 0.6:
+            index.add(file)
+            there.setdefault(name, file)
+        elif there:
+            index.remove(there.pop(chance.choice(list(there))))
+        parents = {one.parent for one in there.values()}
+        assert index.num_texts == len({one.keys[64] for one in there.values()} - parents)
+        assert index.num_bytes == sum(one.num_bytes for one in there.values())
+
+
+def test_all_servers_together_stay_below_the_bound(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(disk_cache, "LOOK_SECONDS", 0.0)
+    bound = 10 * (stored(0).num_bytes + 300)
+    one, other = (cache(tmp_path, max_bytes=bound, identity=name) for name in "ab")
+    for number in range(20):
+        disk = (one, other)[number % 2]
+        assert disk.put(stored(number))
+        settled(disk)
+    assert 8 <= len(files(tmp_path)) <= 11
+    assert sum(file.stat().st_size for file in files(tmp_path)) <= bound
+    assert one.index.find("", packed([18] * 40))[1] == 40
+    assert one.index.find("", packed([2] * 40))[1] == 0
+    late = replace(stored(99), last_used=1.0)  # what is there was used later
+    assert one.put(late)
+    settled(one)
+    assert not one.put(late)
+    assert one.index.find("", late.tokens)[1] == 0
+
+
+def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(disk_cache, "LOOK_SECONDS", 0.0)
+    one, other = cache(tmp_path), cache(tmp_path)
+    one.put(stored(1))
+    settled(one)
+    other.put(stored(2))
+    settled(other)
+    found, length = other.index.find("", packed([1] * 40))
+    assert length == 40
+    found[0].path.unlink()
+    assert other.load("", found).result() is None
+    assert other.index.find("", packed([1] * 40)) == ([], 0)
+    settled(other)
+    assert other.report().num_prompts == 1
