@@ -14,6 +14,9 @@ STRUCTURES = {
         int32 n_tokens, int32* token, float* embd, int32* pos, int32* n_seq_id, int32** seq_id,
         int8* logits
     """,
+    "llama_sampler_seq_config": """
+        int32 seq_id, void* sampler
+    """,
     "llama_context_params": """
         uint32 n_ctx, uint32 n_batch, uint32 n_ubatch, uint32 n_seq_max, uint32 n_rs_seq, uint32
         n_outputs_max, uint32 n_outputs_max_per_seq, int32 n_threads, int32 n_threads_batch, int32
@@ -22,8 +25,8 @@ STRUCTURES = {
         yarn_attn_factor, float yarn_beta_fast, float yarn_beta_slow, uint32 yarn_orig_ctx, float
         defrag_thold, void* cb_eval, void* cb_eval_user_data, int32 type_k, int32 type_v, void*
         abort_callback, void* abort_callback_data, bool embeddings, bool offload_kqv, bool
-        no_perf, bool op_offload, bool swa_full, bool kv_unified, void* samplers, uint64
-        n_samplers, void* ctx_other
+        no_perf, bool op_offload, bool swa_full, bool kv_unified, llama_sampler_seq_config*
+        samplers, uint64 n_samplers, void* ctx_other
     """,
     "llama_model_kv_override_value": """
         int64 val_i64, double val_f64, bool val_bool, char[128] val_str
@@ -37,6 +40,10 @@ STRUCTURES = {
         progress_callback, void* progress_callback_user_data, llama_model_kv_override*
         kv_overrides, bool vocab_only, bool check_tensors, bool use_extra_bufts, bool no_host,
         bool no_alloc, bool load_mtp
+    """,
+    "llama_perf_context_data": """
+        double t_start_ms, double t_load_ms, double t_p_eval_ms, double t_eval_ms, int32 n_p_eval,
+        int32 n_eval, int32 n_reused
     """,
     "llama_token_data": """
         int32 id, float logit, float p
@@ -88,6 +95,9 @@ float* llama_get_embeddings(void*)
 float* llama_get_embeddings_seq(void*, int32)
 float* llama_get_logits(void*)
 void* llama_get_memory(void*)
+uint32 llama_get_sampled_candidates_count_ith(void*, int32)
+int32* llama_get_sampled_candidates_ith(void*, int32)
+float* llama_get_sampled_logits_ith(void*, int32)
 void* llama_init_from_model(void*, llama_context_params)
 void llama_log_callback(int32, char*, void*)
 void llama_log_set(llama_log_callback, void*)
@@ -129,6 +139,7 @@ uint64 llama_model_size(void*)
 uint32 llama_n_ctx_seq(void*)
 uint32 llama_n_rs_seq(void*)
 void llama_numa_init(int32)
+llama_perf_context_data llama_perf_context(void*)
 int32 llama_pooling_type(void*)
 char* llama_print_system_info()
 bool llama_progress_callback(float, void*)
@@ -158,6 +169,7 @@ uint64 llama_state_seq_load_file(void*, char*, int32, int32*, uint64, uint64*)
 uint64 llama_state_seq_save_file(void*, char*, int32, int32*, uint64)
 uint64 llama_state_seq_set_data_ext(void*, uint8*, uint64, int32, uint32)
 bool llama_supports_rpc()
+void llama_synchronize(void*)
 int32 llama_token_to_piece(void*, int32, char*, int32, int32, bool)
 int32 llama_tokenize(void*, char*, int32, int32*, int32, bool, bool)
 char* llama_version()
