@@ -217,6 +217,17 @@ def test_ctrl_c_while_the_engine_starts_ends_without_a_traceback(tmp_path: Path)
     assert process.returncode in (0, 130, -signal.SIGINT)  # 0: the port was open, it stopped
 
 
+def test_ctrl_c_while_python_imports_ends_without_a_traceback(tmp_path: Path) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "headstart", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, env=environment(tmp_path)) as process:
+        assert process.stderr is not None
+        while b"numpy._core" not in (line := process.stderr.readline()):
+            assert line
+        process.send_signal(signal.SIGINT)
+        assert b"Traceback" not in process.stderr.read()
+    assert process.returncode == -signal.SIGINT
+
+
 def _catches(pid: int, number: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text()
     caught = int(status.partition("SigCgt:")[2].split()[0], 16)

@@ -98,7 +98,7 @@ def test_a_fresh_clone_compiles_libllama_with_progress_then_installs_the_rest_pi
     assert "compiling 20/193" in result.stdout
     libllama, rest = clone.pip_calls()
     assert "llama_cpp_python==0.3.36" in libllama
-    assert rest.endswith("-c constraints.txt -e .")
+    assert rest.endswith("-c constraints.txt -e .[compiled]")
     corrected = f'-include "{clone.folder}/scripts/amx_fix.h"'
     assert (clone.folder / "flags").read_text().strip() == corrected
 
@@ -117,7 +117,7 @@ def test_changed_dependencies_are_installed_without_compiling_again(clone: Clone
         file.write("# changed\n")
     assert clone.setup().returncode == 0
     (call,) = clone.pip_calls()
-    assert call.endswith("-e .")
+    assert call.endswith("-e .[compiled]")
 
 
 def test_tests_add_their_packages_once_and_compile_nothing_again(clone: Clone) -> None:
