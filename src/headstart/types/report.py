@@ -38,6 +38,11 @@ class Counters:
     other_seconds: float = 0.0  # of steps, after it: sampling, counting, speculators' learning
 
     @property
+    def step_seconds(self) -> Mapping[str, float]:
+        parts = ("target", "draft", "other")
+        return {part: getattr(self, f"{part}_seconds") for part in parts}
+
+    @property
     def mean_seconds(self) -> float:
         """Of a request in its slot; 1 before any ended."""
         seconds = self.prompt_seconds + self.predicted_seconds
@@ -110,6 +115,10 @@ class SpeculatorReport:
     seconds: Mapping[str, float] = field(default_factory=dict)  # begin, propose, observe, accept
     failure: str = ""  # why it was switched off
     details: Mapping[str, Any] = field(default_factory=dict)  # its own `describe()`
+
+    @property
+    def has_failed(self) -> bool:
+        return bool(self.failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,27 +38,24 @@ def _held(pool: Pool) -> Iterable[Sample]:
 def _counted(name: str, event: str, status: str, help: str) -> Metric[Pool]:
     """How often an event was told with this status."""
     key = event, status
-    return Metric(name, "counter", help, lambda pool: [({}, pool.events.num_told[key])])
+    return Metric(name, help, lambda pool: [({}, pool.events.num_told[key])])
 
 
 METRICS: list[Metric[Pool]] = [
-    Metric("headstart_router_models", "gauge", "Models by state.", _by_state, ("status",)),
+    Metric("headstart_router_models", "Models by state.", _by_state, ("status",)),
     Metric(
         "headstart_router_requests_running",
-        "gauge",
         "Requests that a model answers now.",
         _requests,
         ("model",),
     ),
     Metric(
         "headstart_router_requests_waiting",
-        "gauge",
         "Requests that wait until their model is loaded.",
         lambda pool: [({}, pool.num_waiting)],
     ),
     Metric(
         "headstart_router_model_bytes",
-        "gauge",
         "What a running model is expected to take of a device.",
         _held,
         ("model", "device"),
