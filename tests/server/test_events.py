@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from types import SimpleNamespace
 
 import httpx2
 import pytest
@@ -18,7 +18,7 @@ from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.server import events
-from headstart.server.events import SPEED_SECONDS, _speed, num_tokens
+from headstart.server.events import _speed, num_tokens
 from headstart.server.results import counterfactual
 from headstart.structures.rss import resident_bytes
 from headstart.types.report import SlotReport, WorkerReport
@@ -49,45 +49,61 @@ def test_the_state_has_slots_queue_speculation_and_memory(client):
     assert set(state["seconds"]) == {"target", "drafts", "other"}
 
 
-def test_a_report_that_stays_the_same_is_not_sent_ten_times_a_second(client):
+def test_a_state_comes_at_once_and_others_follow_every_two_seconds(client):
     began = time.monotonic()
-    states(client, 3)
-    assert time.monotonic() - began > 1.5
+    first, second, third = states(client, 3)
+    assert time.monotonic() - began > events.SECONDS
+    assert "history" in first
+    assert "history" not in second
+    assert third["time"] - second["time"] == pytest.approx(events.SECONDS, abs=1.0)
 
 
-def count_states(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Make states of only their number; returns the numbers of those made so far."""
-    made: list[int] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """States have only a number and come faster; the numbers of those made so far."""
+    numbers: list[int] = []
 
     def state(*args: object) -> dict[str, int]:
-        made.append(len(made))
-        return {"n": made[-1]}
+        numbers.append(len(numbers))
+        return {"n": numbers[-1]}
 
-    monkeypatch.setattr(events, "_state", state)
-    return made
+    monkeypatch.setattr(events.EventFeed, "_state", state)
+    monkeypatch.setattr(events, "SECONDS", 0.2)
+    return numbers
 
 
-def test_a_state_is_made_once_for_all_listeners(monkeypatch):
-    made = count_states(monkeypatch)
+def test_a_state_is_made_once_for_all_listeners(made):
     with serving() as client, ThreadPoolExecutor(20) as threads:
-        results = list(threads.map(lambda _: states(client, 3), range(20)))
-    # listeners that come later see later states; all see the same ones
-    assert len(made) <= 8
-    for seen in results:
-        numbers = [state["n"] for state in seen]
-        assert numbers == list(range(numbers[0], numbers[0] + 3))
+        results = list(threads.map(lambda _: states(client, 5), range(20)))
+    # each has a first one of its own; all see the same ones then
+    later = {state["n"] for seen in results for state in seen[1:]}
+    assert len(made) <= 20 + len(later) + 2
+    assert len(later) < 40
 
 
-def test_states_are_made_only_while_somebody_listens(monkeypatch):
-    made = count_states(monkeypatch)
+def test_states_are_made_only_while_somebody_listens(made):
     with serving() as client:
         states(client, 1)
-        time.sleep(2.5)  # a connection that closed is noticed at the next state
+        time.sleep(0.5)  # a connection that closed is noticed at the next state
         number = len(made)
-        time.sleep(1.2)
+        time.sleep(0.5)
         assert len(made) == number
         states(client, 1)
         assert len(made) > number
+
+
+def test_a_server_that_stops_ends_the_streams_at_once():
+    feed = events.EventFeed(None)  # type: ignore[arg-type]
+
+    async def listen() -> list[bytes]:
+        feed._state = lambda report: {}  # type: ignore[method-assign]
+        feed._service = SimpleNamespace(worker=FakeWorker())
+        stream = feed.listen()
+        seen = [await anext(stream)]
+        feed.stop()
+        return [*seen, *[one async for one in stream]]
+
+    assert len(asyncio.run(asyncio.wait_for(listen(), 5))) == 1
 
 
 def test_listeners_are_limited_and_make_room_when_they_leave(monkeypatch):
@@ -114,14 +130,12 @@ def test_the_state_needs_the_key():
         assert client.get("/events").status_code == 401
 
 
-def test_speed_is_a_mean_of_the_last_second_and_falls_to_nothing():
-    speed = partial(_speed, deque())
-    assert speed(0.0, 0) == 0.0
-    speeds = [speed(0.25 * i, 10 * i) for i in range(1, 20)]
-    assert speeds == pytest.approx([40.0] * 19)
-    assert speed(4.75 + SPEED_SECONDS, 190) < 40.0
-    assert speed(4.75 + 3 * SPEED_SECONDS, 190) == 0.0
-    assert speed(10.0, 0) == 0.0  # the engine was started again
+def test_speed_is_that_since_counts_a_second_old_and_never_below_nothing():
+    past = [{"time": time, "tokens": 10 * time} for time in (0.0, 2.0, 4.0)]
+    assert _speed(past, {"time": 6.0, "tokens": 100.0}) == 30.0
+    assert _speed(past, {"time": 4.5, "tokens": 45.0}) == 10.0  # not of half a second
+    assert _speed(past, {"time": 6.0, "tokens": 0.0}) == 0.0  # the engine was started again
+    assert _speed([], {"time": 6.0, "tokens": 100.0}) == 0.0
 
 
 def test_running_answers_count_as_tokens():

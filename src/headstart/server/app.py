@@ -78,7 +78,7 @@ def create_app(
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         tasks = [
             asyncio.create_task(_load(service, load_model, on_loaded, timer)),
-            asyncio.create_task(feed.remember()),
+            asyncio.create_task(feed.run()),
         ]
         try:
             async with extras.running(config):

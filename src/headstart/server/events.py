@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -22,17 +21,18 @@ from headstart.structures.tenants import may_take
 from headstart.types.errors import QuotaError
 from headstart.types.report import WorkerReport
 
-SPEED_SECONDS = 1.0  # over which tokens per second are averaged
-# 5 kB each, five times a second
-MAX_LISTENERS = 100
+# between two states: on the machine of the model, what makes and shows them takes its time
+SECONDS = 2.0
+MAX_LISTENERS = 100  # 4 kB each, every time
 RETRY_SECONDS = 5
 
+Counts = dict[str, float]
 routes = Routes()
 
 
 @routes.get("/events", answer="server-sent events, one state each")
 async def events(http: HttpRequest) -> Response:
-    """Stream the state of slots, queue, speculation and memory as it changes."""
+    """Stream the state of slots, queue, speculation and memory, every two seconds."""
     return _Listening(http.app.state.events, http.scope)
 
 
@@ -42,12 +42,11 @@ class EventFeed:
     def __init__(self, service: Service) -> None:
         self._service = service
         self._listeners: Counter[str] = Counter()  # by tenant
-        self._state: dict[str, Any] = {}
-        self._latest = b""  # the same, rendered
+        self._latest = b""  # state, rendered
         self._changed = asyncio.Event()  # of the next state, or of the end
-        self._rendering: asyncio.Task[None] | None = None
+        self._is_stopped = False
         # counts of the last three minutes, for those who begin to listen
-        self._history: deque[dict[str, float]] = deque(maxlen=90)
+        self._history: deque[Counts] = deque(maxlen=90)
 
     def join(self, tenant: str, *, is_alone: bool) -> None:
         """Count a listener; each must `leave`. `is_alone`: there are no other tenants.
@@ -71,8 +70,6 @@ class EventFeed:
                 retry_after=RETRY_SECONDS,
             )
         self._listeners[tenant] += 1
-        if self._rendering is None:
-            self._rendering = asyncio.create_task(self._render())
 
     def leave(self, tenant: str) -> None:
         """A listener has gone."""
@@ -81,44 +78,55 @@ class EventFeed:
             del self._listeners[tenant]
 
     async def listen(self) -> AsyncIterator[bytes]:
-        """The latest state with the last minutes, then each new one; a slow listener skips some."""
-        is_first = True
-        while self._rendering is not None:
-            changed = self._changed
-            if self._latest:
-                history = {"history": list(self._history)}
-                yield sse.event(self._state | history) if is_first else self._latest
-                is_first = False
-            await changed.wait()
-
-    async def _render(self) -> None:
-        """Make states until nobody listens or the server stops."""
-        service, last, sent_at = self._service, None, 0.0
-        seen: deque[tuple[float, int]] = deque()
-        try:
-            while self._listeners and not service.is_stopping:
-                report, now = await service.worker.report(), time.monotonic()
-                # an unchanged state is repeated every second, as its speed falls to 0
-                if report != last or now - sent_at >= 1.0:
-                    last, sent_at = report, now
-                    self._state = _state(service, report, _speed(seen, now, num_tokens(report)))
-                    self._latest = sse.event(self._state)
-                    self._wake_listeners()
-                await asyncio.sleep(0.2)
-        finally:
-            self._latest, self._rendering = b"", None
-            self._wake_listeners()
-
-    async def remember(self) -> None:
-        """Keep the counts of the last minutes, so that a chart is full when it is opened."""
-        service = self._service
+        """The state now with the last minutes, then each new one; a slow listener skips some."""
+        history = {"history": [*self._history]}
+        yield sse.event(self._state(await self._service.worker.report()) | history)
         while True:
-            await asyncio.sleep(2.0)  # between the states that are kept
-            self._history.append(_counts(service.clock(), await service.worker.report()))
+            await self._changed.wait()
+            if self._is_stopped:
+                return
+            yield self._latest
 
-    def _wake_listeners(self) -> None:
+    async def run(self) -> None:
+        """Make states while somebody listens, and keep the counts of the last minutes."""
+        while True:
+            report = await self._service.worker.report()
+            if self._listeners:
+                self._latest = sse.event(self._state(report))
+                self._changed.set()
+                self._changed = asyncio.Event()
+            self._history.append(_counts(self._service.clock(), report))
+            await asyncio.sleep(SECONDS)
+
+    def stop(self) -> None:
+        """End all streams."""
+        self._is_stopped = True
         self._changed.set()
-        self._changed = asyncio.Event()
+
+    def _state(self, report: WorkerReport) -> dict[str, Any]:
+        now = self._service.clock()
+        counts = _counts(now, report)
+        counters = report.counters
+        return counts | {
+            "uptime_seconds": now - self._service.started_at,
+            "status": self._service.worker.status,
+            "num_processing": report.num_processing,
+            "num_waiting": report.num_waiting,
+            "num_requests": counters.requests,
+            "num_engine_restarts": report.engine_restarts,
+            "tokens_per_second": _speed(self._history, counts),
+            "num_decodes": counters.num_decodes,
+            "num_slot_steps": counters.busy_slots,
+            "num_drafts": report.drafts.num_drafts,
+            "seconds": {
+                "target": counters.target_seconds,
+                "drafts": counters.draft_seconds,
+                "other": counters.other_seconds,
+            },
+            "memory_bytes": {"server": resident_bytes(), "engine": report.memory_bytes},
+            "slots": [slot_state(slot, self._service) for slot in report.slots],
+            "speculation": speculation_state(report),
+        }
 
 
 class _Listening(StreamingResponse):
@@ -136,13 +144,12 @@ class _Listening(StreamingResponse):
             self._feed.leave(self._tenant)
 
 
-def _speed(seen: deque[tuple[float, int]], now: float, num_tokens: int) -> float:
-    """Add a count to those of the last SPEED_SECONDS, and return the tokens per second."""
-    seen.append((now, num_tokens))
-    while len(seen) > 2 and seen[1][0] <= now - SPEED_SECONDS:
-        seen.popleft()
-    then, before = seen[0]
-    return max(0.0, (num_tokens - before) / (now - then)) if now > then else 0.0
+def _speed(history: Iterable[Counts], now: Counts) -> float:
+    """Tokens per second since the newest counts that are a second old."""
+    old = [one for one in history if now["time"] - one["time"] >= 1.0]
+    if not old:
+        return 0.0
+    return max(0.0, (now["tokens"] - old[-1]["tokens"]) / (now["time"] - old[-1]["time"]))
 
 
 def num_tokens(report: WorkerReport) -> int:
@@ -151,34 +158,10 @@ def num_tokens(report: WorkerReport) -> int:
     return report.counters.tokens_predicted + running
 
 
-def _counts(now: float, report: WorkerReport) -> dict[str, float]:
+def _counts(now: float, report: WorkerReport) -> Counts:
     return {
         "time": now,
         "tokens": num_tokens(report),
         "num_draft_tokens": report.drafts.num_drafted,
         "num_accepted_draft_tokens": report.drafts.num_accepted,
-    }
-
-
-def _state(service: Service, report: WorkerReport, tokens_per_second: float) -> dict[str, Any]:
-    counters, now = report.counters, service.clock()
-    return _counts(now, report) | {
-        "uptime_seconds": now - service.started_at,
-        "status": service.worker.status,
-        "num_processing": report.num_processing,
-        "num_waiting": report.num_waiting,
-        "num_requests": counters.requests,
-        "num_engine_restarts": report.engine_restarts,
-        "tokens_per_second": tokens_per_second,
-        "num_decodes": counters.num_decodes,
-        "num_slot_steps": counters.busy_slots,
-        "num_drafts": report.drafts.num_drafts,
-        "seconds": {
-            "target": counters.target_seconds,
-            "drafts": counters.draft_seconds,
-            "other": counters.other_seconds,
-        },
-        "memory_bytes": {"server": resident_bytes(), "engine": report.memory_bytes},
-        "slots": [slot_state(slot, service) for slot in report.slots],
-        "speculation": speculation_state(report),
     }

@@ -22,7 +22,7 @@ from headstart.config import ServerConfig
 from headstart.server.app import create_app
 from headstart.server.connections import LimitedProtocol, affordable
 from headstart.server.extras import Extras
-from headstart.server.model import ServedModel, Service
+from headstart.server.model import ServedModel
 from headstart.types.errors import ConfigError
 from headstart.types.worker import Worker
 
@@ -59,10 +59,9 @@ def serve(
             server.should_exit = True
 
     app = create_app(config, worker, load_model, on_loaded, extras)
-    service: Service = app.state.service
 
     async def stop() -> None:
-        service.is_stopping = True
+        app.state.events.stop()
         await extras.close()
 
     server = StoppableServer(uvicorn_config(app, config), stop, worker.close, worker.kill)

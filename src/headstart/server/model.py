@@ -98,7 +98,6 @@ class Service:
     image_questions: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 4))
     adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
     counters_read: Counters = field(default_factory=Counters)  # when /metrics was last read
-    is_stopping: bool = False  # ends the streams of /events
 
     _num_held: Counter[str] = field(default_factory=Counter)  # requests by tenant
 

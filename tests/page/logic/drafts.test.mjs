@@ -74,18 +74,29 @@ test("the board remembers three minutes, those before it was opened too, and sta
   const past = (time, tokens) => ({ time, tokens, num_draft_tokens: tokens, num_accepted_draft_tokens: tokens / 2 });
   const state = (time, tokens, more = {}) => ({ ...past(time, tokens), slots: [], ...more });
   const history = new History();
-  history.add(state(100, 100, { history: [past(96, 96), past(98, 98)] }));
+  history.add(state(100, 100, { history: [past(96, 96), past(98, 98), past(99.9, 99)] })); // a tenth of a second has no speed
   assert.deepEqual(history.points().map(({ time, speed }) => [time, speed]), [[98, 1], [100, 1]]);
-  for (let time = 101; time < 400; time++) history.add(state(time, time));
-  assert.equal(history.past[0].time, 399 - 180);
+  for (let time = 102; time < 400; time += 2) history.add(state(time, time));
+  assert.equal(history.past[0].time, 398 - 180);
   assert.equal(history.points().at(-1).accepted, 0.5);
   history.add(state(400, 3));
   assert.equal(history.past.length, 1);
 });
 
-test("long drafts are grouped and none is left out", () => {
+test("a slot's speed is that of its own request since the state before", () => {
+  const state = (time, id_task, n_decoded) => ({ time, tokens: 0, slots: [{ id: 0, id_task, next_token: [{ n_decoded }] }] });
+  const history = new History();
+  history.add(state(100, 7, 20));
+  assert.equal(history.speedOf(history.last.slots[0]), 0);
+  history.add(state(102, 7, 50));
+  assert.equal(history.speedOf(history.last.slots[0]), 15);
+  history.add(state(104, 8, 60));
+  assert.equal(history.speedOf(history.last.slots[0]), 0);
+});
+
+test("long drafts are grouped so that at most a dozen bars show them, and none is left out", () => {
   const groups = positionGroups(70);
-  assert.deepEqual(groups.map(({ label }) => label), ["1", "2", "3", "4", "5", "6", "7", "8", "9–10", "11–12", "13–14", "15–16", "17–20", "21–24", "25–28", "29–32", "33–40", "41–48", "49–56", "57–64", "65–70"]);
+  assert.deepEqual(groups.map(({ label }) => label), ["1", "2", "3", "4", "5", "6", "7", "8", "9–16", "17–32", "33–64", "65–70"]);
   assert.equal(groups.at(-1).to, 70);
   assert.deepEqual(positionGroups(0), []);
 });

@@ -2,8 +2,7 @@
 
 import { getJson, stream } from "./api.js";
 import { showBars, showShares, showTimeline } from "./charts.js";
-import { byId, fill, h } from "./dom.js";
-import { paced } from "./frames.js";
+import { byId, h, update } from "./dom.js";
 import { duration, number, percent, rankedReasons, rate, size } from "./format.js";
 import { History, draftLengths, positionGroups } from "./history.js";
 import { labelOf, styleOf, swatch } from "./speculators.js";
@@ -12,8 +11,6 @@ import { language, words } from "./words.js";
 /** @typedef {import("./history.js").State} State */
 
 const RETRY_PAUSE = 2000; // milliseconds
-const DRAW_PAUSE = 1000; // milliseconds: drawing takes time from a server on the same machine
-const SHOWN_ROWS = 12; // of the table of costs
 const MOST_REASONS = 6;
 
 export class Board {
@@ -22,9 +19,6 @@ export class Board {
     /** @type {AbortController | null} */
     this.listening = null;
     this.isShown = false;
-    /** @type {State | null} */
-    this.state = null;
-    this.drawing = paced(() => this.draw(), DRAW_PAUSE);
     document.addEventListener("visibilitychange", () => (document.hidden ? this.pause() : this.isShown && this.listen()));
   }
 
@@ -42,7 +36,6 @@ export class Board {
   pause() {
     this.listening?.abort();
     this.listening = null;
-    this.state = null;
   }
 
   async listen() {
@@ -62,17 +55,8 @@ export class Board {
 
   /** @param {State} state */
   take(state) {
-    const isFirst = !this.state;
-    this.state = state;
     byId("board-note").textContent = "";
     this.history.add(state);
-    if (isFirst) this.drawing.flush();
-    else this.drawing.ask();
-  }
-
-  draw() {
-    const { state } = this;
-    if (!state) return;
     showTimeline(byId("throughput"), this.history.points());
     showNow(state);
     showSlots(state, this.history);
@@ -93,7 +77,7 @@ async function showSettings() {
   if (!props?.settings) return;
   const rows = props.settings.map((/** @type {any} */ one) => row(one.name, [one.value === null ? "–" : String(one.value), one.origin], one.origin !== "default" && "changed"));
   const heads = [words.setting, words.value, words.origin].map((name) => h("th", { scope: "col" }, name));
-  fill(byId("settings-in-force"), h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
+  update(byId("settings-in-force"), h("table", {}, h("thead", {}, h("tr", {}, heads)), h("tbody", {}, rows)));
 }
 
 /**
@@ -119,7 +103,7 @@ function showNow(state) {
     [words.memory, size(state.memory_bytes.engine + state.memory_bytes.server)],
     [words.runningFor, duration(state.uptime_seconds)],
   ];
-  fill(byId("now"), figures.map(([label, value]) => h("div", { class: "figure" }, h("dt", {}, label), h("dd", {}, value))));
+  update(byId("now"), figures.map(([label, value]) => h("div", { class: "figure" }, h("dt", {}, label), h("dd", {}, value))));
 }
 
 /**
@@ -139,7 +123,7 @@ function showSlots(state, history) {
     const meter = h("span", { class: "meter", title: words.contextTitle(number(slot.n_tokens_in_cache), number(slot.n_ctx)) }, filled);
     return row(slot.id, [doing, speed, accepted, meter], slot.is_processing && "busy");
   });
-  fill(byId("slots"), rows);
+  update(byId("slots"), rows);
 }
 
 /** @param {State} state */
@@ -147,7 +131,7 @@ function showWhy(state) {
   const ranked = rankedReasons(state.speculation.reasons_not_drafted).slice(0, MOST_REASONS);
   const failures = state.speculation.speculators.filter((one) => one.failure);
   const reasons = ranked.map((one) => h("li", {}, h("strong", {}, percent(one.share)), h("span", {}, one.words)));
-  fill(
+  update(
     byId("why"),
     failures.map((one) => h("p", { class: "problem" }, words.failedSpeculator(one.name, one.failure))),
     ranked.length ? h("ul", { class: "reasons" }, reasons) : h("p", { class: "hint" }, words.allHadDrafts),
@@ -162,9 +146,9 @@ function showSpeculators(speculators) {
     const counts = [one.num_calls, one.num_drafts, one.num_draft_tokens].map((count) => number(count));
     return row(swatch(one.name), [...counts, share, number(one.num_rows_wasted), duration(seconds)]);
   });
-  fill(byId("speculators"), rows);
+  update(byId("speculators"), rows);
   const used = speculators.filter((one) => one.num_draft_tokens);
-  fill(byId("positions"), used.length ? used.map(byPosition) : h("p", { class: "hint" }, words.nothingYet));
+  update(byId("positions"), used.length ? used.map(byPosition) : h("p", { class: "hint" }, words.nothingYet));
 }
 
 /** @param {any} one speculator */
@@ -183,11 +167,15 @@ function byPosition({ name, draft_tokens_by_position: drafted, accepted_draft_to
 
 /** @param {any} control */
 function showCosts(control) {
-  const costs = Object.entries(control?.cost_ms?.rows ?? {}).slice(0, SHOWN_ROWS);
-  showBars(byId("costs"), costs.map(([label, value]) => ({ label, value: Number(value), text: rate(Number(value)) })), words.costTitle);
+  /** @type {Record<string, number>} */
+  const costs = control?.cost_ms?.rows ?? {};
+  const widths = Object.keys(costs).map(Number);
+  const shown = positionGroups(Math.max(0, ...widths)).map(({ from, to }) => widths.findLast((width) => from < width && width <= to));
+  const bars = shown.filter((width) => width !== undefined).map((width) => ({ label: String(width), value: costs[width], text: rate(costs[width]) }));
+  showBars(byId("costs"), bars, words.costTitle);
   const prices = Object.entries(control?.draft_models ?? {}).map(([name, price]) => {
     const [count, ms] = Object.entries(/** @type {any} */ (price).round_ms ?? {})[0] ?? [];
     return count && h("p", { class: "hint" }, words.draftPrice(name, rate(Number(ms)), count));
   });
-  fill(byId("draft-prices"), prices);
+  update(byId("draft-prices"), prices);
 }

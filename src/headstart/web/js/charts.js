@@ -1,11 +1,11 @@
 /** Charts of the board, as elements: bars, shares, and a line over the last minutes. */
 
-import { fill, h } from "./dom.js";
+import { h, update } from "./dom.js";
 import { number, percent, rate } from "./format.js";
 import { words } from "./words.js";
 
 /**
- * Upright bars with a label below and the value on top.
+ * Upright bars with a label below and the value on top; lying ones where there is little room.
  * @param {HTMLElement} root
  * @param {{label: string, value: number, text: string, style?: string}[]} bars
  * @param {string} summary what a screen reader says
@@ -14,10 +14,10 @@ export function showBars(root, bars, summary) {
   const most = Math.max(...bars.map((bar) => bar.value), 1e-9);
   const items = bars.map((bar) => {
     const column = h("span", { class: `bar ${bar.style ?? ""}` });
-    column.style.height = `${Math.max(1, (100 * bar.value) / most)}%`;
+    column.style.setProperty("--share", `${Math.max(1, (100 * bar.value) / most).toFixed(1)}%`);
     return h("li", {}, h("span", { class: "value" }, bar.text), h("span", { class: "column" }, column), h("span", { class: "label" }, bar.label));
   });
-  fill(root, items.length ? h("ul", { class: "bars", tabindex: "0", "aria-label": summary }, items) : nothing());
+  update(root, items.length ? h("ul", { class: "bars", tabindex: "0", "aria-label": summary }, items) : nothing());
 }
 
 /**
@@ -28,7 +28,7 @@ export function showBars(root, bars, summary) {
 export function showShares(root, parts) {
   const total = parts.reduce((sum, part) => sum + part.value, 0);
   if (!total) {
-    fill(root, nothing());
+    update(root, nothing());
     return;
   }
   const strip = h("div", { class: "shares", "aria-hidden": "true" });
@@ -39,7 +39,7 @@ export function showShares(root, parts) {
   }
   const row = (/** @type {typeof parts[0]} */ part) =>
     h("tr", {}, h("th", { scope: "row" }, h("span", { class: `dot ${part.style}` }), part.label), h("td", {}, percent(part.value / total)), h("td", {}, part.text));
-  fill(root, strip, h("table", { class: "share-list" }, h("tbody", {}, parts.map(row))));
+  update(root, strip, h("table", { class: "share-list" }, h("tbody", {}, parts.map(row))));
 }
 
 function nothing() {
@@ -70,7 +70,7 @@ export function showTimeline(root, points) {
   const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": words.chartSummary(rate(points.at(-1)?.speed ?? 0)) });
   drawing.append(...[0, 0.5, 1].map((share) => path("grid", `M0,${y(share)}H${WIDTH}`)), ...shapes);
   const axis = (/** @type {string} */ name, /** @type {string[]} */ labels) => h("div", { class: `axis ${name}`, "aria-hidden": "true" }, labels.map((label) => h("span", {}, label)));
-  fill(
+  update(
     root,
     axis("left", [most, most / 2, 0].map((value) => number(value, most < 4 && value % 1 ? 1 : 0))),
     drawing,

@@ -34,7 +34,41 @@ export function fill(element, ...children) {
 }
 
 /**
+ * Give an element other children, but keep those that are alike and change only what differs: what
+ * has the focus or was scrolled stays so, and the browser lays out little again.
  * @param {Element} element
+ * @param {...(Child | Child[])} children
+ */
+export function update(element, ...children) {
+  const wanted = document.createDocumentFragment();
+  append(wanted, children);
+  morph(element, wanted);
+}
+
+/** @param {Node} old @param {Node} wanted whose children may be moved */
+function morph(old, wanted) {
+  const children = [...wanted.childNodes];
+  for (const [i, child] of children.entries()) {
+    const known = old.childNodes[i];
+    if (!known) old.appendChild(child);
+    else if (known.isEqualNode(child)) continue;
+    else if (known.nodeName !== child.nodeName) known.replaceWith(child);
+    else if (known instanceof Element && child instanceof Element) {
+      for (const name of known.getAttributeNames()) if (!child.hasAttribute(name)) known.removeAttribute(name);
+      for (const name of child.getAttributeNames()) {
+        const value = child.getAttribute(name) ?? "";
+        if (known.getAttribute(name) === value) continue;
+        if (name === "style") /** @type {HTMLElement} */ (known).style.cssText = value; // as an attribute, the policy forbids it
+        else known.setAttribute(name, value);
+      }
+      morph(known, child);
+    } else known.nodeValue = child.nodeValue;
+  }
+  while (old.childNodes.length > children.length) old.lastChild?.remove();
+}
+
+/**
+ * @param {ParentNode & Node} element
  * @param {(Child | Child[])[]} children
  */
 function append(element, children) {

@@ -2,12 +2,16 @@
 
 import { language, words } from "./words.js";
 
+/** @type {Intl.NumberFormat[]} by digits: making one takes longer than a hundred uses */
+const formats = [];
+
 /**
  * @param {number} value
  * @param {number} [digits] after the point
  */
 export function number(value, digits = 0) {
-  return value.toLocaleString(language, { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  formats[digits] ??= new Intl.NumberFormat(language, { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return formats[digits].format(value);
 }
 
 /** A speed or a factor: two digits that count. @param {number} value */

@@ -1,26 +1,27 @@
 /** Calls a function after changes, but not so often that the page stutters. */
 
-const LEAST_PAUSE = 60; // milliseconds
+const LEAST_PAUSE = 60; // milliseconds between two calls
 const SHARE = 4; // a pause is at least so many times what the last call took
 
 /**
  * @param {() => void} draw
- * @param {number} pause milliseconds between two calls at least
  * @returns {{ask: () => void, flush: () => void}}
  */
-export function paced(draw, pause = LEAST_PAUSE) {
+export function paced(draw) {
   let timer = 0;
+  let frame = 0;
   let cost = 0;
   const flush = () => {
     clearTimeout(timer);
-    timer = 0;
+    cancelAnimationFrame(frame);
+    timer = frame = 0;
     const start = performance.now();
     draw();
     cost = performance.now() - start;
   };
   return {
     ask: () => {
-      timer ||= setTimeout(() => requestAnimationFrame(flush), Math.max(pause, SHARE * cost));
+      timer ||= setTimeout(() => (frame = requestAnimationFrame(flush)), Math.max(LEAST_PAUSE, SHARE * cost));
     },
     flush,
   };

@@ -23,8 +23,7 @@
 /** @typedef {{time: number, tokens: number, num_draft_tokens: number, num_accepted_draft_tokens: number}} Past */
 
 const SECONDS = 180;
-const SPEED_SECONDS = 2; // that each speed is measured over
-const ACCEPTANCE_SECONDS = 10; // the same of acceptance, as drafts are fewer than tokens
+const ACCEPTANCE_STATES = 5; // that each acceptance is measured over, as drafts are fewer than tokens
 
 export class History {
   constructor() {
@@ -32,18 +31,19 @@ export class History {
     this.past = [];
     /** @type {State | null} */
     this.last = null;
-    /** @type {State[]} of the last seconds */
-    this.recent = [];
+    /** @type {State | null} */
+    this.before = null;
   }
 
   /** @param {State} state */
   add(state) {
-    if (state.history) this.past = state.history;
-    if (this.last && state.tokens < this.last.tokens) this.past = this.recent = []; // the engine was started again
+    // what was counted a moment before says nothing of a speed
+    if (state.history) this.past = state.history.filter(({ time }) => time < state.time - 1);
+    if (this.last && state.tokens < this.last.tokens) this.past = []; // the engine was started again
+    this.before = state.history ? null : this.last;
     this.last = state;
-    this.past = [...this.past, state].map(({ time, tokens, num_draft_tokens, num_accepted_draft_tokens }) => ({ time, tokens, num_draft_tokens, num_accepted_draft_tokens }));
-    this.past = this.past.filter(({ time }) => time >= state.time - SECONDS);
-    this.recent = [...this.recent, state].filter(({ time }) => time >= state.time - SPEED_SECONDS);
+    const { time, tokens, num_draft_tokens, num_accepted_draft_tokens } = state;
+    this.past = [...this.past, { time, tokens, num_draft_tokens, num_accepted_draft_tokens }].filter((one) => one.time >= time - SECONDS);
   }
 
   /**
@@ -51,33 +51,22 @@ export class History {
    * @returns {{time: number, speed: number, accepted: number | null}[]} tokens per second; share of draft tokens
    */
   points() {
-    /** @type {(seconds: number) => (i: number) => Past} the state so long before the i-th */
-    const before = (seconds) => {
-      let at = 0;
-      return (i) => {
-        while (at < i - 1 && this.past[at + 1].time <= this.past[i].time - seconds) at++;
-        return this.past[at];
-      };
-    };
-    const [shortBefore, longBefore] = [before(SPEED_SECONDS), before(ACCEPTANCE_SECONDS)];
     return this.past.slice(1).map((now, i) => {
-      const [then, longThen] = [shortBefore(i + 1), longBefore(i + 1)];
+      const [then, longThen] = [this.past[i], this.past[Math.max(0, i + 1 - ACCEPTANCE_STATES)]];
       const drafted = now.num_draft_tokens - longThen.num_draft_tokens;
-      const speed = Math.max(0, now.tokens - then.tokens) / Math.max(0.05, now.time - then.time);
+      const speed = Math.max(0, now.tokens - then.tokens) / Math.max(1, now.time - then.time);
       return { time: now.time, speed, accepted: drafted > 0 ? (now.num_accepted_draft_tokens - longThen.num_accepted_draft_tokens) / drafted : null };
     });
   }
 
   /**
-   * Tokens a second of one slot's request, over the last second or so.
+   * Tokens a second of one slot's request since the state before.
    * @param {any} slot
    */
   speedOf(slot) {
-    const now = this.last;
-    const before = this.recent.findLast((state) => now && state.time <= now.time - 1) ?? this.recent[0];
-    const old = before?.slots.find((one) => one.id === slot.id && one.id_task === slot.id_task);
-    if (!old || !now || now === before) return 0;
-    return (slot.next_token[0].n_decoded - old.next_token[0].n_decoded) / (now.time - before.time);
+    const old = this.before?.slots.find((one) => one.id === slot.id && one.id_task === slot.id_task);
+    if (!old || !this.before || !this.last) return 0;
+    return (slot.next_token[0].n_decoded - old.next_token[0].n_decoded) / (this.last.time - this.before.time);
   }
 }
 
@@ -92,14 +81,14 @@ export function draftLengths(byPosition) {
 }
 
 /**
- * Positions in groups, finer where drafts are short: 1 to 8 alone, then two, four, eight … together.
+ * Positions in groups, finer where drafts are short: 1 to 8 alone, then eight, sixteen … together.
  * @param {number} count of positions
  * @returns {{label: string, from: number, to: number}[]} indices from (inclusive) and to (exclusive)
  */
 export function positionGroups(count) {
   const groups = [];
   for (let from = 0; from < count; ) {
-    const to = Math.min(count, from < 8 ? from + 1 : from + 2 ** Math.floor(Math.log2(from) - 2));
+    const to = Math.min(count, from < 8 ? from + 1 : 2 * from);
     groups.push({ label: to - from === 1 ? `${to}` : `${from + 1}–${to}`, from, to });
     from = to;
   }
