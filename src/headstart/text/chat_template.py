@@ -36,13 +36,7 @@ from headstart.text.capabilities import (
     preserve_reasoning,
 )
 from headstart.text.messages import Message, adapt_messages, adapt_tools
-from headstart.text.quirks import (
-    answer_opening,
-    find_quirk,
-    finish_prompt,
-    patch_source,
-    sort_results,
-)
+from headstart.text.quirks import find_quirks, patch_source, sort_results
 from headstart.text.thinking import Thinking, find_thinking
 from headstart.types.errors import (
     ConfigError,
@@ -111,13 +105,13 @@ class ChatTemplate:
         self.bos_token = bos_token
         self.eos_token = eos_token
         self._now = now
-        self._adapt = find_quirk(self.source)
-        self.reads_schema = self._adapt is sort_results  # DeepSeek V4, as `response_format`
+        self.quirks = find_quirks(self.source)
+        self.reads_schema = self.quirks.adapt is sort_results  # DeepSeek V4, as `response_format`
         self.thinking: Thinking | None = None
         with probe_limit():
             self._compile()
             self.capabilities: Capabilities = find_capabilities(self._probe, self._variables)
-            self.thinking = find_thinking(self.source, self._probe_thinking)
+            self.thinking = self.quirks.thinking or find_thinking(self.source, self._probe_thinking)
             self.shows_messages = self._shows_messages()
 
     def _compile(self) -> None:
@@ -151,14 +145,12 @@ class ChatTemplate:
         Raises:
             InvalidParameterError: the template refuses these messages.
         """
+        quirks = self.quirks
+        adapted = adapt_messages(
+            messages, self.capabilities, knows_developers=quirks.knows_developers
+        )
         variables = self._arguments(arguments or {}) | {
-            "messages": self._adapt(
-                adapt_messages(
-                    messages,
-                    self.capabilities,
-                    knows_developers="<|channel|>" in self.source,
-                )
-            ),
+            "messages": quirks.adapt(adapted),
             "bos_token": self.bos_token,
             "eos_token": self.eos_token,
         }
@@ -175,7 +167,7 @@ class ChatTemplate:
             raise InvalidParameterError(
                 f"the chat template cannot render these messages: {error}"
             ) from error
-        return finish_prompt(text, add_generation_prompt=add_generation_prompt, source=self.source)
+        return quirks.finish(text, add_generation_prompt)
 
     def generation_prompt(
         self,
@@ -208,7 +200,7 @@ class ChatTemplate:
         """
         if self.thinking:
             return self.thinking.continued(generation_prompt, thoughts, content)
-        return generation_prompt + answer_opening(self.source) + (content or "")
+        return generation_prompt + self.quirks.answer_opening + (content or "")
 
     def _arguments(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """All template variables except the conversation."""

@@ -1,16 +1,43 @@
-"""Adaptations for single templates, recognized by words that only they contain.
+"""What rendering does not show of a template, known for those that contain certain words.
 
-Sources: llama.cpp's common/chat.cpp and common/parsers.
+Sources: llama.cpp's common/chat.cpp, common/chat-diff-analyzer.cpp and common/parsers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import Any
 
+from headstart.text.thinking import Thinking
+from headstart.text.toolcalls.answer_format import AnswerFormat
+from headstart.text.toolcalls.families import (
+    functionary,
+    gemma4,
+    harmony,
+    kimi_k3,
+    lfm2,
+    minimax_m3,
+    muse,
+)
+
 Messages = list[dict[str, Any]]
-Adapt = Callable[[Messages], Messages]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quirks:
+    """What is special about the templates that contain all of some words."""
+
+    words: tuple[str, ...] = ()
+    absent: str = ""  # a word that they do not contain
+    adapt: Callable[[Messages], Messages] = lambda messages: messages  # before rendering
+    finish: Callable[[str, bool], str] = lambda text, adds_generation_prompt: text  # a prompt
+    knows_developers: bool = False  # the role
+    thinking: Thinking | None = None
+    answers: AnswerFormat | None = None  # without its thinking
+    answer_opening: str = ""  # the start of an answer to the user where recipients are named
+    calls_end_thoughts: bool = False  # models may call without ending their reasoning
 
 
 def _trim(messages: Messages) -> Messages:
@@ -25,7 +52,7 @@ def _trim(messages: Messages) -> Messages:
     return messages
 
 
-def thinking_parts(messages: Messages) -> Messages:
+def _thinking_parts(messages: Messages) -> Messages:
     """Ministral 3: reasoning is a part of the content."""
     for message in messages:
         if message["role"] not in ("system", "assistant"):
@@ -111,16 +138,125 @@ def _value(content: Any) -> Any:
         return content
 
 
-_QUIRKS: Sequence[tuple[tuple[str, ...], str, Adapt]] = (
-    # words that the template contains, a word that it does not, and what it needs
-    (("the following functions in JSONSchema format",), "", _trim),
-    (("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]"), "[CALL_ID]", thinking_parts),
-    (("<|channel|>",), "", _harmony),
-    (("<|tool_list_start|>",), "", _thinking_field),
-    (("List of tools: [",), "", _thinking_field),
-    (("dsml_token", "tool_calls"), "function_calls", sort_results),
-    (("'<|tool_call>call:'",), "{#- OpenAI Chat Completions:", _tool_responses),
+def _finish_harmony(text: str, adds_generation_prompt: bool) -> str:
+    """The last answer is not final when it is continued."""
+    before, marker, after = text.rpartition("<|return|>")
+    return before + "<|end|>" + after if marker and not adds_generation_prompt else text
+
+
+def _finish_gemma4(text: str, adds_generation_prompt: bool) -> str:
+    """The generation prompt is missing after an answer with calls."""
+    is_missing = adds_generation_prompt and text.endswith("<turn|>\n")
+    return text + "<|turn>model\n" if is_missing else text
+
+
+_NONE = Quirks()
+_THINK = Thinking("<think>", "</think>")
+QUIRKS = (
+    Quirks(words=("the following functions in JSONSchema format",), adapt=_trim),
+    Quirks(
+        words=("[SYSTEM_PROMPT]", "[TOOL_CALLS]", "[ARGS]"),
+        absent="[CALL_ID]",
+        adapt=_thinking_parts,
+        thinking=Thinking("[THINK]", "[/THINK]", opening=""),
+    ),
+    Quirks(words=(">>>all", ">>>${recipient}"), answers=functionary.FORMAT, answer_opening="all\n"),
+    Quirks(
+        words=("<|channel|>",),
+        adapt=_harmony,
+        finish=_finish_harmony,
+        knows_developers=True,
+        thinking=Thinking(
+            "<|channel|>analysis<|message|>",
+            "<|end|>",
+            "<|start|>assistant<|channel|>final<|message|>",
+        ),
+        answers=harmony.FORMAT,
+    ),
+    Quirks(
+        words=("<atem:function_calls>", "<|eom|>"),
+        thinking=Thinking(
+            " to=self<|message|>",
+            "<|eom|>",
+            "<|start|>assistant to=user<|message|>",
+            opening="<|start|>assistant",
+        ),
+        answers=muse.FORMAT,
+    ),
+    Quirks(
+        words=("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+        thinking=_THINK,
+        calls_end_thoughts=True,
+    ),
+    Quirks(
+        words=("<|open|>", "<|close|>", "<|end_of_msg|>"),
+        thinking=Thinking(
+            "<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>"
+        ),
+        answers=kimi_k3.FORMAT,
+    ),
+    Quirks(
+        words=("<|START_TEXT|>", "<|START_ACTION|>"),
+        thinking=Thinking("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>"),
+    ),
+    Quirks(words=("<|START_ACTION|>",), calls_end_thoughts=True),
+    Quirks(
+        words=("<|tool_list_start|>", "<|tool_list_end|>"),
+        adapt=_thinking_field,
+        thinking=_THINK,
+        answers=lfm2.FORMAT,
+    ),
+    Quirks(
+        words=("List of tools: [",), adapt=_thinking_field, thinking=_THINK, answers=lfm2.FORMAT
+    ),
+    Quirks(
+        words=("dsml_token", "DSML", "function_calls"), thinking=_THINK, calls_end_thoughts=True
+    ),
+    Quirks(
+        words=("dsml_token", "DSML", "tool_calls"),
+        absent="function_calls",
+        adapt=sort_results,
+        thinking=Thinking(
+            "<think>", "</think>", opening="<\uff5cAssistant\uff5c>", skips_empty=True
+        ),
+        calls_end_thoughts=True,
+    ),
+    Quirks(
+        words=("'<|tool_call>call:'",),
+        finish=_finish_gemma4,
+        thinking=Thinking("<|channel>thought\n", "<channel|>"),
+        answers=gemma4.FORMAT,
+    ),
+    Quirks(
+        words=("'<|tool_call>call:'",),
+        absent="{#- OpenAI Chat Completions:",
+        adapt=_tool_responses,
+    ),
+    Quirks(words=("]<]minimax[>[", "<tool_call>", "<invoke name="), answers=minimax_m3.FORMAT),
+    Quirks(
+        words=("Write your thoughts between <think></think>", "<response></response>"),
+        thinking=_THINK,
+    ),
+    Quirks(
+        words=("<SPECIAL_10>", "<SPECIAL_12>", "<TOOL_RESPONSE>"),
+        thinking=Thinking("<think>\n", "</think>"),
+    ),
+    Quirks(words=("<function=", "<parameter="), calls_end_thoughts=True),
+    Quirks(words=("<role>ASSISTANT</role>", "<arg_key>"), calls_end_thoughts=True),
 )
+
+
+def find_quirks(source: str) -> Quirks:
+    """All that is known of a template; where several rows say it, what the first of them says."""
+    found: dict[str, Any] = {}
+    for row in QUIRKS:
+        if all(word in source for word in row.words) and not (row.absent and row.absent in source):
+            said = {one.name: getattr(row, one.name) for one in fields(row)}
+            known = {name: value for name, value in said.items() if value != getattr(_NONE, name)}
+            found = known | found
+    return Quirks(**found)
+
+
 _PATCHES = (
     (
         '{%- if "<|channel|>analysis<|message|>" in message.content or '
@@ -140,27 +276,3 @@ def patch_source(source: str) -> str:
     for condition in _PATCHES:
         source = source.replace(condition, "{%- if false %}")
     return source
-
-
-def find_quirk(source: str) -> Adapt:
-    """The adaptation for a template."""
-    for words, absent, adapt in _QUIRKS:
-        if all(word in source for word in words) and not (absent and absent in source):
-            return adapt
-    return lambda messages: messages
-
-
-def finish_prompt(text: str, *, add_generation_prompt: bool, source: str) -> str:
-    """Correct the end of a rendered prompt where a template ends it wrongly."""
-    if "<|channel|>" in source and not add_generation_prompt:
-        # the last answer is not final when it is continued
-        before, marker, after = text.rpartition("<|return|>")
-        return before + "<|end|>" + after if marker else text
-    if add_generation_prompt and "'<|tool_call>call:'" in source and text.endswith("<turn|>\n"):
-        return text + "<|turn>model\n"  # missing after an answer with calls
-    return text
-
-
-def answer_opening(source: str) -> str:
-    """The start of an answer to the user where a template names recipients."""
-    return "all\n" if ">>>all" in source and ">>>${recipient}" in source else ""

@@ -1,6 +1,6 @@
 """Finds a model's reasoning markers by rendering its chat template with and without reasoning.
 
-Formats that this does not show are listed with words that only their templates contain.
+What this does not show stands in quirks.py.
 
 Source: llama.cpp's common/chat-diff-analyzer.cpp.
 """
@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-
-from headstart.text.quirks import find_quirk, thinking_parts
 
 _MARKER = r"(?:<[^>]*>|\[[^\]]*\])"
 _QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
@@ -48,62 +46,12 @@ class Thinking:
 RenderProbe = Callable[..., str | None]
 """Renders messages with `enable_thinking` and `add_generation_prompt`; None if it refuses."""
 
-_KNOWN: tuple[tuple[tuple[str, ...], Thinking], ...] = (
-    # words of the template, thinking
-    (
-        ("<|channel|>",),
-        Thinking(
-            "<|channel|>analysis<|message|>",
-            "<|end|>",
-            "<|start|>assistant<|channel|>final<|message|>",
-        ),
-    ),
-    (
-        ("<atem:function_calls>", "<|eom|>"),
-        Thinking(
-            " to=self<|message|>",
-            "<|eom|>",
-            "<|start|>assistant to=user<|message|>",
-            opening="<|start|>assistant",
-        ),
-    ),
-    (("<|tool_calls_section_begin|>", "<|tool_call_begin|>"), Thinking("<think>", "</think>")),
-    (
-        ("<|open|>", "<|close|>", "<|end_of_msg|>"),
-        Thinking("<|open|>think<|sep|>", "<|close|>think<|sep|>", "<|open|>response<|sep|>"),
-    ),
-    (
-        ("<|START_TEXT|>", "<|START_ACTION|>"),
-        Thinking("<|START_THINKING|>", "<|END_THINKING|>", "<|START_TEXT|>"),
-    ),
-    (("<|tool_list_start|>", "<|tool_list_end|>"), Thinking("<think>", "</think>")),
-    (("List of tools: [",), Thinking("<think>", "</think>")),
-    (("dsml_token", "DSML", "function_calls"), Thinking("<think>", "</think>")),
-    (
-        ("dsml_token", "DSML", "tool_calls"),
-        Thinking("<think>", "</think>", opening="<\uff5cAssistant\uff5c>", skips_empty=True),
-    ),
-    (("'<|tool_call>call:'",), Thinking("<|channel>thought\n", "<channel|>")),
-    (
-        ("Write your thoughts between <think></think>", "<response></response>"),
-        Thinking("<think>", "</think>"),
-    ),
-    (("<SPECIAL_10>", "<SPECIAL_12>", "<TOOL_RESPONSE>"), Thinking("<think>\n", "</think>")),
-    (("content.split('</think>')",), Thinking("<think>", "</think>")),
-)
-
 
 def find_thinking(source: str, render: RenderProbe) -> Thinking | None:
-    """The reasoning markers; None if no reasoning is found."""
-    if find_quirk(source) is thinking_parts:
-        return Thinking("[THINK]", "[/THINK]", opening="")
-    for words, thinking in _KNOWN[:-1]:
-        if all(word in source for word in words):
-            return thinking
-    words, old_qwen = _KNOWN[-1]
+    """The reasoning markers that rendering shows; None if it shows no reasoning."""
     found = _by_rendering(render)
-    if found is None and all(word in source for word in words):
-        return old_qwen  # it only removes reasoning
+    if found is None and "content.split('</think>')" in source:
+        return Thinking("<think>", "</think>")  # Qwen3's older template only removes reasoning
     if found and "laguna_glm_thinking" in source:
         return Thinking(found.start.strip(), found.end.strip())
     if found and all(word in source for word in ("<tool_call>", "<function=", "<parameter=")):

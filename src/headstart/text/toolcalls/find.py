@@ -18,7 +18,6 @@ from typing import Any
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.chat_template import ChatTemplate, probe_limit
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.families import FAMILIES
 from headstart.text.toolcalls.formats import (
     JsonArguments,
     JsonCall,
@@ -34,14 +33,6 @@ _NAMES = ("fff_first_fun_f", "sss_second_fun_s")
 _KEYS = ("aa_arg_fst_aa", "bb_arg_snd_bb")
 _VALUES = ("vvv_first_val_v", "www_second_val_w")
 _IDS = ("call00001", "call00002")
-# words of templates whose models may call without ending their reasoning
-_ENDS_THOUGHTS = (
-    ("<function=", "<parameter="),
-    ("<|START_ACTION|>",),
-    ("<|tool_calls_section_begin|>",),
-    ("dsml_token",),
-    ("<role>ASSISTANT</role>", "<arg_key>"),
-)
 
 
 def find_format(template: ChatTemplate) -> AnswerFormat:
@@ -50,9 +41,8 @@ def find_format(template: ChatTemplate) -> AnswerFormat:
     Raises:
         ModelError: the template does not end for a message with calls.
     """
-    for words, family in FAMILIES:
-        if all(word in template.source for word in words):
-            return dataclasses.replace(family, thinking=template.thinking)
+    if family := template.quirks.answers:
+        return dataclasses.replace(family, thinking=template.thinking)
     with probe_limit():
         probe = _Probe(template)
         start, end = probe.around_content()
@@ -65,9 +55,7 @@ def find_format(template: ChatTemplate) -> AnswerFormat:
         calls=calls,
         content_start=start,
         content_end=end,
-        calls_end_thoughts=any(
-            all(word in template.source for word in words) for words in _ENDS_THOUGHTS
-        ),
+        calls_end_thoughts=template.quirks.calls_end_thoughts,
         why_no_calls=why_none,
     )
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.templates.conversations import TOOLS
 
+from headstart.text.quirks import QUIRKS
 from headstart.text.thinking import Thinking
 from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser, ReadOptions
 from headstart.text.toolcalls.events import (
@@ -21,7 +22,6 @@ from headstart.text.toolcalls.events import (
     Thoughts,
     ToolCall,
 )
-from headstart.text.toolcalls.families import FAMILIES
 from headstart.text.toolcalls.formats import (
     JsonArguments,
     JsonCall,
@@ -48,7 +48,7 @@ UNMARKED = MarkedCalls("json", JsonCall(arguments_key="parameters"), is_parallel
 FORMATS = {
     call_format.name + str(index): AnswerFormat(thinking=THINK, calls=call_format)
     for index, call_format in enumerate((HERMES, LIST, NAMED, TAGGED, UNMARKED))
-} | {family.name: family for _, family in FAMILIES}
+} | {one.answers.name: one.answers for one in QUIRKS if one.answers}
 WORDS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "[CALLS][", "]", "<f=", "</f>", "<call>",
     "</call>", "<p=", "</p>", "get_weather", "send", ">", "{", "}", "[", '"', ":", ",", "\\", "\\u",
