@@ -18,9 +18,9 @@ from benchmarks.lib.simulated_slots import (
 )
 from benchmarks.lib.simulated_texts import Kind, make_model_text, make_text
 
-from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot
-from headstart.control.values import NO_ALLOWANCE, with_gap
-from headstart.scheduler.step import DraftCall, Offer
+from headstart.control import Allowance, Controller, ModelSlot
+from headstart.control.values import NO_ALLOWANCE, DraftCall, with_gap
+from headstart.scheduler.step import Offer
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Draft
 
@@ -169,7 +169,7 @@ class AutoModel(Learner):
                 slots[i].close_gap()
         num_read = read_prompts([slots[i] for i in asked])
         drafting = [i for i in asked if not slots[i].unread]
-        is_probe = any(allowed[i].is_probe for i in asked)
+        granted = [allowed[i] for i in asked]
         for i in asked:
             if slots[i].unread:
                 allowed[i] = NO_ALLOWANCE
@@ -178,16 +178,14 @@ class AutoModel(Learner):
         milliseconds = self.simulation.draft_ms(allowed, scores, num_read)
         self.num_drafts += len(drafting)
         if asked:
-            run = ModelDraftCall(
-                "model",
-                [slots[i].number for i in drafting],
-                [allowed[i] for i in drafting],
-                [scores[i] for i in drafting],
-                num_read,
-                milliseconds,
-                is_probe=is_probe,
+            drafts = [
+                Draft([0] * len(scores[i]), scores[i], "model", is_ready=not slots[i].unread)
+                for i in asked
+            ]
+            no_leads = [0] * len(asked)
+            plan.calls.append(
+                DraftCall("model", asked, drafts, milliseconds, granted, no_leads, num_read)
             )
-            plan.calls.append(DraftCall("model", drafting, [], milliseconds, True, run))
         for i in drafting:
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:

@@ -22,7 +22,8 @@ from benchmarks.lib.steps import NO_BATCH, make_end, make_plan, make_record
 
 from headstart.control import Controller, Step
 from headstart.control.cost_samples import REFERENCE_ROWS, Sample
-from headstart.scheduler.step import DraftCall, Offer, StepPlan
+from headstart.control.values import DraftCall
+from headstart.scheduler.step import Offer, StepPlan
 from headstart.scheduler.warm_up import ROUNDS, ROWS
 from headstart.types import Draft
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, Step
+from headstart.control import Allowance, Controller, ModelSlot, Step
+from headstart.control.values import DraftCall
 from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Ending
-from headstart.scheduler.step import DraftCall, End, StepPlan, StepRecord
-from headstart.types import Batch, DraftMode
+from headstart.scheduler.step import End, StepPlan, StepRecord
+from headstart.types import Batch, Draft, DraftMode
 
 NO_BATCH = Batch(1)  # nothing is decoded
 
@@ -52,7 +53,7 @@ def share(
     """The plan with what control gives to these drafts, which took so long."""
     plan = make_plan(step, drafts)
     if sunk_ms:
-        plan.calls.append(DraftCall("model", [], [], sunk_ms, is_model=True))
+        plan.calls.append(model_call([Allowance()], [None], sunk_ms))
     controller.share(plan)
     return plan
 
@@ -92,21 +93,45 @@ def decode(controller: Controller, rows: int, context: int, milliseconds: float)
     controller.read(record)
 
 
+def model_call(
+    allowances: Sequence[Allowance],
+    scores: Sequence[Sequence[float] | None],
+    milliseconds: float,
+    catch_up: int = 0,
+    *,
+    leads: Sequence[int] = (),
+    name: str = "model",
+) -> DraftCall:
+    """A draft model's call for the first answers; scores: of its drafts, None: it only read."""
+    drafts = [
+        Draft((), (), name, is_ready=False) if one is None else Draft([0] * len(one), one, name)
+        for one in scores
+    ]
+    leads = [*leads, *[0] * (len(drafts) - len(leads))]
+    indices = list(range(len(drafts)))
+    return DraftCall(name, indices, drafts, milliseconds, [*allowances], leads, catch_up)
+
+
 def ran(
-    controller: Controller, run: ModelDraftCall, step: Step, num_right: int | None = None
+    controller: Controller,
+    call: DraftCall,
+    step: Step,
+    num_right: int | None = None,
+    *,
+    number: int = 1,
 ) -> None:
-    """Tell control of a draft model's call; so many tokens of each draft are right, or all.
+    """Tell control of a draft model's call for this request; so many tokens of the draft are right,
+    or all.
 
     All are verified, in a step that takes as long as expected.
     """
-    plan = make_plan(step)
-    call = DraftCall(run.speculator, [], [], run.milliseconds, is_model=True, run=run)
+    plan = make_plan(step, numbers=[*range(number, number + step.num_slots)])
     plan.calls.append(call)
     plan.is_asynchronous = True  # then no time is read from the record
     record = make_record(plan)
-    for index, scores in enumerate(run.confidences):
-        length = len(scores)
-        plan.lengths[index], plan.sources[index] = length, [run.speculator] * length
+    for index, _, draft in call.drafted:
+        length = len(draft.tokens)
+        plan.lengths[index], plan.sources[index] = length, [call.speculator] * length
         right = length if num_right is None else num_right
         record.emitted[index] = (0,) * (1 + right)
     controller.read(record)

@@ -5,7 +5,6 @@ at `controller`.
 from headstart.control.controller import Controller
 from headstart.control.values import (
     Allowance,
-    ModelDraftCall,
     ModelSlot,
     Outcome,
     Step,
@@ -14,7 +13,6 @@ from headstart.control.values import (
 __all__ = [
     "Allowance",
     "Controller",
-    "ModelDraftCall",
     "ModelSlot",
     "Outcome",
     "Step",

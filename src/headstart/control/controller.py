@@ -141,9 +141,7 @@ class Controller:
         """
         assert plan.price is not None
         sunk_ms = sum(  # that of probes is saved for
-            call.milliseconds
-            for call in plan.calls
-            if call.is_model and not (call.run and call.run.is_probe)
+            call.milliseconds for call in plan.calls if call.is_model and not call.is_probe
         )
         survivals = self._rollback.discounted(plan.survivals, plan.price)
         self._budget.share(plan, survivals, sunk_ms)
@@ -167,8 +165,8 @@ class Controller:
     def _read_models(self, record: StepRecord, step: Step) -> None:
         """What models took, and what their drafts saved: measured, against a step without them."""
         plan = record.plan
-        runs = [call.run for call in plan.calls if call.run is not None]
-        if not runs:
+        calls = [call for call in plan.calls if call.catch_up is not None]
+        if not calls:
             return
         base, rows = step.num_verify_base, max(record.num_computed, step.num_verify_base)
         curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
@@ -178,19 +176,21 @@ class Controller:
             expected = curve[rows]
             more_ms = max(-0.5 * expected, min(0.5 * expected, record.cost_ms - expected))
         token_ms = self._budget.slot_ms(step) / self._budget.reached.speedup
-        for run in runs:
-            texts = {slot.number: slot.rival for slot in plan.wishes.get(run.speculator, ())}
-            saved_ms = -more_ms / len(runs)
+        numbers = [sequence.number for sequence in plan.sequences]
+        for call in calls:
+            name = call.speculator
+            texts = {slot.number: slot.rival for slot in plan.wishes.get(name, ())}
+            saved_ms = -more_ms / len(calls)
             for index, sources in enumerate(plan.sources):
-                num_rows = sources[: plan.lengths[index]].count(run.speculator)
+                num_rows = sources[: plan.lengths[index]].count(name)
                 if not num_rows:
                     continue
-                num_right = sources[: len(record.emitted[index]) - 1].count(run.speculator)
-                rival = texts.get(plan.sequences[index].number, 0.0)
+                num_right = sources[: len(record.emitted[index]) - 1].count(name)
+                rival = texts.get(numbers[index], 0.0)
                 # the text's would have had as many rows
                 saved_ms += num_right * token_ms - num_rows * row_ms
                 saved_ms -= max(0.0, rival * token_ms - num_rows * row_ms)
-            self._model_planner.observe(run, step, saved_ms)
+            self._model_planner.observe(call, numbers, step, saved_ms)
 
     def _read_texts(self, plan: StepPlan, step: Step) -> None:
         """What text speculators took, and what asking them is expected to save."""

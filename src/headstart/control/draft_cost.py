@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from headstart.control.values import ModelDraftCall
+from headstart.control.values import DraftCall
 
 
 @dataclass(slots=True)
@@ -25,15 +25,15 @@ class DraftCost:
         """Expected time of a call; `plain_ms` prices what was never measured."""
         return rounds * self.round(num_slots, plain_ms) + catch_up * self.token(plain_ms)
 
-    def observe(self, run: ModelDraftCall, plain_ms: float) -> None:
+    def observe(self, call: DraftCall, plain_ms: float) -> None:
         """Learn from one call; a share of the innovation goes to each part of the price."""
-        num_slots, rounds = len(run.numbers), run.rounds  # none if it only read
-        if not (rounds or run.catch_up) or run.milliseconds <= 0.0:
+        num_slots, rounds, catch_up = len(call.drafted), call.rounds, call.catch_up or 0
+        if not (rounds or catch_up) or call.milliseconds <= 0.0:
             return
         per_round, price = self.round(num_slots, plain_ms), self.token(plain_ms)
-        expected = rounds * per_round + run.catch_up * price  # above 0, as prices are
+        expected = rounds * per_round + catch_up * price  # above 0, as prices are
         share = rounds * per_round / expected
-        ratio = run.milliseconds / expected - 1.0
+        ratio = call.milliseconds / expected - 1.0
         calls = self.calls[num_slots] = self.calls.get(num_slots, 0) + 1
         if calls <= 3:  # the 1st moves the price fully, the 2nd by a half, the 3rd by a third
             cut = max(-0.95, min(2.0, ratio)) / calls
@@ -41,7 +41,7 @@ class DraftCost:
             cut = 0.2 * max(-0.25, min(0.25, ratio))
         if rounds:
             self.round_ms[num_slots] = per_round * (1.0 + cut * share)
-        if run.catch_up:
+        if catch_up:
             self.catch_up_ms = price * (1.0 + cut * (1.0 - share))
 
     def token(self, plain_ms: float) -> float:

@@ -27,7 +27,7 @@ from headstart.control.values import (
     GAP,
     NO_ALLOWANCE,
     Allowance,
-    ModelDraftCall,
+    DraftCall,
     ModelSlot,
     Step,
     with_gap,
@@ -159,33 +159,31 @@ class ModelDraftPlanner:
         for drafter in self.drafters.values():
             drafter.rest = drafter.num_refused = 0
 
-    def observe(self, run: ModelDraftCall, step: Step, saved_ms: float = 0.0) -> None:
+    def observe(self, call: DraftCall, numbers: Sequence[int], step: Step, saved_ms: float) -> None:
         """Learn what a call cost, and from its drafts what the next ones will be like.
 
+        numbers: of the requests, by answer.
         saved_ms: time that its drafts were seen to save, the call's own not deducted.
         """
-        drafter = self.drafters[run.speculator]
+        drafter = self.drafters[call.speculator]
         plain = self._budget.plain_ms(step)
-        drafter.cost.observe(run, plain)
-        is_gapped = any(allowance.can_skip for allowance in run.allowances)
-        account = self._state(run.speculator, can_skip=is_gapped).probes
-        if run.is_probe:
-            drafter.probes.charge(run.milliseconds / plain)
+        drafter.cost.observe(call, plain)
+        is_gapped = any(allowance.can_skip for allowance in call.allowances)
+        account = self._state(call.speculator, can_skip=is_gapped).probes
+        if call.is_probe:
+            drafter.probes.charge(call.milliseconds / plain)
             account.settle(saved_ms / plain)
         else:
-            reading = run.catch_up * drafter.cost.token(plain)
+            reading = (call.catch_up or 0) * drafter.cost.token(plain)
             account.unpaid += reading / plain
-            account.settle((saved_ms - run.milliseconds + reading) / plain)
-        drafter.probes.called(run.numbers)
-        for number, allowance, confidence in zip(
-            run.numbers, run.allowances, run.confidences, strict=True
-        ):
-            name = with_gap(run.speculator) if allowance.can_skip else run.speculator
-            survival, state = (
-                self._calibration.survival(name, confidence, number),
-                self.drafters[name],
-            )
-            state.learn(number, confidence, survival, allowance)
+            account.settle((saved_ms - call.milliseconds + reading) / plain)
+        for index, allowance, draft in call.drafted:
+            number = numbers[index]
+            drafter.probes.called(number)
+            state = self._state(call.speculator, can_skip=allowance.can_skip)
+            name = with_gap(call.speculator) if allowance.can_skip else call.speculator
+            survival = self._calibration.survival(name, draft.confidence, number)
+            state.learn(number, draft.confidence, survival, allowance)
             state.forget()
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:

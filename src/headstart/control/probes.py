@@ -102,9 +102,9 @@ class Probes:
         self.reading = slot.number
         return nearest
 
-    def called(self, numbers: Sequence[int]) -> None:
-        """These got a draft."""
-        if self.reading in numbers:
+    def called(self, number: int) -> None:
+        """This one got a draft."""
+        if self.reading == number:
             self.reading = None
 
     def charge(self, steps: float) -> None:

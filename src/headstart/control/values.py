@@ -6,8 +6,10 @@ They are never changed; why some are not frozen is said in `types`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
+
+from headstart.types import Draft
 
 GAP = "+gap"
 
@@ -109,30 +111,44 @@ class Outcome:
     tokens: Sequence[int] = ()  # the one before the draft and the draft's; empty: not known
 
 
-@dataclass(frozen=True, slots=True)
-class ModelDraftCall:
-    """One call of a draft model, for several slots at once.
-
-    One entry per slot for which it got as far as drafting: none where it only read, or could not
-    draft.
-    """
+@dataclass(slots=True)
+class DraftCall:
+    """One time that a speculator was asked, for some answers at once."""
 
     speculator: str
-    numbers: Sequence[int]
-    allowances: Sequence[Allowance]
-    confidences: Sequence[Sequence[float]]  # of the tokens it drafted
-    catch_up: int  # tokens read in this call, for all slots
+    indices: list[int]  # of the answers
+    drafts: list[Draft]
     milliseconds: float
-    leads: Sequence[int] = ()  # rounds that read a text draft first; empty: none did
-    is_probe: bool = False  # its time was saved for
+    # of a draft model, by answer: how far it might go, rounds that read a text's draft first
+    allowances: list[Allowance] = field(default_factory=list)
+    leads: list[int] = field(default_factory=list)
+    catch_up: int | None = None  # tokens that it read, for all; None: it failed, or is no model
+
+    @property
+    def is_model(self) -> bool:
+        return len(self.allowances) > 0
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether its time was saved for."""
+        return any(allowance.is_probe for allowance in self.allowances)
+
+    @property
+    def drafted(self) -> list[tuple[int, Allowance, Draft]]:
+        """The answers for which a model got as far as drafting."""
+        every = zip(self.indices, self.allowances, self.drafts, strict=True)
+        return [one for one in every if one[2].is_ready]
 
     @property
     def rounds(self) -> int:
-        """Passes of the draft model: one per token, and one for a token below the limit."""
-        own = [
-            min(g.max_tokens, len(c) + 1)
-            for g, c in zip(self.allowances, self.confidences, strict=True)
-        ]
-        if self.leads:
-            own = [lead + rounds for lead, rounds in zip(self.leads, own, strict=True)]
-        return max(own, default=0)
+        """Passes of a draft model: one per token, and one for a token below the limit."""
+        return max(
+            [
+                lead + min(allowance.max_tokens, len(draft.tokens) + 1)
+                for lead, allowance, draft in zip(
+                    self.leads, self.allowances, self.drafts, strict=True
+                )
+                if draft.is_ready
+            ],
+            default=0,
+        )

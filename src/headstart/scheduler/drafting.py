@@ -17,7 +17,7 @@ from typing import Any
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost_samples import Sample
-from headstart.control.values import Step, with_gap
+from headstart.control.values import DraftCall, Step, with_gap
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ModelDrafting
@@ -27,7 +27,6 @@ from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import (
     BELOW_BREAK_EVEN,
     RESTING,
-    DraftCall,
     StepPlan,
     StepRecord,
 )

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from headstart.control.controller import Controller
-from headstart.control.values import Allowance, ModelDraftCall, ModelSlot
+from headstart.control.values import Allowance, DraftCall, ModelSlot
 from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.offers import askable, consider, is_fixed
-from headstart.scheduler.step import BELOW_BREAK_EVEN, RESTING, DraftCall, StepPlan
+from headstart.scheduler.step import BELOW_BREAK_EVEN, RESTING, StepPlan
 from headstart.types import Draft, DraftRequest
 
 # tokens; only to tell whether a model should continue or replace a text draft
@@ -119,12 +119,14 @@ class ModelDrafting:
         with _requests(plan, granted) as requests:
             drafts = model.propose(requests)
         milliseconds = 1000.0 * model.last_seconds
-        call = DraftCall(
-            model.name, [one.index for one in granted], drafts, milliseconds, is_model=True
+        has_failed = drafts[0].reason == FAILED  # then for all
+        catch_up = None if has_failed else _num_read(plan, model, drafts, granted, catch_ups)
+        allowances = [one.allowance for one in granted]
+        leads = [one.lead or 0 for one in granted]
+        indices = [one.index for one in granted]
+        plan.calls.append(
+            DraftCall(model.name, indices, drafts, milliseconds, allowances, leads, catch_up)
         )
-        plan.calls.append(call)
-        if drafts[0].reason != FAILED:  # then for all, and nothing is known of what it read
-            call.run = _describe(plan, model, call, granted, catch_ups)
         for one, draft in zip(granted, drafts, strict=True):
             if draft.tokens:
                 self._choose(plan, one, draft)
@@ -159,33 +161,22 @@ def _num_catch_up(plan: StepPlan, model: GuardedSpeculator, one: _Granted) -> in
     return model.num_catch_up(seq_id, tokens)
 
 
-def _describe(
+def _num_read(
     plan: StepPlan,
     model: GuardedSpeculator,
-    call: DraftCall,
+    drafts: list[Draft],
     granted: list[_Granted],
     catch_ups: list[int],
-) -> ModelDraftCall:
-    """The call as control learns from it: of the answers for which the model got to drafting."""
-    num_read, drafted = 0, []
-    for one, draft, catch_up in zip(granted, call.drafts, catch_ups, strict=True):
+) -> int:
+    """Tokens that the model read in a call, of those that it lacked for each answer."""
+    num_read = 0
+    for one, draft, catch_up in zip(granted, drafts, catch_ups, strict=True):
         num_read += catch_up
         if not draft.is_ready:
             num_read -= _num_catch_up(plan, model, one)  # what it left for later
-            continue
-        drafted.append(one)
-        if one.lead == 0:
+        elif one.lead == 0:
             num_read += len(plan.drafts[one.index])
-    return ModelDraftCall(
-        call.speculator,
-        [plan.sequences[one.index].number for one in drafted],
-        [one.allowance for one in drafted],
-        [draft.confidence for draft in call.drafts if draft.is_ready],
-        max(0, num_read),
-        call.milliseconds,
-        [one.lead or 0 for one in drafted],
-        any(one.allowance.is_probe for one in granted),
-    )
+    return max(0, num_read)
 
 
 @contextmanager

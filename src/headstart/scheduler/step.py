@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headstart.control.values import ModelDraftCall, ModelSlot, Step
+from headstart.control.values import DraftCall, ModelSlot, Step
 from headstart.scheduler.sequence import Ending, Sequence
 from headstart.types import Batch, Draft
 from headstart.types.request import RequestStats, TokenLogprob
@@ -27,18 +27,6 @@ class Offer:
     draft: Draft  # under the name by which control knows the speculator here
     line: list[int]  # the token before the draft, then the draft's
     after: list[int]  # draft tokens of others in front of it
-
-
-@dataclass(slots=True)
-class DraftCall:
-    """One time that a speculator was asked, for some answers at once."""
-
-    speculator: str
-    indices: list[int]  # of the answers
-    drafts: list[Draft]
-    milliseconds: float
-    is_model: bool = False
-    run: ModelDraftCall | None = None  # of a model that did not fail
 
 
 @dataclass(slots=True)

@@ -9,7 +9,8 @@ from benchmarks.lib.steps import SlotDraft, decode, grant, make_plan, share
 
 from headstart.control import Controller, ModelSlot, Step
 from headstart.control.asking import ASK_SHARE, Asking
-from headstart.scheduler.step import DraftCall, StepRecord
+from headstart.control.values import DraftCall
+from headstart.scheduler.step import StepRecord
 
 COST, FAST, SLOW = 0.1, 0.5, 50.0  # milliseconds of asking, and of steps
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.lib.steps import decode, grant, ran
+from benchmarks.lib.steps import decode, grant, model_call, ran
 
-from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, Outcome, Step
+from headstart.control import Allowance, Controller, ModelSlot, Outcome, Step
 
 STEP = Step(1, 1, 100)
 SLOT = ModelSlot(1, 8)
@@ -22,8 +22,8 @@ def two_models(*, round_ms: dict[str, float], num_right: dict[str, int]) -> Cont
         controller.trust_scores(name)
         right = num_right[name]
         for seq_id in range(60):
-            call = ModelDraftCall(name, [seq_id], [Allowance(4)], [[0.9] * 4], 0, 4 * milliseconds)
-            ran(controller, call, STEP)
+            call = model_call([Allowance(4)], [[0.9] * 4], 4 * milliseconds, name=name)
+            ran(controller, call, STEP, number=seq_id)
             controller.label(Outcome(seq_id, name, [0.9] * 4, right, min(4, right + 1)))
             controller.end(seq_id, 100)
     return controller
@@ -52,11 +52,8 @@ def test_a_model_that_lost_is_probed_now_and_then_and_pays_for_what_that_costs()
         assert bool(planned["good"]) != bool(planned["bad"])
         for name, length in planned.items():
             if length:
-                grants, is_probe = [Allowance(length)], name == "bad"
-                call = ModelDraftCall(
-                    name, [1], grants, [[0.9] * length], 0, 9.0, is_probe=is_probe
-                )
-                ran(controller, call, STEP)
+                grants = [Allowance(length, is_probe=name == "bad")]
+                ran(controller, model_call(grants, [[0.9] * length], 9.0, name=name), STEP)
         num_probes += planned["bad"] > 0
     assert 1 <= num_probes * 9.0 / 50.0 <= 0.01 * 2000
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from benchmarks.lib.steps import decode, grant, ran
+from benchmarks.lib.steps import decode, grant, model_call, ran
 
-from headstart.control import Allowance, Controller, ModelDraftCall, ModelSlot, Outcome, Step
+from headstart.control import Allowance, Controller, ModelSlot, Outcome, Step
 
 STEP = Step(1, 1, 100)
 
@@ -21,18 +21,11 @@ def learned(
     for _ in range(6):
         for rows in range(1, 18):
             decode(controller, rows, 100, 50.0 + row_ms * (rows - 1))
-        ran(
-            controller,
-            ModelDraftCall("model", [0], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms),
-            STEP,
-        )
+        ran(controller, model_call([Allowance(4)], [[0.9] * 4], 4 * round_ms), STEP, number=0)
     matched, labelled = acceptance_labels
     for seq_id in range(60):
-        ran(
-            controller,
-            ModelDraftCall("model", [seq_id], [Allowance(4)], [[0.9] * 4], 0, 4 * round_ms),
-            STEP,
-        )
+        call = model_call([Allowance(4)], [[0.9] * 4], 4 * round_ms)
+        ran(controller, call, STEP, number=seq_id)
         controller.label(Outcome(seq_id, "model", [0.9] * 4, matched, labelled))
         controller.end(seq_id, 100)
     return controller
@@ -60,7 +53,7 @@ def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
             score for score in scores[: allowance.max_tokens] if score >= allowance.min_confidence
         ]
         rounds = min(allowance.max_tokens, len(drafted) + 1)
-        ran(controller, ModelDraftCall("model", [1], [allowance], [drafted], 0, 5.0 * rounds), STEP)
+        ran(controller, model_call([allowance], [drafted], 5.0 * rounds), STEP)
         if drafted:
             matched = len(drafted) if is_sure else 0
             controller.label(Outcome(1, "model", drafted, matched, min(matched + 1, len(drafted))))
@@ -109,11 +102,7 @@ def test_probes_of_a_model_that_is_off_stay_cheap() -> None:
         (allowance,) = grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"]
         if n := allowance.max_tokens:
             num_probes += 1
-            scores, ms = [0.9] * n, 5.0 * n
-            call = ModelDraftCall(
-                "model", [1], [allowance], [scores], 0, ms, is_probe=allowance.is_probe
-            )
-            ran(controller, call, STEP)
+            ran(controller, model_call([allowance], [[0.9] * n], 5.0 * n), STEP)
             controller.label(Outcome(1, "model", [0.9] * n, 0, 1))
     assert num_probes >= 5
     assert num_probes * 3 * 5.0 <= 0.01 * 4000 * 50.0 + 50.0
@@ -127,9 +116,7 @@ def test_a_model_that_became_good_is_found_by_probes() -> None:
             return
         if allowance.max_tokens:
             n = allowance.max_tokens
-            ran(
-                controller, ModelDraftCall("model", [1], [allowance], [[0.9] * n], 0, 5.0 * n), STEP
-            )
+            ran(controller, model_call([allowance], [[0.9] * n], 5.0 * n), STEP)
             controller.label(Outcome(1, "model", [0.9] * n, n, n))
     pytest.fail("still off")
 
@@ -141,7 +128,7 @@ def test_calls_that_only_read_teach_the_price_of_reading_and_nothing_about_draft
     controller = learned((4, 4))
     before = grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"]
     for _ in range(60):
-        ran(controller, ModelDraftCall("model", [], [], [], 256, 256 * 0.2), STEP)
+        ran(controller, model_call([Allowance(4)], [None], 256 * 0.2, 256), STEP)
     assert grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"] == before
     assert controller.describe()["draft_models"]["model"]["catch_up_ms"] == pytest.approx(
         0.2, rel=0.05
@@ -160,8 +147,8 @@ def test_reading_too_fast_to_be_timed_is_guessed_and_divides_nothing_by_zero() -
     controller = Controller()
     controller.learn_draft_costs("model", 0.0, 0.0)
     for _ in range(3):
-        ran(controller, ModelDraftCall("model", [], [], [], 256, 0.001), STEP)
-        ran(controller, ModelDraftCall("model", [1], [Allowance(2)], [[0.9] * 2], 0, 0.001), STEP)
+        ran(controller, model_call([Allowance(2)], [None], 0.001, 256), STEP)
+        ran(controller, model_call([Allowance(2)], [[0.9] * 2], 0.001), STEP)
     assert controller.describe()["draft_models"]["model"]["catch_up_ms"] > 0.0
 
 
@@ -225,6 +212,5 @@ def test_rounds_that_read_a_text_draft_are_not_taken_for_dear_ones() -> None:
     """Each round takes 5 ms: calls that read six tokens of a text first say the same price."""
     controller = learned((4, 4))
     for _ in range(20):
-        call = ModelDraftCall("model", [1], [Allowance(2)], [[0.9] * 2], 0, 8 * 5.0, leads=[6])
-        ran(controller, call, STEP)
+        ran(controller, model_call([Allowance(2)], [[0.9] * 2], 8 * 5.0, leads=[6]), STEP)
     assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(5.0)

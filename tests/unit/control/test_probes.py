@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 from benchmarks.lib.simulated_models import BothSimulation
-from benchmarks.lib.steps import decode, grant, ran
+from benchmarks.lib.steps import decode, grant, model_call, ran
 
-from headstart.control import Controller, ModelDraftCall, ModelSlot, Outcome, Step
+from headstart.control import Controller, ModelSlot, Outcome, Step
 from headstart.control.probes import CREDIT, PROBE_SHARE, PROBES_PER_PROMPT, Probes, ProbeSlot
 from headstart.control.values import with_gap
 
@@ -74,19 +74,11 @@ def answer(
             milliseconds = ROUND_MS * length + READ_MS * num_read
             spent += milliseconds
             scores = [0.9] * length
-            ids, grants = ([], []) if unread else ([seq_id], [allowance])
-            call = ModelDraftCall(
-                "model",
-                ids,
-                grants,
-                [scores] if ids else [],
-                num_read,
-                milliseconds,
-                is_probe=allowance.is_probe,
-            )
+            drafted = None if unread else scores
+            call = model_call([allowance], [drafted], milliseconds, num_read)
             if length:
                 matched = length if is_good and not (gap and needs_all) else 0
-            ran(controller, call, STEP, matched)
+            ran(controller, call, STEP, matched, number=seq_id)
             if length:
                 name = with_gap("model") if allowance.can_skip else "model"
                 outcome = Outcome(seq_id, name, scores, matched, min(matched + 1, length))

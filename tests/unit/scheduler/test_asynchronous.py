@@ -96,7 +96,7 @@ class NotingController(Controller):
         self.log = log
 
     def read(self, record: StepRecord) -> None:
-        if any(call.run is not None for call in record.plan.calls):
+        if any(call.catch_up is not None for call in record.plan.calls):
             self.log.append("learned")
         super().read(record)
 
