@@ -13,6 +13,7 @@ from headstart.extras.bench.report import MeanRatio
 
 LEAST_ROUNDS, MOST_ROUNDS = 3, 40
 OFF, AUTO, OTHER = "off", "auto", "other"
+BY_HAND, OTHER_SERVER = "best by hand", "best other"
 
 
 class Cell(NamedTuple):
@@ -174,3 +175,15 @@ def best_other(scores: Mapping[str, Score]) -> str | None:
     """The fastest other server; None if there is none."""
     others = [name for name in scores if name.startswith(OTHER)]
     return max(others, key=lambda name: scores[name].rate, default=None)
+
+
+def own_arm(scores: Mapping[str, Score]) -> str:
+    """The arm that a comparison is about: auto, or the only one."""
+    return AUTO if AUTO in scores else next(iter(scores))
+
+
+def bases(scores: Mapping[str, Score]) -> dict[str, str]:
+    """The arms that it is compared with, by what they stand for."""
+    other = best_other(scores)
+    by_hand = {OFF: OFF, BY_HAND: best_by_hand(scores)} if own_arm(scores) == AUTO else {}
+    return by_hand | ({} if other is None else {OTHER_SERVER: other})

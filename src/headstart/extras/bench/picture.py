@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from math import ceil, floor, log10
 
-from headstart.extras.bench.comparison import AUTO, Cell, Scores, best_by_hand, best_other
+from headstart.extras.bench.comparison import BY_HAND, Cell, Scores, bases, own_arm
 from headstart.extras.bench.report import MeanRatio
-from headstart.extras.bench.tables import own_arm
 
 # Okabe and Ito's colours, which colour-blind people tell apart too
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
@@ -49,7 +48,7 @@ def _speedups(scores: Scores, top: float) -> tuple[list[str], float]:
     lines = {cell: dict(_points(scores, cell)) for cell in scores}
     names = list(dict.fromkeys(name for points in lines.values() for name in points))
     edges = [edge for points in lines.values() for one in points.values() for edge in _ends(one)]
-    least, most = min(0.9, *edges), max(1.1, *edges)
+    least, most = min([0.9, *edges]), max([1.1, *edges])
     first = next(iter(next(iter(scores.values()))))
 
     def place(ratio: float) -> float:
@@ -79,10 +78,9 @@ def _speedups(scores: Scores, top: float) -> tuple[list[str], float]:
 
 def _points(scores: Scores, cell: Cell) -> Iterator[tuple[str, MeanRatio]]:
     by_arm = scores[cell]
-    first, own, other = next(iter(by_arm)), own_arm(by_arm), best_other(by_arm)
-    shown = {own: own} | ({"best by hand": best_by_hand(by_arm)} if own == AUTO else {})
-    for name, arm in (shown | ({"best other": other} if other else {})).items():
-        if arm != first or name == "best by hand":
+    first, own = next(iter(by_arm)), own_arm(by_arm)
+    for name, arm in ({own: own} | bases(by_arm)).items():
+        if arm != first or name == BY_HAND:
             yield name, by_arm[arm].relative_to(by_arm[first])
 
 

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from headstart.extras.bench.comparison import (
-    AUTO,
+    BY_HAND,
     OFF,
+    OTHER_SERVER,
     Cell,
     Score,
     Scores,
+    bases,
     best_by_hand,
     best_other,
+    own_arm,
 )
 from headstart.extras.bench.report import MeanRatio, quantile, table_head, table_row
 
-
-def own_arm(scores: Mapping[str, Score]) -> str:
-    """The arm that tables are about: auto, or the only one."""
-    return AUTO if AUTO in scores else next(iter(scores))
+# before the ratio: the arm, and its speed
+COLUMNS: Mapping[str, Sequence[str]] = {
+    OFF: (), BY_HAND: (BY_HAND,), OTHER_SERVER: (OTHER_SERVER, "tokens/s"),
+}  # fmt: skip
 
 
 def tables(scores: Scores) -> str:
     """Speeds, where they come from, and what all lines come to."""
     arms = next(iter(scores.values()))
-    own, other = own_arm(arms), best_other(arms)
-    heads = ["workload", "temp", "users", f"{own}, tokens/s"]
-    if own == AUTO:
-        heads += [f"{AUTO} / {OFF}", "best by hand", f"{AUTO} / best by hand"]
-    if other is not None:
-        heads += ["best other", "tokens/s", f"{own} / best other"]
+    own, heads = own_arm(arms), ["workload", "temp", "users"]
+    heads.append(f"{own}, tokens/s")
+    for base in bases(arms):
+        heads += [*COLUMNS[base], f"{own} / {base}"]
     lines = [table_head(*heads, "first token, ms", "longest wait, ms")]
     lines += [table_row(*_about(cell), *_speeds(by_arm)) for cell, by_arm in scores.items()]
     lines += ["", table_head(
@@ -46,14 +47,11 @@ def _about(cell: Cell) -> tuple[object, ...]:
 
 
 def _speeds(scores: Mapping[str, Score]) -> Iterator[object]:
-    own = own_arm(scores)
-    score, other = scores[own], best_other(scores)
+    score = scores[own_arm(scores)]
     yield f"{score.rate:.1f}"
-    if own == AUTO:
-        best = best_by_hand(scores)
-        yield from (score.relative_to(scores[OFF]), best, score.relative_to(scores[best]))
-    if other is not None:
-        yield from (other, f"{scores[other].rate:.1f}", score.relative_to(scores[other]))
+    for base, arm in bases(scores).items():
+        yield from (arm, f"{scores[arm].rate:.1f}")[: len(COLUMNS[base])]
+        yield score.relative_to(scores[arm])
     yield f"{1000 * quantile(score.first_seconds, 0.5):.0f}"
     yield f"{1000 * quantile(score.longest_waits, 0.99):.0f}"
 
@@ -82,12 +80,9 @@ def ratios_to(scores: Scores) -> dict[str, list[MeanRatio]]:
     """Of auto, or the only arm, in each cell, by what it is compared with."""
     found: dict[str, list[MeanRatio]] = {}
     for by_arm in scores.values():
-        own = own_arm(by_arm)
-        bases = {OFF: OFF, "best by hand": best_by_hand(by_arm)} if own == AUTO else {}
-        if (other := best_other(by_arm)) is not None:
-            bases["best other"] = other
-        for base, arm in bases.items():
-            found.setdefault(base, []).append(by_arm[own].relative_to(by_arm[arm]))
+        own = by_arm[own_arm(by_arm)]
+        for base, arm in bases(by_arm).items():
+            found.setdefault(base, []).append(own.relative_to(by_arm[arm]))
     return found
 
 

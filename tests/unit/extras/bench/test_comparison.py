@@ -140,3 +140,4 @@ def test_a_picture_shows_every_line_curve_and_price() -> None:
     assert len([*svg.findall("{*}polyline")]) == 2
     assert len([*svg.findall("{*}circle")]) == 3 + 3 + 1 + 2  # legend, ratios, acceptance, rows
     assert 0 < picture(scores, {}).count("polyline") < 2
+    assert "edit, 0, 2 users" in picture(Machine(url=1.0).compare(seconds=0), {})
