@@ -113,6 +113,7 @@ class _Fitting:
         self.config = replace(target.config, context=target.config.context or train)
         self.max_draft = target.limits.max_draft
         self.remarks: list[str] = []
+        self.copies: Uses = {}  # states that the target's sequences hold beside their own
 
     def run(self) -> Fitted:
         self._limit_snapshots()
@@ -137,7 +138,7 @@ class _Fitting:
 
     def uses(self, config: EngineConfig | None = None) -> Uses:
         """What all models take with these settings."""
-        total: Uses = {}
+        total = dict(self.copies)
         for part in self._parts(config or self.config):
             for name, use in self._uses_of(part).items():
                 total[name] = total.get(name, Use()) + use
@@ -184,8 +185,11 @@ class _Fitting:
         states = {
             name: use.cache - none.uses.get(name, Use()).cache for name, use in one.uses.items()
         }
-        if sum(states.values()) <= 0:
-            return  # this architecture has none
+        if sum(states.values()) <= 0:  # this architecture has none
+            states = {name: use.cache for name, use in none.uses.items()}
+            self.copies = {name: Use(cache=size) for name, size in states.items()}
+            return
+        self.copies = {name: Use(cache=size) for name, size in states.items()}
         if not self.target.is_draft_asked:
             self.max_draft = min(self.max_draft, self._wanted_snapshots())
         most = self.max_draft

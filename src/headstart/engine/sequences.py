@@ -191,14 +191,15 @@ class Sequences:
 
     def keep_for_draft(self, seq_id: int) -> bool:
         """Make it possible to rewind to the present length until the next such call; False if that
-        cannot be.
+        cannot be. The state does not leave the device.
         """
         length = self._lengths.get(seq_id, 0)
         if self.cache_kind is not CacheKind.CHECKPOINT or not length:
             return self.cache_kind is not CacheKind.CHECKPOINT
-        last = self.checkpoints.take_brief(seq_id)
-        data = self._try_get(seq_id, _PARTIAL, last.data if last else b"")
-        return bool(data) and self.checkpoints.add_brief(seq_id, Checkpoint(length, data))
+        self.checkpoints.drop_brief(seq_id)
+        data = self._try_get(seq_id, _IN_PLACE)
+        brief = Checkpoint(length, data, is_in_place=True)
+        return bool(data) and self.checkpoints.add_brief(seq_id, brief)
 
     def save_sequence(self, seq_id: int) -> bytearray:
         """All that the cache holds of the sequence, its checkpoints included."""
@@ -316,43 +317,40 @@ class Sequences:
         Cells of windows are not shared either: libllama reuses only cells with one owner, so the
         shared ones would fill the cache when both sequences have moved on.
         """
+        data: Data | None = None
+        flags = _PARTIAL
         if length == self._lengths.get(source, 0):
-            data: Data | None = self._try_get(source, _PARTIAL)
-        else:
-            checkpoint = self.checkpoints.best(source, length)
-            is_here = checkpoint is not None and checkpoint.length == length
-            data = checkpoint.data if checkpoint is not None and is_here else None
+            data = self._try_get(source, flags)
+        elif (found := self.checkpoints.best(source, length)) and found.length == length:
+            data, flags = found.data, _flags_of(found)
         if data is None and not self._can_copy(source, length):
             return False
         self._copy(source, target, length)
         if data is None:
-            data = self._try_get(target, _PARTIAL)
-        return self._set(target, data, _PARTIAL) and self._remove(target, length)
+            data = self._try_get(target, flags)
+        return self._set(target, data, flags) and self._remove(target, length)
 
     def _apply(self, seq_id: int, checkpoint: Checkpoint) -> bool:
-        length = checkpoint.length
-        if not self._set(seq_id, checkpoint.data, _PARTIAL) or not self._remove(seq_id, length):
+        length, flags = checkpoint.length, _flags_of(checkpoint)
+        if not self._set(seq_id, checkpoint.data, flags) or not self._remove(seq_id, length):
             return False
         self._last_rows[seq_id] = 0
         self._rolled_back.discard(seq_id)
         self._set_length(seq_id, length)
         return True
 
-    def _try_get(self, seq_id: int, flags: int, used: Data = b"") -> bytearray:
+    def _try_get(self, seq_id: int, flags: int) -> bytearray:
         """As `_get`; empty if it cannot be had, which costs a draft or reading again, no more."""
         try:
-            return self._get(seq_id, flags, used)
+            return self._get(seq_id, flags)
         except (EngineError, MemoryError) as error:
             length = self._lengths.get(seq_id, 0)
             log.warning("no state after %d tokens: %s", length, error or "out of memory")
             return bytearray()
 
-    def _get(self, seq_id: int, flags: int, used: Data = b"") -> bytearray:
-        """The state of a sequence, written over `used` if that is as large: fresh memory takes
-        several times as long as the copy.
-        """
-        size = self._size(seq_id, flags)
-        data = used if isinstance(used, bytearray) and len(used) == size else bytearray(size)
+    def _get(self, seq_id: int, flags: int) -> bytearray:
+        """The state of a sequence."""
+        data = bytearray(self._size(seq_id, flags))
         self._write(seq_id, flags, data)
         return data
 
@@ -389,6 +387,10 @@ class Sequences:
         # logged by libllama when there are too few for a state
         self.lacks_cells = bool(read != len(data)) and "available cells" in take_errors()
         return bool(read == len(data))
+
+
+def _flags_of(checkpoint: Checkpoint) -> int:
+    return _IN_PLACE if checkpoint.is_in_place else _PARTIAL
 
 
 def _bytes_of(data: Data) -> Any:

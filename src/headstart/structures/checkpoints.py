@@ -18,6 +18,7 @@ class Checkpoint:
 
     length: int
     data: Data
+    is_in_place: bool = False  # the device holds it, and `data` only says where
 
 
 class Checkpoints:
@@ -65,13 +66,13 @@ class Checkpoints:
         while self.num_bytes > self.max_bytes:
             _drop_least(max(self._of.values(), key=_size), checkpoint)
 
-    def take_brief(self, seq_id: int) -> Checkpoint | None:
-        """The one that the next of its kind replaces, so that its memory can be used again."""
-        return self._brief.pop(seq_id, None)
+    def drop_brief(self, seq_id: int) -> None:
+        """Forget the one that the next of its kind replaces."""
+        self._brief.pop(seq_id, None)
 
     def add_brief(self, seq_id: int, checkpoint: Checkpoint) -> bool:
         """Keep one until the next of this kind; False if there is no room."""
-        self._brief.pop(seq_id, None)
+        self.drop_brief(seq_id)
         others = sum(len(c.data) for c in self._brief.values())
         if not self.per_sequence or others + len(checkpoint.data) > self.max_bytes:
             return False

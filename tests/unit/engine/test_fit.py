@@ -151,6 +151,13 @@ def test_snapshots_that_nobody_asked_for_take_a_twentieth_of_the_caches_at_most(
     assert (most == 0) == (4 * 4 * mib * MIB > caches / 20)
 
 
+def test_a_copy_of_each_recurrent_state_is_counted_where_drafts_are_taken_back() -> None:
+    """libllama aborts where a device has no room for it."""
+    without, wanted = (with_snapshots(GIB // 8, max_draft=most) for most in (0, 32))
+    more = {name: use.cache - without.uses[name].cache for name, use in wanted.uses.items()}
+    assert more == {"CUDA0": 4 * GIB // 8, HOST: 0}
+
+
 def test_drafters_that_need_snapshots_have_them() -> None:
     assert with_snapshots(GIB // 8, has_state_reader=True).limits.max_draft == 3
     assert with_snapshots(MIB, has_state_reader=True).limits.max_draft == 8
