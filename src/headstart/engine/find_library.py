@@ -60,8 +60,8 @@ def load(release: str) -> tuple[ctypes.CDLL, Path]:
     file = find()
     if file is None:
         raise ConfigError(
-            "there is no libllama: run headstart backend install, which downloads one, or pip "
-            f"install llama-cpp-python=={release}, which compiles it, or name one with --libllama"
+            "there is no libllama: download one (headstart backend install), have pip compile it "
+            f"(pip install llama-cpp-python=={release}), or name a build of it with --libllama"
         )
     try:
         return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE), file.parent

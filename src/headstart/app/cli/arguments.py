@@ -75,7 +75,7 @@ class Arguments:
         else:
             near = closest(name, [*self._by_name, *llama_server.by_name()])
             raise ConfigError(
-                f"there is no flag {name}{near} (all flags: headstart {self._command} --help)"
+                f"there is no flag {name}{near} (all flags: headstart {self._command} --help-all)"
             )
 
     def _read_setting(self, setting: Setting, name: str, value: str | None) -> str | bool:

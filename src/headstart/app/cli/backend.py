@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
+from headstart.engine.signatures import RELEASE
 from headstart.types.errors import ConfigError, ModelError
 
 NAMES = ("cpu", "cuda", "vulkan", "metal", "rocm")
@@ -55,8 +56,7 @@ def archives(backend: str, table: Path) -> list[Archive]:
         others = ", ".join(sorted({one.backend for one in here})) or "none"
         raise ConfigError(
             f"this copy of Headstart has no prebuilt {backend} libllama for {this_platform()} "
-            f"(there are: {others}); have pip compile one, as docs/install.md says: pip install "
-            "'headstart[compiled]'"
+            f"(there are: {others}); have pip compile it: pip install llama-cpp-python=={RELEASE}"
         )
     return found
 
