@@ -2,7 +2,7 @@
 
 pip install openai
 headstart serve &
-python examples/openai_client.py "def fibonacci(n):"
+python examples/openai_client.py      # or with a prompt of your own
 """
 
 from __future__ import annotations

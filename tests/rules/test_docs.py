@@ -98,6 +98,12 @@ def test_the_readme_names_the_two_commands() -> None:
     assert "make test" in text
 
 
+def test_the_readme_promises_the_speeds_of_its_table() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    ratios = [float(line.split("|")[-2].split("±")[0]) for line in text.splitlines() if "±" in line]
+    assert f"{min(ratios)} to {max(ratios)} times" in text
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     broken = [
         f"{path.relative_to(ROOT)}: {target}"
