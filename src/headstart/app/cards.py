@@ -1,4 +1,4 @@
-"""Graphics cards of this machine that libllama cannot use, and what mends that."""
+"""Detects graphics cards that this libllama cannot use, and names the remedy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def find_card(root: Path = Path("/")) -> Card | None:
 
 
 def _nvidia() -> str | None:
-    """What nvidia-smi calls the first card."""
+    """The name of the first card according to nvidia-smi."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -51,7 +51,7 @@ def _nvidia() -> str | None:
 
 
 def remarks(device_kinds: Collection[str], gpu_layers: int) -> list[str]:
-    """What to tell at the start, given the kinds of device that libllama has.
+    """Messages to print at the start, given the kinds of device that libllama has.
 
     `gpu_layers` is --gpu-layers; below 0 it was not asked for.
     """

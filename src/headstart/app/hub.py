@@ -101,7 +101,7 @@ def split_parts(paths: Sequence[str], path: str) -> list[str]:
 
 
 def select_files(repo: str, paths: Sequence[str], quant: str, file: str | None) -> list[str]:
-    """The files to have, the one to open first.
+    """The files to download, the one to open first.
 
     Raises:
         ModelError: none fits; names those that exist.
@@ -138,7 +138,7 @@ def _name(path: str) -> str:
 
 
 def _quant_of(path: str) -> str:
-    """What a file's name ends with, which says how it is quantized; empty if nothing does."""
+    """The quantization at the end of a file's name; "" without one."""
     parts = _SPLIT.fullmatch(path)
     found = _QUANT.search(parts["prefix"] if parts else path.removesuffix(".gguf"))
     return found[1] if found else ""
@@ -186,7 +186,7 @@ class Hub:
 
     @classmethod
     def from_config(cls, config: ModelConfig, environment: Mapping[str, str]) -> Hub:
-        """The hub that flags and environment name."""
+        """The hub named by flags and environment."""
         return cls(
             endpoint=(environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
             cache=hub_cache(environment),
@@ -330,7 +330,7 @@ class _UnreachableError(ModelError):
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """What a repository holds, at the hub or in the cache."""
+    """The files of a repository, at the hub or in the cache."""
 
     hub: Hub
     name: str

@@ -1,4 +1,4 @@
-"""Target, draft model and speculators: what fits into memory, and how each is loaded."""
+"""Loads target, draft model and speculators, with settings that fit into memory."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Heads:
         return replace(own, context=num_cells * self.count, mtp=True)
 
     def limits(self, config: Config) -> Limits:
-        """What their context must be able to do."""
+        """Requirements on their context."""
         parallel = config.scheduler.parallel
         outputs = parallel * (MERGED_ROWS + 1 + self.count)
         return Limits(

@@ -93,7 +93,7 @@ class Parent:
         return self._connection is not None
 
     def tell(self, state: str, **more: Any) -> None:
-        """Say how this server is doing."""
+        """Report the state of this server to the router."""
         if self._connection is None:
             return
         line = json.dumps({"state": state, **more}).encode() + b"\n"

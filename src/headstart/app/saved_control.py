@@ -1,4 +1,4 @@
-"""The file with what control learned: where it is and whether it fits.
+"""The file of control's learned state: its path, and whether it fits.
 
 The file is a cache. Without one, the first texts after a start are slower, never different.
 """
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class SavedControl:
-    """What control knows at the start, and where it keeps what it learns."""
+    """Control's state at the start, and the file for later states."""
 
     controller: Controller
     file: Path | None
@@ -32,7 +32,7 @@ class SavedControl:
 
 
 def load_control(config: Config, models: Models) -> SavedControl:
-    """What was learned with these models.
+    """Load the state that was learned with these models.
 
     Raises:
         ConfigError: `--spec-state` names a file that was learned for others or cannot be written.

@@ -1,4 +1,4 @@
-"""Where prompts are kept on the disk, and what their caches depend on."""
+"""The folder of prompts on the disk, and the settings that their caches depend on."""
 
 from __future__ import annotations
 

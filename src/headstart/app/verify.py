@@ -190,7 +190,7 @@ def _ways(scheduler: Scheduler, num_slots: int) -> Iterator[Way]:
 def _answer(
     scheduler: Scheduler, requests: Sequence[Request], way: Way
 ) -> list[tuple[int, ...] | str]:
-    """Tokens of each answer, or why there is none."""
+    """The tokens of each answer, or the error."""
     tokens: dict[str, tuple[int, ...]] = {}
     errors: dict[str, str] = {}
     for request in requests:

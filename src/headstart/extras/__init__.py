@@ -1,1 +1,1 @@
-"""What a plain server never imports."""
+"""Features that a plain server never imports."""

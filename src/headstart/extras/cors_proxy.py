@@ -35,7 +35,7 @@ NOT_PASSED_ON = (
 
 
 class AnyBody(Body):
-    """Whatever is to be passed on."""
+    """Any body."""
 
 
 class CorsProxy(Extra):
@@ -96,7 +96,7 @@ async def _pass_on(http: HttpRequest) -> Response:
 
 
 async def _pieces(client: httpx2.AsyncClient, answer: httpx2.Response) -> AsyncIterator[bytes]:
-    """The body as it comes, packed as it is."""
+    """The body as it arrives, not decompressed."""
     try:
         async for piece in answer.aiter_raw():
             yield piece

@@ -1,1 +1,1 @@
-"""What stands in front of servers: the router between models, the load balancer."""
+"""Programs in front of servers: the router between models and the load balancer."""

@@ -77,7 +77,7 @@ class ProxiedAnswer:
         self._connection: Connection | None = connection
 
     def has_content_type(self, kind: bytes) -> bool:
-        """Whether this stands in the content type."""
+        """Whether the content type contains this."""
         return any(name == b"content-type" and kind in value for name, value in self.headers)
 
     @property
@@ -107,7 +107,7 @@ class ProxiedAnswer:
         return bytes(body)
 
     def close(self) -> None:
-        """Take no more of it: an answer that is not complete ends at the backend as well."""
+        """Stop reading; an incomplete answer is cancelled at the backend too."""
         connection, self._connection = self._connection, None
         if connection is not None:
             self._proxy.give_back(self._backend, connection)
@@ -251,7 +251,7 @@ def _forwarded(backend: Backend, request: ProxiedRequest, host: str) -> Headers:
 
 
 def _end_to_end(headers: Headers, excluded: frozenset[bytes]) -> Headers:
-    """Headers for the other side: none that is excluded, ours, or named in `Connection`."""
+    """End-to-end headers: without those excluded, of this program, or named in `Connection`."""
     named = {
         part.strip().lower()
         for name, value in headers

@@ -100,7 +100,7 @@ async def _kept(http: HttpRequest, dialect: Dialect, conversation: str) -> Respo
 async def _begin(
     http: HttpRequest, dialect: Dialect, receive: Receive
 ) -> Response | AsyncIterator[bytes]:
-    """The whole answer, or the pieces of a streamed one; `receive` tells when nobody waits."""
+    """The whole answer, or the pieces of a streamed one; `receive` reports a disconnect."""
     service = service_of(http)
     tenant = http.scope["headstart.namespace"]
     pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)

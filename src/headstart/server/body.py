@@ -103,7 +103,7 @@ async def receive_body(request: HttpRequest) -> bytes:
 async def parse_off_loop(
     body: bytes, parse: Callable[[bytes], T], threads: Threads, tenant: str
 ) -> T:
-    """What `parse` makes of a body; a long one is parsed in a thread.
+    """Return `parse(body)`, computed in a thread if the body is long.
 
     Raises:
         CapacityError: too many bodies wait.

@@ -116,7 +116,7 @@ async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:
 
 
 async def _with_media(http: HttpRequest, body: ChatBody) -> tuple[ChatBody, Media]:
-    """The body with markers in the place of images and sounds, and what these become."""
+    """The body with markers in place of images and sounds, and the parts for these markers."""
     messages, urls = take_media(body.messages)
     if not urls:
         return body, ()

@@ -1,4 +1,4 @@
-"""A chat body's messages and tools as a prompt's text; the marks and limits of its reasoning."""
+"""Renders a chat body's messages and tools; finds the markers and limits of its reasoning."""
 
 from __future__ import annotations
 

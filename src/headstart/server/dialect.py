@@ -1,4 +1,4 @@
-"""What the API families share: an answer while it arrives, and the interface of what writes it."""
+"""Shared by the API families: an answer while it arrives, and the interface of its writers."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Choice:
         return Piece(text, event.tokens, event.logprobs, emissions, events)
 
     def _end(self, event: FinishEvent) -> Piece:
-        """Finish; the piece is what an incomplete character leaves."""
+        """Finish; the piece holds the rest of an incomplete character."""
         self.finish = event
         rest = self._decoder.finish()
         self.text = "".join(self._parts) + rest

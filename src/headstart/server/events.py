@@ -78,7 +78,7 @@ class EventFeed:
             del self._listeners[tenant]
 
     async def listen(self) -> AsyncIterator[bytes]:
-        """The state now with the last minutes, then each new one; a slow listener skips some."""
+        """The state and the last minutes, then each new state; a slow listener skips some."""
         history = {"history": [*self._history]}
         yield sse.event(self._state(await self._service.worker.report()) | history)
         while True:

@@ -65,7 +65,7 @@ class Extras:
 
     @classmethod
     def of(cls, tools: ToolsConfig, environment: Mapping[str, str]) -> Extras:
-        """Those that flags and the environment ask for.
+        """The extras that flags and the environment switch on.
 
         Raises:
             ConfigError: the settings of one cannot work.
@@ -88,7 +88,7 @@ class Extras:
         return config
 
     def endpoints(self) -> list[Endpoint]:
-        """What the API pages list besides the server's own endpoints."""
+        """Endpoints that the API pages list besides the server's own."""
         return [endpoint for extra in self._chosen for endpoint in extra.served.endpoints]
 
     def install(self, app: Starlette) -> None:
@@ -106,7 +106,7 @@ class Extras:
 
     @asynccontextmanager
     async def running(self, server: ServerConfig) -> AsyncIterator[None]:
-        """Run them meanwhile, and warn of what strangers must not reach."""
+        """Run them inside the context; warn about routes that strangers must not reach."""
         self._warn(server)
         for extra in self._chosen:
             await extra.start()
@@ -116,7 +116,7 @@ class Extras:
             await self.close()
 
     async def close(self) -> None:
-        """End what runs; closing twice is harmless."""
+        """Stop everything that runs; may be called twice."""
         for extra in self._chosen:
             await extra.close()
 

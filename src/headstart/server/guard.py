@@ -30,7 +30,7 @@ from headstart.types.errors import ConfigError, QuotaError
 def install(
     app: Starlette, config: ServerConfig, extras: Extras, why_not_ready: Callable[[], str | None]
 ) -> None:
-    """Put in front of an app's routes what every server of ours has there.
+    """Add the middleware that all of our servers have.
 
     Raises:
         ConfigError: the API key file, `--path` or something in `extras` cannot be used.
@@ -215,7 +215,7 @@ def _spelled(name: bytes) -> bytes:
 
 
 def _with_headers(send: Send, reader: str | None) -> Send:
-    """Let browsers show the answer only as what it is; `reader` is the page that may read it.
+    """Add the headers of INERT, and CORS for `reader`, the page that may read the answer.
 
     Names are written as llama-server writes them, because some clients compare them with case.
     """

@@ -1,4 +1,4 @@
-"""What is kept for tenants, in memory and up to limits: streams and responses.
+"""Streams and responses that are kept in memory for each tenant, up to limits.
 
 A request with the header `X-Conversation-Id` goes on when its client leaves. What it would have
 got is kept by tenant and conversation, and can be read from any byte on, while the answer is
@@ -30,7 +30,7 @@ Item = dict[str, Any]
 
 
 class KeptStream:
-    """What was written so far, and who writes it; to the answer it is the client."""
+    """The chunks written so far and the task that writes them; for the answer it is the client."""
 
     def __init__(self, conversation_id: str, media_type: str) -> None:
         self.conversation_id, self.media_type = conversation_id, media_type
@@ -80,7 +80,7 @@ class KeptStream:
         self._changed = asyncio.Event()
 
     async def read(self, start: int = 0) -> AsyncIterator[bytes]:
-        """What was written from this byte on, and what is, up to the end."""
+        """The chunks from this byte on, including those still to come."""
         while start >= self.num_dropped:
             if chunk := bytes(self.data[start - self.num_dropped :]):
                 start += len(chunk)
@@ -114,7 +114,7 @@ class KeptStreams:
         return self._streams.get((namespace, conversation_id))
 
     def of_conversation(self, namespace: str, conversation_id: str) -> list[KeptStream]:
-        """Those of a conversation; there may be one for each model, `conversation::model`."""
+        """The streams of a conversation; there may be one for each model, `conversation::model`."""
         return [
             stream
             for (tenant, name), stream in self._streams.items()

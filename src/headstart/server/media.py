@@ -86,7 +86,7 @@ def prompt_media(prompt: Any) -> list[Source]:
 
 
 async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
-    """Ask the engine what files become.
+    """Fetch and check files, and ask the engine for the parts of the prompt that they become.
 
     Raises:
         HeadstartError: one of them cannot be used, or the model reads none.
@@ -132,7 +132,7 @@ def _check_kind(kind: str, modalities: Sequence[str]) -> None:
 
 
 async def _fetched(url: str, config: ServerConfig) -> str | bytes:
-    """What an http URL names, if such are fetched; another URL as it is."""
+    """The file of an http URL, if fetching is enabled; other URLs unchanged."""
     if url[:8].partition(":")[0] not in ("http", "https"):
         return url
     if not config.image_urls:

@@ -28,7 +28,7 @@ _MP3_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 120
 
 
 def safe_file(data: bytes) -> tuple[str, bytes]:
-    """What kind of file it is, "image" or "audio", and the file as libmtmd may have it.
+    """The kind, "image" or "audio", and the file in a form that is safe for libmtmd.
 
     Raises:
         RequestError: it cannot be read, or is too large.
@@ -89,7 +89,7 @@ def as_png_or_jpeg(data: bytes) -> bytes:
 
 
 def as_safe_sound(data: bytes) -> bytes:
-    """A sound whose length is what its head says, and bounded.
+    """A sound of limited length whose header states its true length.
 
     Raises:
         RequestError: it is too short, too long, or no sound that is read.
@@ -119,7 +119,7 @@ def _check_length(num_samples: int, rate: int) -> None:
 
 
 def _wav(data: bytes) -> bytes:
-    """The samples behind a head of our own."""
+    """The samples with a header written here."""
     chunks, at = dict[bytes, bytes](), 12
     while at + 8 <= len(data) and b"data" not in chunks:
         size = int.from_bytes(data[at + 4 : at + 8], "little")
@@ -155,7 +155,7 @@ def _check_flac(data: bytes) -> None:
 
 
 def _mp3(data: bytes) -> bytes:
-    """The frames that follow each other from the begin."""
+    """The consecutive frames at the start."""
     at = num_frames = 0
     first = data[1] & 0xFE, data[2] & 0x0C  # version and layer; rate
     version, rate = data[1] >> 3 & 3, _MP3_RATES[data[1] >> 3 & 3][data[2] >> 2 & 3]

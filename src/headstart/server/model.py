@@ -1,4 +1,4 @@
-"""What the routes share: the served model, defaults of requests, and the worker."""
+"""State shared by the routes: the served model, request defaults and the worker."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Prompt:
 def read_prompts(prompt: Any, vocab: Vocab, context_size: int, media: Media = ()) -> list[Prompt]:
     """Read one prompt or a list of prompts; a list with a token id is one prompt.
 
-    `media`: what the files of all prompts become, in their order (see `prompt_media`).
+    `media`: the parts for the files of all prompts, in order (see `prompt_media`).
     """
     left = iter(media)
     if isinstance(prompt, list) and not any(is_id(part) for part in prompt):

@@ -227,7 +227,7 @@ def _rounded(chance: float | None) -> float | None:
 
 
 def counterfactual(answers: Sequence[Sequence[Emission]]) -> dict[str, Any]:
-    """What each speculator alone would have given, over answers whose provenance is known.
+    """Steps and accepted tokens of each speculator on its own, for answers with known provenance.
 
     An offer is known where a step began. Where a step of the speculator alone would begin
     elsewhere, the newest offer that the text agrees with so far goes on; without one, the step

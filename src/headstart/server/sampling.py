@@ -131,7 +131,7 @@ def _sampler_names(names: Iterable[str]) -> tuple[str, ...]:
 
 
 def _sampler_letters(letters: str) -> tuple[str, ...]:
-    """The same from a letter for each, as of llama-server's --sampler-seq."""
+    """The samplers for a string of letters, as in llama-server's --sampler-seq."""
     return _sampler_names(SAMPLER_LETTERS.get(letter, "") for letter in letters)
 
 

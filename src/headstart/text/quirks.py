@@ -1,4 +1,4 @@
-"""What rendering does not show of a template, known for those that contain certain words.
+"""Special handling of templates, recognized by words that only they contain.
 
 Sources: llama.cpp's common/chat.cpp, common/chat-diff-analyzer.cpp and common/parsers.
 """
@@ -27,7 +27,7 @@ Messages = list[dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quirks:
-    """What is special about the templates that contain all of some words."""
+    """Special handling of the templates that contain all of some words."""
 
     words: tuple[str, ...] = ()
     absent: str = ""  # a word that they do not contain
@@ -247,7 +247,7 @@ QUIRKS = (
 
 
 def find_quirks(source: str) -> Quirks:
-    """All that is known of a template; where several rows say it, what the first of them says."""
+    """Merge all rows that match a template; for each field the first row that sets it wins."""
     found: dict[str, Any] = {}
     for row in QUIRKS:
         if all(word in source for word in row.words) and not (row.absent and row.absent in source):

@@ -1,6 +1,6 @@
 """Finds a model's reasoning markers by rendering its chat template with and without reasoning.
 
-What this does not show stands in quirks.py.
+Markers that rendering does not show are in quirks.py.
 
 Source: llama.cpp's common/chat-diff-analyzer.cpp.
 """

@@ -135,7 +135,7 @@ LLAMA_SERVERS = "LLAMA_ARG_"
 def from_environment(
     environment: Mapping[str, str], settings: Sequence[Setting]
 ) -> dict[str, Given]:
-    """What variables set; empty ones count as absent.
+    """The settings from environment variables; empty ones count as absent.
 
     A command that does not serve takes only those of its own settings.
 
@@ -215,7 +215,7 @@ def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
 
 
 def _all_commands() -> list[Setting]:
-    """The settings of all commands: what is set for one must not stop another."""
+    """The settings of all commands; a variable for one command must not stop another."""
     # they read their flags with this module's help
     from headstart.app.cli.main import COMMANDS, EXTRAS, find_command
 

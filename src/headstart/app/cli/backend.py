@@ -44,7 +44,7 @@ def this_platform() -> str:
 
 
 def archives(backend: str, table: Path) -> list[Archive]:
-    """What a backend consists of on this platform.
+    """The archives of a backend for this platform.
 
     Raises:
         ConfigError: there is nothing prebuilt.
@@ -88,7 +88,7 @@ def install(backend: str, folder: Path, table: Path = TABLE) -> None:
 
 
 def _download(archive: Archive, file: Path) -> None:
-    """Have the whole archive in a file that may hold its beginning."""
+    """Download an archive; continue a partial file."""
     import httpx2
     from huggingface_hub import errors
     from huggingface_hub.file_download import http_get

@@ -42,7 +42,7 @@ class Command:
     examples: str = ""  # for the help page
 
     def settings(self) -> list[Setting]:
-        """What can be set, its own options first."""
+        """All settings of the command, its own options first."""
         own = [] if self.options is None else list(settings_of(self.options))
         of_parts = all_settings(self.parts) if self.parts != () else []
         return own + [one for one in of_parts if self.shared is None or one.name in self.shared]
@@ -111,7 +111,7 @@ def read_flags(
 
 
 def _preset(resolved: Resolved, settings: Sequence[Setting]) -> dict[str, Given]:
-    """What --models-preset sets, where one model is named; else it names the models."""
+    """The settings of --models-preset for a single model; without one it lists models."""
     file = resolved.values.get("models_preset")
     if not file or not (resolved.values["model"] or resolved.values["hf_repo"]):
         return {}
@@ -154,7 +154,7 @@ def help_page(usage: str, about: str, settings: Sequence[Setting], num_hidden: i
 
 
 def help_on(word: str, command: str, settings: Sequence[Setting]) -> str:
-    """The flags that have a word in their names or in what they say."""
+    """The flags with this word in their name or help text."""
     wanted = word.lower().lstrip("-")
     found = [
         one

@@ -23,7 +23,7 @@ ENGINE_PARTS = ("model", "engine", "draft_engine", "scheduler", "speculation")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesOptions:
-    """How to show it."""
+    """Options of the output."""
 
     json: bool = option(False, "print JSON, for programs")
     free_memory: str | None = option(

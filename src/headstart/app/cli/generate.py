@@ -43,7 +43,7 @@ STYLES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateOptions:
-    """What to generate, and how to show it."""
+    """The prompt, and options of the output."""
 
     prompt: str | None = option(None, "the prompt; without one, a small task", "-p")
     file: str | None = option(None, "file with the prompt", "-f")
@@ -161,7 +161,7 @@ def _take(pending: deque[tuple[bytes, str]], num_bytes: int) -> Iterator[tuple[b
 
 
 def _legend(counts: Mapping[str, int]) -> Text:
-    """How many tokens came from whom, each in its style."""
+    """Number of tokens by source, each in its style."""
     from rich.text import Text
 
     line = Text(f"\n{sum(counts.values())} tokens: {counts.get('', 0)} from the model")

@@ -1,4 +1,4 @@
-"""Every flag of llama-server and what becomes of it here, read from llama_server.txt.
+"""Every flag of llama-server and its treatment here, read from llama_server.txt.
 
 A flag that a setting has among its spellings works, with the same meaning; the setting then gets
 all of the flag's spellings and its environment name. The others are accepted without an effect,
@@ -21,7 +21,7 @@ ON, OFF = "on", "off"  # the values of a flag without a value
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What becomes of some values of a flag, or of all."""
+    """The treatment of some values of a flag, or of all."""
 
     kind: str  # "accepted", "sets" or "refused"
     values: tuple[str, ...]  # none: any
@@ -29,7 +29,7 @@ class Verdict:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What a verdict of the kind `sets` stands for."""
+        """The settings of a verdict of the kind `sets`."""
         if self.kind != "sets":
             return {}
         return dict(part.split("=", 1) for part in self.text.split())
@@ -47,7 +47,7 @@ class Flag:
 
     @property
     def negative_environment(self) -> str:
-        """What switches it off, whatever it holds."""
+        """The variable that switches the flag off, whatever its value."""
         return self.environment.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") if self.negatives else ""
 
     def variable_in(self, environment: Mapping[str, str]) -> tuple[str, str] | None:

@@ -30,7 +30,7 @@ from headstart.types.errors import ConfigError
 
 
 def is_router(resolved: Resolved, *, has_demo: bool = True) -> bool:
-    """Whether several models are to be served: none is named, but where they are, or how many.
+    """Whether to serve several models: no model is named, but a folder, preset or limit is.
 
     Without the demo (`headstart FLAGS`, as llama-server) models in the hub's cache are enough.
     """
@@ -141,7 +141,7 @@ def _make(
 
 
 def _is_engines(part: str) -> bool:
-    """Whether `headstart devices` takes it, to say how much memory a model needs."""
+    """Whether the setting is passed to `headstart devices`, which estimates memory."""
     return part in ENGINE_PARTS or part.startswith(SPECULATOR_PART)
 
 
@@ -155,7 +155,7 @@ def _argument(setting: Setting, text: str) -> str:
 def _without_reserved(
     environment: Mapping[str, str], settings: Iterable[Setting]
 ) -> dict[str, str]:
-    """The router's environment, less what is meant for it alone."""
+    """The router's environment without the variables meant for the router itself."""
     reserved = {"HEADSTART_CONFIG"}  # what it sets is among the arguments
     for setting in settings:
         if setting.option.for_router:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a source says of one setting."""
+    """The value that one source gives for a setting."""
 
     value: object  # a text, or a typed value
     origin: str  # which source: "flag", "preset", "environment X" or "file X"
@@ -72,7 +72,7 @@ class Resolved:
         ]
 
     def given_lines(self, leave_out: Collection[str]) -> list[str]:
-        """What was set, of `headstart serve`, as lines of a config file; secrets are in it."""
+        """The settings of `headstart serve` that were given, as lines of a config file with secrets."""
         return [
             _toml_line(one.name, self.values[one.name])
             for one in self.settings
@@ -91,7 +91,7 @@ class Resolved:
 
 
 def resolve(settings: Sequence[Setting], sources: Sequence[Mapping[str, Given]]) -> Resolved:
-    """Choose a value for every setting: what the first source that names it says.
+    """Choose a value for every setting: that of the first source that has one.
 
     Raises:
         ConfigError: a value of the wrong kind.
@@ -110,7 +110,7 @@ def resolve(settings: Sequence[Setting], sources: Sequence[Mapping[str, Given]])
 
 
 def from_file(file: Path, settings: Iterable[Setting]) -> dict[str, Given]:
-    """What a config file sets; dashes and underscores in its names are the same.
+    """The settings in a config file; dashes and underscores in names are equivalent.
 
     One file may serve several commands, so settings of other commands are fine.
 

@@ -1,4 +1,4 @@
-"""What can be set, read from the config dataclasses: one `Setting` per field.
+"""All settings, read from the config dataclasses: one `Setting` per field.
 
 Knows names, types and how text becomes a value; does not know where the text came from.
 """
@@ -69,7 +69,7 @@ class Setting:
 
     @property
     def placeholder(self) -> str:
-        """What help shows in place of the value."""
+        """The placeholder of the value in the help text."""
         if self.option.is_pair:
             return "TARGET DRAFT"
         if choices := self.option.choices:
@@ -178,7 +178,7 @@ def _speculator_settings() -> Iterator[Setting]:
 
 
 def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """`; did you mean X?`, or nothing if nothing is near: a far guess misleads more than none.
+    """`; did you mean X?`, or "" if no name is close: a poor guess is worse than none.
 
     `prefix` stands before every name and is not compared.
     """

@@ -22,7 +22,7 @@ TEXT_SPECULATORS = "suffix,ngram-simple,ngram-mod,ngram-cache"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """How much to compare."""
+    """Extent of the comparison."""
 
     prompts_limit: int = option(6, "prompts to answer in each way", least=1)
     tokens: int = option(48, "tokens of each answer", least=1)
@@ -58,7 +58,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 
 def _settings(config: Config) -> Config:
-    """Speculators of every kind, nothing learned before, no warm-up to wait for."""
+    """Settings with every kind of speculator, without saved state and without a warm-up."""
     speculation = config.speculation
     types = speculation.spec_type
     named = config.model

@@ -1,6 +1,6 @@
-"""Asks servers as users do: conversations over OpenAI's API, streamed, with the times of tokens.
+"""Client for measurements: streamed conversations over OpenAI's API, with arrival times.
 
-Starts servers too, and stops them. Plain `http.client`: on few cores the client's processor time is
+Also starts and stops servers. Plain `http.client`: on few cores the client's processor time is
 taken from the server's.
 """
 
@@ -40,7 +40,7 @@ _SAMPLE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What came of one turn. Times in seconds of the monotonic clock."""
+    """The answer to one turn. Times in seconds of the monotonic clock."""
 
     text: str
     sent: float
@@ -62,7 +62,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """Answers to some questions, and what Headstart counted meanwhile: see `Client.counters`."""
+    """The answers to a round of questions, and the increase of `Client.counters` meanwhile."""
 
     answers: Sequence[Answer]
     counters: Mapping[str, float] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Where to ask, and what every request says."""
+    """A server to ask, and the fields of every request."""
 
     url: str
     key: str = ""
@@ -85,7 +85,7 @@ class Client:
         rate: float = 0.0,
         **fields: Any,
     ) -> Round:
-        """All, a connection each; the turns of a question one after the other.
+        """Ask all questions, one connection each; the turns of a question one after the other.
 
         Args:
             users: questions at the same time; 0: all.
@@ -110,7 +110,7 @@ class Client:
         return Round(answers, {name: n - before.get(name, 0.0) for name, n in counted.items()})
 
     def get(self, path: str) -> Any:
-        """A JSON answer; None where the server has none."""
+        """GET a JSON answer; None if the server has none."""
         with suppress(HeadstartError, OSError, http.client.HTTPException, orjson.JSONDecodeError):
             return orjson.loads(b"".join(exchange(self.url, path, headers=self._headers())))
         return None
@@ -206,7 +206,7 @@ def exchange(
 
 
 def _text(event: Mapping[str, Any]) -> str:
-    """What an event adds to the answer, reasoning and calls of tools included."""
+    """The text that an event adds to the answer, including reasoning and tool calls."""
     for choice in event.get("choices", ()):
         delta = choice.get("delta", choice)
         calls = [call.get("function", {}) for call in delta.get("tool_calls") or ()]
@@ -277,7 +277,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[], bo
 
 
 def _is_warm(client: Client) -> bool:
-    """Whether it times no decodes any more; true for servers that never do."""
+    """Whether its warm-up is over; True for servers without one."""
     props = client.get("/props") or {}
     return bool(props.get("speculation", {}).get("control", {}).get("is_warmed_up", True))
 

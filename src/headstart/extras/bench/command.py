@@ -35,7 +35,7 @@ TEXTS = 4  # of each user in a round, where programs draw different texts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
-    """What to measure."""
+    """Extent of the measurement."""
 
     users: str | None = option(
         None, "requests at the same time; table lines for each number. Default: 1,4, or 1 and -np"
@@ -106,7 +106,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 
 def warm(clients: dict[str, Client], users: int = 1) -> None:
-    """Answers that are not counted: connections, caches, weights in memory."""
+    """Request uncounted answers, to open connections and load weights into memory."""
     for name, client in clients.items():
         questions = make_questions("edit", users, "warm")
         client.ask_all(questions, tenant=name, temperature=0.7, max_tokens=32)
@@ -118,7 +118,7 @@ def measure(
     questions: Sequence[Question] | None,
     options: BenchOptions,
 ) -> Scores:
-    """Let all arms answer, and tell how far it is where somebody looks on."""
+    """Let all arms answer; show progress on a terminal."""
 
     def play(arm: str, cell: Cell, number: int) -> Round:
         if sys.stderr.isatty():
@@ -143,16 +143,16 @@ def measure(
 
 
 def control_of(server: Client) -> dict[str, Any]:
-    """What control of our own server found out by now."""
+    """The state of our own server's control."""
     props = server.get("/props") or {}
     return dict(props.get("speculation", {}).get("control", {}))
 
 
 def read_cells(options: BenchOptions, parallel: int, origin: str) -> list[Cell]:
-    """What is measured.
+    """The cells to measure.
 
     Raises:
-        ConfigError: a flag that says nothing usable.
+        ConfigError: a flag has an unusable value.
     """
     if options.error <= 0.0:
         raise ConfigError("--error must be above 0")
@@ -184,7 +184,7 @@ def _numbers(flag: str, text: str, least: float) -> list[float]:
 def choose(
     questions: Sequence[Question] | None, cell: Cell, first: int, count: int
 ) -> list[Question]:
-    """The questions of a round: fresh ones, or the next of a file, from its beginning again."""
+    """The questions of a round: new ones, or the next ones of a file, which is repeated."""
     if questions is None:
         return make_questions(cell.workload, count, (*cell, first))
     return [questions[(first + i) % len(questions)] for i in range(count)]

@@ -17,7 +17,7 @@ BY_HAND, OTHER_SERVER = "best by hand", "best other"
 
 
 class Cell(NamedTuple):
-    """What a line of the table is about."""
+    """The conditions of one line of the table."""
 
     workload: str
     temperature: float
@@ -69,7 +69,7 @@ class Score:
 
     @property
     def read_rate(self) -> float:
-        """Prompt tokens a second; 0 where the server does not tell."""
+        """Prompt tokens per second; 0 if the server does not report it."""
         return self.num_read / self.read_seconds if self.read_seconds else 0.0
 
     @property
@@ -122,7 +122,7 @@ def compare(
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> Scores:
-    """Let all arms answer each round's questions, each time another first.
+    """Let all arms answer each round's questions, in rotating order.
 
     A cell is done when the standard error of every ratio to the first arm is at most `error`. No
     round begins after `seconds`, but each cell gets the least number of rounds. Ctrl-C ends it
@@ -183,7 +183,7 @@ def own_arm(scores: Mapping[str, Score]) -> str:
 
 
 def bases(scores: Mapping[str, Score]) -> dict[str, str]:
-    """The arms that it is compared with, by what they stand for."""
+    """The arms that it is compared with, by their label."""
     other = best_other(scores)
     by_hand = {OFF: OFF, BY_HAND: best_by_hand(scores)} if own_arm(scores) == AUTO else {}
     return by_hand | ({} if other is None else {OTHER_SERVER: other})

@@ -1,4 +1,4 @@
-"""Questions to measure with, made from the interpreter's own source: seeded, no network.
+"""Questions for measurements, generated from the standard library's source; seeded.
 
 edit      rename a variable in a function of 4 to 40 lines: most of the answer is in the question
 json      describe a function as JSON: a fixed form with a few copied words
@@ -68,7 +68,7 @@ class Function:
 
     @property
     def block(self) -> str:
-        """As it stands in a question."""
+        """The function as a code block."""
         return f"```python\n{self.source}\n```"
 
     @property
@@ -82,7 +82,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """What questions are made of."""
+    """The material of questions."""
 
     functions: Sequence[Function]
     files: Sequence[Sequence[str]]  # lines
@@ -169,7 +169,7 @@ def _function(lines: Sequence[str], node: ast.FunctionDef) -> Function | None:
 
 
 def num_tokens(text: str) -> int:
-    """More than the tokens of an answer like this."""
+    """An upper estimate of the tokens of an answer like this."""
     return 16 + int(len(text) / CHARS_PER_TOKEN)
 
 

@@ -17,7 +17,7 @@ Point = tuple[float, float]
 
 
 def picture(scores: Scores, cost_ms: Mapping[str, float]) -> str:
-    """The whole file.
+    """The SVG file.
 
     Args:
         cost_ms: milliseconds of a step by rows; may be empty.

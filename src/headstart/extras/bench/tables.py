@@ -1,4 +1,4 @@
-"""What a comparison comes to: Markdown tables, verdicts, JSON."""
+"""Results of a comparison as Markdown tables, sentences and JSON."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ COLUMNS: Mapping[str, Sequence[str]] = {
 
 
 def tables(scores: Scores) -> str:
-    """Speeds, where they come from, and what all lines come to."""
+    """A table of speeds, a table of their causes, and the verdicts."""
     arms = next(iter(scores.values()))
     own, heads = own_arm(arms), ["workload", "temp", "users"]
     heads.append(f"{own}, tokens/s")
@@ -77,7 +77,7 @@ def verdicts(scores: Scores) -> Iterator[str]:
 
 
 def ratios_to(scores: Scores) -> dict[str, list[MeanRatio]]:
-    """Of auto, or the only arm, in each cell, by what it is compared with."""
+    """Ratios of auto, or the only arm, in each cell, by the label of the other arm."""
     found: dict[str, list[MeanRatio]] = {}
     for by_arm in scores.values():
         own = by_arm[own_arm(by_arm)]

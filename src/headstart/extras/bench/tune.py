@@ -1,7 +1,7 @@
 """`headstart tune`: measures this machine before the first user comes.
 
-The profile is what control saves anyway (`--spec-state`): what steps cost, what drafts were worth.
-So tune is a server's first minute without users, and a report of what it learned.
+The profile is the file of `--spec-state`: costs of steps and acceptance of drafts.
+So tune runs a server for a minute without users and reports what control learned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ LENGTHS = range(1, 17)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
-    """How long, and with what."""
+    """Extent of the measurement."""
 
     prompts: str | None = option(
         None, "file with a prompt a line, or a request body as JSON, like those of your users"
@@ -44,7 +44,7 @@ class TuneOptions:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What was found."""
+    """The results."""
 
     scores: Scores
     control: Mapping[str, Any]

@@ -24,7 +24,7 @@ class ServerChild:
     """`headstart serve` on one address of this machine, with a key."""
 
     def __init__(self, arguments: Sequence[str], *, host: str, key: str) -> None:
-        """Start it; `wait` tells when it can answer."""
+        """Start the server; `wait` returns when it is ready."""
         self.url = ""
         self._failure = ""
         self._ready = threading.Event()
@@ -55,7 +55,7 @@ class ServerChild:
         self._ready.set()
 
     def wait(self) -> None:
-        """Return when it can answer.
+        """Wait until the server is ready.
 
         Raises:
             ModelError: it ended instead.

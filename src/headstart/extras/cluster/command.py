@@ -22,7 +22,7 @@ SERVER_SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterOptions(RoutingOptions):
-    """How many replicas, and what each takes."""
+    """Number of replicas, and the resources of each."""
 
     ray_address: str | None = option(
         None, "running Ray cluster, HOST:PORT or auto; without it one is started on this machine"

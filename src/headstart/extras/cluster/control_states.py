@@ -1,4 +1,4 @@
-"""What control learned, kept for the replicas that start later.
+"""Keeps control's learned state for replicas that start later.
 
 Kept by what it depends on: the flags of the server, and the hardware, because what a step costs is
 measured there.
@@ -37,7 +37,7 @@ class ControlStates:
 
 
 def state_key(arguments: Sequence[str], hardware: str) -> str:
-    """Equal where what was learned is worth as much."""
+    """A key that is equal for replicas that can share their state."""
     return hashlib.sha256("\0".join([hardware, *arguments]).encode()).hexdigest()[:16]
 
 

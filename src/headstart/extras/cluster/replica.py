@@ -1,4 +1,4 @@
-"""A replica as Ray Serve runs it: starts a server, says where it is and how much it has to do."""
+"""A replica as a Ray Serve deployment: starts a server, reports its address and its load."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ILL_SECONDS = 120.0  # that a server may be ill before Ray starts another replic
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSettings:
-    """What every replica gets."""
+    """Settings of every replica."""
 
     arguments: tuple[str, ...]  # of `headstart serve`
     key: str = field(repr=False)
@@ -51,7 +51,7 @@ class ReplicaActor:
         self._saving = asyncio.get_running_loop().create_task(self._save_now_and_then())
 
     def _start(self) -> ServerChild:
-        """With what control learned elsewhere; without, if that is of another model."""
+        """Start with the saved state of control; without it if it belongs to another model."""
         state = ray.get(_store().find.remote(self._state_key))
         if state:
             self._state_file.write_bytes(state)
@@ -78,7 +78,7 @@ class ReplicaActor:
         return server
 
     async def describe(self) -> dict[str, Any]:
-        """Where requests for it go."""
+        """Name and address of the replica."""
         return {
             "name": self._name,
             "url": self._server.url,
@@ -87,7 +87,7 @@ class ReplicaActor:
         }
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """What Ray scales by."""
+        """The counts that Ray scales by."""
         try:
             running, waiting = await asyncio.to_thread(self._server.counts)
         except httpx2.HTTPError:
@@ -105,7 +105,7 @@ class ReplicaActor:
             raise RuntimeError(f"the server took no requests for {ILL_SECONDS:g} s")
 
     async def __del__(self) -> None:
-        """Ray stops it: the gateways send nothing more, so what runs is the last."""
+        """Stop: gateways send no further requests, so wait for those that run."""
         self._saving.cancel()
         await asyncio.to_thread(self._server.drain, self._settings.drain_seconds)
         await asyncio.to_thread(self._server.stop)

@@ -1,4 +1,4 @@
-"""How many replicas there should be: by what runs and waits at those there are.
+"""Computes the number of replicas from the running and waiting requests.
 
 Ray applies the limits and the waiting times. It would count calls of actors, but tokens do not pass
 through those.
@@ -25,7 +25,7 @@ def wanted_replicas(loads: Mapping[str, Mapping[Any, float]], target: float) -> 
 
 
 class ScalingPolicy:
-    """What Ray Serve calls; made in its controller."""
+    """The policy object of Ray Serve, created in its controller."""
 
     def __init__(self, target_requests: float) -> None:
         self._target = target_requests

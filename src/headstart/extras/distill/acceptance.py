@@ -1,4 +1,4 @@
-"""What a speculator would have drafted for texts that are written already, and how much was right.
+"""Replays a speculator over recorded texts and counts how much of its drafts was right.
 
 The next token is argmax(log p + noise) of a noise that is known, whoever drafts, so a draft is
 right where it equals the recorded token: the target need not run. A speculator is asked behind
@@ -38,7 +38,7 @@ class Outcomes:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What one speculator did."""
+    """The outcomes of one speculator."""
 
     outcomes: list[Outcomes]  # by text
     asking_ms: float  # of one call for one text; of a model all of its work
@@ -55,7 +55,7 @@ def replay(
     width: int = 1,
     earlier: Sequence[RecordedText] = (),
 ) -> Replayed:
-    """Lead a speculator along texts, `width` at a time, after it has seen the `earlier` ones.
+    """Replay a speculator over texts, `width` at a time, after the `earlier` ones.
 
     Args:
         make_sampler: of the target's vocabulary.
@@ -100,7 +100,7 @@ def _ask(speculator: Speculator, active: Sequence[_Follower]) -> list[Draft]:
 
 
 class _Follower:
-    """A text on its way."""
+    """A text during its replay."""
 
     def __init__(
         self, seq_id: int, text: RecordedText, sampler: Sampler, *, is_model: bool
@@ -122,7 +122,7 @@ class _Follower:
         )
 
     def take(self, draft: Draft) -> tuple[int, int]:
-        """Compare a draft with what was written; returns the next token, and how much was right."""
+        """Compare a draft with the recorded text; returns the next token and the number right."""
         answer, place = self.text.answer, len(self._rows) + 1
         num_right = 0
         for token, written in zip(draft.tokens, answer[place:], strict=False):
@@ -137,7 +137,7 @@ class _Follower:
         return answer[place], num_right
 
     def outcomes(self) -> Outcomes:
-        """Of all places."""
+        """The outcomes at all positions."""
         rows = np.array(self._rows, np.float32).reshape(-1, 3)
         offered, accepted = rows[:, 0].astype(np.int32), rows[:, 1].astype(np.int32)
         if self._is_model:
@@ -147,7 +147,7 @@ class _Follower:
 
 
 def _runs(is_right: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """From each place, how many in a row are right."""
+    """For each position, the number of consecutive right tokens from it on."""
     runs = np.zeros(len(is_right) + 1, np.int32)
     for place in range(len(is_right) - 1, -1, -1):
         runs[place] = runs[place + 1] + 1 if is_right[place] else 0
@@ -156,7 +156,7 @@ def _runs(is_right: NDArray[np.bool_]) -> NDArray[np.int32]:
 
 @dataclass(frozen=True, slots=True)
 class DraftRule:
-    """When to draft, and how far: what control finds out by itself, here by trying."""
+    """When to draft, and how many tokens; control finds this itself, here it is searched."""
 
     longest: int
     least_expected: float = 0.0  # a text's draft that expects less is left to the model
@@ -165,7 +165,7 @@ class DraftRule:
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What drafting with a rule comes to for one text."""
+    """The cost and tokens of drafting one text with a rule."""
 
     num_tokens: int  # emitted in steps; the first token comes with the prompt
     num_steps: int
@@ -181,7 +181,7 @@ StepPrice = Callable[[int, int, int], float]
 def walk(
     text: RecordedText, drafters: Sequence[Outcomes], rule: DraftRule, price: StepPrice
 ) -> Walk:
-    """Write a text again, step by step; of several drafters a text comes before a model."""
+    """Simulate the steps of a text; text speculators come before models."""
     offers = [list(_offers(one, rule)) for one in drafters]
     place, last, steps, drafted, num_accepted, ms = 0, len(text.answer) - 1, 0, 0, 0, 0.0
     while place < last:

@@ -44,7 +44,7 @@ class Candidates:
         return cls(config, Model(target, EngineConfig(gpu_layers=0), vocab_only=True))
 
     def sampler(self, text: RecordedText) -> Sampler:
-        """What chose the text's tokens."""
+        """The sampler that chose the text's tokens."""
         vocab, context = self.target.vocab, self.target.facts.train_context
         filters = SimpleNamespace(
             vocab_size=vocab.size, make_filters=lambda params: LlamaFilters(vocab, context, params)

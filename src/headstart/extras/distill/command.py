@@ -30,7 +30,7 @@ STEPS = ("train", "measure", "purge")  # without a word the first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistillOptions:
-    """Which texts, and what to do with them."""
+    """Options of `headstart distill`."""
 
     texts: str | None = option(None, "folder of headstart serve --record-texts")
     tenants: str | None = option(
@@ -95,7 +95,7 @@ def _purge(folder: Path, tenants: frozenset[str] | None, days: float) -> int:
 
 
 class _Work:
-    """The texts, split, and who could draft for them."""
+    """The texts, split into parts, and their candidate drafters."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class _Work:
         self.facts: dict[str, Any] = {}
 
     def tell(self, lines: Iterable[str], **facts: Any) -> None:
-        """Print lines, or keep what they say for the JSON."""
+        """Print lines, or keep their data for the JSON output."""
         self.facts |= facts
         if not self.options.json:
             print("\n".join(lines), flush=True)
@@ -171,7 +171,7 @@ class _Work:
     def _tune(
         self, texts: list[RecordedText], card: dict[str, Any]
     ) -> Callable[[Path, dict[str, Any]], None]:
-        """Train; returns what writes the weights to a file with a card."""
+        """Train; returns a function that writes the weights and a card to a file."""
         from gguf import GGUFReader
 
         from headstart.extras.distill import teacher

@@ -32,10 +32,10 @@ TYPES = {
 
 
 def read_model(reader: GGUFReader, context: int) -> LanguageModel:
-    """The model of a GGUF for rows of up to `context` tokens, with the weights as they are there.
+    """Load the model of a GGUF, with its weights, for rows of up to `context` tokens.
 
     Raises:
-        ModelError: it is no plain llama model; says what is not understood.
+        ModelError: it is not a plain llama model.
     """
 
     def number(key: str, default: float | None = None) -> float:
@@ -100,7 +100,7 @@ def write_model(
 
 
 def copy_fields(reader: GGUFReader, writer: GGUFWriter, prefix: str = "") -> None:
-    """Metadata whose key begins so, as it is."""
+    """Copy the metadata whose keys have this prefix."""
     for field in reader.fields.values():
         if field.name.startswith(prefix) and not field.name.startswith(OWN_FIELDS):
             kinds = field.types
@@ -110,7 +110,7 @@ def copy_fields(reader: GGUFReader, writer: GGUFWriter, prefix: str = "") -> Non
 def add_tensor(
     writer: GGUFWriter, name: str, values: NDArray[Any], kind: GGMLQuantizationType
 ) -> None:
-    """Matrices of this type, everything else as F32."""
+    """Add a tensor: matrices in this type, everything else as F32."""
     values = values.astype(np.float32)
     if values.ndim == 2:
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)

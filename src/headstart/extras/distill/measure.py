@@ -30,7 +30,7 @@ SHOWN = (1, 2, 4, 8)  # positions
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """A way of drafting, and what it comes to for each text."""
+    """A way of drafting, and its result for each text."""
 
     name: str
     rule: DraftRule | None
@@ -65,7 +65,7 @@ class Arm:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """What was found on some texts."""
+    """The results on some texts."""
 
     texts: Sequence[RecordedText]
     prices: StepPrices  # of the target
@@ -76,14 +76,14 @@ class Findings:
 
     @classmethod
     def of(cls, texts: Sequence[RecordedText], suffix: Replayed, prices: StepPrices) -> Findings:
-        """Of no drafts, and of copies."""
+        """Results without drafts and with copies."""
         copying = replace(prices, asking_ms=suffix.asking_ms)
         off = Arm(OFF, None, [walk(text, (), DraftRule(0), prices.step) for text in texts])
         arms = {OFF: off, SUFFIX: best_arm(SUFFIX, texts, [suffix], copying)}
         return cls(texts, prices, suffix, arms, {}, {})
 
     def with_model(self, name: str, model: Replayed, round_ms: float) -> Findings:
-        """And of a draft model, alone and behind copies; `round_ms` is what its token takes."""
+        """Add a draft model, alone and after copies; `round_ms` is the time of its token."""
         alone = replace(self.prices, round_ms=round_ms)
         behind, both = replace(alone, asking_ms=self.suffix.asking_ms), f"{SUFFIX}, {name}"
         arms = {
@@ -102,7 +102,7 @@ class Findings:
 
     @property
     def refusal(self) -> str:
-        """Why nothing need be trained; empty if it may pay."""
+        """The reason why training cannot pay; "" if it may."""
         if self.most >= LEAST_GAIN:
             return ""
         return (
@@ -148,7 +148,7 @@ def measure(
     drafts: Sequence[Path],
     prices: StepPrices,
 ) -> Findings:
-    """Compare no drafts, copies, and draft models, alone and behind copies.
+    """Compare no drafts, text copies, and draft models alone and after copies.
 
     Args:
         earlier: what the copies may also come from.

@@ -123,7 +123,7 @@ class LanguageModel(nn.Module):
         return logits
 
     def states(self, tokens: Tensor) -> Tensor:
-        """What the output reads, shape (batch, positions, width)."""
+        """The final hidden states, shape (batch, positions, width)."""
         x = self.token_embd(tokens)
         cos, sin = self.cos[: tokens.shape[1]], self.sin[: tokens.shape[1]]
         for block in self.blocks:

@@ -1,4 +1,4 @@
-"""What steps cost on this machine: what a server measured here, or measures now."""
+"""Costs of steps on this machine, from control's saved state or measured now."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class StepPrices:
 
     @classmethod
     def of(cls, rows: Mapping[int, float], attention_ms: float = 0.0) -> StepPrices:
-        """From some widths."""
+        """Interpolate from measured widths."""
         known = sorted(rows)
         each = np.interp(range(LONGEST + 2), [0, *known], [0.0, *(rows[n] for n in known)])
         slope = (rows[known[-1]] - rows[known[0]]) / max(1, known[-1] - known[0])
@@ -49,7 +49,7 @@ class StepPrices:
 
 
 def of_machine(config: Config, models: Models) -> StepPrices:
-    """Of the target: from what control saved, or else from a warm-up now, which loads it.
+    """The target's costs from control's saved state, or from a warm-up now, which loads it.
 
     Raises:
         ConfigError, ModelError: it cannot be loaded.

@@ -1,4 +1,4 @@
-"""Whether a tuned draft model is worth its place: later conversations, resampled in pairs.
+"""Tests whether a tuned draft model pays: later conversations, resampled in pairs.
 
 It has to beat its base in tokens a step at one fixed length, and the best there is without it,
 copies from the same texts included, in tokens per second. Conversations are drawn, not tokens: the
@@ -27,7 +27,7 @@ NUM_DRAWS = 4000
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value, and between what 95 % of its resampled values lie."""
+    """A value with its 95 % interval over resampled values."""
 
     value: float
     low: float
@@ -39,7 +39,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was proved."""
+    """The result of a proof."""
 
     num_conversations: int
     gain: Interval  # further tokens a step, against the base
@@ -49,7 +49,7 @@ class Proof:
 
     @property
     def refusal(self) -> str:
-        """Why it is not promoted; empty if it is."""
+        """The reason against promotion; "" if it is promoted."""
         if self.num_conversations < LEAST_CONVERSATIONS:
             return (
                 f"there are {self.num_conversations} later conversations, and "
@@ -76,7 +76,7 @@ class Proof:
 
 
 def prove(found: Findings, base: str, tuned: str, seed: int = 0) -> Proof:
-    """Compare a tuned model with its base and with everything else."""
+    """Compare a tuned model with its base and with all other drafters."""
     others = {name: arm for name, arm in found.arms.items() if tuned not in name.split(", ")}
     best = max(others.values(), key=lambda arm: arm.rate)
     own = max(

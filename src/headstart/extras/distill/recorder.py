@@ -1,4 +1,4 @@
-"""Writes prompts and answers down, beside the steps: a reader of step records with a thread.
+"""Records prompts and answers: a reader of step records that writes in a thread.
 
 What may be recorded was decided by the flags and by the request (`store`). Texts whose tokens
 depend on more than prompt, parameters and seed are left out: those under a constraint, with
@@ -58,7 +58,7 @@ class TextRecorder:
                 self._hand_over(end.sequence, answer)
 
     def close(self) -> None:
-        """Wait until all that was handed over is written."""
+        """Wait until all pending texts are written."""
         self._writer.shutdown()
 
     def _may_store(self, sequence: Sequence) -> bool:

@@ -32,7 +32,7 @@ def compute(
     file: Path,
     tell: Callable[[str], None] = print,
 ) -> Mapping[str, Best]:
-    """By `key_of` each of these texts; what the file has already is taken from there.
+    """Compute the rows of these texts by `key_of`; rows already in the file are reused.
 
     Raises:
         ConfigError, ModelError: the target cannot be loaded.
@@ -93,6 +93,6 @@ def _decode(
 
 
 def key_of(text: RecordedText) -> str:
-    """What its rows are kept under."""
+    """The key of its rows in the file."""
     both = np.array([len(text.prompt), *text.prompt, *text.answer], np.int32)
     return hashlib.sha256(both.tobytes()).hexdigest()[:16]

@@ -32,7 +32,7 @@ LOOPING_SHARE = 0.5  # of an answer's tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedText:
-    """One answer: token ids and what chose them."""
+    """One answer: token ids and the parameters that chose them."""
 
     recorded: float  # seconds since 1970
     model: str  # digest of the target
@@ -138,7 +138,7 @@ class TextFiles:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """No other process writes or purges meanwhile."""
+    """Lock the folder against writes and purges of other processes."""
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -319,7 +319,7 @@ def num_looping(tokens: Sequence[int], window: int = 64, longest: int = 24) -> i
 
 
 def counts(texts: Sequence[RecordedText]) -> Mapping[str, int]:
-    """What a report says of some texts."""
+    """Counts of texts for a report."""
     return {
         "conversations": len({text.conversation for text in texts}),
         "texts": len(texts),

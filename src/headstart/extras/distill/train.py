@@ -39,7 +39,7 @@ TOLD_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What decides the weights, besides base and texts."""
+    """Hyperparameters of the training."""
 
     loss: str = "kl"  # of the target's probabilities, as tv; ce: the recorded tokens
     seconds: float = 600.0
@@ -49,7 +49,7 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class Trained:
-    """What came of it."""
+    """The result of the training."""
 
     weights: Mapping[str, Tensor]
     num_steps: int
@@ -82,7 +82,7 @@ class _Row:
 
 
 class Trainer:
-    """A model on its way; goes on where an interrupted one stopped."""
+    """A model in training; resumes an interrupted training."""
 
     def __init__(
         self,
@@ -154,7 +154,7 @@ class Trainer:
         return float(loss.item())
 
     def _batch(self) -> list[_Row]:
-        """Texts of about equal length, so that little is padding."""
+        """A batch of texts of similar length, to minimize padding."""
         first = self._rows[self._random.integers(len(self._rows))]
         size = max(1, BATCH_TOKENS // len(first.tokens))
         some = self._random.permutation(len(self._rows))[: 8 * size]
@@ -179,7 +179,7 @@ class Trainer:
         return (p * (p.clamp_min(1e-9).log() - log_q)).sum()
 
     def _logits(self, rows: Sequence[_Row]) -> Tensor:
-        """Before each token of the answers, one answer behind the other."""
+        """The logits for each token of the answers, concatenated."""
         tokens = torch.zeros(
             (len(rows), max(len(row.tokens) for row in rows) - 1), dtype=torch.long
         )

@@ -1,1 +1,1 @@
-"""Several servers behind one address: which of them takes a request, and why."""
+"""The load balancer: several servers of one model behind one address."""

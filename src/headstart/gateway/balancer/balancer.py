@@ -1,6 +1,6 @@
-"""All replicas: in which order to try them for a request, and what is learned of the answer.
+"""The set of replicas: in which order to try them for a request; updated from its answer.
 
-Knows no network. The policy judges by what the replicas said last and what was sent since.
+No network access. The policy uses the replicas' last reports and the requests sent since.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class Fleet:
     _owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # response -> replica
 
     def add(self, replica: Replica) -> None:
-        """Send requests to one more."""
+        """Add a replica."""
         self.replicas[replica.name] = replica
 
     def available(self) -> list[Replica]:
-        """Those that may be sent requests."""
+        """The replicas that accept requests."""
         return [one for one in self.replicas.values() if one.takes_requests]
 
     def order(self, asked: Asked) -> list[Replica]:
@@ -84,7 +84,7 @@ class Fleet:
         return min((wait_seconds(one.load(), price) for one, price in pairs), default=0.0)
 
     def is_full(self, max_waiting: int) -> bool:
-        """Whether as many requests wait at every replica as may."""
+        """Whether the queue of every replica is full."""
         replicas = self.available()
         return bool(replicas) and all(one.load().num_waiting >= max_waiting for one in replicas)
 

@@ -1,4 +1,4 @@
-"""The text of a request and its answer, in which prefixes are compared.
+"""Extracts the text of a request and of its answer, for comparing prefixes.
 
 The text of the next turn of a conversation begins with that of this turn and its answer. It is not
 what the model reads (the replica applies the template), but it grows as that does. Knows the bodies
@@ -28,7 +28,7 @@ LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the balancer read of a request."""
+    """The parts of a request that the balancer uses."""
 
     text: bytes = b""
     blocks: list[int] = field(default_factory=list)  # hashes of the text's blocks
@@ -38,7 +38,7 @@ class Asked:
 
 
 def read(body: bytes, namespace: str = "") -> Asked:
-    """Read a body; without a text if it is no JSON object, or of an unknown form.
+    """Read a body; the text is empty if it is not a JSON object of a known form.
 
     Raises:
         RequestError: it begins as a JSON object, and is damaged or beyond the limits of structure.
@@ -83,7 +83,7 @@ def _turn(message: object) -> bytes:
 
 
 def _plain(value: object) -> bytes:
-    """A value as bytes of which equal beginnings are equal beginnings of the value."""
+    """Encode a value so that values with a common prefix have encodings with a common prefix."""
     match value:
         case None:
             return b""
@@ -120,7 +120,7 @@ def _text(value: object) -> str:
 
 
 class AnswerText:
-    """Reads an answer while it is relayed: its text, and what it says of its own cost."""
+    """Reads the text and the timings of an answer while it is relayed."""
 
     def __init__(self, *, is_stream: bool) -> None:
         self.text = bytearray()
@@ -130,7 +130,7 @@ class AnswerText:
         self._rest = b""
 
     def add(self, piece: bytes) -> None:
-        """Take in the next piece of the body."""
+        """Read the next piece of the body."""
         data = self._rest + piece
         lines: list[bytes] = []
         if self._is_stream:

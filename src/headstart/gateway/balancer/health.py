@@ -23,7 +23,7 @@ _GAUGE = re.compile(rb"^llamacpp:requests_(processing|deferred) (\d+)", re.MULTI
 
 
 async def watch(fleet: Fleet, proxy: Proxy, poll_seconds: float) -> None:
-    """Keep what is known of the replicas up to date, until cancelled."""
+    """Poll the replicas until cancelled."""
     while True:
         polls = [_poll(replica, proxy) for replica in fleet.replicas.values()]
         await asyncio.gather(*polls)
@@ -50,7 +50,7 @@ async def _poll(replica: Replica, proxy: Proxy) -> None:
 
 
 async def _hear(replica: Replica, proxy: Proxy) -> None:
-    """Read its counts; if it does not tell them, use what this balancer sent to it."""
+    """Read its counts; without them, count the requests that this balancer sent to it."""
     status, body, headers = await _get(replica, proxy, "/metrics")
     counts = {name.decode(): int(value) for name, value in _GAUGE.findall(body)}
     started = headers.get(b"process-start-time-unix", b"").decode("latin-1")

@@ -1,4 +1,4 @@
-"""What the balancer learns of a replica from its answers: prices, and how much it really keeps.
+"""Estimates from a replica's answers: prices, and how much of prompts its cache keeps.
 
 Answers of Headstart and llama-server say in `timings` how many tokens of their prompt were cached
 and what the others took. Older answers count less and less, so a replica that was busy recovers."""
@@ -27,7 +27,7 @@ class Mean:
         return self._sum / self._weight
 
     def add(self, total: float, weight: float = 1.0) -> None:
-        """Take in `weight` things that are `total` together."""
+        """Add `weight` values with the sum `total`."""
         if weight > 0:
             self._sum = DECAY * self._sum + total
             self._weight = DECAY * self._weight + weight
@@ -44,7 +44,7 @@ class Timings(NamedTuple):
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Timings | None:
-        """From the last object of an answer; None if it says nothing."""
+        """Read from the last object of an answer; None if it has no timings."""
         found = answer.get("timings")
         if not isinstance(found, dict):
             return None
@@ -67,7 +67,7 @@ class Learned:
     def add(
         self, timings: Timings, num_prompt_bytes: int, num_before: int = 0, num_after: int = 0
     ) -> None:
-        """Take an answer in; so many further requests ran when it began, and when it ended."""
+        """Add an answer; the counts are of other requests running at its start and at its end."""
         num_beside = (num_before + num_after) / 2
         self.trust += 0.3 * (1 - self.trust)
         self.tokens_per_byte.add(timings.cache_n + timings.prompt_n, num_prompt_bytes)
@@ -81,11 +81,11 @@ class Learned:
             self.token.add(seconds / (1 + TOKEN_SLOWDOWN * num_beside))
 
     def fade(self) -> None:
-        """Another replica answered: what is known of this one is older now."""
+        """Reduce the trust in these prices, because another replica answered."""
         self.trust *= 0.98
 
     def prices(self) -> Prices:
-        """As its own answers show them."""
+        """The prices estimated from its own answers."""
         return Prices(
             prompt_token=self.prompt_token.value,
             token=self.token.value,

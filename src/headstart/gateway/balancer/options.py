@@ -18,7 +18,7 @@ SERVER_SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoutingOptions:
-    """What everything that passes requests to several servers can be told."""
+    """Options of every program that passes requests to several servers."""
 
     retries: int = option(
         2, "further servers that a request is tried at before its first token", least=0

@@ -1,4 +1,4 @@
-"""Which replica takes a request: the one where it is expected to be answered first.
+"""Selects the replica for a request: the one expected to answer first.
 
 For each replica, in seconds:
 
@@ -25,7 +25,7 @@ PROMPT_SLOWDOWN, TOKEN_SLOWDOWN = 0.5, 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What a replica does now."""
+    """The current load of a replica."""
 
     num_slots: int = 4
     num_running: int = 0
@@ -35,7 +35,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What a replica takes for things, in seconds."""
+    """Seconds that a replica takes for each unit of work."""
 
     prompt_token: float = 1e-3  # reading one, alone
     token: float = 0.02  # generating one, alone
@@ -43,7 +43,7 @@ class Prices:
 
 
 def expected_seconds(load: Load, prices: Prices, num_unread: float, num_answer: float) -> float:
-    """What a request is expected to take at a replica. Counts of tokens are estimates.
+    """Expected seconds of a request at a replica. Counts of tokens are estimates.
 
     Args:
         num_unread: tokens of the prompt that the replica has not read before.
@@ -54,7 +54,7 @@ def expected_seconds(load: Load, prices: Prices, num_unread: float, num_answer: 
 
 
 def wait_seconds(load: Load, prices: Prices, num_answer: float = 0.0) -> float:
-    """What other requests cost this one: before it starts, and while it runs."""
+    """Expected delay of a request by others, before it starts and while it runs."""
     num_busy = load.num_running + load.num_waiting
     num_before = max(0, num_busy - load.num_slots + 1)
     in_queue = num_before * prices.request / load.num_slots

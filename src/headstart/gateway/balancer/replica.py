@@ -25,7 +25,7 @@ class Flight:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """What is known of one server, and what this balancer has sent to it."""
+    """The state of one server, and the requests that this balancer has sent to it."""
 
     name: str
     url: str
@@ -48,7 +48,7 @@ class Replica:
         return self.is_healthy and not self.is_draining
 
     def load(self) -> Load:
-        """Its load now: its own report, and what was sent to it since."""
+        """The current load: its last report plus the requests sent since."""
         reported = self.reported
         others = max(0, reported.num_running + reported.num_waiting - self.num_reported_own)
         num_busy = others + len(self.flights)
@@ -61,7 +61,7 @@ class Replica:
         )
 
     def start(self, asked: Asked) -> Flight:
-        """Count a request that is sent, and what it will have read, for those that follow."""
+        """Count a sent request; later requests find its prompt in `prefixes`."""
         known = self.prefixes.match(asked.blocks)
         unread = (len(asked.text) - known) * self.learned.tokens_per_byte.value
         flight = Flight(self, asked, known, self.load().num_running, unread)
@@ -80,12 +80,12 @@ class Replica:
         self.learned.add(timings, num_bytes, flight.num_beside, len(self.flights))
 
     def fail(self, flight: Flight) -> None:
-        """Count a request that it did not answer."""
+        """Count a request without an answer."""
         self.flights.discard(flight)
         self.num_failed += 1
 
     def hear(self, reported: Load, started_at: str = "") -> None:
-        """Take in its report; a server that was restarted has read nothing."""
+        """Store its report; after a restart of the server forget its prefixes."""
         if self.started_at and started_at and self.started_at != started_at:
             self.prefixes.clear()
         self.started_at = started_at

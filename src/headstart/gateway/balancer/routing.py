@@ -1,4 +1,4 @@
-"""Takes one request to a replica and its answer back: order, retries, what is learned of both.
+"""Passes one request to a replica and relays the answer: order, retries, updated estimates.
 
 A request may be tried elsewhere until the first piece of its answer has come; from then on the
 pieces pass untouched, and the text is read beside them.
@@ -157,7 +157,7 @@ def _key_headers(request: ProxiedRequest) -> dict[str, str]:
 
 
 def _namespace(key: Mapping[str, str]) -> str:
-    """Tells tenants apart whose keys only the backends know."""
+    """A namespace for tenants whose keys only the backends know."""
     if not key:
         return ""
     return hashlib.sha256("\0".join(key.values()).encode()).hexdigest()[:16]

@@ -101,7 +101,7 @@ class Forward:
             return
 
     async def describe(self, backend: Backend) -> Mapping[str, Any]:
-        """What a model's server says of its model.
+        """The description of a model by its own server.
 
         Raises:
             BackendError, ValueError, LookupError: nothing that can be read.
@@ -181,7 +181,7 @@ class Forward:
         return Response(status_code=204)
 
     async def _look_up(self, request: ProxiedRequest, scope: Scope) -> list[Any]:
-        """What the servers of the running models say."""
+        """The joined answers of the servers of running models."""
         found: list[Any] = []
         for name in self._streams.models_of(scope.get("headstart.namespace", "")):
             model = self._pool.find(name)
@@ -219,7 +219,7 @@ def conversation_of(http: HttpRequest) -> Conversation | None:
 
 
 class Streams:
-    """Models by conversation, and the requests that wait for theirs.
+    """The model of each conversation, and requests waiting for their model.
 
     A stream is kept by the server of its model (server/kept.py). Until that is loaded, its
     request waits here, whether or not its client does.

@@ -103,7 +103,7 @@ class OwnRoutes:
         )
 
     def props(self) -> dict[str, Any]:
-        """What the router says of itself; of a model, its own server does."""
+        """Properties of the router; with ?model= the model's server answers instead."""
         router = self.config.router
         return {
             "role": "router",
@@ -119,7 +119,7 @@ class OwnRoutes:
         }
 
     async def health(self, http: HttpRequest) -> Response:
-        """Say that requests are taken."""
+        """Report that requests are accepted."""
         return json_response({"status": "ok"})
 
     async def list_models(self, http: HttpRequest) -> Response:
@@ -211,7 +211,7 @@ class OwnRoutes:
         return [one for one in self.pool.models.values() if not one.preset.is_hidden]
 
     def _tag(self, model: PooledModel) -> dict[str, Any]:
-        """Size and details are what its own server said when it was last loaded."""
+        """Size and details are those that its server reported when it was last loaded."""
         meta = model.info.get("meta", {})
         details = model_details("", meta.get("n_params", 0), meta.get("ftype", ""))
         return listed_model(model.name, model.name, meta.get("size", 0), self._started_at, details)

@@ -36,7 +36,7 @@ def _held(pool: Pool) -> Iterable[Sample]:
 
 
 def _counted(name: str, event: str, status: str, help: str) -> Metric[Pool]:
-    """How often an event was told with this status."""
+    """Number of events with this status."""
     key = event, status
     return Metric(name, help, lambda pool: [({}, pool.events.num_told[key])])
 

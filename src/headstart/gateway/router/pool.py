@@ -151,7 +151,7 @@ class Pool:
             await exited.wait()
 
     async def reload(self, presets: Sequence[ModelPreset]) -> None:
-        """Take other presets; unload first what is running and has changed or is gone."""
+        """Replace the presets; first unload running models that have changed or are gone."""
         new = {preset.name: preset for preset in presets}
         while changed := [one for one in self.running() if one.preset != new.get(one.name)]:
             await asyncio.gather(*map(self.unloaded, changed))
@@ -282,7 +282,7 @@ class Pool:
         model.child = self._start_child(model.preset, arguments, on_state, on_exit)
 
     def _on_state(self, model: PooledModel, state: Mapping[str, Any]) -> None:
-        """Take in what a child reports."""
+        """Handle a report of a child process."""
         match state["state"]:
             case "loaded" if "url" in state:
                 assert model.child is not None
@@ -308,7 +308,7 @@ class Pool:
                 model.info = info
 
     def _on_exit(self, model: PooledModel, code: int) -> None:
-        """A child ended."""
+        """Handle the end of a child process."""
         was_loading = model.status == LOADING
         # libllama aborts without memory, and the system kills
         lacked_memory = model.lacks_memory or code in (-signal.SIGABRT, -signal.SIGKILL)
@@ -331,7 +331,7 @@ class Pool:
         self._advance()
 
     def _retry(self, model: PooledModel) -> bool:
-        """Try once more without the least recently used idle model; whether there is one."""
+        """Unload the least recently used idle model and retry; returns False if there is none."""
         idle = [one for one in self.models.values() if self._is_idle(one)]
         if model.is_retried or not idle or model.name not in self._queue:
             model.is_retried = False

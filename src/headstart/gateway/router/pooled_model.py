@@ -1,4 +1,4 @@
-"""What a router knows of one model: its settings, and how it is doing."""
+"""The router's state of one model: settings and status."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class PooledModel:
 
     @property
     def held(self) -> Bytes:
-        """What it takes now: without its engine, only its processes."""
+        """Memory in use now; while asleep only that of its processes."""
         return {MAIN: PROCESS_BYTES} if self.status == SLEEPING else self.needs
 
 

@@ -1,4 +1,4 @@
-"""A model that can be loaded: how it is started, and what it takes."""
+"""A model that can be loaded: its command line and its estimated memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModelPreset:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What a model takes, and the arguments with which it takes no more."""
+    """Estimated memory of a model, and the arguments that keep it within the estimate."""
 
     needs: Bytes
     arguments: tuple[str, ...] = ()

@@ -95,7 +95,7 @@ class Estimator:
         self._free = dict(free)
 
     async def __call__(self, preset: ModelPreset) -> Estimate:
-        """What this model takes.
+        """Estimate the memory of this model.
 
         Raises:
             ModelError: it cannot be loaded; the message says why.

@@ -90,7 +90,7 @@ class DraftBuilder:
         return common_prefix_length(self.tokens, emitted)
 
     def learn(self, emitted: Sequence[int]) -> None:
-        """The target emitted these tokens: compare the choices of rows with a correct history."""
+        """Compare the choices with the emitted tokens, for rows with a correct history."""
         for token, drafted, choice in zip(emitted, self.tokens, self._choices, strict=False):
             self._preference.compare(choice, token)
             if token != drafted:
