@@ -43,6 +43,8 @@ PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come w
 MODEL_PRIOR = 0.75  # of a draft model: the user chose it, and its labels cost time
 SPECULATOR_WEIGHT, BUCKET_WEIGHT = 4.0, 6.0  # pseudo-counts K
 FADE = 0.998  # a bucket remembers 500 labels
+# of a bucket after a start: the texts are others, and 500 labels of those are not soon outweighed
+MOST_LOADED = 8.0
 SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL = 0.6, 0.001, 0.998  # of a request's log-odds
 
 
@@ -84,6 +86,14 @@ class LabelCounts:
             bucket_m[bucket] = bucket_m[bucket] * FADE + accepted
             n, m = n * FADE + 1.0, m * FADE + accepted
         self.m, self.n = m, n
+
+    def loosen(self) -> None:
+        """Believe what was counted no more than a few labels of the texts to come."""
+        counts = zip(self.bucket_m, self.bucket_n, strict=True)
+        self.bucket_m = [m * MOST_LOADED / max(n, MOST_LOADED) for m, n in counts]
+        self.bucket_n = [min(n, MOST_LOADED) for n in self.bucket_n]
+        self.m *= MOST_LOADED / max(self.n, MOST_LOADED)
+        self.n = min(self.n, MOST_LOADED)
 
 
 class RequestBias:

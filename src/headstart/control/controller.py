@@ -300,6 +300,8 @@ class Controller:
             return str(error)
         except KeyError as error:
             return f"it lacks {error}: it is of another version of Headstart; control begins anew"
+        for table in fresh._calibration.tables.values():
+            table.loosen()
         for speculator in self._trusted:
             fresh.trust_scores(speculator)
         self.__dict__.update(fresh.__dict__)
