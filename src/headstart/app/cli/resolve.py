@@ -72,7 +72,7 @@ class Resolved:
         ]
 
     def given_lines(self, leave_out: Collection[str]) -> list[str]:
-        """The settings of `headstart serve` that were given, as lines of a config file with secrets."""
+        """The given settings of `headstart serve` as lines of a config file, with secrets."""
         return [
             _toml_line(one.name, self.values[one.name])
             for one in self.settings
