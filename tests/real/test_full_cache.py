@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import random
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from tests.architectures import tiny_hybrid
@@ -13,6 +16,10 @@ from tests.real.answers import Setting, generate, open_setting
 from tests.real.support import byte_requests, without_draft
 
 from headstart.engine import library
+from headstart.engine.context import LlamaEngine
+from headstart.scheduler.host_cache import StoredPrompt
+from headstart.scheduler.host_prompts import HostPrompts
+from headstart.scheduler.sequence import Cells
 
 
 @pytest.mark.parametrize("write", [tiny_llama, tiny_hybrid])
@@ -34,6 +41,50 @@ def test_a_full_cache_is_said_once_and_every_request_ends_well(
     from_libllama = [r for r in caplog.records if r.name == "headstart.libllama"]
     assert [r.levelno for r in from_libllama] == [logging.INFO]
     assert "the cache is full" in from_libllama[0].message
+
+
+@pytest.mark.parametrize("write", [tiny_llama, tiny_hybrid])
+def test_a_prompt_that_finds_no_room_is_not_partly_restored_and_nobody_is_alarmed(
+    write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting = Setting(num_slots=4, context=512, exact=False)
+    scheduler = open_setting(setting, without_draft(write(tmp_path / "tiny.gguf")))
+    engine, outcomes = cast("LlamaEngine", scheduler.engine), Counter[str]()
+    restore = HostPrompts.restore
+
+    def checked(
+        host: HostPrompts, stored: StoredPrompt, cells: Cells, num_tokens: int | None = None
+    ) -> bool | None:
+        is_back = restore(host, stored, cells, num_tokens)
+        outcomes[str(is_back)] += 1
+        if not is_back:
+            if is_back is False:
+                assert cells.length == 0
+                nothing = len(engine.save_sequence(4))  # of no slot
+                assert len(engine.save_sequence(cells.seq_id)) == nothing
+        elif stored.is_whole:
+            assert cells.length == len(stored.tokens)
+        else:
+            for block in stored.known(cells.length):
+                saved = engine.save_block(cells.seq_id, block.start, block.end)
+                assert bytes(saved) == bytes(block.data)
+        return is_back
+
+    monkeypatch.setattr(HostPrompts, "restore", checked)
+    chance, number = random.Random(0), 0
+    prompts = [[chance.randrange(97, 122) for _ in range(300)] for _ in range(6)]
+    with caplog.at_level(logging.WARNING, "headstart"):
+        for _ in range(60):
+            prompt = chance.choice(prompts)[: chance.randint(100, 300)]
+            asked = replace(byte_requests(1)[0], request_id=str(number), prompt=prompt)
+            scheduler.submit(replace(asked, max_tokens=chance.randint(1, 40)))
+            number += 1
+            while len(scheduler.running) + len(scheduler.waiting) > chance.randint(0, 4):
+                scheduler.step()
+    assert outcomes["True"] > 5
+    assert outcomes["False"] > 0
+    assert not [record for record in caplog.records if "restore" in record.message]
+    assert not [record for record in caplog.records if "available cells" in record.message]
 
 
 def test_other_warnings_and_errors_of_libllama_stay_loud(caplog: pytest.LogCaptureFixture) -> None:

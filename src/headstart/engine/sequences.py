@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from headstart.engine.c_batch import c_batch
 from headstart.engine.gaps import Gaps
-from headstart.engine.library import api, take_errors
+from headstart.engine.library import api, muted, take_errors
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, reserve, unpack
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
@@ -381,12 +381,15 @@ class Sequences:
     def _set(self, seq_id: int, data: Data, flags: int) -> bool:
         if not len(data):
             return False
-        read = api.llama_state_seq_set_data_ext(
-            self._context, _bytes_of(data), len(data), seq_id, flags
-        )
-        # logged by libllama when there are too few for a state
-        self.lacks_cells = bool(read != len(data)) and "available cells" in take_errors()
-        return bool(read == len(data))
+        with muted():  # too few cells are everyday business: the caller makes room, or reads again
+            read = api.llama_state_seq_set_data_ext(
+                self._context, _bytes_of(data), len(data), seq_id, flags
+            )
+        reason = "" if read == len(data) else take_errors() or "no reason given"
+        self.lacks_cells = "available cells" in reason
+        if reason and not self.lacks_cells:
+            log.warning("a saved state cannot be used: %s", reason)
+        return not reason
 
 
 def _flags_of(checkpoint: Checkpoint) -> int:
