@@ -294,21 +294,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--slot-save-path", str(folder / "slots")]
         with started(command, log, os.environ | {"HEADSTART_CACHE": name}) as (process, url):
             code = _soak(Server(process, int(url.rpartition(":")[2])), options)
-    print(f"\nheld up the loop, by what ran (milliseconds; stacks in {log}):\n")
+    print(
+        "\nheld up the loop, by what ran: times, ms at most, and of the thread's own processor at "
+        f"most; stacks in {log}\n"
+    )
     for what, times in sorted(_stalls(log.read_text(errors="replace")).items()):
-        print(f"{what}: {len(times)} times, {max(times):.1f} at most")
+        own, busy = map(max, zip(*times, strict=True))
+        print(f"{what}: {len(times)} times, {own:.1f}, {busy:.1f}")
     return code
 
 
-def _stalls(log: str) -> dict[str, list[float]]:
+def _stalls(log: str) -> dict[str, list[tuple[float, float]]]:
     """Milliseconds of what took too long, by what it was and the innermost line seen of it."""
-    stalls: dict[str, list[float]] = {}
+    stalls: dict[str, list[tuple[float, float]]] = {}
     for part in log.split(MARK)[1:]:
         head, _, stack = part.partition("\n")
-        name, milliseconds, _, *rest = head.split()
+        name, own, busy, _, *rest = head.split()
         places = re.findall(r'File ".*?/([^/]+/[^/]+)", line (\d+)', stack)
         place = ":".join(places[-1]) if places else "?"
-        stalls.setdefault(f"{name} {' '.join(rest)} {place}", []).append(float(milliseconds))
+        times = stalls.setdefault(f"{name} {' '.join(rest)} {place}", [])
+        times.append((float(own), float(busy)))
     return stalls
 
 

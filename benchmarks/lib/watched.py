@@ -3,9 +3,10 @@
     python -m benchmarks.lib.watched serve [flags ...]
 
 No command, report, plan, commit or reading of a record may take more than LIMIT. Whatever does is
-logged with its time and, where the interpreter let go of it, with the stack. Time counts while the
-loop's thread runs or waits for a disk, not while the machine gives the processor to others, and not
-in libllama's decodes. Linux only: reads /proc/self/task/TID/schedstat.
+logged with two times and, where the interpreter let go of it, with the stack: how long the loop's
+thread ran or waited, for a disk or for another thread that has the interpreter, and how long it ran
+alone, which is what a busy machine does not change. Neither counts while the thread waits for a
+processor, or in libllama's decodes. Linux only: reads /proc/self/task/TID/schedstat.
 """
 
 from __future__ import annotations
@@ -18,20 +19,25 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 LIMIT = 0.005  # seconds
 LOOK_SECONDS = 0.002  # between two looks at what runs
 MARK = "watchdog:"  # in front of each line in the log
 
 
 class OwnTime:
-    """A clock of one thread that stands still while others have the processor."""
+    """A clock of one thread that stands still while others have the processor; and its processor
+    time, when that thread reads it.
+    """
 
     def __init__(self, thread_id: int) -> None:
         self._file = os.open(f"/proc/self/task/{thread_id}/schedstat", os.O_RDONLY)
 
-    def __call__(self) -> float:
+    def __call__(self) -> NDArray[np.float64]:
         waited = int(os.pread(self._file, 64, 0).split()[1])
-        return time.monotonic() - waited / 1e9
+        return np.array([time.monotonic() - waited / 1e9, time.thread_time()])
 
 
 class Watchdog(threading.Thread):
@@ -41,9 +47,9 @@ class Watchdog(threading.Thread):
         super().__init__(name="watchdog", daemon=True)
         self._clock = OwnTime(threading.get_native_id())
         self._watched = threading.get_ident()
-        self._piece: tuple[str, float] | None = None  # what runs, and since when
-        self._seen: tuple[tuple[str, float], str] | None = None  # a piece, and its stack
-        self._decoding = 0.0  # seconds, of all decodes
+        self._piece: tuple[str, NDArray[np.float64]] | None = None  # what runs, and since when
+        self._seen: tuple[tuple[str, NDArray[np.float64]], str] | None = None  # it, and its stack
+        self._decoding = np.zeros(2)  # seconds, of all decodes
         self._is_decoding = False
 
     def piece(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +65,7 @@ class Watchdog(threading.Thread):
             finally:
                 self._piece = None
                 seconds = self._clock() - self._decoding - piece[1]
-                if seconds > LIMIT:
+                if seconds[0] > LIMIT:
                     self._tell(piece, seconds, args)
 
         return watched
@@ -72,7 +78,7 @@ class Watchdog(threading.Thread):
             try:
                 return function(*args, **kwargs)
             finally:
-                self._decoding += self._clock() - began
+                self._decoding = self._decoding + (self._clock() - began)
                 self._is_decoding = False
 
         return decoded
@@ -84,15 +90,21 @@ class Watchdog(threading.Thread):
             piece = self._piece
             if piece is None or self._is_decoding or (self._seen and self._seen[0] is piece):
                 continue
-            if self._clock() - self._decoding - piece[1] > LIMIT:
+            if (self._clock() - self._decoding - piece[1])[0] > LIMIT:
                 frame = sys._current_frames().get(self._watched)
                 self._seen = (piece, "".join(traceback.format_stack(frame)[-7:]))
                 del frame  # it keeps alive what the loop thinks is gone
 
-    def _tell(self, piece: tuple[str, float], seconds: float, args: tuple[Any, ...]) -> None:
+    def _tell(
+        self,
+        piece: tuple[str, NDArray[np.float64]],
+        seconds: NDArray[np.float64],
+        args: tuple[Any, ...],
+    ) -> None:
         stack = self._seen[1] if self._seen and self._seen[0] is piece else "no stack\n"
         what = " ".join(type(one).__name__ for one in args[1:])
-        print(f"{MARK} {piece[0]} {1000 * seconds:.1f} ms {what}\n{stack}", file=sys.stderr)
+        own, busy = 1000 * seconds
+        print(f"{MARK} {piece[0]} {own:.1f} {busy:.1f} ms {what}\n{stack}", file=sys.stderr)
 
 
 def watch() -> None:
