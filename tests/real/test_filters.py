@@ -184,25 +184,31 @@ def test_default_samplers_decide_most_tokens_without_libllama() -> None:
     """Else the shortcut is never taken and the test above says nothing."""
     assert Sampler(SamplingParams(), Filtering(SIZE), ())._gap is not None
     assert Sampler(SamplingParams(repeat_penalty=1.2), Filtering(SIZE), ())._gap is None
-    assert Sampler(SamplingParams(logit_bias={3: 1.0}), Filtering(SIZE), ())._gap is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.3, 1.5])
 @pytest.mark.parametrize("lead", [0.0, 3.0, 40.0])
-def test_a_banned_token_is_as_one_that_the_model_rules_out(temperature: float, lead: float) -> None:
+@pytest.mark.parametrize("bias", [-np.inf, 2.5, -3.0])
+@pytest.mark.parametrize("penalty", [1.0, 1.3])
+def test_a_token_with_a_bias_is_as_one_that_the_model_says_more_or_less_or_rules_out(
+    temperature: float, lead: float, bias: float, penalty: float
+) -> None:
     """Also where it is the best one, alone or by far, and where it is none of the best."""
     settings = {"temperature": temperature, "top_k": 40, "min_p": 0.05, "top_p": 0.95, "seed": 7}
+    settings["repeat_penalty"] = penalty
     for seed in range(40):
         logits = logits_of(seed)
         order = np.argsort(-logits)
         banned = [int(order[0]), int(order[3]), int(order[-1])]
         logits[banned[0]] += lead
         logits[order[1]] += lead * (seed % 2)
-        bans = SamplingParams(logit_bias=dict.fromkeys(banned, -np.inf), **settings)
+        bans = SamplingParams(logit_bias=dict.fromkeys(banned, bias), **settings)
         ruled_out = logits.copy()
-        ruled_out[banned] = -np.inf
+        ruled_out[banned] += np.float32(bias)
         own = Sampler(bans, Filtering(SIZE), ())
         plain = Sampler(SamplingParams(**settings), Filtering(SIZE), ())
+        for one in (own, plain):
+            one.read([*map(int, order[1:5])])
         assert own.sample(logits, seed) == plain.sample(ruled_out, seed)
         if temperature:  # nobody couples a greedy request
             assert own.couple(logits, seed) == plain.couple(ruled_out, seed)

@@ -23,9 +23,11 @@ from tests.server.server_process import Server
 from tests.server.serving import serving
 
 from headstart.engine.filters import LlamaFilters
+from headstart.sampling import sampler
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.speculators.base import Speculator
+from headstart.structures import topk
 from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import InvalidParameterError
@@ -268,6 +270,28 @@ def test_numbers_that_one_request_spoiled_leave_the_others_their_drafts():
     assert [len(draft.tokens) for draft in drafts] == [2, 0, 2, 2]
     assert guarded.failed == {1}
     assert "not all finite" in guarded.failure
+
+
+def test_a_token_costs_the_same_however_many_have_a_bias(monkeypatch):
+    asked, best_of = list[int](), topk.top_k
+
+    def best(logits, count, gap=None):
+        asked.append(count)
+        return best_of(logits, count, gap)
+
+    monkeypatch.setattr(sampler, "top_k", best)
+    logits = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
+    for bias in (float("-inf"), 2.0):
+        params = SamplingParams(temperature=0.8, logit_bias=dict.fromkeys(range(30_000), bias))
+        Sampler(params, FakeEngine(100_000), ()).sample(logits, 1)
+    assert asked == [params.top_k] * 2
+
+
+def test_a_greedy_request_whose_legal_tokens_are_all_banned_is_told_so():
+    params = SamplingParams(temperature=0.0, logit_bias={3: float("-inf")})
+    legal = np.arange(16) == 3
+    with pytest.raises(InvalidParameterError, match="no token is left"):
+        Sampler(params, FakeEngine(16), ()).sample(FakeEngine(16).logits_after([1]), 1, legal)
 
 
 def test_a_request_that_bans_every_token_is_an_error_and_not_question_marks():

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headstart.engine.c_batch import c_batch
 from headstart.engine.gaps import Gaps
@@ -381,11 +380,10 @@ class Sequences:
     def _set(self, seq_id: int, data: Data, flags: int) -> bool:
         if not len(data):
             return False
+        place, size = _bytes_of(data), len(data)
         with muted():  # too few cells are everyday business: the caller makes room, or reads again
-            read = api.llama_state_seq_set_data_ext(
-                self._context, _bytes_of(data), len(data), seq_id, flags
-            )
-        reason = "" if read == len(data) else take_errors() or "no reason given"
+            read = api.llama_state_seq_set_data_ext(self._context, place, size, seq_id, flags)
+        reason = "" if read == size else take_errors() or "no reason given"
         self.lacks_cells = "available cells" in reason
         if reason and not self.lacks_cells:
             log.warning("a saved state cannot be used: %s", reason)
@@ -398,5 +396,5 @@ def _flags_of(checkpoint: Checkpoint) -> int:
 
 def _bytes_of(data: Data) -> Any:
     """A pointer into the caller's memory: valid as long as `data` lives."""
-    array: NDArray[np.uint8] = np.frombuffer(data, np.uint8)
-    return ctypes.cast(array.ctypes.data, ctypes.POINTER(ctypes.c_uint8))
+    address = np.frombuffer(data, np.uint8).ctypes.data
+    return ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))

@@ -52,22 +52,18 @@ class Sampler:
             bias.update(dict.fromkeys(eog_ids, -np.inf))
         self._bias_ids = np.fromiter(bias, np.int32, len(bias))
         self._bias = np.fromiter(bias.values(), np.float32, len(bias))
-        self._is_banned = np.zeros(self.vocab_size, np.bool_)  # by id
-        self._is_banned[self._bias_ids[self._bias == -np.inf]] = True
+        self._biased = np.empty(self.vocab_size, np.float32) if bias else None  # of one choice
         self._window = _Window(params.repeat_last_n) if params.has_penalties else None
         self._num_read = _num_read(params)
         self.reads_text = self._window is not None or params.has_dry
         self._unread: Sequence[int] = ()  # of the prompt
         self._num_candidates = _num_candidates(params)
-        # bans only remove tokens: the other logits reach the filters unchanged
-        is_untouched = not self.reads_text and bool((self._bias == -np.inf).all())
-        self._only_bans = is_untouched and len(bias) > 0
-        reads_few = 0 < self._num_candidates < self.vocab_size - 2 * len(bias)
-        self._reads_best_only = is_untouched and reads_few
-        self._is_argmax = self._num_candidates == 1 and is_untouched
+        is_few = 0 < self._num_candidates < self.vocab_size
+        self._reads_best_only = is_few and not bias and not self.reads_text
+        self._is_argmax = self._num_candidates == 1 and not self.reads_text
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)
-        self._gap = self._filters.decisive_gap if is_untouched else None
+        self._gap = None if self.reads_text else self._filters.decisive_gap
         # a choice that is won by less than this, in logits, may fall otherwise in another decode
         self.tie_margin = 0.0
         self.num_near_ties = 0
@@ -80,11 +76,13 @@ class Sampler:
         `legal`: mask of the tokens to choose from; None for all.
         """
         if self._is_argmax:
-            token = int((logits if legal is None else _masked(logits, legal)).argmax())
-            if math.isnan(logits[token]):
+            biased = self._with_bias(logits)
+            allowed = biased if legal is None else _masked(biased, legal)
+            token = int(allowed.argmax())
+            if math.isnan(allowed[token]):
                 raise EngineError(_NOT_NUMBERS)
-            if not self._is_banned[token]:
-                self._count_tie(logits, token, self.tie_margin)
+            if allowed[token] > -math.inf:
+                self._count_tie(biased, token, self.tie_margin)
                 return token
         ids, scores = self._survivors(logits, position, legal)
         if not len(ids) or math.isnan(scores[0]):
@@ -182,6 +180,7 @@ class Sampler:
         self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Ids and tempered logits that the filters leave; views, valid until the next call."""
+        logits = self._with_bias(logits)
         ids, scores = self._candidates(logits) if legal is None else self._among(logits, legal)
         if self._gap is not None and len(ids) == 1:  # the filters would leave it
             return ids, scores
@@ -192,37 +191,35 @@ class Sampler:
         )
         return self._filters.apply(ids, scores, use_xtc)
 
+    def _with_bias(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """A copy, whose cost does not depend on how many tokens have a bias; the same without."""
+        if self._biased is None:
+            return logits
+        np.copyto(self._biased, logits)
+        self._biased[self._bias_ids] += self._bias
+        return self._biased
+
     def _candidates(
         self, logits: NDArray[np.float32]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Enough candidates for the filters to be exact, sorted by falling score, equal ones by id.
 
-        If the first filter keeps the best k, then after m ids were changed (bias, penalties) the
-        best k are among the m changed ones and the k + m that were best before.
+        If the first filter keeps the best k, then after penalties changed m ids the best k are
+        among these and the k + m that were best before.
         """
         count = self._num_candidates
-        touched = (
-            self._bias_ids
-            if self._window is None
-            else np.concatenate((self._bias_ids, self._window.ids()))
-        )
+        touched: Sequence[int] | NDArray[np.int32] = self._window.ids() if self._window else ()
         if not count or count + 2 * len(touched) >= self.vocab_size:
             return self._everything(logits)
         best, scores = top_k(logits, count + len(touched), self._gap)
-        if self._only_bans:
-            if len(best) == 1 and self._is_banned[best[0]]:  # look behind it
-                best, scores = top_k(logits, count + len(touched))
-            kept = ~self._is_banned[best]
-            best, scores = best[kept], scores[kept]
         ids = best.astype(np.int32)
-        if self._only_bans or not len(touched):
-            return ids, scores
-        ids = np.unique(np.concatenate((ids, touched)))
-        scores = logits[ids]
-        if len(self._bias_ids):
-            scores[np.searchsorted(ids, self._bias_ids)] += self._bias
-        order = np.argsort(-scores, kind="stable")
-        return ids[order], scores[order]
+        if len(touched):
+            ids = np.unique(np.concatenate((ids, touched)))
+            scores = logits[ids]
+            order = np.argsort(-scores, kind="stable")
+            return ids[order], scores[order]
+        kept = ~np.isneginf(scores)  # not the banned ones, unless all are
+        return (ids, scores) if kept.all() or not kept.any() else (ids[kept], scores[kept])
 
     def _among(
         self, logits: NDArray[np.float32], legal: NDArray[np.bool_]
@@ -231,25 +228,16 @@ class Sampler:
         num_legal = int(np.count_nonzero(legal))
         if num_legal <= 1024:  # sort all of them
             ids = legal.nonzero()[0]
-            return self._sorted(ids, self._biased(logits, ids))
+            return self._sorted(ids, logits[ids])
         count = self._num_candidates
-        if count and self._window is None and not len(self._bias_ids):
+        if count and self._window is None:
             # where many tokens are legal, the best few are among the best overall
             best, scores = top_k(logits, 4 * count + 128)
             kept = legal[best].nonzero()[0][:count]
-            if len(kept) == count:
+            if len(kept) == count and scores[kept[-1]] > -np.inf:
                 return best[kept].astype(np.int32), scores[kept]
         left, scores = self._candidates(_masked(logits, legal))
         return self._sorted(left, scores)
-
-    def _biased(self, logits: NDArray[np.float32], ids: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Biased logits of these ids, which are ascending."""
-        scores = logits[ids]
-        if len(self._bias_ids):
-            places = np.searchsorted(ids, self._bias_ids) % len(ids)
-            is_here = ids[places] == self._bias_ids
-            scores[places[is_here]] += self._bias[is_here]
-        return scores
 
     def _sorted(
         self, ids: NDArray[Any], scores: NDArray[np.float32]
@@ -266,9 +254,6 @@ class Sampler:
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         if self._all_ids is None:
             self._all_ids = np.arange(self.vocab_size, dtype=np.int32)
-        if len(self._bias_ids):
-            logits = logits.copy()
-            logits[self._bias_ids] += self._bias
         return self._all_ids, logits
 
 
