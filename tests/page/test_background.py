@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tests.page.support import Window, expect, worker_that_writes, writes
 from tests.page.test_speed import tasks
 from tests.server.server_process import Server, until
 from tests.server.serving import serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Route
+
+
+def without_end(route: Route) -> None:
+    """Send a request on with `ignore_eos`."""
+    route.continue_(post_data=json.dumps(route.request.post_data_json | {"ignore_eos": True}))
+
 
 SMALL = ("--context", "512", "--threads", "1", "-np", "1", "-n", "16")
 # a conversation of so many messages, in the browser's database
@@ -105,6 +116,32 @@ def test_a_server_that_comes_back_is_talked_to_again(window: Window, tmp_path: P
         expect(page.locator(".message")).to_have_count(4)
 
 
+def test_a_server_that_is_killed_in_mid_answer_leaves_what_it_wrote(
+    window: Window, tmp_path: Path
+) -> None:
+    window.expected = ("Failed to load", "404")
+    page = window.page
+    long = (*SMALL[:-2], "-n", "400")
+    # a demo model stops soon; what is asked of it here has no end
+    page.route("**/v1/chat/completions", without_end)
+    server = Server(long, tmp_path)
+    window.open(server.url)
+    answer = window.ask("def f(", wait=False)
+    until(lambda: len(window.kept().get("content", "")) > 20, "its beginning is kept")
+    server.stop(signal.SIGKILL)
+    page.get_by_text("The server does not answer").wait_for()
+    written = answer.locator(".body > .text").inner_text()
+    assert written
+    with Server([*long, "--port", server.url.rsplit(":", 1)[1]], tmp_path):
+        answer.locator(".note", has_text="no longer has the rest of this answer").wait_for()
+        assert window.answer().locator(".body > .text").inner_text().startswith(written[:20])
+        page.get_by_role("button", name="Continue").click()
+        again = window.answer(wait=False)
+        until(lambda: len(again.inner_text()) > len(written) + 20, "it goes on from there")
+        page.get_by_role("button", name="Stop", exact=True).click()
+        expect(window.answer()).to_contain_text("2 / 2")
+
+
 def test_a_long_conversation_stays_fast_to_write_in(window: Window) -> None:
     with serving(worker_that_writes("Hello")) as client:
         window.open(str(client.base_url))
@@ -128,7 +165,8 @@ def test_an_answer_goes_on_while_the_page_is_loaded_again(window: Window) -> Non
         page.locator(".message.assistant.running", has_text="Half of it").wait_for()
         assert worker.cancelled.empty()
         worker.go_on()
-        expect(window.answer().locator(".facts")).to_contain_text("10 tokens")
+        # when it began is what the server says: its prompt took 500 ms
+        expect(window.answer().locator(".facts")).to_contain_text("10 tokens · 750 ms · first")
         assert len(worker.requests) == 1
         window.reload()
         expect(window.answer()).to_contain_text("Half of it")

@@ -148,6 +148,18 @@ def test_a_text_file_becomes_part_of_the_message(window: Window, tmp_path: Path)
         assert "tool.py:\n````py\nprint('```')\n````\n\nWhat is it?" in prompt
 
 
+def test_the_composer_says_how_much_of_the_context_is_used(window: Window) -> None:
+    with serving(worker_that_writes("Hello")) as client:
+        window.open(str(client.base_url))
+        context = window.page.locator("#context")
+        expect(context).to_be_hidden()  # nothing is known yet
+        window.ask("Question")
+        expect(context).to_have_text("9 / 512")  # 2 cached, 3 processed, 4 written
+        expect(context).to_have_attribute("title", "9 of 512 tokens of context used")
+        window.page.get_by_role("button", name="New conversation").click()
+        expect(context).to_be_hidden()
+
+
 def test_a_failure_is_said_where_the_answer_would_be(window: Window) -> None:
     window.expected = ("400 (Bad Request)", "500 (Internal Server Error)")
     with serving() as client:

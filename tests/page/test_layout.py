@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from tests.page.support import Window, expect, worker_that_writes
-from tests.server.fake_worker import FakeWorker
+from tests.server.fake_worker import REPORT, FakeWorker
 from tests.server.serving import serving
+
+from headstart.types.report import SpeculatorReport
+from headstart.types.speculation_stats import SpeculationStats
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 # pairs of controls of the header and the composer that lie over each other, or outside of it
 COLLISIONS = """(selector) => {
@@ -23,29 +31,64 @@ COLLISIONS = """(selector) => {
   }
   return found;
 }"""
+# charts whose bars are not all to be seen
+CUT = """(charts) => charts.filter((e) => e.scrollWidth > e.clientWidth + 1
+  || [...e.querySelectorAll(".label, .value")].some((one) => {
+    const [inner, outer] = [one, e.closest(".card")].map((box) => box.getBoundingClientRect());
+    return inner.left < outer.left || inner.right > outer.right;
+  })).map((e) => e.ariaLabel)"""
 WIDTHS = (320, 384, 800, 1280)
+LONG = SpeculationStats(5, 4, Counter({(0, 128, 100): 3, (0, 5, 2): 90}))
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_nothing_overlaps_and_nothing_is_missing(window: Window, width: int) -> None:
+@pytest.mark.parametrize("language", ["en", "de"])
+def test_nothing_overlaps_and_nothing_is_missing(browser: Browser, language: str) -> None:
+    """The bounding boxes of what stands side by side, at the widths of phones and desks."""
+    worker = worker_that_writes("Some `words`.", ("More words.", "suffix"))
+    worker.current_report = replace(
+        REPORT,
+        speculators=(SpeculatorReport(name="suffix", stats=LONG),),
+        control={"cost_ms": {"rows": {str(n): 100.25 + n for n in (*range(1, 17), 64)}}},
+    )
+    context = browser.new_context(locale=language)
+    window = Window(context.new_page(), 1)
     page = window.page
-    page.set_viewport_size({"width": width, "height": 780})
-    with serving(worker_that_writes("Some `words`.", ("More words.", "suffix"))) as client:
+    with serving(worker) as client:
         window.open(str(client.base_url))
         window.ask("A question")
-        for selector in ("#top > *, #top nav > *, #top button", "#composer .row > *"):
-            parts = selector if width > 700 else selector.replace("#top > *, ", "")
-            inner = parts.replace("#top > *", "#top > :not(nav, .tools)")
-            assert page.evaluate(COLLISIONS, inner) == [], selector
-        for name in ("drafts", "theme", "open-settings", "model", "context", "send"):
-            expect(page.locator(f"#{name}")).to_be_visible()
-        for view in ("chat", "compare", "board"):
-            page.locator(f"#to-{view}").click()
-            page.locator(f"#{view}").wait_for()
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, view
-            section = page.locator(f"#{view}")
-            assert section.evaluate("e => e.scrollWidth <= e.clientWidth"), view
-        page.locator("#to-chat").click()  # ends the stream of the board
+        for width in WIDTHS:
+            page.set_viewport_size({"width": width, "height": 780})
+
+            def stand_apart(*selectors: str, width: int = width) -> None:
+                for selector in selectors:
+                    assert page.evaluate(COLLISIONS, selector) == [], (selector, width)
+
+            stand_apart(
+                "#top > :not(nav, .tools), #top nav > *, #top button",
+                "#composer .row > *",
+                ".message:last-child footer .facts, .message:last-child .actions > *",
+            )
+            for name in ("drafts", "theme", "open-settings", "model", "context", "send"):
+                expect(page.locator(f"#{name}")).to_be_visible()
+            page.locator("#open-settings").click()
+            stand_apart("#settings h2, #close-settings", "#settings :is(label, input, select, p)")
+            page.locator("#close-settings").click()
+            for view in ("compare", "board", "chat"):
+                page.locator(f"#to-{view}").click()
+                page.locator(f"#{view}").wait_for()
+                assert page.evaluate("document.documentElement.scrollWidth") <= width, view
+                section = page.locator(f"#{view}")
+                assert section.evaluate("e => e.scrollWidth <= e.clientWidth"), view
+                if view == "compare":
+                    stand_apart("#compare h1, #compare-form :is(textarea, select, button)")
+                if view == "board":
+                    page.locator(".bars .label", has_text="128").first.wait_for()
+                    stand_apart("#now .figure", "#costs span.value, #costs span.label")
+                    for place in (3, 5):  # by position, by length
+                        stand_apart(f".pair > :nth-child({place}) :is(.value, .label)")
+                    assert page.locator(".bars").evaluate_all(CUT) == []
+    context.close()
+    assert window.troubles == []
 
 
 @pytest.mark.parametrize("system", ["light", "dark"])
@@ -106,7 +149,9 @@ def test_a_keyboard_is_enough(window: Window) -> None:
         page.locator("#to-board").focus()
         page.keyboard.press("Enter")
         page.locator("#board").wait_for()
-        tab_to("#board [role=group]")
+        tab_to("#board .bars")
+        page.wait_for_timeout(3000)  # it is drawn again, and the focus stays where it is
+        assert page.evaluate("document.activeElement.matches('.bars')")
         page.locator("#to-chat").click()
         page.wait_for_timeout(200)
 

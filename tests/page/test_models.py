@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx2
 from tests.page.support import Window, expect
-from tests.server.server_process import Server
+from tests.server.server_process import Server, until
 
 from headstart.app import demo
 
@@ -17,6 +17,18 @@ if TYPE_CHECKING:
     from playwright.sync_api import Route
 
 TARGET = demo.path(demo.TARGET)
+
+
+REMEMBER_STATUS = """globalThis.statuses = [];
+new MutationObserver(() => {
+  const text = document.querySelector("#status")?.textContent;
+  if (text) statuses.push(text);
+}).observe(document, { subtree: true, childList: true, characterData: true });"""
+
+
+def long_answer(route: Route) -> None:
+    more = {"ignore_eos": True, "max_tokens": 200}
+    route.continue_(post_data=json.dumps(route.request.post_data_json | more))
 
 
 def router_of(folder: Path, **models: Path) -> Server:
@@ -52,6 +64,40 @@ def test_a_router_offers_its_models_and_the_page_talks_to_the_chosen_one(
         assert loaded == {"one", "two"}
         page.focus("#models")
         expect(chosen.locator("option").first).to_have_text("one (loaded)")
+    finally:
+        server.stop()
+
+
+def test_a_model_is_changed_while_another_answers_and_both_answers_are_found_again(
+    window: Window, tmp_path: Path
+) -> None:
+    server = router_of(tmp_path, one=TARGET, two=TARGET)
+    page = window.page
+    page.route("**/v1/chat/completions", long_answer)
+    page.add_init_script(REMEMBER_STATUS)
+    try:
+        window.open(server.url)
+        window.ask("def f(", wait=False).locator(".block").first.wait_for()
+        page.select_option("#models", "two")
+        page.get_by_role("button", name="New conversation").click()
+        page.locator("#welcome").wait_for()
+        page.fill("#prompt", "def g(")
+        page.press("#prompt", "Enter")
+        page.locator(".message.assistant").wait_for()
+        until(
+            lambda: any(
+                re.fullmatch(r"two is being loaded… \d+ %", text)
+                for text in page.evaluate("globalThis.statuses")
+            ),
+            "the page says how far the model is loaded",
+        )
+        window.reload()  # one answer is written, the other waits for its model
+        for question, model in (("Def g(", "two"), ("Def f(", "one")):
+            page.get_by_role("button", name=question, exact=True).click()
+            facts = window.answer().locator(".facts summary")
+            expect(facts).to_have_text(re.compile(f"^{model} · 200 tokens"))
+        listed = httpx2.get(f"{server.url}/models", trust_env=False).json()["data"]
+        assert {one["status"]["value"] for one in listed} == {"loaded"}
     finally:
         server.stop()
 

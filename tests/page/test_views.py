@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.page.support import Window, expect, worker_that_writes
 from tests.page.test_tint import RENAME
-from tests.server.server_process import Server
+from tests.server.server_process import Server, until
 from tests.server.serving import serving
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator
 
 AXE = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
 
@@ -27,7 +31,37 @@ def test_a_comparison_says_equal_in_exact_mode(window: Window, server: Server) -
     expect(texts).to_have_count(2)
     assert len(set(texts.all_inner_texts())) == 1
     second = page.locator(".side").nth(1)
-    expect(second.locator(".swatch")).to_have_count(1)  # nobody but the model
+    expect(second.locator("div > .legend .swatch")).to_have_count(1)  # nobody but the model
+    page.wait_for_timeout(300)  # no frame that was asked for comes later and takes it away
+    expect(page.locator(".side").first.locator("div > .legend")).to_contain_text("suffix")
+
+
+def test_what_a_speculator_alone_would_have_given_is_what_a_comparison_with_it_alone_gave(
+    window: Window, server: Server
+) -> None:
+    window.open(server.url)
+    page = window.page
+    page.get_by_role("button", name="Settings", exact=True).click()
+    page.get_by_label("Mode", exact=True).select_option("fixed")
+    page.get_by_role("textbox", name="Speculators").fill("suffix")
+    page.locator("#close-settings").click()
+    page.get_by_role("link", name="Compare").click()
+    page.fill("#compare-prompt", RENAME)
+    page.get_by_role("button", name="Run both").click()
+    page.locator(".verdict.equal").wait_for()
+    drafted, baseline = (page.locator(".side").nth(i) for i in (0, 1))
+    for side in (drafted, baseline):
+        side.locator(".facts summary").click()
+
+    def of(side: Locator, label: str) -> float:
+        text = side.locator(".facts dl > div", has_text=label).locator("dd").inner_text()
+        found = re.search(r"\d+\.\d", text)
+        assert found, text
+        return float(found[0])
+
+    assert of(drafted, "Tokens per step") > 1.5
+    assert of(drafted, "Alone, per step") == pytest.approx(of(drafted, "Tokens per step"), abs=0.15)
+    assert of(baseline, "Tokens per step") == 1.0
 
 
 def test_texts_that_part_are_called_different_and_explained(window: Window) -> None:
@@ -80,6 +114,34 @@ def test_the_chart_is_full_when_the_board_is_opened(window: Window, server: Serv
     window.page.get_by_role("link", name="Board").click()
     line = window.page.locator("#throughput .speed")
     expect(line).to_have_attribute("d", re.compile("L.*L"))
+
+
+def test_a_board_that_nobody_sees_asks_for_nothing(window: Window) -> None:
+    with serving() as client:
+        window.open(str(client.base_url), "board")
+        page = window.page
+        asked: list[str] = []
+        page.on("request", lambda one: asked.append(one.url.rsplit("/", 1)[-1]))
+        ended: list[str] = []
+        page.on("requestfailed", lambda one: ended.append(one.url.rsplit("/", 1)[-1]))
+        hide = "(isHidden) => { Object.defineProperty(document, 'hidden', { value: isHidden,"
+        hide += " configurable: true }); document.dispatchEvent(new Event('visibilitychange')) }"
+        expect(page.locator("#slots tr").first).to_be_visible()
+
+        def until_seen(events: list[str], what: str) -> None:
+            until(lambda: page.evaluate("true") and events[-1:] == ["events"], what)
+            events.clear()
+
+        page.evaluate(hide, True)
+        until_seen(ended, "a hidden tab ends its stream")
+        page.evaluate(hide, False)
+        until_seen(asked, "it listens again when it is seen")
+        page.get_by_role("link", name="Chat").click()
+        until_seen(ended, "another view ends it too")
+        page.evaluate(hide, True)
+        page.evaluate(hide, False)
+        page.wait_for_timeout(300)
+        assert "events" not in asked
 
 
 def test_an_outage_leaves_what_was_last_seen(window: Window) -> None:

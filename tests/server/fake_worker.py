@@ -131,6 +131,7 @@ class FakeWorker:
         self.info: WorkerInfo | None = None
         self.info_when_ready = INFO
         self.script = script
+        self.current_report = REPORT
         self.start_error: HeadstartError | None = None
         self.requests: list[Request] = []
         self.started: queue.Queue[str] = queue.Queue()
@@ -169,7 +170,7 @@ class FakeWorker:
                 await asyncio.sleep(0)
 
     async def report(self) -> WorkerReport:
-        return REPORT
+        return self.current_report
 
     async def close(self) -> None:
         self.is_closed = True

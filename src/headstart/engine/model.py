@@ -14,7 +14,7 @@ from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts, model_params
 from headstart.engine.vocab import LlamaVocab
-from headstart.structures.progress import Progress
+from headstart.structures.progress import Progress, loading
 from headstart.types import ModelInfo
 from headstart.types.errors import ModelError
 
@@ -62,6 +62,7 @@ class Model:
 
         def tell(share: float, _: object) -> bool:
             progress.tell(f"loading {self.path.name}: {100 * share:.0f} %")
+            loading.get()(share)
             return True
 
         params.progress_callback = callback = api.llama_progress_callback(tell)

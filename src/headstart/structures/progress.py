@@ -6,11 +6,14 @@ import logging
 import sys
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import TextIO
 
 log = logging.getLogger(__name__)
 
 SECONDS = 2.0  # before the first word, and between two
+# told of the share of a model's file that is loaded, in the thread that loads
+loading: ContextVar[Callable[[float], object]] = ContextVar("loading", default=lambda share: None)
 
 
 class Progress:

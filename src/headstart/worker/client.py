@@ -60,8 +60,8 @@ class WorkerClient:
         self.status = "loading"
         self.failure = ""
         self.info: WorkerInfo | None = None
-        # told when the model was unloaded ("sleeping") and loaded again ("loaded")
-        self.on_change: Callable[[str], None] = lambda state: None
+        # told while the model is "loading", when it was unloaded ("sleeping"), and loaded again
+        self.on_change: Callable[..., None] = lambda state, **more: None
         self._make_transport = make_transport
         self._transport: Transport | None = None
         self._closing: Transport | None = None  # being closed, in another thread
@@ -183,6 +183,8 @@ class WorkerClient:
     def _on_message(self, message: Message) -> None:
         if message.report is not None:
             self._report = message.report
+        if message.loaded is not None:
+            self.on_change("loading", progress=message.loaded)
         for event in message.events:
             if isinstance(event, StepTokens):
                 for tokens in event.events():

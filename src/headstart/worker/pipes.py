@@ -46,10 +46,11 @@ class Message:
 
     events: Sequence[Event | StepTokens] = ()
     report: WorkerReport | None = None
+    loaded: float | None = None  # share of the models, before there is anything else to say
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle without the names of the fields: there is one for every step."""
-        return Message, (self.events, self.report)
+        return Message, (self.events, self.report, self.loaded)
 
 
 log = logging.getLogger(__name__)

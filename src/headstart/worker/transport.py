@@ -22,6 +22,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headstart.structures.progress import loading
 from headstart.types.errors import HeadstartError, QuotaError, WorkerDeadError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import error_event
@@ -215,10 +216,11 @@ def _process_main(
         signal.signal(number, signal.SIG_IGN)
     prepare()
     error: BaseException | None = None
+    send = partial(write_item, messages.fileno())
     try:
+        loading.set(_OncePerPercent(send))
         scheduler, info = build()
         gc.freeze()  # what is loaded stays; looking through all of it made a step 24 ms longer
-        send = partial(write_item, messages.fileno())
         send(info)
         run_loop(scheduler, _PipeReader(commands).receive, send)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -232,7 +234,19 @@ def _process_main(
             else HeadstartError(f"{type(caught).__name__}: {caught}")
         )
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to tell
-        write_item(messages.fileno(), error)
+        send(error)
+
+
+class _OncePerPercent:
+    """Tells how much of the models is loaded; of a second file, only what is beyond the first."""
+
+    def __init__(self, send: Callable[[Message], None]) -> None:
+        self._send, self._told = send, 0.0
+
+    def __call__(self, share: float) -> None:
+        if share >= self._told + 0.01:
+            self._told = share
+            self._send(Message(loaded=share))
 
 
 class _PipeReader:

@@ -27,7 +27,7 @@ from headstart.types.request import (
     VerifiedDraft,
 )
 from headstart.worker.pipes import ItemReader, Message, write_item
-from headstart.worker.transport import ProcessTransport, _process_main
+from headstart.worker.transport import ProcessTransport, _OncePerPercent, _process_main
 
 
 def die() -> NoReturn:
@@ -226,3 +226,11 @@ async def test_an_item_that_cannot_be_taken_does_not_hold_up_those_behind_it() -
     os.close(sink)
     os.close(source)
     assert taken == ["bad", "good"]
+
+
+def test_how_much_is_loaded_is_told_once_a_percent_and_never_less() -> None:
+    told: list[float | None] = []
+    tell = _OncePerPercent(lambda message: told.append(message.loaded))
+    for share in (0.001, 0.01, 0.015, 0.5, 0.504, 1.0, 0.0, 0.7):  # a second file begins anew
+        tell(share)
+    assert told == [0.01, 0.5, 1.0]

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 # seconds in the queue after which models that are never idle take no new requests for a while
 PATIENCE = 30.0
+STAGE = "text_model"  # the only one of llama-server's stages of loading that is told
 
 Describe = Callable[[Backend], Awaitable[Mapping[str, Any]]]
 """What a model's server says of it."""
@@ -292,6 +293,12 @@ class Pool:
                 self._set(model, LOADED)
                 self._spawn(self._ask_what_it_is(model, model.backend))
                 self._expire_later(model)
+            case "loading":
+                progress = {"stages": [STAGE], "current": STAGE, "value": state["progress"]}
+                self.events.tell(
+                    "status_change", model.name, {"status": model.status, "progress": progress}
+                )
+                return
             case "loaded" | "sleeping" as status:
                 self._set(model, status)
             case "failed":

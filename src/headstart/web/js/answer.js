@@ -1,7 +1,9 @@
 /** Gathers one answer as it arrives; knows nothing of how it is shown. */
 
-import { remove, stream } from "./api.js";
+import { ApiError, remove, stream } from "./api.js";
 import { Provenance } from "./provenance.js";
+
+const LOADING_PAUSE = 700; // milliseconds between two tries
 
 /** One answer while it arrives. */
 export class Answer {
@@ -36,7 +38,7 @@ export class Answer {
   restart() {
     const { version, provenance } = this;
     provenance.clear();
-    Object.assign(this, new Answer(), { version: version + 1, provenance });
+    Object.assign(this, new Answer(), { version: version + 1, provenance, startedAt: NaN }); // when it began is not known here
   }
 
   /** Tokens a second so far. */
@@ -101,13 +103,19 @@ export async function run(body, answer, signal, onChange, id) {
  */
 export async function follow(id, answer, signal, onChange) {
   let isFirst = true;
-  for await (const chunk of stream(`v1/stream?conv_id=${id}&from=0`, null, signal)) {
-    if (isFirst) answer.restart();
-    isFirst = false;
-    answer.take(chunk);
+  try {
+    for await (const chunk of stream(`v1/stream?conv_id=${id}&from=0`, null, signal)) {
+      if (isFirst) answer.restart();
+      isFirst = false;
+      answer.take(chunk);
+      onChange();
+    }
     onChange();
+  } catch (error) {
+    if (!(error instanceof ApiError && error.status === 503) || signal.aborted) throw error;
+    await new Promise((resolve) => setTimeout(resolve, LOADING_PAUSE)); // its model is being loaded
+    await follow(id, answer, signal, onChange);
   }
-  onChange();
 }
 
 /** End an answer that goes on without us. @param {string} id */

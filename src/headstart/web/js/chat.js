@@ -165,7 +165,7 @@ export class Chat {
   showSuggestions() {
     const isDemo = this.server.props?.target_model.name === "demo-target";
     const texts = !this.server.props ? [] : isDemo ? words.demoSuggestions : words.suggestions;
-    fill(byId("suggestions"), texts.map((text) => h("button", { type: "button", class: "suggestion", onclick: () => this.say({ text, attachments: [] }) }, text)));
+    fill(byId("suggestions"), texts.map((text) => h("button", { type: "button", class: "suggestion", onclick: () => this.say({ text, attachments: [] }) }, text.split(/\n?```\w*\n?/).map((part, i) => (i % 2 ? h("code", {}, part) : part)))));
   }
 
   showContext() {

@@ -3,7 +3,7 @@
 import { Answer, run } from "./answer.js";
 import { byId, fill, h } from "./dom.js";
 import { compareTokens, verdict } from "./equality.js";
-import { legend } from "./facts.js";
+import { legend, showDetails, summary } from "./facts.js";
 import { number, rate } from "./format.js";
 import { nextTask, paced } from "./frames.js";
 import { inspect, walk } from "./inspector.js";
@@ -18,10 +18,13 @@ class Side {
   constructor(title) {
     this.answer = new Answer();
     this.text = h("div", { class: "text" });
-    this.totals = h("div", {});
+    this.legend = h("div", {});
+    this.line = h("summary", {});
+    this.details = h("dl", {});
+    this.facts = h("details", { class: "facts", hidden: true }, this.line, this.details);
     this.speed = h("span", { class: "speed" });
     this.body = h("div", { class: "body", tabindex: "0", role: "group", "aria-label": words.sideKeys(title) }, this.text);
-    this.element = h("section", { class: "side" }, h("header", {}, h("h2", {}, title), this.speed), this.body, this.totals);
+    this.element = h("section", { class: "side" }, h("header", {}, h("h2", {}, title), this.speed), this.body, this.legend, this.facts);
     this.markdown = new MarkdownView(this.text);
     this.tint = new Tint(this.answer.provenance, this.body);
     this.body.addEventListener("keydown", (/** @type {any} */ event) => walk(event, this.tint));
@@ -32,8 +35,18 @@ class Side {
     const isShown = this.markdown.update(this.answer.content, isOver);
     this.tint.update(this.markdown.blocks, this.markdown.numSettled);
     this.speed.textContent = this.answer.speed ? words.perSecond(rate(this.answer.speed)) : "";
-    fill(this.totals, isOver && legend(this.answer.provenance.totals().bySource));
+    if (isOver && isShown) this.conclude();
     return isShown;
+  }
+
+  conclude() {
+    const { answer } = this;
+    const { provenance } = answer;
+    const message = { ...answer, state: /** @type {const} */ ("done"), firstMs: answer.firstTokenAt - answer.startedAt };
+    fill(this.legend, legend(provenance.totals().bySource));
+    this.line.textContent = summary(message, provenance, 0);
+    this.facts.hidden = !this.line.textContent;
+    showDetails(this.details, message, provenance);
   }
 }
 

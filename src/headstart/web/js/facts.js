@@ -6,11 +6,11 @@ import { swatch } from "./speculators.js";
 import { words } from "./words.js";
 
 /** @typedef {import("./provenance.js").Provenance} Provenance */
-/** @typedef {import("./tree.js").Message} Message */
+/** @typedef {Pick<import("./tree.js").Message, "timings" | "metrics" | "seed" | "model" | "counterfactual" | "state" | "firstMs" | "baselineMs">} Took */
 
 /**
  * "28 tokens · 0.2 s · first after 40 ms · 3.5 ×"
- * @param {Message} message
+ * @param {Took} message
  * @param {Provenance} provenance
  * @param {number} speed tokens a second while it is written; 0 when it is over
  * @returns {string}
@@ -30,7 +30,7 @@ export function summary(message, provenance, speed) {
 
 /**
  * @param {HTMLElement} root
- * @param {Message} message
+ * @param {Took} message
  * @param {Provenance} provenance
  */
 export function showDetails(root, message, provenance) {

@@ -164,7 +164,8 @@ function copyAnswer(message, answer) {
   message.provenance = answer.provenance.data;
   message.finish = answer.finish;
   message.model = answer.model || message.model;
-  message.firstMs = answer.firstTokenAt ? answer.firstTokenAt - answer.startedAt : message.firstMs;
+  const firstMs = answer.firstTokenAt - answer.startedAt;
+  message.firstMs = firstMs > 0 ? firstMs : message.firstMs ?? answer.timings?.prompt_ms;
   message.timings = answer.timings;
   message.metrics = answer.metrics;
   message.counterfactual = answer.counterfactual;

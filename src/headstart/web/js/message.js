@@ -44,9 +44,10 @@ export class MessageView {
     this.reasoningBox = h("details", { class: "reasoning", hidden: true }, h("summary", {}, words.reasoning), this.reasoning);
     this.calls = h("div", { class: "calls" });
     this.note = h("p", { class: "note", hidden: true });
-    this.line = h("summary", {});
+    this.line = h("span", {});
+    this.model = h("span", { class: "model" });
     this.details = h("dl", {});
-    this.facts = h("details", { class: "facts", hidden: true, ontoggle: () => this.facts.open && showDetails(this.details, message, this.provenance) }, this.line, this.details);
+    this.facts = h("details", { class: "facts", hidden: true, ontoggle: () => this.facts.open && showDetails(this.details, message, this.provenance) }, h("summary", {}, this.model, this.line), this.details);
     this.bar = h("div", { class: "actions" });
     this.body = h("div", {
       class: "body",
@@ -98,6 +99,7 @@ export class MessageView {
     this.later = isShown ? 0 : setTimeout(() => this.update(answer), LATER);
     const line = summary(message, this.provenance, answer?.speed ?? 0);
     if (this.line.textContent !== line) this.line.textContent = line;
+    this.model.textContent = message.model ? `${message.model} · ` : "";
     this.facts.hidden = !line;
     if (this.facts.open) showDetails(this.details, message, this.provenance);
     this.element.classList.toggle("running", !isOver || !isShown);

@@ -7,12 +7,16 @@ import { words } from "./words.js";
 const CHOSEN = "headstart-model";
 
 export class ModelList {
-  /** @param {(name: string) => void} change called when the user chooses another */
-  constructor(change) {
+  /**
+   * @param {(name: string) => void} change called when the user chooses another
+   * @param {(text: string) => void} tell how far the chosen one is loaded
+   */
+  constructor(change, tell) {
+    this.tell = tell;
     this.list = byId("models");
     this.isFollowed = false;
-    /** @type {Map<string, Map<string, { done: number, total: number }>>} model: file: bytes */
-    this.downloads = new Map();
+    /** @type {Map<string, Map<string, { done: number, total: number }>>} model: files that are downloaded, or loaded */
+    this.progress = new Map();
     this.list.addEventListener("focus", () => void this.fill(this.chosen));
     this.list.addEventListener("change", () => {
       localStorage.setItem(CHOSEN, this.chosen);
@@ -34,6 +38,7 @@ export class ModelList {
     const models = await this.fill(this.chosen || localStorage.getItem(CHOSEN));
     if (!models.length) throw new Error(words.noModels);
     this.list.hidden = false;
+    document.body.classList.add("many-models"); // each answer names its own
     if (!this.isFollowed) void this.follow();
     this.isFollowed = true;
     return this.chosen;
@@ -43,15 +48,17 @@ export class ModelList {
   async follow() {
     try {
       for await (const { event, model, data } of stream("models/sse", null, new AbortController().signal)) {
-        if (event === "download_progress") {
-          this.downloads.set(model, new Map([...(this.downloads.get(model) ?? []), ...Object.entries(data)]));
+        const files = event === "download_progress" ? data : data?.progress && { "": { done: data.progress.value, total: 1 } };
+        if (files) {
+          this.progress.set(model, new Map([...(this.progress.get(model) ?? []), ...Object.entries(files)]));
           const option = [...this.list.options].find(({ value }) => value === model);
-          if (option) option.text = this.nameWith(model, "downloading");
+          if (option) option.text = this.nameWith(model, data.status ?? "downloading");
           else await this.fill(this.chosen);
+          if (model === this.chosen && data.status === "loading") this.tell(this.percentOf(model));
           continue;
         }
         if (event === "download_failed") toast(words.notDownloaded(model, data.message));
-        if (event.startsWith("download")) this.downloads.delete(model);
+        this.progress.delete(model);
         await this.fill(this.chosen);
       }
     } catch {
@@ -65,11 +72,15 @@ export class ModelList {
    * @param {string} state
    */
   nameWith(id, state) {
-    if (state === "unloaded") return id;
-    const files = [...(this.downloads.get(id)?.values() ?? [])];
+    return state === "unloaded" ? id : `${id} (${`${words.states[state] ?? state} ${this.percentOf(id)}`.trim()})`;
+  }
+
+  /** How much is there of what is being loaded or downloaded. @param {string} id */
+  percentOf(id) {
+    const files = [...(this.progress.get(id)?.values() ?? [])];
     const total = files.reduce((sum, file) => sum + file.total, 0);
     const done = files.reduce((sum, file) => sum + file.done, 0);
-    return `${id} (${state}${state === "downloading" && total ? ` ${Math.floor((100 * done) / total)} %` : ""})`;
+    return total ? `${Math.floor((100 * done) / total)} %` : "";
   }
 
   /** @param {string | null} wanted */

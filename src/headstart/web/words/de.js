@@ -19,6 +19,7 @@ export const words = {
   model: "Modell",
   loadingModel: "Das Modell wird geladen …",
   loadingNamed: (name) => `${name} wird geladen …`,
+  states: /** @type {Record<string, string>} */ ({ loading: "lädt", loaded: "geladen", sleeping: "schläft", downloading: "wird heruntergeladen", failed: "gescheitert" }),
   noServer: "Der Server antwortet nicht. Neuer Versuch …",
   noModels: "Dieser Router hat keine Modelle: starte ihn mit --models-dir oder --models-preset.",
   notDownloaded: (model, why) => `${model} wurde nicht heruntergeladen: ${why}`,

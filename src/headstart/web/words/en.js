@@ -18,6 +18,7 @@ export const words = {
   model: "Model",
   loadingModel: "The model is being loaded…",
   loadingNamed: (/** @type {string} */ name) => `${name} is being loaded…`,
+  states: /** @type {Record<string, string>} */ ({ loading: "loading", loaded: "loaded", sleeping: "sleeping", downloading: "downloading", failed: "failed" }),
   noServer: "The server does not answer. Trying again…",
   noModels: "This router has no models: start it with --models-dir or --models-preset.",
   notDownloaded: (/** @type {string} */ model, /** @type {string} */ why) => `${model} was not downloaded: ${why}`,

@@ -306,6 +306,23 @@ async def test_events_tell_what_happens(children) -> None:
     ]  # fmt: skip
 
 
+async def test_events_tell_how_far_a_model_is_loaded_as_llama_server_does(children) -> None:
+    children.gate.clear()
+    pool = pool_of(children, "a")
+    waiting = asyncio.create_task(use(pool, "a"))
+    await settle()
+    queue = pool.events.listen()
+    pool._on_state(pool.models["a"], {"state": "loading", "progress": 0.25})
+    progress = {"stages": ["text_model"], "current": "text_model", "value": 0.25}
+    told = queue.get_nowait()
+    assert told
+    assert told["event"] == "status_change"
+    assert told["data"] == {"status": "loading", "progress": progress}
+    children.gate.set()
+    await waiting
+    await pool.close()
+
+
 async def test_the_end_of_the_router_is_the_end_of_all(children) -> None:
     children.gate.clear()
     pool = pool_of(children, "a")
