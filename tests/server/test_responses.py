@@ -64,6 +64,7 @@ def test_a_stream_has_openais_events_in_their_order(sdk: Any) -> None:
     created, end = events[0].response, events[-1].response
     assert (created.status, created.output, created.id) == ("in_progress", [], end.id)
     assert end.output_text == "Höi!"
+    assert end.completed_at >= end.created_at
     assert {events[i].item_id for i in (3, 4, 5, 6, 7)} == {end.output[0].id}
     assert "timings" in events[-1].model_extra
 
@@ -82,6 +83,7 @@ def test_an_answer_that_was_cut_says_so() -> None:
             "incomplete",
             "max_output_tokens",
         )
+        assert answer.completed_at is None
         *_, last = sdk.responses.create(model="any", input="Hi", stream=True)
         assert (last.type, last.response.status) == ("response.incomplete", "incomplete")
 

@@ -90,6 +90,7 @@ def test_props_name_model_template_and_defaults(client):
     assert props["total_slots"] == 4
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["default_generation_settings"]["params"]["temperature"] == 0.8
+    assert props["default_generation_settings"]["params"]["seed"] == 4294967295  # as there: random
     assert props["chat_template_is_fallback"] is True
     assert "<|im_start|>" in props["chat_template"]
     assert props["eos_token"] == "<eos>"
@@ -119,6 +120,7 @@ def test_models_do_not_ask_the_worker():
             assert client.get(path).status_code == 200
         data = client.get("/v1/models").json()
         assert data["models"][0]["name"] == data["data"][0]["id"] == "tiny"
+        assert client.get("/api/tags").json()["models"][0].items() <= data["models"][0].items()
 
 
 def test_switched_off_routes_are_501():

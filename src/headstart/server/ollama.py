@@ -76,14 +76,14 @@ async def ollama_version(http: HttpRequest) -> dict[str, Any]:
 @routes.get("/api/tags", answer="`models`: a list with the model")
 async def ollama_tags(http: HttpRequest) -> dict[str, Any]:
     """List the one model as Ollama lists those on disk."""
-    return {"models": [_model(service_of(http))]}
+    return {"models": [ollama_model(service_of(http))]}
 
 
 @routes.get("/api/ps", answer="`models`: a list with the model")
 async def ollama_ps(http: HttpRequest) -> dict[str, Any]:
     """List the one model as Ollama lists those in memory."""
     service = service_of(http)
-    return {"models": [loaded_model(_model(service), service.info.context_size)]}
+    return {"models": [loaded_model(ollama_model(service), service.info.context_size)]}
 
 
 @routes.post("/api/show", body=OllamaShowBody, answer="`details`, `model_info`, `capabilities`")
@@ -228,7 +228,8 @@ def _cut(text: str, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
     return tokens
 
 
-def _model(service: Service) -> dict[str, Any]:
+def ollama_model(service: Service) -> dict[str, Any]:
+    """The model as Ollama lists it."""
     target = service.info.target
     return listed_model(
         service.served.alias,

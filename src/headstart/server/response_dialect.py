@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -160,6 +161,7 @@ class ResponsesDialect(Dialect):
             "id": self.call.id,
             "object": "response",
             "created_at": self.call.created,
+            "completed_at": int(time.time()) if status == "completed" else None,
             "status": status,
             "background": False,
             "error": None,

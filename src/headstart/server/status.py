@@ -20,6 +20,7 @@ from headstart.server.event_stream import single_event
 from headstart.server.media import MARKER
 from headstart.server.model import Service, service_of
 from headstart.server.native_answer import generation_settings
+from headstart.server.ollama import ollama_model
 from headstart.server.results import draft_counts
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
@@ -46,11 +47,9 @@ async def health(http: HttpRequest) -> dict[str, Any]:
 async def models(http: HttpRequest) -> dict[str, Any]:
     """List the one model."""
     service = service_of(http)
-    alias = service.served.alias
     can = ["completion", *["multimodal"] * bool(service.info.modalities)]
-    ollama = {"name": alias, "model": alias, "type": "model", "capabilities": can}
-    details = {"format": "gguf", "family": service.info.target.architecture}
-    return {"object": "list", "data": [_model(service)], "models": [ollama | {"details": details}]}
+    ollama = ollama_model(service) | {"type": "model", "capabilities": can}
+    return {"object": "list", "data": [_model(service)], "models": [ollama]}
 
 
 @routes.get("/v1/models/{model_id:path}", "/models/{model_id:path}", answer="the model")
@@ -75,7 +74,7 @@ async def props(http: HttpRequest) -> dict[str, Any]:
     seed = served.defaults.seed
     return {
         "default_generation_settings": {
-            "params": defaults | {"seed": -1 if seed is None else seed},
+            "params": defaults | {"seed": 2**32 - 1 if seed is None else seed},
             "n_ctx": info.context_size,
         },
         "total_slots": info.num_slots,
