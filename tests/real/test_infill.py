@@ -7,12 +7,10 @@ from collections.abc import Iterator
 import httpx2
 import numpy as np
 import pytest
-from tests.real.support import engine_of, without_draft
-from tests.server.serving import serving_models
+from tests.real.support import engine_of, serving_demo
 from tests.server.test_infill import FIELDS, LLAMA_VIM
 
 from headstart.app import demo
-from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.context import LlamaEngine
 from headstart.sampling.sampler import Sampler
 from headstart.types.errors import NotSupportedError
@@ -27,12 +25,7 @@ CODE = {
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx2.Client]:
-    config = Config(
-        engine=EngineConfig(context=1024, threads=1),
-        scheduler=SchedulerConfig(parallel=2),
-        speculation=SpeculationConfig(spec_state="none"),
-    )
-    with serving_models(config, without_draft(demo.path(demo.TARGET))) as client:
+    with serving_demo() as client:
         yield client
 
 

@@ -7,16 +7,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from tests.real.support import without_draft
-from tests.server.serving import serving_models
+from tests.real.support import serving_demo
 
-from headstart.app import demo
 from headstart.config import (
-    Config,
-    EngineConfig,
     SchedulerConfig,
     ServerConfig,
-    SpeculationConfig,
 )
 
 PROMPT = (
@@ -32,13 +27,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[httpx2.Client]:
-    config = Config(
-        engine=EngineConfig(context=1024, threads=1),
-        scheduler=SchedulerConfig(parallel=2, cache_ram=0),
-        speculation=SpeculationConfig(spec_state="none"),
-        server=ServerConfig(slot_save_path=str(folder)),
-    )
-    with serving_models(config, without_draft(demo.path(demo.TARGET))) as client:
+    scheduler = SchedulerConfig(parallel=2, cache_ram=0)
+    with serving_demo(scheduler, ServerConfig(slot_save_path=str(folder))) as client:
         yield client
 
 

@@ -12,18 +12,13 @@ import pytest
 from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
 from tests.models import tiny_llama
 from tests.real.answers import Setting, different, generate
-from tests.real.support import byte_requests, without_draft
-from tests.server.serving import serving_models
+from tests.real.support import byte_requests, serving_demo, without_draft
 
-from headstart.app import demo
 from headstart.app.assemble import build_scheduler
 from headstart.app.cli.main import main
 from headstart.config import (
-    Config,
-    EngineConfig,
     SchedulerConfig,
     ServerConfig,
-    SpeculationConfig,
 )
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import Scheduler
@@ -34,13 +29,8 @@ BODY = {"prompt": PROMPT * 3, "n_predict": 8, "temperature": 0}
 
 @contextmanager
 def server(folder: Path, *, api_key: str | None = None, **engine) -> Iterator[httpx2.Client]:
-    config = Config(
-        engine=EngineConfig(context=1024, threads=1, **engine),
-        scheduler=SchedulerConfig(parallel=2, cache_disk=100, cache_disk_path=str(folder)),
-        speculation=SpeculationConfig(spec_state="none", spec_type="none"),
-        server=ServerConfig(api_key=api_key),
-    )
-    with serving_models(config, without_draft(demo.path(demo.TARGET))) as client:
+    scheduler = SchedulerConfig(parallel=2, cache_disk=100, cache_disk_path=str(folder))
+    with serving_demo(scheduler, ServerConfig(api_key=api_key), **engine) as client:
         yield client
 
 

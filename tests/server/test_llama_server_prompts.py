@@ -49,7 +49,7 @@ def prompt(template: ChatTemplate, body: dict[str, Any]) -> str:
 
 
 def expected(name: str, conversation: str) -> str:
-    recorded = recording()["prompts"][name][conversation]
+    recorded = (recording()["prompts"] | recording()["built_in"])[name][conversation]
     return recorded if isinstance(recorded, str) else REFUSED
 
 
@@ -61,12 +61,13 @@ def differences_with_a_reason() -> dict[str, set[str]]:
     return {name: set(conversations.split(", ")) for name, conversations in rows}
 
 
-@pytest.mark.parametrize("name", sorted(recording()["templates"]))
+@pytest.mark.parametrize("name", sorted({**recording()["templates"], **recording()["built_in"]}))
 def test_prompts_are_llama_servers_or_differ_for_a_stated_reason(name):
-    template = template_of(recording()["templates"][name])
+    template = template_of(recording()["templates"].get(name, name))
+    is_built_in = name in recording()["built_in"]
     differing = {
         conversation
-        for conversation, body in CONVERSATIONS.items()
+        for conversation, body in (BUILT_IN_CONVERSATIONS if is_built_in else CONVERSATIONS).items()
         if prompt(template, body) != expected(name, conversation)
     }
     assert differing == differences_with_a_reason().get(name, set())
@@ -82,17 +83,6 @@ def test_the_recording_has_every_conversation_of_seventy_templates():
     assert len(recording()["prompts"]) == 70
     for prompts in recording()["prompts"].values():
         assert prompts.keys() == CONVERSATIONS.keys() | {"caps"}
-
-
-@pytest.mark.parametrize("name", sorted(recording()["built_in"]))
-def test_templates_with_a_name_are_llama_servers(name):
-    template = template_of(name)
-    differing = {
-        conversation
-        for conversation, body in BUILT_IN_CONVERSATIONS.items()
-        if prompt(template, body) != recording()["built_in"][name][conversation]
-    }
-    assert differing == differences_with_a_reason().get(name, set())
 
 
 def test_sampling_parameters_have_llama_servers_defaults():

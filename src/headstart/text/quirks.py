@@ -5,7 +5,6 @@ Sources: llama.cpp's common/chat.cpp, common/chat-diff-analyzer.cpp and common/p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,6 +20,7 @@ from headstart.text.toolcalls.families import (
     minimax_m3,
     muse,
 )
+from headstart.text.toolcalls.json_text import value_or_text
 
 Messages = list[dict[str, Any]]
 
@@ -118,7 +118,9 @@ def _tool_responses(messages: Messages) -> Messages:
             result = rest.pop(0)
             call = calls[len(responses)] if len(responses) < len(calls) else None
             name = call["function"]["name"] if call else result.get("tool_call_id", "")
-            responses.append({"name": name, "response": _value(result["content"])})
+            content = result["content"]
+            said = value_or_text(content) if isinstance(content, str) else content
+            responses.append({"name": name, "response": said})
         if responses:
             whole["tool_responses"] = responses
         is_answered = rest and rest[0]["role"] == "assistant" and not rest[0].get("tool_calls")
@@ -128,14 +130,6 @@ def _tool_responses(messages: Messages) -> Messages:
             whole["reasoning_content"] = message["reasoning_content"]
         merged.append(whole)
     return merged
-
-
-def _value(content: Any) -> Any:
-    """A tool result parsed as JSON, or unchanged."""
-    try:
-        return json.loads(content)
-    except (TypeError, ValueError):
-        return content
 
 
 def _finish_harmony(text: str, adds_generation_prompt: bool) -> str:

@@ -189,35 +189,31 @@ async def test_a_server_that_is_not_there_was_not_sent_the_request() -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, 502)
 
 
-@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"])
-async def test_a_server_that_ends_before_the_first_piece_gives_an_error(says) -> None:
+@asynccontextmanager
+async def dying_after(says: bytes):
+    """The URL of a server that says this to each request and closes the connection."""
+
     async def die(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         writer.write(says)
         await writer.drain()
         writer.close()
 
-    server = await asyncio.start_server(die, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with await asyncio.start_server(die, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+@pytest.mark.parametrize("says", [b"", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"])
+async def test_a_server_that_ends_before_the_first_piece_gives_an_error(says) -> None:
+    async with dying_after(says) as url:
         answer = await ask(in_front_of(url))
     assert answer.status_code == 502
     assert "the model" in answer.json()["error"]["message"]
 
 
 async def test_a_stream_that_breaks_off_ends_with_an_event_that_says_so() -> None:
-    async def die(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(
-            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"
-            b"\r\n\r\n9\r\ndata: 1\n\n\r\n"
-        )
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(die, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    says = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked"
+    async with dying_after(says + b"\r\n\r\n9\r\ndata: 1\n\n\r\n") as url:
         answer = await ask(in_front_of(url))
     first, error = answer.content.split(b"\n\n", 1)
     assert (answer.status_code, first) == (200, b"data: 1")
@@ -227,15 +223,7 @@ async def test_a_stream_that_breaks_off_ends_with_an_event_that_says_so() -> Non
 
 
 async def test_a_body_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
-    async def die(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{")
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(die, "127.0.0.1", 0)
-    async with server:
-        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with dying_after(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{") as url:
         with pytest.raises(httpx2.RemoteProtocolError):
             await ask(in_front_of(url))
 
