@@ -242,7 +242,7 @@ class BothSimulation(ModelSimulation):
 
         def lengths(slots: Sequence[Slot]) -> Choice:
             choice = policy.lengths(slots)
-            has_run = any(call.is_model for call in policy.plan.calls)
+            has_run = any(call.allowances for call in policy.plan.calls)
             self.disturbed_ms = self.disturbance * self.cost(1) if has_run else 0.0
             return choice
 

@@ -162,7 +162,7 @@ class Budget:
         curve = self._cost.curve(base + extra, step.context, can_fill=step.can_pad)
         extra_ms, num_given, gained = curve[base + extra] - curve[base], sum(given), 0.0
         if num_given > num_fixed:
-            token_ms = self.slot_ms(step) / self.reached.speedup
+            token_ms = curve[step.num_slots] / step.num_slots / self.reached.speedup
             row_ms, plan.saved_ms = extra_ms / num_given, [0.0] * len(given)
             for index, length in enumerate(given):
                 if length:

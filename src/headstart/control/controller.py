@@ -140,9 +140,10 @@ class Controller:
         step; what each saves; and rows that are added because a wider step takes less time.
         """
         assert plan.price is not None
-        sunk_ms = sum(  # that of probes is saved for
-            call.milliseconds for call in plan.calls if call.is_model and not call.is_probe
-        )
+        sunk_ms = 0.0
+        for call in plan.calls:
+            if call.allowances and not call.is_probe:  # the time of probes is saved for
+                sunk_ms += call.milliseconds
         survivals = self._rollback.discounted(plan.survivals, plan.price)
         self._budget.share(plan, survivals, sunk_ms)
 
@@ -194,13 +195,15 @@ class Controller:
 
     def _read_texts(self, plan: StepPlan, step: Step) -> None:
         """What text speculators took, and what asking them is expected to save."""
-        texts = [call for call in plan.calls if not call.is_model]
+        texts = [call for call in plan.calls if not call.allowances]
         if not texts or plan.asking_ms <= 0.0:
             return
         # what a speculator took is its own, the rest is shared: a slow one silences itself only
-        num_asked = sum([len(call.indices) for call in texts])
-        own_ms = sum([call.milliseconds for call in texts])
-        shared_ms = max(0.0, plan.asking_ms - own_ms) / num_asked
+        num_asked, shared_ms = 0, plan.asking_ms
+        for call in texts:
+            num_asked += len(call.indices)
+            shared_ms -= call.milliseconds
+        shared_ms = max(0.0, shared_ms) / num_asked
         slot_ms = self._budget.slot_ms(step)
         for call in texts:
             name, numbers, saved = call.speculator, list[int](), list[float]()

@@ -103,7 +103,7 @@ class CostTable:
             # a loaded table would take its level from a number of rows that it does not know
             return
         at_knot = expected = self._shape[knot]
-        if not self.is_empty and (not seen or rows != KNOTS[knot]):
+        if (not seen or rows != KNOTS[knot]) and not self.is_empty:
             points = self._points()
             expected, at_knot = (log(_read(points, r)) for r in (rows, KNOTS[knot]))
         lever = rows * context if rows <= LONGEST_DECODE else 0
@@ -187,11 +187,13 @@ class CostTable:
         """The number of rows, at least `rows`, that a step should have: more where that was
         measured to take clearly less time.
         """
-        if not 0 < rows <= EACH or self.is_empty:
+        if not 0 < rows <= EACH:
             return rows
         grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
         widths = self._known_widths.get(grain)
         if widths is None:
+            if self.is_empty:
+                return rows
             widths = self._known_widths[grain] = self._widths(self.curve(EACH, context))
         return widths[rows]
 
@@ -257,15 +259,13 @@ class CostTable:
         self._known_widths.clear()
 
     def _build(self, rows: int) -> NDArray[np.float64]:
-        scale, points = exp(self._level), self._points()
-        last = KNOTS[min(bisect_left(KNOTS, rows), len(KNOTS) - 1)]
-        at = [0, *KNOTS[: bisect_left(KNOTS, last) + 1]]
-        values = [0.0, *[scale * _read(points, knot) for knot in at[1:]]]
-        slope = max(0.0, (values[-1] - values[-2]) / (at[-1] - at[-2]))
-        widths = np.arange(max(rows, last) + 1)
-        # and beyond the last knot
-        beyond: NDArray[np.float64] = slope * np.maximum(0, widths - last)
-        return np.interp(widths, at, values) + beyond
+        points, widths = self._points(), np.arange(rows + 1)
+        last, slope = points[-1][0], _slope_beyond(points)
+        if points[0][0] > 1:
+            points.insert(0, (1, _read(points, 1)))
+        at, values = zip((0, 0.0), *points, strict=True)
+        weights: NDArray[np.float64] = np.interp(widths, at, values)
+        return exp(self._level) * (weights + slope * np.maximum(0, widths - last))
 
     def _points(self) -> list[tuple[int, float]]:
         """(rows, ms / level) at the knots seen.

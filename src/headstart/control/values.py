@@ -34,21 +34,17 @@ class Step:
     # prompt rows in a decode of their own
     is_even: bool = False
     num_reading: int = 0  # sequences whose prompts are read beside
+    is_mixed: bool = field(init=False)  # prompts are read beside the answers
+    max_draft_rows: int = field(init=False)  # that fit
+    num_verify_base: int = field(
+        init=False
+    )  # rows without drafts of the decode that has the drafts
 
-    @property
-    def is_mixed(self) -> bool:
-        """Whether prompts are read beside the answers."""
-        return self.num_base_rows > self.num_slots
-
-    @property
-    def max_draft_rows(self) -> int:
-        """Draft rows that fit."""
-        return max(0, min(self.max_rows - self.num_base_rows, self.max_outputs - self.num_slots))
-
-    @property
-    def num_verify_base(self) -> int:
-        """Rows without drafts of the decode that has the drafts."""
-        return self.num_slots if self.is_even else self.num_base_rows
+    def __post_init__(self) -> None:
+        self.is_mixed = self.num_base_rows > self.num_slots
+        left = min(self.max_rows - self.num_base_rows, self.max_outputs - self.num_slots)
+        self.max_draft_rows = max(0, left)
+        self.num_verify_base = self.num_slots if self.is_even else self.num_base_rows
 
     def num_computed(self, lengths: Sequence[int]) -> int:
         """Rows that drafts of these lengths add to that decode."""
@@ -119,14 +115,11 @@ class DraftCall:
     indices: list[int]  # of the answers
     drafts: list[Draft]
     milliseconds: float
-    # of a draft model, by answer: how far it might go, rounds that read a text's draft first
+    # of a draft model, by answer, else empty: how far it might go, and in how many rounds it first
+    # read a text's draft
     allowances: list[Allowance] = field(default_factory=list)
     leads: list[int] = field(default_factory=list)
     catch_up: int | None = None  # tokens that it read, for all; None: it failed, or is no model
-
-    @property
-    def is_model(self) -> bool:
-        return len(self.allowances) > 0
 
     @property
     def is_probe(self) -> bool:
