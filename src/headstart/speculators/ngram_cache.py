@@ -26,7 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from headstart.config import option
-from headstart.speculators.base import Speculator, register
+from headstart.speculators.base import register
+from headstart.speculators.base_texts import TextSpeculator
 from headstart.speculators.ngram_cache_counts import (
     MAX_NGRAM,
     CountedHistory,
@@ -55,11 +56,10 @@ _STATIC_ONLY = ((2**31, 100), _LAX[1])  # bigrams alone
 
 
 @register
-class NgramCacheSpeculator(Speculator):
+class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
     """Drafts the token that followed most often, as long as it is clear which."""
 
     name = "ngram-cache"
-    scores_are_probabilities = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -82,6 +82,7 @@ class NgramCacheSpeculator(Speculator):
     def __init__(
         self, options: Options | None = None, vocabulary_id: VocabularyId | None = None
     ) -> None:
+        super().__init__()
         self._options = options = options or self.Options()
         self._static = NgramCounts()
         self._dynamic = NgramCounts(options.max_ngrams)
@@ -94,7 +95,6 @@ class NgramCacheSpeculator(Speculator):
         self._num_unsaved = 0
         self._num_learned = 0  # texts
         self._has_warned = False
-        self._histories: dict[int, CountedHistory] = {}
         if options.lookup_cache_static or self._dynamic_path:
             if vocabulary_id is None:
                 raise ConfigError(
@@ -127,19 +127,10 @@ class NgramCacheSpeculator(Speculator):
             self._dynamic = _load_whole(path, vocabulary_id, self._options.max_ngrams)
         self._seen = _state_of(path)
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self._histories[seq_id] = CountedHistory(prompt, namespace)
+    def _read(self, text: Sequence[int], namespace: str) -> CountedHistory:
+        return CountedHistory(text, namespace)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._draft(request) for request in requests]
-
-    def _draft(self, request: DraftRequest) -> Draft:
-        history = self._histories.get(request.seq_id)
-        if history is None:
-            history = self._histories[request.seq_id] = CountedHistory(
-                request.tokens, request.namespace
-            )
-        history.follow(request.tokens)
+    def _draft(self, history: CountedHistory, request: DraftRequest) -> Draft:
         window = history.tokens[-MAX_NGRAM:]
         key, size = pack(window), len(window)
         context, dynamic, static = history.counts.clearest, self._dynamic, self._static
@@ -166,11 +157,6 @@ class NgramCacheSpeculator(Speculator):
             scores.append(guess[1])
             key, size = slide(key, guess[0]), min(size + 1, MAX_NGRAM)
         return Draft(tokens, scores, self.name, "" if tokens else "no match")
-
-    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        history = self._histories.get(seq_id)
-        if history is not None:
-            history.extend(emitted)
 
     def end(self, seq_id: int) -> None:
         history = self._histories.pop(seq_id, None)

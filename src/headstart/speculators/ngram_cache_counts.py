@@ -18,7 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.structures.atomic import replace_file
-from headstart.structures.prefix import common_prefix_length
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ModelError
 
@@ -324,17 +323,3 @@ class CountedHistory:
         start = len(self.tokens)
         self.tokens.extend(new)
         self.counts.learn(self.tokens, start)
-
-    def follow(self, history: Sequence[int]) -> None:
-        """Become equal to `history`; cheap when it is, or only longer. See `SuffixIndex.follow`."""
-        size = len(self.tokens)
-        recent = max(0, size - 8)
-        if size <= len(history) and list(history[recent:size]) == self.tokens[recent:].tolist():
-            if size < len(history):
-                self.extend(history[size:])
-            return
-        tokens = array("i", history)
-        self.num_prompt = min(self.num_prompt, common_prefix_length(self.tokens, tokens))
-        self.tokens = tokens
-        self.counts = NgramCounts()
-        self.counts.learn(self.tokens, 0)

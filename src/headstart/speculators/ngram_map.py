@@ -6,7 +6,7 @@ the m tokens after each place and copies the continuation that dominates, or dec
 Each key remembers how far its drafts held in this request. The statistics learn from every step,
 whoever drafted: a miss after a tokens lowers the key's limit to a + 1, a draft that held to its end
 doubles it, and a draft that was cut short is ignored, so a limit can always grow again.
-Scores: n / (n + 1), (n + 1) / (n + 2) ... (see `structures/match_scores.py`); for k4v h * n
+Scores: n / (n + 1), (n + 1) / (n + 2) ... (see `base_texts.py`); for k4v h * n
 / (h * n + 1) ... with the h places that agree, the first times their share of all places.
 
 The options are those of llama.cpp's ngram-map-k and ngram-map-k4v.
@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from headstart.config import option
-from headstart.speculators.base import Speculator, register
-from headstart.structures.match_scores import Histories, agreeing_scores
+from headstart.speculators.base import register
+from headstart.speculators.base_texts import TextSpeculator, agreeing_scores
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
@@ -109,39 +109,45 @@ class AdaptiveLength:
         self._lengths[self._key] = value
 
 
-class _NgramMap(Speculator):
+class _KeyedText(SuffixIndex):
+    """A text, and how long the drafts of its keys tend to be right."""
+
+    __slots__ = ("lengths",)
+
+    def __init__(self, options: NgramMapOptions, text: Sequence[int]) -> None:
+        self.lengths = AdaptiveLength(options.size_m)
+        super().__init__((options.size_n,), options.size_n, text=text)
+
+    def extend(self, new: Sequence[int]) -> None:
+        super().extend(new)
+        self.lengths.learn(new)
+
+
+class _NgramMap(TextSpeculator[_KeyedText]):
     """What both have in common: keys, hits and the length limit of each key."""
 
     Options = NgramMapOptions
 
     def __init__(self, options: NgramMapOptions | None = None) -> None:
+        super().__init__()
         self._options = options or NgramMapOptions()
-        self._histories = Histories((self._options.size_n,), max_match=self._options.size_n)
-        self._lengths: dict[int, AdaptiveLength] = {}
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self._histories.begin(seq_id, prompt)
-        self._lengths[seq_id] = AdaptiveLength(self._options.size_m)
+    def _read(self, text: Sequence[int], namespace: str) -> _KeyedText:
+        return _KeyedText(self._options, text)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._draft(request) for request in requests]
-
-    def _draft(self, request: DraftRequest) -> Draft:
-        index = self._histories.at(request.seq_id, request.tokens)
-        lengths = self._lengths.get(request.seq_id)
-        if lengths is None:
-            lengths = self._lengths[request.seq_id] = AdaptiveLength(self._options.size_m)
-        places = index.places(max(self._num_places, self._options.min_hits))
+    def _draft(self, history: _KeyedText, request: DraftRequest) -> Draft:
+        lengths = history.lengths
+        places = history.places(max(self._num_places, self._options.min_hits))
         if len(places) < self._options.min_hits:
             lengths.watch(None, ())
             return Draft(
                 speculator=self.name, reason="fewer hits than min-hits" if places else "no match"
             )
-        choice = self._choose(index, places)
+        choice = self._choose(history, places)
         if choice is None:
             lengths.watch(None, ())
             return Draft(speculator=self.name, reason="no continuation dominates")
-        tokens = index.copy(choice.position, min(lengths.of(choice.key), request.max_tokens))
+        tokens = history.copy(choice.position, min(lengths.of(choice.key), request.max_tokens))
         lengths.watch(choice.key, tokens)
         weight = self._options.size_n * choice.num_agreeing
         scores = list(agreeing_scores(weight, choice.num_agreeing, len(tokens)))
@@ -155,23 +161,12 @@ class _NgramMap(Speculator):
     def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:
         """The place to copy from; None if none is good enough."""
 
-    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        self._histories.accept(seq_id, emitted)
-        lengths = self._lengths.get(seq_id)
-        if lengths is not None:
-            lengths.learn(emitted)
-
-    def end(self, seq_id: int) -> None:
-        self._histories.end(seq_id)
-        self._lengths.pop(seq_id, None)
-
 
 @register
 class NgramMapKSpeculator(_NgramMap):
     """Copies from the newest place of the key."""
 
     name = "ngram-map-k"
-    scores_are_probabilities = True
     _num_places = 1
 
     def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:
@@ -183,7 +178,6 @@ class NgramMapK4vSpeculator(_NgramMap):
     """Copies a key's continuation if it is twice as common as all others together."""
 
     name = "ngram-map-k4v"
-    scores_are_probabilities = True
     _num_places = _MAX_PLACES
 
     def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:

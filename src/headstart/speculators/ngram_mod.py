@@ -17,7 +17,7 @@ gives way, and a text that is guessed badly takes nothing from the others.
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import option
-from headstart.speculators.base import Speculator, register
+from headstart.speculators.base import register
+from headstart.speculators.base_texts import TextSpeculator
 from headstart.structures.rolling import (
     BASE,
     KEY_BITS,
@@ -41,22 +42,32 @@ from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
 
-@dataclass(slots=True)
-class _DraftedText:
-    """Where a history stands: its length, its last n tokens and their hash."""
+class _HashedText:
+    """A text, and the hash of its last n tokens; what comes is learned by the table."""
 
-    salt: int
-    size: int
-    window: deque[int]
-    key: int
+    __slots__ = ("_table", "key", "salt", "tokens")
+
+    def __init__(self, table: NgramTable, salt: int, text: Sequence[int]) -> None:
+        self._table, self.salt, self.tokens = table, salt, array("i", text)
+        self.key = key_of(self.tokens[-table.n :])
+
+    def extend(self, new: Sequence[int]) -> None:
+        table, tokens, key = self._table, self.tokens, self.key
+        for token in new:
+            leaving = 0
+            if len(tokens) >= table.n:
+                table.learn_next(key, token, self.salt)
+                leaving = tokens[-table.n]
+            key = slide(key, leaving, token, table.factor)
+            tokens.append(token)
+        self.key = key
 
 
 @register
-class NgramModSpeculator(Speculator):
+class NgramModSpeculator(TextSpeculator[_HashedText]):
     """Walks a table shared by all sequences."""
 
     name = "ngram-mod"
-    scores_are_probabilities = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -79,29 +90,23 @@ class NgramModSpeculator(Speculator):
                 )
 
     def __init__(self, options: Options | None = None) -> None:
+        super().__init__()
         self._options = options or self.Options()
         self._table = NgramTable(self._options.n_match, self._options.table_bits)
-        self._factor = leaving_factor(self._options.n_match)
-        self._sequences: dict[int, _DraftedText] = {}
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        salt = salt_of(namespace)
-        self._table.learn(prompt, salt)
-        self._sequences[seq_id] = self._stand(salt, prompt)
+        self._table.learn(prompt, salt_of(namespace))
+        super().begin(seq_id, prompt, namespace)
 
-    def _stand(self, salt: int, history: Sequence[int]) -> _DraftedText:
-        window = deque(history[-self._options.n_match :], self._options.n_match)
-        return _DraftedText(salt, len(history), window, key_of(window))
+    def _read(self, text: Sequence[int], namespace: str) -> _HashedText:
+        return _HashedText(self._table, salt_of(namespace), text)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._draft(request) for request in requests]
-
-    def _draft(self, request: DraftRequest) -> Draft:
-        state, options = self._at(request), self._options
-        if len(state.window) < options.n_match:
+    def _draft(self, history: _HashedText, request: DraftRequest) -> Draft:
+        options, window = self._options, history.tokens[-self._options.n_match :].tolist()
+        if len(window) < options.n_match:
             return Draft(speculator=self.name, reason="history too short")
         tokens, counts = self._table.follow(
-            state.key, list(state.window), state.salt, min(request.max_tokens, options.n_max)
+            history.key, window, history.salt, min(request.max_tokens, options.n_max)
         )
         if not tokens or len(tokens) < min(options.n_min, request.max_tokens):
             return Draft(
@@ -111,39 +116,6 @@ class NgramModSpeculator(Speculator):
             count / (count + 1 / length) for length, count in enumerate(counts, options.n_match)
         ]
         return Draft(tokens, scores, self.name)
-
-    def _at(self, request: DraftRequest) -> _DraftedText:
-        """The state of a sequence; taken anew from the history if they moved apart."""
-        state, tokens = self._sequences.get(request.seq_id), request.tokens
-        if state is None:
-            self.begin(request.seq_id, tokens, request.namespace)
-            return self._sequences[request.seq_id]
-        if (
-            state.size == len(tokens)
-            and list(state.window)[-8:] == list(tokens[-8:])[-len(state.window) :]
-        ):
-            return state
-        if state.size < len(tokens):
-            self._table.learn(tokens[max(0, state.size - self._options.n_match) :], state.salt)
-        self._sequences[request.seq_id] = state = self._stand(state.salt, tokens)
-        return state
-
-    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        state = self._sequences.get(seq_id)
-        if state is None:
-            return
-        window, key, factor, n = state.window, state.key, self._factor, self._options.n_match
-        for token in emitted:
-            leaving = 0
-            if len(window) == n:
-                self._table.learn_next(key, token, state.salt)
-                leaving = window[0]
-            key = slide(key, leaving, token, factor)
-            window.append(token)
-        state.key, state.size = key, state.size + len(emitted)
-
-    def end(self, seq_id: int) -> None:
-        self._sequences.pop(seq_id, None)
 
     def describe(self) -> dict[str, Any]:
         return {"table_bytes": self._table.num_bytes}
@@ -166,11 +138,11 @@ def updated(entry: int, token: int, fingerprint: int) -> int:
 class NgramTable:
     """2^bits entries of 8 bytes. Texts of different salts do not see each other."""
 
-    __slots__ = ("_entries", "_factor", "_fingerprint_shift", "_shift", "_view", "n")
+    __slots__ = ("_entries", "_fingerprint_shift", "_shift", "_view", "factor", "n")
 
     def __init__(self, n: int, bits: int = 22) -> None:
         self.n = n
-        self._factor = leaving_factor(n)
+        self.factor = leaving_factor(n)
         self._shift = KEY_BITS - bits
         self._fingerprint_shift = KEY_BITS - bits - 24
         self._entries = np.zeros(1 << bits, np.uint64)  # untouched pages cost no memory
@@ -232,7 +204,7 @@ class NgramTable:
         """
         view, factor, shift, mark_shift = (
             self._view,
-            self._factor,
+            self.factor,
             self._shift,
             self._fingerprint_shift,
         )

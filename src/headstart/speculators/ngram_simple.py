@@ -14,18 +14,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headstart.config import option
-from headstart.speculators.base import Speculator, register
-from headstart.structures.match_scores import Histories, agreeing_scores
+from headstart.speculators.base import register
+from headstart.speculators.base_texts import TextSpeculator, agreeing_scores
+from headstart.structures.suffix_index import SuffixIndex
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
 
 @register
-class NgramSimpleSpeculator(Speculator):
+class NgramSimpleSpeculator(TextSpeculator[SuffixIndex]):
     """Copies from the sequence's own history."""
 
     name = "ngram-simple"
-    scores_are_probabilities = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -42,26 +42,16 @@ class NgramSimpleSpeculator(Speculator):
                 )
 
     def __init__(self, options: Options | None = None) -> None:
+        super().__init__()
         self._options = options or self.Options()
-        self._histories = Histories((self._options.size_n,))
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self._histories.begin(seq_id, prompt)
+    def _read(self, text: Sequence[int], namespace: str) -> SuffixIndex:
+        return SuffixIndex((self._options.size_n,), text=text)
 
-    def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._draft(request) for request in requests]
-
-    def _draft(self, request: DraftRequest) -> Draft:
-        index = self._histories.at(request.seq_id, request.tokens)
-        places = index.places(limit=1)
+    def _draft(self, history: SuffixIndex, request: DraftRequest) -> Draft:
+        places = history.places(limit=1)
         if not places:
             return Draft(speculator=self.name, reason="no match")
         length, position = places[0]
-        tokens = index.copy(position, min(request.max_tokens, self._options.size_m))
+        tokens = history.copy(position, min(request.max_tokens, self._options.size_m))
         return Draft(tokens, agreeing_scores(length, 1, len(tokens)), self.name)
-
-    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        self._histories.accept(seq_id, emitted)
-
-    def end(self, seq_id: int) -> None:
-        self._histories.end(seq_id)

@@ -5,7 +5,7 @@ the same few things again and again (see `suffix_alignment.py`).
 
 All places found vote for the next token with the length of their match as weight; of those that win
 the longest match is copied. The others count for it, or against it from where they differ: the
-score of a token is its share of the votes (see `structures/match_scores.py`), and the sum of the
+score of a token is its share of the votes (see `base_texts.py`), and the sum of the
 running products the expected number of accepted tokens. The source with the largest sum drafts. The
 place copied from stays a place to look at, so a long copy is not lost in passages that occur
 everywhere; once it is as long as a match can be, no other place is looked at.
@@ -29,13 +29,13 @@ from hashlib import blake2b
 from itertools import accumulate, takewhile
 from operator import itemgetter, mul
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from headstart.config import option
-from headstart.speculators.base import Speculator, register
+from headstart.speculators.base import register
+from headstart.speculators.base_texts import TextSpeculator, agreeing_scores, worth
 from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
-from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import Place, SuffixIndex, Tail
 from headstart.structures.vocabulary_id import VocabularyId
@@ -55,13 +55,18 @@ tokens, and that each is accepted if those before it are.
 """
 
 
-class _Running(NamedTuple):
-    """What is known about one sequence."""
+class _AlignedText(SuffixIndex):
+    """A text, and where it stands in the one that it copies."""
 
-    history: SuffixIndex  # of its text
-    alignment: Alignment
-    namespace: str
-    prompt: _Prompt
+    __slots__ = ("alignment", "namespace", "prompt")
+
+    def __init__(self, text: Sequence[int], alignment: Alignment, namespace: str) -> None:
+        self.alignment, self.namespace, self.prompt = alignment, namespace, _NO_PROMPT
+        super().__init__(SIZES, MAX_MATCH, text=text)
+
+    def extend(self, new: Sequence[int]) -> None:
+        self.alignment.follow(new)
+        super().extend(new)
 
 
 _NO_MATCH = Draft(speculator="suffix", reason="no match")
@@ -71,11 +76,10 @@ _MIN_SHARE = 0.1  # a draft ends before its expected acceptance falls below this
 
 
 @register
-class SuffixSpeculator(Speculator):
+class SuffixSpeculator(TextSpeculator[_AlignedText]):
     """Copies from the sequence's own history and from a corpus of past texts."""
 
     name = "suffix"
-    scores_are_probabilities = True
 
     @dataclass(frozen=True, slots=True)
     class Options:
@@ -101,9 +105,10 @@ class SuffixSpeculator(Speculator):
         """Without `vocab` a change of a word is learned anew in each spelling, and there can be no
         corpus file.
         """
+        super().__init__()
         self._options = options = options or self.Options()
         self._variants = None if vocab is None else Variants(vocab)
-        self._running: dict[int, _Running] = {}
+        self._visible: dict[str, list[SuffixIndex]] = {}  # of past texts, by namespace
         # what was answered to a prompt last
         self._answers: OrderedDict[_Prompt, KeptText] = OrderedDict()
         self.corpus = SuffixCorpus(options.corpus_tokens)
@@ -121,31 +126,19 @@ class SuffixSpeculator(Speculator):
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         # The last token is already the answer's first.
         digest = blake2b(array("i", prompt[:-1]).tobytes(), digest_size=16).digest()
-        self._begin(seq_id, prompt, namespace, (namespace, digest))
+        super().begin(seq_id, prompt, namespace)
+        self._histories[seq_id].prompt = (namespace, digest)
 
-    def _begin(
-        self, seq_id: int, text: Sequence[int], namespace: str, prompt: _Prompt = _NO_PROMPT
-    ) -> _Running:
-        last = self._running.get(seq_id)  # where it did not end, only what differs is indexed anew
-        index = SuffixIndex(SIZES, MAX_MATCH) if last is None else last.history
-        index.follow(text, is_new=True)
-        running = _Running(index, Alignment(self._variants), namespace, prompt)
-        self._running[seq_id] = running
-        return running
+    def _read(self, text: Sequence[int], namespace: str) -> _AlignedText:
+        return _AlignedText(text, Alignment(self._variants), namespace)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         namespaces = {one.namespace for one in requests}
-        visible = {namespace: self.corpus.indexes(namespace) for namespace in namespaces}
-        return [self._draft(request, visible) for request in requests]
+        self._visible = {namespace: self.corpus.indexes(namespace) for namespace in namespaces}
+        return super().propose(requests)
 
-    def _draft(self, request: DraftRequest, visible: dict[str, list[SuffixIndex]]) -> Draft:
-        """`visible`: indexes of past texts by namespace."""
-        running, text = self._running.get(request.seq_id), request.tokens
-        if running is None:
-            running = self._begin(request.seq_id, text, request.namespace)
-        own, alignment, namespace, _ = running
-        if len(own.tokens) != len(text) or own.tokens[-8:].tolist() != text[-8:]:
-            own.follow(text)
+    def _draft(self, history: _AlignedText, request: DraftRequest) -> Draft:
+        alignment = history.alignment
         # no other place can have a longer match than that
         place = alignment.exact() if alignment.run >= MAX_MATCH else None
         if place is not None and alignment.index is not None:
@@ -154,9 +147,8 @@ class SuffixSpeculator(Speculator):
             tokens = alignment.index.copy(position, size)
             scores: Sequence[float] = agreeing_scores(length, 1, len(tokens))
         else:
-            past = visible.get(namespace)
-            past = self.corpus.indexes(namespace) if past is None else past
-            best = self._best_copy(running, (own, *past), request.max_tokens)
+            indexes = (history, *self._visible[request.namespace])
+            best = self._best_copy(history, indexes, request.max_tokens)
             if best is None:
                 return _NO_MATCH
             _, index, start, tokens, scores = best
@@ -164,12 +156,11 @@ class SuffixSpeculator(Speculator):
         return Draft(*alignment.rewrite(tokens, scores, request.max_tokens), self.name)
 
     def _best_copy(
-        self, running: _Running, indexes: Sequence[SuffixIndex], max_tokens: int
+        self, history: _AlignedText, indexes: Sequence[SuffixIndex], max_tokens: int
     ) -> _Copy | None:
         """The copy worth most, over all texts that this sequence may see."""
-        own, alignment, _, prompt = running
-        tail, best = Tail(own.tokens[-MAX_MATCH:]), None
-        answer = self._answers.get(prompt)
+        alignment, tail, best = history.alignment, Tail(history.tokens[-MAX_MATCH:]), None
+        answer = self._answers.get(history.prompt)
         known = self.corpus.where(answer) if answer is not None else None
         for index in indexes:
             places = index.find(tail, _MAX_PLACES)
@@ -213,22 +204,16 @@ class SuffixSpeculator(Speculator):
             return best
         return total, index, places[leader], tokens, match_scores
 
-    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        running = self._running.get(seq_id)
-        if running is not None:
-            running.alignment.follow(emitted)
-            running.history.extend(emitted)
-
     def end(self, seq_id: int) -> None:
-        running = self._running.pop(seq_id, None)
-        if running is None or running.prompt is _NO_PROMPT or not self._options.corpus_tokens:
+        text = self._histories.pop(seq_id, None)
+        if text is None or text.prompt is _NO_PROMPT or not self._options.corpus_tokens:
             return
-        if not self.corpus.add(running.history.tokens, running.namespace):
+        if not self.corpus.add(text.tokens, text.namespace):
             return
-        answer = self.corpus.newest(running.namespace)
+        answer = self.corpus.newest(text.namespace)
         if answer is not None:
-            self._answers[running.prompt] = answer
-            self._answers.move_to_end(running.prompt)
+            self._answers[text.prompt] = answer
+            self._answers.move_to_end(text.prompt)
             if len(self._answers) > 4096:
                 self._answers.popitem(last=False)
 

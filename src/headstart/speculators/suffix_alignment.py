@@ -8,7 +8,7 @@ it goes on in the source:
     text     ... f ( new , x )                expected from now on wherever the source says `old`
 
 So a copy does not end at a change, and a change that was made before is drafted. Scores are shares
-of counts: tokens followed against times left (as in `structures/match_scores.py`), changes made
+of counts: tokens followed against times left (as in `base_texts.py`), changes made
 against changes not made.
 """
 

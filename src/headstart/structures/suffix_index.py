@@ -8,7 +8,7 @@ searched as bytes, which costs less than a Python loop over them.
     tokens[0 : num_linked]             places are in chains
     tokens[num_linked : len(tokens)]   fewer than `_BULK`, searched as they are
 
-Appending and truncating cost O(1) a token; a lookup is bounded by the number of places asked for.
+Appending costs O(1) a token; a lookup is bounded by the number of places asked for.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-
-from headstart.structures.prefix import common_prefix_length
 
 SEPARATOR = -1  # between documents: no token equals it
 _MOST_STRANGERS = 4  # places of other n-grams in a slot that are passed over, besides `limit`
@@ -102,15 +100,6 @@ class _Chains:
         np.logical_not(is_repeated, out=is_newest[:-1])
         head[slots[is_newest]] = positions[is_newest]
 
-    def truncate(self, tokens: array[int], length: int) -> None:
-        """Unlink the places from `length` on, newest first; `tokens` still has them."""
-        end, first = len(self.previous), max(length, self.n)
-        if first < end:
-            slots = self.slots(np.frombuffer(tokens, np.int32)[first - self.n : end - 1]).tolist()
-            for position in range(end - 1, first - 1, -1):
-                self.head[slots[position - first]] = self.previous[position]
-        del self.previous[length:]
-
 
 class SuffixIndex:
     """One text and its chains.
@@ -120,12 +109,17 @@ class SuffixIndex:
         max_match: matches are followed back so far; bounds the work of a lookup.
         capacity: tokens that the chains are made for. None: they are made anew, all at once,
             whenever the text has outgrown them.
+        text: what it begins with.
     """
 
     __slots__ = ("_chains", "_grows", "_max_match", "floor", "num_linked", "tokens")
 
     def __init__(
-        self, sizes: Sequence[int], max_match: int = 16, capacity: int | None = None
+        self,
+        sizes: Sequence[int],
+        max_match: int = 16,
+        capacity: int | None = None,
+        text: Sequence[int] = (),
     ) -> None:
         bits = (capacity or 0).bit_length()
         self._chains = [_Chains(n, bits) for n in sorted(sizes, reverse=True)]
@@ -134,6 +128,8 @@ class SuffixIndex:
         self.tokens = array("i")
         self.num_linked = 0  # places before it are in chains
         self.floor = 0  # places up to here are forgotten: lookups stop there
+        if text:
+            self.extend(text)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -164,51 +160,13 @@ class SuffixIndex:
         self.tokens.extend(new if len(new) < _BULK else array("i", new))
         size = len(self.tokens)
         if self._grows and size > self._chains[0].mask:  # it is crowded
-            self._rebuild(size.bit_length() + 1)
-        elif size - self.num_linked >= _BULK:
-            self._link()
-
-    def _link(self) -> None:
+            for chains in self._chains:
+                chains.clear(size.bit_length() + 1)
+        elif size - self.num_linked < _BULK:
+            return
         for chains in self._chains:
             chains.append(self.tokens)
-        self.num_linked = len(self.tokens)
-
-    def _rebuild(self, bits: int) -> None:
-        for chains in self._chains:
-            chains.clear(bits)
-        self._link()
-
-    def truncate(self, length: int) -> None:
-        """Forget all but the first `length` tokens. O(tokens dropped)."""
-        size = len(self.tokens)
-        if length >= size:
-            return
-        if length <= size // 2:
-            del self.tokens[length:]
-            self._rebuild(self._chains[0].mask.bit_length())
-            return
-        if length < self.num_linked:
-            for chains in self._chains:
-                chains.truncate(self.tokens, length)
-            self.num_linked = length
-        del self.tokens[length:]
-
-    def follow(self, history: Sequence[int], *, is_new: bool = False) -> None:
-        """Become equal to `history`, cheaply where only its end differs.
-
-        Looks at the length and the last 8 tokens, so that it does not cost O(history) when nothing
-        changed; an edit further back that keeps both passes unseen unless `is_new`.
-        """
-        size = len(self.tokens)
-        if not is_new and size <= len(history):
-            recent = size - 8 if size > 8 else 0
-            if list(history[recent:size]) == self.tokens[recent:].tolist():
-                if size < len(history):
-                    self.extend(history[size:])
-                return
-        common = common_prefix_length(self.tokens, array("i", history))
-        self.truncate(common)
-        self.extend(history[common:])
+        self.num_linked = size
 
     def places(self, limit: int) -> list[Place]:
         """Earlier places that continue like the end of this text, newest first."""

@@ -56,22 +56,6 @@ def test_the_clearest_token_is_the_one_with_the_largest_weighed_count(
         assert found[1] == pytest.approx(by_hand[found[0]] / (by_hand.total() + 1))
 
 
-@given(
-    st.lists(st.integers(0, 2), max_size=40),
-    st.integers(0, 40),
-    st.lists(st.integers(0, 2), max_size=40),
-)
-def test_an_edited_history_is_counted_as_it_is_now(
-    old: list[int], kept: int, new: list[int]
-) -> None:
-    history = CountedHistory(old)
-    edited = old[:kept] + new
-    history.follow(edited)
-    recent = slice(max(0, len(old) - 8), len(old))
-    if len(edited) < len(old) or edited[recent] != old[recent] or edited[: len(old)] == old:
-        assert dict(history.counts.items()) == count_by_hand(edited)
-
-
 @given(st.lists(st.integers(0, 2**24 - 3), min_size=1, max_size=4))
 def test_packing_is_reversible(ngram: list[int]) -> None:
     assert unpack(pack(ngram)) == tuple(ngram)

@@ -155,19 +155,6 @@ def test_the_longest_part_that_was_left_out_is_left_out_again():
     assert alignment.exact(), "an expected change does not interrupt the copy"
 
 
-def test_a_source_that_was_cut_short_is_left():
-    """As the text's own history is, when a chat is edited."""
-    for length in range(1, 6):
-        for written in ([1, 2], [1, NEW], [1, 2, 3, OLD]):
-            alignment, index = copying([0, 1, 2, 3, 4, 5])
-            alignment.follow(written)
-            index.truncate(length)
-            place = alignment.place()
-            assert place is None or place[1] < length
-            alignment.follow([4, 5])
-            assert alignment.index is None or alignment.position <= length
-
-
 def test_the_end_of_a_text_is_no_change():
     """No token stands for it, and a vocabulary asked for one may end the process."""
     asked = []

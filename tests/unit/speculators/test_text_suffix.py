@@ -14,10 +14,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.unit.speculators.text_support import propose
 
+from headstart.speculators.base_texts import agreeing_scores, worth
 from headstart.speculators.suffix import SuffixSpeculator, _partings, _weigh, _winner
 from headstart.structures import corpus
 from headstart.structures.corpus import MAX_MATCH, SIZES
-from headstart.structures.match_scores import agreeing_scores, worth
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
 
 ANY = 99  # stands before each copy

@@ -75,8 +75,7 @@ class Pair(ABC):
             if is_told:
                 self.accept(history, emitted)
             del history[max(1, len(history) - cut) :]
-            if not is_told:
-                self.miss(history, size)
+            self.miss(history, size + is_told * len(emitted))
         self.ask(history, 1)  # takes up what nobody was told
 
 
@@ -127,6 +126,9 @@ class MapPair(Pair):
 
     def accept(self, history: list[int], emitted: list[int]) -> None:
         self.speculator.accept(0, emitted, 0)
+        self.judge(emitted)
+
+    def judge(self, emitted: list[int]) -> None:
         (what, guess), self.watched = self.watched, (None, [])
         if not guess:
             return
@@ -142,7 +144,10 @@ class MapPair(Pair):
         self.adaptive_length[what] = min(longest, length)
 
     def miss(self, history: list[int], size: int) -> None:
-        """A guess whose outcome was not seen says nothing."""
+        if len(history) < size:  # another text: nothing is known of its keys
+            self.adaptive_length, self.watched = {}, (None, [])
+        elif history[size:]:
+            self.judge(history[size:])
 
 
 @pytest.mark.parametrize("cls", [NgramMapKSpeculator, NgramMapK4vSpeculator])
@@ -172,14 +177,14 @@ Table = dict[tuple[int, ...], tuple[int, int]]
 class ModPair(Pair):
     """ngram-mod, by a dictionary of the n-grams of one namespace."""
 
-    def __init__(self, speculator: Speculator, n: int, seq_id: int, table: Table) -> None:
-        self.speculator = speculator
-        self.n = n
-        self.seq_id = seq_id
-        self.table = table
+    def __init__(
+        self, speculator: Speculator, n: int, seq_id: int, namespace: str, table: Table
+    ) -> None:
+        self.speculator, self.n, self.table = speculator, n, table
+        self.seq_id, self.namespace = seq_id, namespace
 
     def ask(self, history: list[int], max_tokens: int) -> Draft:
-        return propose(self.speculator, history, max_tokens, self.seq_id)
+        return propose(self.speculator, history, max_tokens, self.seq_id, self.namespace)
 
     def expect(self, history: list[int], max_tokens: int) -> Guess:
         text, scores = list(history), []
@@ -219,7 +224,7 @@ def test_ngram_mod_drafts_what_dictionaries_say_over_requests_and_namespaces(
     speculator = NgramModSpeculator(NgramModSpeculator.Options(n_match=n, table_bits=20))
     tables: dict[str, Table] = {"": {}, "a": {}}
     for seq_id, (namespace, prompt, steps) in enumerate(requests):
-        pair = ModPair(speculator, n, seq_id, tables[namespace])
+        pair = ModPair(speculator, n, seq_id, namespace, tables[namespace])
         speculator.begin(seq_id, prompt, namespace)
         pair.learn(prompt, 0)
         pair.play(prompt, steps)

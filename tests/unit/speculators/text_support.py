@@ -12,9 +12,14 @@ VOCABULARY = VocabularyId(100, bytes(16))
 
 
 def propose(
-    speculator: Speculator, tokens: Sequence[int], max_tokens: int = 8, seq_id: int = 0
+    speculator: Speculator,
+    tokens: Sequence[int],
+    max_tokens: int = 8,
+    seq_id: int = 0,
+    namespace: str = "",
 ) -> Draft:
-    return speculator.propose([DraftRequest(seq_id, list(tokens), max_tokens)])[0]
+    request = DraftRequest(seq_id, list(tokens), max_tokens, namespace=namespace)
+    return speculator.propose([request])[0]
 
 
 def tokens_of(

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
 from unittest.mock import patch
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.structures import suffix_index
-from headstart.structures.match_scores import Histories
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex, Tail
 
@@ -24,14 +21,7 @@ ALL = 10**9
 tokens = st.lists(st.sampled_from([0, 1, 256]), max_size=12)
 bulks = st.sampled_from([1, 6, 512])  # tokens that are put in chains together
 runs = st.builds(lambda run, times: run * times, tokens, st.sampled_from([1, 1, 1, 40]))
-operations = st.lists(
-    st.one_of(
-        st.tuples(st.just("extend"), runs),
-        st.tuples(st.just("truncate"), st.integers(0, 60)),
-        st.tuples(st.just("follow"), st.tuples(st.integers(0, 30), runs)),
-    ),
-    max_size=12,
-)
+pieces = st.lists(runs, max_size=12)
 
 
 def brute_places(
@@ -60,30 +50,23 @@ def brute_places(
 
 
 @patch.object(suffix_index, "_MOST_STRANGERS", ALL)  # a lookup may miss places in a full slot
-@given(operations, bulks)
-def test_places_agree_with_a_full_search_after_any_history(
-    steps: list[tuple[str, Any]], bulk: int
+@given(pieces, bulks)
+def test_places_agree_with_a_full_search_after_every_piece(
+    pieces: list[list[int]], bulk: int
 ) -> None:
-    index = SuffixIndex(SIZES, MAX_MATCH)
-    text: list[int] = []
     with patch.object(suffix_index, "_BULK", bulk):
-        for name, value in steps:
-            if name == "extend":
-                text = text + value
-                index.extend(value)
-            elif name == "truncate":
-                text = text[: max(0, len(text) - value)]
-                index.truncate(len(text))
-            else:
-                drop, run = value
-                text = text[: max(0, len(text) - drop)] + run
-                index.follow(text, is_new=True)
+        text = pieces[0] if pieces else []
+        index = SuffixIndex(SIZES, MAX_MATCH, text=text)
+        for piece in pieces[1:]:
+            text = text + piece
+            index.extend(piece)
+            assert len(index) - index.num_linked < bulk  # few are searched one by one
             assert index.tokens.tolist() == text
             assert index.places(ALL) == brute_places(text)
             assert index.places(2) == brute_places(text)[:2]
 
 
-@given(st.lists(runs, max_size=12), runs, bulks, st.integers(0, 40))
+@given(pieces, runs, bulks, st.integers(0, 40))
 def test_another_text_is_found_wherever_it_stands(
     texts: list[list[int]], other: list[int], bulk: int, floor: int
 ) -> None:
@@ -97,44 +80,6 @@ def test_another_text_is_found_wherever_it_stands(
     held = index.tokens.tolist()[index.floor :]
     expected = [(length, position + index.floor) for length, position in brute_places(held, other)]
     assert index.find(query.tail(), ALL) == expected
-
-
-@given(st.lists(runs, max_size=12), bulks)
-def test_few_tokens_wait_for_their_chains(pieces: list[list[int]], bulk: int) -> None:
-    """Those that wait are searched one by one, so a step's work would grow with them."""
-    index = SuffixIndex(SIZES, MAX_MATCH)
-    with patch.object(suffix_index, "_BULK", bulk):
-        for piece in pieces:
-            index.extend(piece)
-            assert len(index) - index.num_linked < bulk
-
-
-def test_truncating_undoes_extending_across_a_table_growth() -> None:
-    index = SuffixIndex(SIZES, MAX_MATCH)
-    text = [i * i % 7 for i in range(3000)]
-    index.extend(text)
-    for length in (2999, 2000, 1200, 300, 5, 0):
-        index.truncate(length)
-        assert index.places(ALL) == brute_places(text[:length])
-
-
-class Frozen(SuffixIndex):
-    def truncate(self, length: int) -> None:
-        pytest.fail("the history only grew")
-
-
-def test_a_history_that_grew_is_followed_without_comparing_all_of_it() -> None:
-    index = Frozen(SIZES, MAX_MATCH)
-    index.extend([1, 2, 3, 4])
-    index.follow([1, 2, 3, 4, 5])
-    assert index.tokens.tolist() == [1, 2, 3, 4, 5]
-
-
-def test_a_shorter_history_is_followed() -> None:
-    index = SuffixIndex(SIZES, MAX_MATCH)
-    index.extend([1, 2, 3, 1, 2, 9, 9])
-    index.follow([1, 2, 3, 1, 2])
-    assert index.places(ALL) == [(2, 2)]
 
 
 def test_separators_are_neither_copied_nor_crossed() -> None:
@@ -157,10 +102,3 @@ def test_common_prefix_counts_equal_tokens(one: list[int], other: list[int]) -> 
         expected += 1
     assert common_prefix_length(one, other) == expected
     assert common_prefix_length(array("i", one), array("i", other)) == expected
-
-
-def test_a_sequence_id_used_again_starts_anew() -> None:
-    histories = Histories(SIZES)
-    histories.begin(3, [1, 2, 1, 2])
-    histories.end(3)
-    assert histories.at(3, [7, 8]).tokens.tolist() == [7, 8]
