@@ -91,7 +91,7 @@ def test_a_model_that_is_timed_between_requests_drafts_on(name: str) -> None:
     check(engine, requests[:3], run(scheduler, requests[:3]))
     guarded = scheduler.drafting.speculators[name]
     assert guarded.time_decodes(time.perf_counter) is not None
-    num_before = guarded.report().stats.num_drafts
+    num_before = scheduler.counts.total.by_speculator[name].num_drafts
     check(engine, requests[3:], run(scheduler, requests[3:]))
     assert not guarded.failure
-    assert guarded.report().stats.num_drafts > num_before
+    assert scheduler.counts.total.by_speculator[name].num_drafts > num_before

@@ -92,4 +92,4 @@ def test_exact_texts_are_the_same_with_drafts_beside_others_and_again(tmp_path: 
     scheduler = open_on_device(path, Setting("ngram-cache", 4, 2, 256))
     for _ in range(2):
         assert different(expected, generate(scheduler, requests)) == ()
-    assert scheduler.counts.stats.num_drafted > 0
+    assert scheduler.counts.total.drafts.num_drafted > 0

@@ -198,6 +198,6 @@ def compare(
         yield Comparison(
             setting,
             (*wrong, *failures),
-            scheduler.counts.stats.num_drafted,
-            scheduler.counts.stats.num_accepted,
+            scheduler.counts.total.drafts.num_drafted,
+            scheduler.counts.total.drafts.num_accepted,
         )

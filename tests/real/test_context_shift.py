@@ -57,7 +57,7 @@ def test_a_shifted_text_is_identical_with_and_without_drafts(temperature: float)
     assert all(len(tokens) == 200 for tokens in expected.values())
     scheduler = scheduler_of("ngram-simple,draft-model", 2)
     assert answers(scheduler, requests) == expected
-    assert scheduler.counts.stats.num_accepted > 0
+    assert scheduler.counts.total.drafts.num_accepted > 0
 
 
 @pytest.fixture(scope="module")

@@ -53,7 +53,7 @@ def test_the_text_is_the_same_in_every_chain(kind: str, tmp_path: Path) -> None:
         guarded = scheduler.drafting.speculators[name]
         assert not guarded.failure
         assert guarded.describe()["missing_states"] == 0
-        assert guarded.stats.num_drafted > 0
+        assert scheduler.counts.total.by_speculator[name].num_drafted > 0
     behind_texts = [num_behind_texts(scheduler, name) for scheduler in chains]
     assert any(behind_texts) == (name not in BLOCKS)
 
@@ -65,6 +65,6 @@ def test_a_drafter_that_predicts_exactly_is_right_behind_texts(kind: str, tmp_pa
     for seed in range(4):
         length = 3 * CYCLE
         ask(scheduler, text_after(f"{seed}", prompt_of(seed, 9 + 4 * seed), max_tokens=length))
-    stats = scheduler.drafting.speculators[name].stats
+    stats = scheduler.counts.total.by_speculator[name]
     assert stats.num_accepted == stats.num_drafted > 0
     assert num_behind_texts(scheduler, name) > 0

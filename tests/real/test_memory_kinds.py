@@ -137,7 +137,7 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
         scheduler = open_setting(replace(PLAIN, types="ngram-cache", length=4, num_slots=4), models)
     results = generate(scheduler, requests)
     assert {k: r.key for k, r in results.items()} == expected
-    assert scheduler.counts.stats.num_drafted > 0
+    assert scheduler.counts.total.drafts.num_drafted > 0
     assert not [r.message for r in caplog.records if "speculation is off" in r.message]
 
 
@@ -191,7 +191,7 @@ def test_exact_texts_of_every_memory_kind_are_the_same_with_drafts_beside_others
         scheduler = open_setting(Setting(types, 4, num_slots), models)
         for _ in range(2):  # prompts that are kept, and that come back from main memory
             assert different(expected, generate(scheduler, requests)) == ()
-        assert scheduler.counts.stats.num_drafted > 0
+        assert scheduler.counts.total.drafts.num_drafted > 0
         assert num_slots > 1 or scheduler.counters.prompts_restored > 0
 
 

@@ -118,7 +118,7 @@ def test_the_way_between_the_vocabularies_is_named_to_the_user_and_in_the_log(
     details = info.speculation["speculators"]["draft-model"]
     assert details["mode"] == mode
     assert details["vocabulary"].startswith(mode)
-    assert scheduler.drafting.speculators["draft-model"].report().details["mode"] == mode
+    assert scheduler.drafting.speculators["draft-model"].describe()["mode"] == mode
     assert f"draft model draft.gguf: {mode} vocabularies" in caplog.text
 
 

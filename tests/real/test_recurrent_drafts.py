@@ -86,8 +86,7 @@ def test_output_is_identical_with_and_without_drafts_of_a_recurrent_model(
         scheduler = open_setting(setting, models)
         assert different(expected, generate(scheduler, requests())) == ()
         assert not any(s.failure for s in scheduler.drafting.speculators.values())
-        drafters = scheduler.drafting.speculators["draft-model"]
-        num_drafted += drafters.stats.num_drafted
+        num_drafted += scheduler.counts.total.by_speculator["draft-model"].num_drafted
     assert num_drafted > 100
 
 
@@ -97,5 +96,5 @@ def test_a_hybrid_drafts_for_itself_and_is_mostly_right(tmp_path: Path) -> None:
     setting = Setting("draft-model", 4, 2, exact=False)
     scheduler = open_setting(setting, Models(model, model, is_demo=False))
     generate(scheduler, requests())
-    stats = scheduler.counts.stats
+    stats = scheduler.counts.total.drafts
     assert stats.num_accepted > 0.9 * stats.num_drafted > 40

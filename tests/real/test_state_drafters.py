@@ -74,7 +74,7 @@ def test_heads_beside_a_text_speculator_are_right_too(tmp_path: Path) -> None:
     scheduler = RIGHT["heads of mimo2"].open(tmp_path, types="suffix,mtp")
     prompts = [prompt_of(i, 30)[:-CYCLE] for i in range(6)]
     ask(scheduler, *(text_after(f"{i}", one, max_tokens=60) for i, one in enumerate(prompts)))
-    assert scheduler.drafting.speculators["suffix"].stats.num_accepted > 0
+    assert scheduler.counts.total.by_speculator["suffix"].num_accepted > 0
     assert_all_right(scheduler, "mtp")
 
 
@@ -88,10 +88,9 @@ def test_a_reduced_vocabulary_is_right_about_its_own_tokens(tmp_path: Path) -> N
     ask(scheduler, text_after("known", [9, 8, 7, *known]))
     assert_all_right(scheduler, "eagle3")
     other = next(t for t in range(200) if t not in known)
-    guarded = scheduler.drafting.speculators["eagle3"]
-    accepted = guarded.stats.num_accepted
+    accepted = scheduler.counts.total.by_speculator["eagle3"].num_accepted
     ask(scheduler, text_after("unknown", [9, 8, 7, other]))
-    assert guarded.stats.num_accepted == accepted
+    assert scheduler.counts.total.by_speculator["eagle3"].num_accepted == accepted
 
 
 @pytest.mark.parametrize("kind", RANDOM)
@@ -125,7 +124,7 @@ def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
         assert np.quantile(plain_rows.differences(rows), NOT_DISCRETE) < ROUNDING
     guarded = drafting[-1].drafting.speculators[pair.name]
     assert not guarded.failure
-    assert guarded.stats.num_drafted > 0
+    assert drafting[-1].counts.total.by_speculator[pair.name].num_drafted > 0
     assert guarded.describe()["missing_states"] == 0
 
 
@@ -142,7 +141,7 @@ def open_drafts(models: Models, p_min: float) -> int:
     spec = SpeculationConfig(spec="fixed", draft_max=4, draft_p_min=p_min, spec_state="none")
     scheduler = build_scheduler(Config(engine=engine, speculation=spec), models)[0]
     ask(scheduler, text_after("a", prompt_of(1, 10)))
-    return scheduler.counts.stats.num_drafted
+    return scheduler.counts.total.drafts.num_drafted
 
 
 def build(models: Models, **speculation: object) -> Scheduler:

@@ -153,7 +153,7 @@ def verify(
                 verdict.num_texts += len(asked)
                 verdict.differences += tuple(found)
                 tell(way, temperature, len(asked), found)
-        stats = scheduler.counts.stats
+        stats = scheduler.counts.total.drafts
         verdict.num_drafted += stats.num_drafted
         verdict.num_accepted += stats.num_accepted
     return verdict

@@ -1,4 +1,4 @@
-"""A speculator at work: guarded against its own failures, and everything it did counted."""
+"""A speculator at work: guarded against its own failures, and its time counted."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ class GuardedSpeculator:
         self.is_model = speculator.is_model
         self._vocab_size = vocab_size
         self.failure = ""
-        self.stats = SpeculationStats()  # written by `readers.Counts`
         self.last_seconds = 0.0  # of the last propose
         self._clock = clock
         self.failed: set[int] = set()  # seq_ids for which it is switched off
@@ -236,11 +235,11 @@ class GuardedSpeculator:
             self._has_told = True
             return {"error": f"{type(error).__name__}: {error}"}
 
-    def report(self) -> SpeculatorReport:
-        """What it did since the start; a copy."""
+    def report(self, stats: SpeculationStats) -> SpeculatorReport:
+        """What it did since the start; `stats`: what was counted of its drafts."""
         return SpeculatorReport(
             name=self.name,
-            stats=self.stats.copy(),
+            stats=stats,
             seconds=dict(self._seconds),
             failure=self.failure,
             details=self.describe(),

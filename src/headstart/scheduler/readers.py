@@ -6,6 +6,7 @@ nothing but the record: cells that it names may belong to another request by now
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from itertools import groupby
 
@@ -28,27 +29,41 @@ from headstart.types.speculation_stats import SpeculationStats
 
 
 class RequestCounts:
-    """Drafts of one request."""
+    """Drafts of one request, or of several together."""
 
     __slots__ = ("by_speculator", "drafts", "num_steps")
 
     def __init__(self) -> None:
         self.num_steps = 0
         self.drafts = SpeculationStats()
-        self.by_speculator: dict[str, SpeculationStats] = {}
+        self.by_speculator = defaultdict[str, SpeculationStats](SpeculationStats)
+
+    def add(self, other: RequestCounts) -> None:
+        """Count another request's in."""
+        self.num_steps += other.num_steps
+        self.drafts.add(other.drafts)
+        for name, stats in other.by_speculator.items():
+            self.by_speculator[name].add(stats)
 
 
 class Counts:
-    """What became of drafts, for each request, each speculator and all together.
+    """What became of drafts, for each request; all together are their sum.
 
     Each step of an answer is, for every speculator it allows, a verified draft or one reason.
     """
 
     def __init__(self, speculators: dict[str, GuardedSpeculator]) -> None:
-        self.stats = SpeculationStats()
         self._speculators = speculators
-        self._totals = {name: speculator.stats for name, speculator in speculators.items()}
+        self._ended = RequestCounts()  # of all requests that have left
         self._requests: dict[int, RequestCounts] = {}  # by number of the sequence
+
+    @property
+    def total(self) -> RequestCounts:
+        """Of all requests since the start; a copy."""
+        total = RequestCounts()
+        for counts in (self._ended, *self._requests.values()):
+            total.add(counts)
+        return total
 
     def of(self, sequence: Sequence) -> RequestCounts:
         """What was counted of a request so far."""
@@ -56,24 +71,22 @@ class Counts:
 
     def report(self) -> tuple[SpeculatorReport, ...]:
         """What each speculator did since the start, and the forced tokens if there were any."""
-        reports = [speculator.report() for speculator in self._speculators.values()]
-        if GRAMMAR in self._totals:
-            reports.append(SpeculatorReport(name=GRAMMAR, stats=self._totals[GRAMMAR].copy()))
+        stats = self.total.by_speculator
+        reports = [one.report(stats[name]) for name, one in self._speculators.items()]
+        if GRAMMAR in stats:
+            reports.append(SpeculatorReport(name=GRAMMAR, stats=stats[GRAMMAR]))
         return tuple(reports)
 
     def read(self, record: StepRecord) -> None:
         """Count the step of every answer in it."""
         plan = record.plan
         for call in plan.calls:
-            total = self._totals[call.speculator]
             for index, draft in zip(call.indices, call.drafts, strict=True):
                 sequence = plan.sequences[index]
                 counts = self._requests.get(sequence.number) or self._request(sequence)
-                own = counts.by_speculator[call.speculator]
-                has_draft = len(draft.tokens) > 0
-                for stats in (own, total):
-                    stats.num_calls += 1
-                    stats.num_offered += has_draft
+                stats = counts.by_speculator[call.speculator]
+                stats.num_calls += 1
+                stats.num_offered += len(draft.tokens) > 0
         for index, sequence in plan.decoded:
             if record.emitted[index]:
                 counts = self._requests.get(sequence.number) or self._request(sequence)
@@ -83,14 +96,16 @@ class Counts:
 
     def take(self, sequence: Sequence) -> RequestCounts:
         """The counts of a request that has left."""
-        return self._requests.pop(sequence.number, None) or RequestCounts()
+        counts = self._requests.pop(sequence.number, None) or RequestCounts()
+        self._ended.add(counts)
+        return counts
 
     def _request(self, sequence: Sequence) -> RequestCounts:
         counts = self._requests.get(sequence.number)
         if counts is None:
             counts = self._requests[sequence.number] = RequestCounts()
         if not counts.by_speculator and not sequence.policy.reason:
-            counts.by_speculator = {name: SpeculationStats() for name in sequence.policy.types}
+            counts.by_speculator |= {name: SpeculationStats() for name in sequence.policy.types}
         return counts
 
     def _count_step(
@@ -106,33 +121,18 @@ class Counts:
                 parts = [(name, len(list(part))) for name, part in groupby(verified)]
             for name, num_drafted in parts:
                 key = start, num_drafted, max(0, min(num_drafted, num_accepted - start))
-                for stats in self._stats_of(counts, name):
-                    stats.verified[key] = stats.verified.get(key, 0) + 1
+                of_speculator = counts.by_speculator[name].verified
+                of_speculator[key] = of_speculator.get(key, 0) + 1
                 start += num_drafted
             key = 0, length, num_accepted
-            for stats in (counts.drafts, self.stats):
-                stats.verified[key] = stats.verified.get(key, 0) + 1
+            counts.drafts.verified[key] = counts.drafts.verified.get(key, 0) + 1
         else:
             reason = policy.reason or plan.reasons.get((index, ""))
             reason = reason or plan.reason(index, policy.types[0])
             counts.drafts.reasons[reason] += 1
-            self.stats.reasons[reason] += 1
         for name in () if policy.reason else policy.types:
             if name not in verified:
-                reason = plan.reason(index, name)
-                for stats in self._stats_of(counts, name):
-                    stats.reasons[reason] += 1
-
-    def _stats_of(
-        self, counts: RequestCounts, speculator: str
-    ) -> tuple[SpeculationStats, SpeculationStats]:
-        """Where a speculator's drafts are counted: of the request, and of all together."""
-        own, total = counts.by_speculator.get(speculator), self._totals.get(speculator)
-        if own is None:
-            own = counts.by_speculator[speculator] = SpeculationStats()
-        if total is None:
-            total = self._totals[speculator] = SpeculationStats()
-        return own, total
+                counts.by_speculator[name].reasons[plan.reason(index, name)] += 1
 
 
 class Events:
@@ -191,7 +191,7 @@ class Events:
             end.stats,
             num_steps=counts.num_steps,
             drafts=counts.drafts,
-            by_speculator=counts.by_speculator,
+            by_speculator=dict(counts.by_speculator),
         )
         has_run = sequence.admitted is not None
         if ending.error is not None:

@@ -77,13 +77,17 @@ class SpeculationStats:
         counts = Counter(self.verified), Counter(self.reasons)
         return SpeculationStats(self.num_calls, self.num_offered, *counts)
 
+    def add(self, other: SpeculationStats) -> None:
+        """Count these in."""
+        self.num_calls += other.num_calls
+        self.num_offered += other.num_offered
+        self.verified.update(other.verified)
+        self.reasons.update(other.reasons)
+
     def __add__(self, other: SpeculationStats) -> SpeculationStats:
-        return SpeculationStats(
-            self.num_calls + other.num_calls,
-            self.num_offered + other.num_offered,
-            self.verified + other.verified,
-            self.reasons + other.reasons,
-        )
+        total = self.copy()
+        total.add(other)
+        return total
 
     @property
     def _length(self) -> int:

@@ -228,7 +228,7 @@ def make_report(scheduler: Scheduler) -> WorkerReport:
         num_processing=len(scheduler.running),
         num_waiting=len(scheduler.waiting),
         counters=replace(scheduler.counters),
-        drafts=scheduler.counts.stats.copy(),
+        drafts=scheduler.counts.total.drafts,
         prompts_in_memory=len(store),
         prompt_bytes_in_memory=store.num_bytes,
         disk=disk.report() if disk else DiskReport(),

@@ -64,7 +64,7 @@ def counted(scheduler: Scheduler, answers: dict[str, Answer]) -> list[object]:
     """All that was counted."""
     stats = [answers[name].finish.stats for name in sorted(answers)]
     return [
-        asdict(scheduler.counts.stats),
+        asdict(scheduler.counts.total.drafts),
         [asdict(report.stats) for report in scheduler.counts.report()],
         [(one.num_emitted, one.num_steps, asdict(one.drafts)) for one in stats],
         [{name: asdict(s) for name, s in one.by_speculator.items()} for one in stats],

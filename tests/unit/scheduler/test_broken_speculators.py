@@ -125,7 +125,7 @@ def test_a_wrong_answer_teaches_nothing_and_is_explained_once_with_the_remedy(
     scheduler = make_scheduler(engine, [Broken(lambda requests: answer)], spec)
     answers = play(scheduler, requests)
     check(engine, requests, answers)
-    report = scheduler.drafting.speculators["broken"].report()
+    (report,) = scheduler.counts.report()
     assert says in report.failure
     assert len(caplog.records) == 1
     assert says in caplog.text
@@ -160,7 +160,7 @@ def test_a_draft_of_other_numbers_is_as_good_as_one_of_plain_ones(draft: Any, sp
     scheduler = make_scheduler(engine, [make(draft)], spec)
     answers = run(scheduler, requests)
     check(engine, requests, answers)
-    assert scheduler.drafting.speculators["broken"].report().stats.num_offered > 0
+    assert scheduler.counts.total.by_speculator["broken"].num_offered > 0
     assert all(type(token) is int for answer in answers.values() for token in answer.tokens)
     cut = GuardedSpeculator(make(draft), SIZE).propose([DraftRequest(0, [1], 2)])[0]
     assert (cut.tokens, len(cut.confidence), cut.speculator) == ([1, 2], 2, "broken")
@@ -213,11 +213,12 @@ def test_one_that_fails_or_changes_tokens_is_off_for_those_requests_and_changes_
     assert speculator.failure.startswith({"request": "propose"}.get(call, call) + ": ")
     assert says in speculator.failure
     assert len(caplog.records) == 1
-    num_calls = speculator.stats.num_calls
+    num_calls = scheduler.counts.total.by_speculator["broken"].num_calls
     broken._does.clear()
     later = make_requests(2, seed=1)
     check(engine, later, play(scheduler, later))
-    assert speculator.stats.num_calls > num_calls, "new requests are drafted for again"
+    stats = scheduler.counts.total.by_speculator["broken"]
+    assert stats.num_calls > num_calls, "new requests are drafted for again"
 
 
 @MODES
@@ -318,13 +319,15 @@ def test_a_model_that_cannot_say_what_a_draft_takes_costs_no_request(
     chain = [Oracle(engine, requests, wrong=0.0), Unsure(Draft([1, 2]), **does)]
     scheduler = make_scheduler(engine, chain, AUTO, control)
     check(engine, requests, play(scheduler, requests))
-    report = scheduler.drafting.speculators["broken"].report()
+    report = scheduler.drafting.speculators["broken"]
     is_number = isinstance(says, int | float | np.int64) and says == says
     if is_number or (says is None and call == "rounds_behind"):
         assert not report.failure
     elif control is not None or call == "num_catch_up":  # else the oracle's drafts are enough
         assert report.failure.startswith(f"{call}: ")
-        assert not report.stats.num_calls or call == "rounds_behind"
+        assert (
+            not scheduler.counts.total.by_speculator["broken"].num_calls or call == "rounds_behind"
+        )
 
 
 def test_rows_of_sequences_that_it_failed_on_are_not_shown_until_they_begin_again() -> None:

@@ -64,7 +64,7 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples() -> None:
         scheduler = make_scheduler(engine, [drafter(0.3, sampling=sampling)])
         check(engine, requests, run(scheduler, requests))
         accepted[sampling] = (
-            scheduler.counts.stats.num_accepted / scheduler.counts.stats.num_drafted
+            scheduler.counts.total.drafts.num_accepted / scheduler.counts.total.drafts.num_drafted
         )
     assert accepted["coupled"] > accepted["argmax"] + 0.1
     assert accepted["auto"] > accepted["argmax"]
@@ -215,8 +215,8 @@ def test_too_few_draft_cells_cost_drafts_only() -> None:
     speculator = DraftModelSpeculator(Model(skew=0.3, context_size=128, num_cells=128))
     scheduler = make_scheduler(engine, [speculator])
     check(engine, requests, run(scheduler, requests))
-    assert scheduler.counts.stats.num_drafted > 0
-    assert scheduler.counts.stats.reasons["draft context full"] > 0
+    assert scheduler.counts.total.drafts.num_drafted > 0
+    assert scheduler.counts.total.drafts.reasons["draft context full"] > 0
 
 
 def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
@@ -240,7 +240,7 @@ def test_a_history_longer_than_the_draft_models_batch_is_read_in_parts(batch: in
     speculator = DraftModelSpeculator(draft)
     scheduler = make_scheduler(engine, [speculator], fixed(4))
     check(engine, requests, run(scheduler, requests))
-    assert scheduler.counts.stats.num_accepted > 0
+    assert scheduler.counts.total.drafts.num_accepted > 0
 
 
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.CHECKPOINT])
@@ -260,7 +260,7 @@ def test_a_prompt_that_several_drafts_begin_with_is_read_once(
     engine = Model(context_size=1024, num_cells=16_000)
     scheduler = make_scheduler(engine, [speculator], fixed(4), parallel=8)
     check(engine, requests, run(scheduler, requests))
-    assert scheduler.counts.stats.num_accepted > 0
+    assert scheduler.counts.total.drafts.num_accepted > 0
     assert speculator.num_decoded < (2 if cache_kind is CacheKind.CUT else 4) * 8 * 100 + len(
         common
     )
@@ -306,9 +306,8 @@ def test_two_draft_models_draft_side_by_side(spec: SpeculationConfig) -> None:
         ]
         scheduler = make_scheduler(engine, both, spec, RandomController(seed))
         check(engine, requests, run(scheduler, requests))
-        for report in scheduler.drafting.speculators.values():
-            if report.name in drafted:
-                drafted[report.name] += report.stats.num_drafted
+        for name in drafted:
+            drafted[name] += scheduler.counts.total.by_speculator[name].num_drafted
     assert drafted["draft-model"] > 0
     assert drafted["second-model"] > 0 or spec is not AUTO
 

@@ -254,6 +254,7 @@ def test_stats_agree_with_what_was_emitted() -> None:
         assert sum(n * count for n, count in histogram) == drafts.num_accepted
         assert sum(stats.drafts.accepted_histogram) == stats.drafts.num_drafts
         assert stats.num_steps == 1 + stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
-    total, sum_of_all = scheduler.drafting.speculators["oracle"].stats, scheduler.counts.stats
+    counts = scheduler.counts.total
+    total, sum_of_all = counts.by_speculator["oracle"], counts.drafts
     assert total.num_drafted == sum_of_all.num_drafted
     assert total.num_accepted == sum_of_all.num_accepted == sum(total.accepted_by_position)

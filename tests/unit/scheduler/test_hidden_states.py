@@ -49,8 +49,9 @@ kinds = pytest.mark.parametrize("cache_kind", KINDS)
 def assert_all_right(scheduler: Scheduler) -> None:
     """Every draft was accepted, each row was read with its state, and nothing was lost."""
     (guarded,) = scheduler.drafting.speculators.values()
-    assert guarded.stats.num_accepted == guarded.stats.num_drafted > 0
-    assert not any("states are missing" in reason for reason in guarded.stats.reasons)
+    stats = scheduler.counts.total.by_speculator[guarded.name]
+    assert stats.num_accepted == stats.num_drafted > 0
+    assert not any("states are missing" in reason for reason in stats.reasons)
     if isinstance(guarded.speculator, StateReader):
         assert not guarded.speculator.reasons
     else:
@@ -149,7 +150,7 @@ def test_a_slot_that_was_read_from_a_file_is_a_text_of_which_no_state_is_known(
     scheduler.take_events()
     ask(scheduler, engine, greedy("turn", [*prompt_of(1), 7]))
     assert reader.reasons["behind"]
-    stats = scheduler.drafting.speculators["state-reader"].stats
+    stats = scheduler.counts.total.by_speculator["state-reader"]
     assert stats.reasons["states are missing"]
 
 
@@ -184,7 +185,7 @@ def test_several_heads_draft_no_more_tokens_than_there_are_heads() -> None:
     engine = Sure()
     scheduler = make_scheduler(engine, [mtp(engine, 2)], fixed(8))
     ask(scheduler, engine, greedy("r", prompt_of(1)))
-    assert max(end - start for start, end, _ in scheduler.counts.stats.verified) == 2
+    assert max(end - start for start, end, _ in scheduler.counts.total.drafts.verified) == 2
 
 
 def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:
@@ -193,7 +194,7 @@ def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:
         engine, [mtp(engine, context_size=1024)], fixed(3), parallel=2, prefill_chunk=256
     )
     ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 600), 24) for i in range(2)))
-    stats = scheduler.drafting.speculators["mtp"].stats
+    stats = scheduler.counts.total.by_speculator["mtp"]
     assert stats.reasons["heads are reading the prompt"] >= 2
     assert_all_right(scheduler)
 
@@ -221,7 +222,7 @@ def test_verified_rows_take_no_decode_of_their_own() -> None:
     speculator = mtp(engine)
     scheduler = make_scheduler(engine, [speculator], fixed(3))
     ask(scheduler, engine, greedy("r", prompt_of(1, 8), 33))
-    stats = scheduler.drafting.speculators["mtp"].stats
+    stats = scheduler.counts.total.by_speculator["mtp"]
     assert isinstance(speculator.context, FakeHeads)
     assert speculator.context.num_calls == 3 * stats.num_calls
     num_read = len(prompt_of(1, 8)) + 33
@@ -239,7 +240,7 @@ def test_verified_rows_with_costly_outputs_are_read_in_one_decode_for_all_slots(
     ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 8), 33) for i in range(3)))
     assert_all_right(scheduler)
     assert isinstance(speculator.context, FakeHeads)
-    calls = scheduler.drafting.speculators["mtp"].stats.num_calls / 3
+    calls = scheduler.counts.total.by_speculator["mtp"].num_calls / 3
     assert speculator.context.num_calls <= calls * (3 + num_heads) + 3
 
 
@@ -336,7 +337,7 @@ class ShortOracle(Oracle):
 
 def num_behind_texts(scheduler: Scheduler, name: str = "mtp") -> int:
     """Verified drafts of a speculator that began behind another's."""
-    verified = scheduler.drafting.speculators[name].stats.verified
+    verified = scheduler.counts.total.by_speculator[name].verified
     return sum(count for (start, _, _), count in verified.items() if start > 0)
 
 
@@ -353,9 +354,9 @@ def test_every_token_of_a_right_head_behind_a_right_text_is_accepted(
     scheduler = make_scheduler(engine, chain, AUTO, control, parallel=parallel)
     ask(scheduler, engine, *requests)
     assert num_behind_texts(scheduler) > 10
-    stats = scheduler.drafting.speculators["mtp"].stats
+    stats = scheduler.counts.total.by_speculator["mtp"]
     assert stats.num_accepted == stats.num_drafted
-    assert scheduler.counts.stats.num_accepted == scheduler.counts.stats.num_drafted
+    assert scheduler.counts.total.drafts.num_accepted == scheduler.counts.total.drafts.num_drafted
     assert head.describe()["missing_states"] == 0
     assert {1, 2, 3} <= set(control.leads)
 

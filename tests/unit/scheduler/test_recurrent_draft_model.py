@@ -123,7 +123,7 @@ def test_no_text_changes_and_the_cache_is_what_is_believed(spec: SpeculationConf
         assert isinstance(speculator.engine, Model)
         for seq_id, line in speculator._sequences.items():
             assert speculator.engine.cache.get(seq_id, []) == line.tokens
-        drafted += scheduler.drafting.speculators["draft-model"].stats.num_drafted
+        drafted += scheduler.counts.total.by_speculator["draft-model"].num_drafted
     assert drafted > 0
 
 

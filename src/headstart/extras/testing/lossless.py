@@ -14,6 +14,7 @@ from headstart.control.values import Allowance
 from headstart.extras.testing.fakes import FakeEngine, LetterVocab
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.readers import RequestCounts
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepPlan
 from headstart.speculators.base import Speculator
@@ -66,19 +67,19 @@ def assert_lossless(make: Callable[[], Speculator], *, num_tokens: int = 32) -> 
     for temperature in TEMPERATURES:
         expected = _texts(temperature, num_tokens)
         for way, chain, drafting in _ways(make):
-            texts = _generate(drafting, temperature, num_tokens)
+            texts, counts = _generate(drafting, temperature, num_tokens)
             speculator = next(s for s in chain if s.speculator.name != _Other.name)
-            report = speculator.report()
             speculator.speculator.describe()
             speculator.speculator.close()
-            if report.failure:
-                raise AssertionError(f"{report.name} failed in {report.failure}")
+            if speculator.failure:
+                raise AssertionError(f"{speculator.name} failed in {speculator.failure}")
             if texts != expected:
                 raise AssertionError(
-                    f"{report.name} changed a text at temperature {temperature} ({way})"
+                    f"{speculator.name} changed a text at temperature {temperature} ({way})"
                 )
-            drafted += report.stats.num_drafted
-            accepted += report.stats.num_accepted
+            stats = counts.by_speculator[speculator.name]
+            drafted += stats.num_drafted
+            accepted += stats.num_accepted
     return drafted, accepted
 
 
@@ -112,11 +113,15 @@ def _way(
 def _texts(temperature: float, num_tokens: int) -> dict[str, list[int]]:
     """Texts by request, without a speculator."""
     drafting = Drafting([], SpeculationConfig(spec="off"), Controller())
-    return _generate(drafting, temperature, num_tokens)
+    return _generate(drafting, temperature, num_tokens)[0]
 
 
-def _generate(drafting: Drafting, temperature: float, num_tokens: int) -> dict[str, list[int]]:
-    """Texts by request: short prompts that repeat themselves, some with the same beginning."""
+def _generate(
+    drafting: Drafting, temperature: float, num_tokens: int
+) -> tuple[dict[str, list[int]], RequestCounts]:
+    """Texts by request: short prompts that repeat themselves, some with the same beginning; and
+    what was counted of all together.
+    """
     config = SchedulerConfig(parallel=_SLOTS)
     scheduler = Scheduler(_FakeTarget(), LetterVocab(), drafting, config)
     for seed in range(_REQUESTS):
@@ -131,7 +136,7 @@ def _generate(drafting: Drafting, temperature: float, num_tokens: int) -> dict[s
         for event in scheduler.take_events():
             if isinstance(event, TokenEvent):
                 texts.setdefault(event.request_id, []).extend(event.tokens)
-    return texts
+    return texts, scheduler.counts.total
 
 
 class _FakeTarget(FakeEngine):

@@ -78,7 +78,7 @@ def test_output_is_that_of_the_target_alone(pair: Pair, temperature: float) -> N
         scheduler = make_scheduler(engine, [pair.drafter(order, 0.3)], spec)
         check(engine, requests, run(scheduler, requests))
         if spec is not AUTO:  # which may find that it does not pay
-            assert scheduler.counts.stats.num_drafted > 0
+            assert scheduler.counts.total.drafts.num_drafted > 0
 
 
 def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> None:
@@ -131,7 +131,8 @@ def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_o
     for mode in ("coupled", "argmax", "auto"):
         scheduler = make_scheduler(Model(), [pair.drafter(skew=0.3, sampling=mode)])
         run(scheduler, requests)
-        accepted[mode] = scheduler.counts.stats.num_accepted / scheduler.counts.stats.num_drafted
+        drafts = scheduler.counts.total.drafts
+        accepted[mode] = drafts.num_accepted / drafts.num_drafted
     assert accepted["coupled"] > accepted["argmax"] + 0.1
     assert accepted["auto"] > accepted["argmax"] + 0.05
 
