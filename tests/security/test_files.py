@@ -38,14 +38,14 @@ def damaged(path: Path) -> bytes:
 def test_a_corpus_with_one_flipped_bit_is_used_up_to_there_and_kept_aside(tmp_path, caplog):
     path = corpus_file(tmp_path)
     data = damaged(path)
-    corpus = SuffixCorpus.open(path, VOCABULARY, keeps_damaged=True)
+    corpus = SuffixCorpus(store=TextStore(path, VOCABULARY))
     assert corpus.num_texts == 4
     corpus.add([9] * 30)
     corpus.close()
     [copy] = tmp_path.glob("corpus.damaged-*")
     assert copy.read_bytes() == data
     assert str(copy) in caplog.text
-    again = SuffixCorpus.open(path, VOCABULARY)  # whole again
+    again = SuffixCorpus(store=TextStore(path, VOCABULARY))  # whole again
     assert again.num_texts == 5
     again.close()
 
@@ -58,7 +58,7 @@ def test_a_corpus_with_any_flipped_bit_opens_without_a_wrong_text(tmp_path):
         data[position] ^= 4
         path.write_bytes(data)
         try:
-            corpus = SuffixCorpus.open(path, VOCABULARY, keeps_damaged=True)
+            corpus = SuffixCorpus(store=TextStore(path, VOCABULARY))
         except (ConfigError, ModelError) as error:
             assert str(path) in str(error)  # noqa: PT017
             continue
@@ -77,16 +77,8 @@ def test_several_copies_are_kept(tmp_path):
     for _ in range(3):
         path.write_bytes(whole)
         damaged(path)
-        SuffixCorpus.open(path, VOCABULARY, keeps_damaged=True).close()
+        SuffixCorpus(store=TextStore(path, VOCABULARY)).close()
     assert len(list(tmp_path.glob("corpus.damaged-*"))) == 3
-
-
-def test_without_that_wish_the_refusal_names_the_way_out(tmp_path):
-    path = corpus_file(tmp_path)
-    data = damaged(path)
-    with pytest.raises(ModelError, match=r"mv .*corpus .*corpus\.damaged"):
-        SuffixCorpus.open(path, VOCABULARY)
-    assert path.read_bytes() == data
 
 
 def test_a_full_disk_names_the_new_corpus_file(tmp_path, monkeypatch):

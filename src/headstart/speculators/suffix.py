@@ -38,6 +38,7 @@ from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import Place, SuffixIndex, Tail
+from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.variants import Variants
 from headstart.types import Draft, DraftRequest, Vocab
@@ -117,11 +118,8 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
                 raise ConfigError(
                     "a corpus file needs to know the vocabulary: its tokens mean nothing without"
                 )
-            vocabulary, tokens = VocabularyId.of(vocab), options.corpus_tokens
-            # a server starts with what can be read of it; the command refuses it
-            self.corpus = SuffixCorpus.open(
-                Path(options.file), vocabulary, tokens, keeps_damaged=True
-            )
+            store = TextStore(Path(options.file), VocabularyId.of(vocab))
+            self.corpus = SuffixCorpus(options.corpus_tokens, store)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         # The last token is already the answer's first.

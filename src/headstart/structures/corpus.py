@@ -14,12 +14,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 from headstart.structures.rolling import namespace_id
 from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
 from headstart.structures.text_store import TextStore
-from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -134,6 +132,9 @@ class SuffixCorpus:
     Args:
         capacity: most tokens held, over all namespaces.
         store: where they are kept on disk; its texts are read now, and it is closed here.
+
+    Raises (constructor):
+        ConfigError: the store holds far more than `capacity`.
     """
 
     def __init__(self, capacity: int = 2_000_000, store: TextStore | None = None) -> None:
@@ -157,22 +158,6 @@ class SuffixCorpus:
         for row, namespace, tokens in store.take_texts():
             if not self._add(namespace, tokens, row):
                 store.drop([row])
-
-    @classmethod
-    def open(
-        cls,
-        path: Path,
-        vocabulary: VocabularyId,
-        capacity: int = 2_000_000,
-        *,
-        keeps_damaged: bool = False,
-    ) -> SuffixCorpus:
-        """Open or create a corpus on disk; see `TextStore`.
-
-        Raises:
-            ConfigError: it holds far more than `capacity`; else as `TextStore`.
-        """
-        return cls(capacity, TextStore(path, vocabulary, keeps_damaged=keeps_damaged))
 
     def __len__(self) -> int:
         return self._num_tokens

@@ -1,6 +1,7 @@
 """Texts as tokens in an SQLite file: what was added survives being killed at any moment.
 
-One process at a time holds the file. Each text has a checksum, because SQLite has none.
+One process at a time holds the file. Each text has a checksum, because SQLite has none. A damaged
+file is copied beside itself, and what comes before the damage is used.
 """
 
 from __future__ import annotations
@@ -47,21 +48,14 @@ class TextStore:
     Args:
         patience_seconds: how long to wait for a process that holds the file: the engine of a
             server that was killed lives until its step is over.
-        keeps_damaged: a damaged file is copied beside itself, and what comes before the damage is
-            used, instead of refusing it.
 
     Raises (constructor):
-        ModelError: the file belongs to another vocabulary, is damaged or is no corpus.
+        ModelError: the file belongs to another vocabulary, or is no corpus.
         ConfigError: it cannot be opened or another process holds it.
     """
 
     def __init__(
-        self,
-        path: Path,
-        vocabulary: VocabularyId,
-        patience_seconds: float = 10.0,
-        *,
-        keeps_damaged: bool = False,
+        self, path: Path, vocabulary: VocabularyId, patience_seconds: float = 10.0
     ) -> None:
         self.path, self._vocabulary = path, vocabulary
         self._texts: list[StoredText] = []
@@ -75,16 +69,10 @@ class TextStore:
                 sqlite3.SQLITE_CORRUPT,
                 sqlite3.SQLITE_NOTADB,
             )
-            if is_damaged and keeps_damaged:
-                self._begin_anew()
-                return
-            self.close()
             if not is_damaged:
+                self.close()
                 raise self._unusable(error) from error
-            raise ModelError(
-                f"corpus file {path} is damaged ({error}); restore a copy, or move it away "
-                f"(mv {path} {path}.damaged) to begin anew"
-            ) from error
+            self._begin_anew()
         except BaseException:
             self.close()
             raise

@@ -16,6 +16,7 @@ from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures import corpus as corpus_module
 from headstart.structures.corpus import SIZES, SuffixCorpus
 from headstart.structures.suffix_index import SuffixIndex, _Chains
+from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
 from headstart.types.errors import ConfigError
@@ -101,12 +102,12 @@ def test_what_a_text_costs_does_not_grow_with_the_corpus(
 
 def test_texts_survive_closing_and_opening(tmp_path: Path) -> None:
     path = tmp_path / "corpus"
-    corpus = SuffixCorpus.open(path, VOCABULARY)
+    corpus = SuffixCorpus(store=TextStore(path, VOCABULARY))
     corpus.add([1, 2, 3], "alice")
     corpus.add([1, 2, 4])
     corpus.close()
     assert b"alice" not in path.read_bytes()
-    corpus = SuffixCorpus.open(path, VOCABULARY)
+    corpus = SuffixCorpus(store=TextStore(path, VOCABULARY))
     assert look_up(corpus, [1, 2], "alice") == [3, 4]
     assert not corpus.add([1, 2, 4])
     corpus.close()
@@ -116,13 +117,13 @@ def test_a_file_does_not_grow_with_texts_long_forgotten(tmp_path: Path) -> None:
     path = tmp_path / "corpus"
     sizes = []
     for turns in (50, 300):
-        corpus = SuffixCorpus.open(path, VOCABULARY, capacity=1000)
+        corpus = SuffixCorpus(1000, TextStore(path, VOCABULARY))
         for turn in range(turns):
             corpus.add([turn // 250, *((turn * 7 + i) % 250 for i in range(99))])
         corpus.close()
         sizes.append(path.stat().st_size)
     assert sizes[1] <= 1.25 * sizes[0]
-    reopened = SuffixCorpus.open(path, VOCABULARY, capacity=1000)
+    reopened = SuffixCorpus(1000, TextStore(path, VOCABULARY))
     assert len(reopened) == len(corpus)
     reopened.close()
     assert [file.name for file in tmp_path.iterdir()] == ["corpus"]
@@ -132,7 +133,7 @@ def test_a_full_disk_costs_the_file_and_not_the_texts(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "corpus"
-    corpus = SuffixCorpus.open(path, VOCABULARY)
+    corpus = SuffixCorpus(store=TextStore(path, VOCABULARY))
     corpus.add([1, 2, 3])
     assert corpus._store is not None
     corpus._store._db.execute("PRAGMA max_page_count = 1")  # not below what there is
@@ -140,7 +141,7 @@ def test_a_full_disk_costs_the_file_and_not_the_texts(
     assert "is not written any more" in caplog.text
     assert 100 in look_up(corpus, [4, 5])
     corpus.close()
-    corpus = SuffixCorpus.open(path, VOCABULARY)
+    corpus = SuffixCorpus(store=TextStore(path, VOCABULARY))
     assert (corpus.num_texts, look_up(corpus, [1, 2])) == (1, [3])
     corpus.close()
 
@@ -149,9 +150,10 @@ WRITER = """
 import sys
 from pathlib import Path
 from headstart.structures.corpus import SuffixCorpus
+from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
-corpus = SuffixCorpus.open(Path(sys.argv[1]), VocabularyId.of(ByteVocab()), capacity=3000)
+corpus = SuffixCorpus(3000, TextStore(Path(sys.argv[1]), VocabularyId.of(ByteVocab())))
 for turn in range(10**9):
     corpus.add([turn % 251, turn // 251 % 251] + [(turn + i) % 256 for i in range(100)])
     print(turn, flush=True)
@@ -170,7 +172,7 @@ def test_kill_9_while_writing_loses_nothing_that_was_added(tmp_path: Path) -> No
     last = int(([line, *writer.stdout.readlines()])[-1])
     writer.wait()
     writer.stdout.close()
-    corpus = SuffixCorpus.open(path, VOCABULARY, capacity=3000)
+    corpus = SuffixCorpus(3000, TextStore(path, VOCABULARY))
     for turn in range(last - 20, last + 1):
         text = [turn % 251, turn // 251 % 251] + [(turn + i) % 256 for i in range(100)]
         assert not corpus.add(text), f"text {turn} of {last} was lost"
@@ -180,7 +182,7 @@ def test_kill_9_while_writing_loses_nothing_that_was_added(tmp_path: Path) -> No
 def test_a_file_kept_for_a_far_larger_corpus_is_refused_and_left_alone(tmp_path: Path) -> None:
     """Opened with a smaller one, it would lose its oldest texts."""
     path, vocabulary = tmp_path / "corpus", VocabularyId.of(ByteVocab())
-    large = SuffixCorpus.open(path, vocabulary, 1000)
+    large = SuffixCorpus(1000, TextStore(path, vocabulary))
     for first in range(10):
         large.add([first, *range(100, 189)])
     large.close()
@@ -188,8 +190,8 @@ def test_a_file_kept_for_a_far_larger_corpus_is_refused_and_left_alone(tmp_path:
     with pytest.raises(
         ConfigError, match=r"holds 900 tokens but --spec-suffix-corpus-tokens is 200.*raise it"
     ):
-        SuffixCorpus.open(path, vocabulary, 200)
+        SuffixCorpus(200, TextStore(path, vocabulary))
     assert path.read_bytes() == before
-    again = SuffixCorpus.open(path, vocabulary, 500)
+    again = SuffixCorpus(500, TextStore(path, vocabulary))
     assert 400 < len(again) <= 500
     again.close()

@@ -44,14 +44,15 @@ def test_texts_come_back_in_their_order_without_those_that_were_dropped(tmp_path
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_file_cut_anywhere_is_refused_or_whole(tmp_path: Path) -> None:
+def test_of_a_file_cut_anywhere_the_texts_before_that_are_used(tmp_path: Path) -> None:
     path = tmp_path / "corpus"
     write_texts(path, *TEXTS)
     whole = path.read_bytes()
     for size in range(17, len(whole), 511):
         path.write_bytes(whole[:size])
-        with pytest.raises(ModelError, match=r"corpus file .* is damaged"):
-            read_texts(path)
+        texts = read_texts(path)
+        assert texts == TEXTS[: len(texts)] != TEXTS
+        assert read_texts(path) == texts
     path.write_bytes(b"")  # it was killed before anything was written
     assert read_texts(path) == []
 
@@ -62,21 +63,6 @@ def test_a_file_goes_through_a_link(tmp_path: Path) -> None:
     write_texts(tmp_path / "link", [1, 2])
     assert (tmp_path / "link").is_symlink()
     assert read_texts(tmp_path / "disk" / "corpus") == [[1, 2]]
-
-
-def test_a_damaged_byte_never_changes_a_text(tmp_path: Path) -> None:
-    """Some bytes of an SQLite file mean nothing: then the texts are as they were."""
-    path = tmp_path / "corpus"
-    write_texts(path, *TEXTS)
-    whole, num_refused = path.read_bytes(), 0
-    for position in [*range(100), *range(100, len(whole), 61)]:
-        path.write_bytes(whole[:position] + bytes([whole[position] ^ 0x55]) + whole[position + 1 :])
-        try:
-            assert read_texts(path) == TEXTS
-        except (ConfigError, ModelError) as error:
-            assert str(path) in str(error)  # noqa: PT017
-            num_refused += 1
-    assert num_refused > 8000 / 61, "most of what the longest text takes"
 
 
 def test_a_file_of_another_vocabulary_is_refused_and_left_alone(tmp_path: Path) -> None:
