@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,9 +21,12 @@ from numpy.typing import NDArray
 from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.thoughts import ThoughtCounter
 from headstart.structures.topk import top_k
-from headstart.types import Engine, Filters, Legality, TokenChoice
+from headstart.types import Engine, Filters, TokenChoice
 from headstart.types.errors import EngineError, InvalidParameterError
 from headstart.types.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from headstart.sampling.grammar.state import GrammarState
 
 _NOT_NUMBERS = (
     "the model's logits are not numbers; its weights are damaged or the computation overflowed"
@@ -43,7 +46,7 @@ class Sampler:
 
     def __init__(self, params: SamplingParams, engine: Engine, eog_ids: Iterable[int]) -> None:
         self.params = params
-        self.legality: Legality | None = None  # of a constrained request
+        self.legality: GrammarState | None = None  # of a constrained request
         self.num_dropped = 0  # tokens that a context shift took out; the noise still counts them
         self.thoughts: ThoughtCounter | None = None  # of a request with a reasoning budget
         self.vocab_size = engine.vocab_size
@@ -82,7 +85,8 @@ class Sampler:
             if math.isnan(allowed[token]):
                 raise EngineError(_NOT_NUMBERS)
             if allowed[token] > -math.inf:
-                self._count_tie(biased, token, self.tie_margin)
+                if self.tie_margin:
+                    self._count_tie(biased, token, self.tie_margin)
                 return token
         ids, scores = self._survivors(logits, position, legal)
         if not len(ids) or math.isnan(scores[0]):
@@ -93,15 +97,14 @@ class Sampler:
             margin /= self.params.temperature
             noisy = scores + gumbel(self.params.seed, position + self.num_dropped, ids)
         chosen = int(noisy.argmax())
-        self._count_tie(noisy, chosen, margin)
+        if margin:
+            self._count_tie(noisy, chosen, margin)
         if scores[chosen] == -math.inf:
             raise InvalidParameterError(_ALL_BANNED)
         return int(ids[chosen])
 
     def _count_tie(self, scores: NDArray[Any], chosen: int, margin: float) -> None:
         """Count a choice that was won by less than `margin`; the scores are as before then."""
-        if not margin:
-            return
         best = scores[chosen]
         scores[chosen] = -np.inf  # no array of the vocabulary's size is made for each token
         self.num_near_ties += bool(scores.max() > best - margin)

@@ -47,28 +47,6 @@ class Vocab(Protocol):
         """Whether the token is a marker that users should not see."""
 
 
-class Legality(Protocol):
-    """Which tokens a request's constraint leaves, at the place where its text stands."""
-
-    is_over: bool  # the text is complete and nothing may follow
-
-    @property
-    def is_active(self) -> bool:
-        """Whether the text is constrained now, rather than free until a trigger appears."""
-
-    def allows(self, token: int) -> bool:
-        """Whether this token may come next."""
-
-    def legal_mask(self) -> NDArray[np.bool_]:
-        """Of each token of the vocabulary whether it may come next; at least one may."""
-
-    def forced(self) -> Sequence[int]:
-        """Tokens that must follow: where there are any, only the first of them may come next."""
-
-    def read(self, token: int) -> None:
-        """The text grew by this token, which was legal."""
-
-
 if TYPE_CHECKING:
     from headstart.types.media import LoadedChunk
 

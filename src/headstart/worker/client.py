@@ -69,8 +69,8 @@ class WorkerClient:
         self._deliver: dict[str, Deliver] = {}  # by request_id
         self._failures = 0  # engines in a row that ended before they answered anything
         self._ready_since = 0.0
-        self._launches = 0  # tries in a row that made no process
-        self._waits = 0  # tries in a row in which a machine of --rpc did not answer
+        # tries in a row that made no process, or in which a machine of --rpc did not answer
+        self._waits = 0
         self._restarts = 0
         self._relay: _Relay | None = None  # of the engine at work
         self._unloading: asyncio.Task[None] | None = None
@@ -257,11 +257,10 @@ class WorkerClient:
         try:
             self._launch()
         except Exception as error:
-            self._launches += 1
+            self._waits += 1
             self.failure = f"no new engine process can be made: {error}"
-            self._restart_after(_delay(self._launches))
+            self._restart_after(_delay(self._waits))
             return
-        self._launches = 0
         self._restarts += 1
 
     def _fail_all(self, error: HeadstartError) -> None:

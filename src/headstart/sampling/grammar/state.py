@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class GrammarState:
-    """`Legality` of one answer.
+    """Which tokens a constraint leaves, at the place where its answer stands.
 
     opening    the answer may be constrained text or start with the reasoning marker; `_opening`
                holds the rest of the marker, `_matcher` is None once only the marker is possible
