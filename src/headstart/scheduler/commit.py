@@ -146,16 +146,19 @@ class Committer:
         """Append the tokens to the text, up to where it ends, and cut the cache behind them."""
         if sequence.first_token is None:
             sequence.first_token = record.now
-        text, tokens = self._text(sequence, emitted, record.now)
-        record.texts[index], record.emitted[index] = text, tokens
+        shown, tokens = self._text(sequence, emitted, record.now)
+        record.texts[index], record.emitted[index] = shown, tokens
         if len(tokens) < len(emitted):
             record.num_accepted[index] = min(record.num_accepted[index], len(tokens))
             record.logprobs[index] = record.logprobs[index][: len(tokens)]
-        sequence.text.grow(tokens)
+        text = sequence.text
+        text.tokens.grow(tokens)
+        if text.words is not text.tokens:
+            text.words.grow(tokens)
         cells = sequence.cells
         assert cells is not None
         cells.length = record.lengths[index]
-        self._cache.cut(sequence, len(sequence.text.tokens) - 1)
+        self._cache.cut(sequence, len(text.tokens) - 1)
 
     def _text(
         self, sequence: Sequence, emitted: list[int], now: float

@@ -11,10 +11,8 @@ from math import inf
 
 from headstart.scheduler.host_cache import HostCache, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells
-from headstart.structures.prefix import common_prefix_length
 from headstart.structures.prefix_tree import packed
 from headstart.types import Engine
-from headstart.types.media import chunk_begin
 
 BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
 STEP_SECONDS = 0.003  # of copies in a step; the block that is copied then is finished
@@ -68,14 +66,15 @@ class Copies:
         """
         wanted = len(stored.tokens) if num_tokens is None else num_tokens
         before = length = cells.length
-        ends = {block.end for block in stored.blocks}
-        if not self._begins(stored, cells) or length not in ends:
-            source, num_common = self.alike(stored.namespace, list(stored.tokens), cells)
-            shared = [block.end for block in stored.known(min(num_common, wanted))]
-            before, length = 0, shared[-1] if shared else 0
+        ends, tokens = {block.end for block in stored.blocks}, list(stored.tokens)
+        shared = {one.seq_id: one.num_common(stored.namespace, tokens) for one in self._cells}
+        if shared.pop(cells.seq_id) < length or length not in ends:
+            source = max(shared, key=shared.__getitem__, default=cells.seq_id)
+            known = stored.known(min(shared.get(source, 0), wanted))
+            before, length = 0, known[-1].end if known else 0
             self._engine.clear(cells.seq_id)
-            if source is not None and length:
-                self._engine.copy_prefix(source.seq_id, cells.seq_id, length)
+            if length:
+                self._engine.copy_prefix(source, cells.seq_id, length)
         for block in stored.blocks:
             if length <= block.start < wanted:
                 if num_tokens is not None and not self.has_time:
@@ -84,24 +83,3 @@ class Copies:
                     return before, length, False
                 length = block.end
         return before, length, True
-
-    def _begins(self, stored: StoredPrompt, cells: Cells) -> bool:
-        """Whether a stored prompt begins with what cells hold."""
-        held = packed(cells.tokens)
-        is_theirs = cells.namespace == stored.namespace and cells.num_exact >= cells.length > 0
-        return is_theirs and common_prefix_length(stored.tokens, held) == cells.length
-
-    def alike(self, namespace: str, tokens: list[int], cells: Cells) -> tuple[Cells | None, int]:
-        """The sequence, other than these cells, that has most in common with a text, and how many
-        tokens that is.
-        """
-        best, longest = None, 0
-        for other in self._cells:
-            if other is cells or other.namespace != namespace:
-                continue
-            known = min(other.length, other.num_exact)
-            shared = min(known, common_prefix_length(tokens, other.tokens))
-            shared = chunk_begin(tokens, shared)
-            if shared > longest:
-                best, longest = other, shared
-        return best, longest

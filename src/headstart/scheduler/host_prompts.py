@@ -19,7 +19,6 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.host_cache import HostCache, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
 from headstart.structures.checkpoints import Data, unpack
-from headstart.structures.prefix import common_prefix_length
 from headstart.structures.prefix_tree import packed
 from headstart.types import CacheKind, Engine
 from headstart.types.errors import CapacityError, EngineError
@@ -269,9 +268,7 @@ class HostPrompts:
         """
         if not self.store.max_bytes or not self._is_worth_it(cells):
             return False
-        if self.store.holds(cells.namespace, packed(cells.tokens)) or any(
-            _holds(other, cells) for other in self._cells if other is not cells
-        ):
+        if self.store.holds(cells.namespace, packed(cells.tokens)) or not self._num_own(cells):
             return True
         if (stored := self._copy(cells)) is None:
             return False
@@ -374,11 +371,6 @@ class HostPrompts:
         """Tokens of an idle sequence behind the longest prefix that it has in common with another,
         with which it may share that.
         """
-        return cells.length - self.copies.alike(cells.namespace, cells.tokens, cells)[1]
-
-
-def _holds(cells: Cells, other: Cells) -> bool:
-    """Whether these cells hold all of another sequence's text."""
-    if cells.namespace != other.namespace or cells.length < other.length:
-        return False
-    return common_prefix_length(cells.tokens, other.tokens) >= other.length
+        others = (one for one in self._cells if one is not cells)
+        shared = (one.num_common(cells.namespace, cells.tokens) for one in others)
+        return cells.length - max(shared, default=0)

@@ -90,6 +90,16 @@ class Cells:
         self.tokens, self.length, self.num_exact = tokens, len(tokens), num_exact
         self.num_prompt = len(tokens) if num_prompt is None else min(num_prompt, len(tokens))
 
+    def num_common(self, namespace: str, tokens: list[int], *, exact: bool = True) -> int:
+        """Leading tokens of a text that the cache holds here and that it may use, in whole images;
+        with `exact` only those that were computed behind the tokens before them.
+        """
+        if self.namespace != namespace:
+            return 0
+        known = min(self.length, self.num_exact) if exact else self.length
+        known = min(known, common_prefix_length(self.tokens, tokens))
+        return chunk_begin(tokens, known)
+
 
 @dataclass(slots=True, eq=False)
 class Text:
@@ -107,12 +117,6 @@ class Text:
     final: frozenset[int] = frozenset()  # tokens that end it
     num_dropped: int = 0  # tokens that context shifts took out
     num_scored: int = 0  # last position of the prompt whose log probability was told
-
-    def grow(self, tokens: Iterable[int]) -> None:
-        """Append tokens of the answer."""
-        self.tokens.grow(tokens)
-        if self.words is not self.tokens:
-            self.words.grow(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,10 +281,5 @@ def num_shared(cells: Cells, sequence: Sequence) -> int:
 
     The last token is always decoded again: its logits are needed.
     """
-    if cells.namespace != sequence.prompt_namespace:
-        return 0
-    tokens = sequence.text.tokens
-    known = min(len(tokens) - 1, cells.length)
-    if not sequence.request.cache_reuse:
-        known = min(known, cells.num_exact)
-    return chunk_begin(tokens, min(known, common_prefix_length(cells.tokens, tokens)))
+    tokens, exact = sequence.text.tokens, not sequence.request.cache_reuse
+    return min(len(tokens) - 1, cells.num_common(sequence.prompt_namespace, tokens, exact=exact))
