@@ -47,7 +47,7 @@ from headstart.testing import ByteVocab
 from headstart.types import LAST_STATE, Batch, Logits
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
-from headstart.types.state_batch import Blocks, StateBatch
+from headstart.types.state_batch import Blocks
 
 LIMITS_MS = {(1, 32_000, "greedy"): 0.2, (1, 32_000, "sampled"): 0.5}  # off, one slot
 VOCABULARIES = (4096, 32_000, 151_936)
@@ -136,10 +136,6 @@ class StubHeads(StubEngine):
         super().__init__(vocab)
         self._pool, self._target = target._pool, target
 
-    @property
-    def engine(self) -> StubEngine:
-        return self
-
     def wait(self) -> Logits:
         started = time.perf_counter()
         logits = super().wait()
@@ -152,9 +148,6 @@ class StubHeads(StubEngine):
 
     def encode(self, features: Logits) -> Logits:
         return features
-
-    def read_features(self, batch: StateBatch) -> None:
-        """Heads read states beside tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 from tests.harness import SIZE, Model
 
 from headstart.types import LAST_STATE, Batch
-from headstart.types.state_batch import Blocks, StateBatch
+from headstart.types.state_batch import Blocks
 
 LAYERS = (0, 2)
 STATE_WIDTH = 4
@@ -33,10 +33,6 @@ class FakeDraftContext(Model):
         is_block = is_dspark or name == "dflash"
         self.blocks = Blocks(4, 0, is_dspark, is_dspark) if is_block else None
         self._num_outputs = 0
-
-    @property
-    def engine(self) -> Model:
-        return self
 
     def launch(self, batch: Batch) -> None:
         assert batch.num_outputs in (0, batch.num_rows), "some rows have outputs and some have not"
@@ -67,6 +63,3 @@ class FakeDraftContext(Model):
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         assert features.shape[1] == self.feature_width
         return features[:, :STATE_WIDTH]
-
-    def read_features(self, batch: StateBatch) -> None:
-        self.decode(batch)

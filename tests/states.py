@@ -165,18 +165,11 @@ class FakeHeads(Model):
         none = np.zeros(self.state_width, np.float32)
         return self.target.state_after(tokens, LAST_STATE) if tokens else none
 
-    @property
-    def engine(self) -> Model:
-        return self
-
     def outputs(self) -> NDArray[np.float32]:
         return np.stack(self.rows)
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         raise AssertionError("heads read states as they are")
-
-    def read_features(self, batch: StateBatch) -> None:
-        raise AssertionError("heads read states beside tokens")
 
 
 def mtp(engine: Model, num_heads: int = 1, **settings: int) -> MtpSpeculator:

@@ -71,7 +71,7 @@ def test_injected_features_are_found_at_their_positions(tmp_path: Path) -> None:
     read = TEXT[:20]
     features = StateBatch(128, one.feature_width, has_tokens=False)
     features.add_rows(1, 0, read, features_of(target, read, WIDTH))
-    one.read_features(features)
+    one.decode(features)
     block = Batch(128)
     mask = [drafters.MASK] * (drafters.BLOCK - 1)
     block.add(1, len(read), [TEXT[20], *mask], drafters.BLOCK)

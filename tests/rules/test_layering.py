@@ -104,8 +104,8 @@ def test_speculators_do_not_know_each_other() -> None:
     """`suffix_alignment.py` stands beside `suffix.py`, which alone may import it; bases and the
     states of targets are for all.
     """
-    common = {"__init__", "base", "base_texts", "base_states", "base_models"}
-    common |= {"followed_caches", "target_states"}
+    common = {"__init__", "base", "base_texts", "base_caches", "base_states", "base_models"}
+    common |= {"target_states"}
     names = {path.stem for path in (PACKAGE / "speculators").glob("*.py")} - common
     owners = {
         name: min((one for one in names if f"{name}_".startswith(f"{one}_")), key=len)

@@ -85,10 +85,6 @@ class LlamaDraftContext(LlamaEngine):
         """Heads of hybrid models too have attention only; windows are kept whole."""
         self.cache_kind, self.max_padding, self.window = CacheKind.CUT, UNLIMITED, 0
 
-    @property
-    def engine(self) -> LlamaEngine:
-        return self
-
     def launch(self, batch: Batch) -> None:
         if (head := getattr(batch, "head", 0)) != self._head:
             extension.set_head(self.handle, head)
@@ -120,9 +116,6 @@ class LlamaDraftContext(LlamaEngine):
                 f"{take_errors() or 'no reason given'}"
             )
         return extension.states(self.handle, rows, self.state_width).copy()
-
-    def read_features(self, batch: StateBatch) -> None:
-        self.decode(batch)
 
 
 def _blocks(model: Model) -> Blocks:

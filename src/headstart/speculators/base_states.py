@@ -14,24 +14,21 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.speculators.base import Speculator
+from headstart.speculators.base_caches import CONTEXT_FULL, FollowingSpeculator
 from headstart.speculators.base_models import SAMPLE_ROWS, GrowingDraft, times_of
-from headstart.speculators.followed_caches import CONTEXT_FULL, FollowedCaches
 from headstart.speculators.target_states import TargetStates
-from headstart.text.vocabulary.draft_tokenizer import DraftTokenizer, Preference
+from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, Preference
 from headstart.types import (
     ContextFullError,
-    DecodedStates,
     Draft,
     DraftRequest,
 )
 from headstart.types.state_batch import MERGED_ROWS, DraftContext
 
 
-class StateSpeculator(Speculator):
+class StateSpeculator(FollowingSpeculator):
     """Drafts token by token with a model that reads the target's hidden states."""
 
-    needs_states = True
     scores_are_probabilities = True
     is_model = True
     reading: ClassVar[str] = "draft model is reading the prompt"  # reasons for no draft
@@ -39,10 +36,8 @@ class StateSpeculator(Speculator):
 
     def __init__(self, context: DraftContext, layers: Sequence[int]) -> None:
         """Draft from the states of these layers of the target."""
-        self.context = context
-        self.caches = FollowedCaches(context, layers)
-        self.state_layers = frozenset(layers)
-        self._tokenizer = DraftTokenizer(Preference("auto"))
+        super().__init__(context, layers)
+        self._preference = Preference("auto")
         self._last: dict[int, StateDraft] = {}  # the last draft of each sequence
         self._num_calls = 0
 
@@ -61,37 +56,22 @@ class StateSpeculator(Speculator):
         longest = self.longest_draft
         return num_drafted if longest is None or num_drafted < longest else None
 
-    def observe_states(self, decoded: DecodedStates) -> None:
-        self.caches.observe(decoded)
-
-    def truncate(self, seq_id: int, length: int) -> None:
-        self.caches.truncate(seq_id, length)
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        self.caches.copy_prefix(source, target, length)
-
-    def checkpoint(self, seq_id: int) -> None:
-        self.caches.sequence(seq_id).states.checkpoint()
-
-    def num_resumable(self, seq_id: int, length: int) -> int:
-        return self.caches.sequence(seq_id).states.num_resumable(length)
-
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One decode per draft token for all requests together."""
         self._num_calls += 1
         drafts = [self._begin(request) for request in requests]
-        most_drafts = self.context.engine.max_outputs // self.rows_per_draft
+        most_drafts = self.context.max_outputs // self.rows_per_draft
         for draft in [d for d in drafts if d.is_active][most_drafts:]:
             draft.reason = "batch full"
         try:
             self._catch_up(drafts)
             self._draft(drafts)
         except ContextFullError:
-            self.caches.make_room([request.seq_id for request in requests])
+            self.make_room([request.seq_id for request in requests])
             for draft in drafts:
                 draft.reason = CONTEXT_FULL
         for draft in drafts:
-            self.caches.cut(draft.request.seq_id)
+            self.cut(draft.request.seq_id)
             if draft.builder is not None:
                 self._last[draft.request.seq_id] = draft
         return [draft.finish(self.name, self.unsure) for draft in drafts]
@@ -105,19 +85,13 @@ class StateSpeculator(Speculator):
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Verified rows that the first head has not read."""
-        states = self.caches.sequence(seq_id).states
+        states = self.sequence(seq_id).states
         return max(0, states.length - states.read[0])
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        """Let the tokenizer learn which way of picking tokens is accepted."""
+        """Learn which way of picking tokens is accepted."""
         if (last := self._last.pop(seq_id, None)) is not None:
             last.learn(emitted)
-
-    def save_sequence(self, seq_id: int) -> bytes | None:
-        return self.caches.save(seq_id)
-
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
-        self.caches.restore(seq_id, data)
 
     def end(self, seq_id: int) -> None:
         """Keep the caches: the next turn of a chat starts with them."""
@@ -125,47 +99,47 @@ class StateSpeculator(Speculator):
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """In the drafter's sequence 0, which forgets what it holds of an earlier request."""
-        engine = self.context.engine
-        size = min(SAMPLE_ROWS, engine.max_batch_tokens, engine.context_size - 1)
-        self.caches.forget(0)
+        context = self.context
+        size = min(SAMPLE_ROWS, context.max_batch_tokens, context.context_size - 1)
+        self.forget(0)
 
         def draft() -> None:
             self._draft_nothing()
-            self.caches.clear_own(0)
+            self.clear_own(0)
 
         def read() -> None:
             self._read_nothing(size)
-            self.caches.clear_own(0)
+            self.clear_own(0)
 
         round_ms, reading_ms = times_of(clock, draft, read)
         return round_ms, reading_ms / size
 
     def describe(self) -> dict[str, Any]:
-        known = [sequence.states for sequence in self.caches.sequences.values()]
+        known = [sequence.states for sequence in self.sequences.values()]
         return {
-            "rows_decoded": self.caches.num_decoded,
+            "rows_decoded": self.num_decoded,
             "waiting_states": sum(states.num_states for states in known),
             "missing_states": sum(states.num_missing for states in known),
-            "lost": dict(self.caches.lost),
+            "lost": dict(self.lost),
         }
 
     def _begin(self, request: DraftRequest) -> StateDraft:
-        sequence = self.caches.sequence(request.seq_id)
+        sequence = self.sequence(request.seq_id)
         sequence.last_used = self._num_calls
         states, length = sequence.states, len(request.tokens) - 1 - request.num_drafted
         draft = StateDraft(request, states=states)
         if states.length != length or not states.num_states:
             draft.reason = "the target's states are missing"
             return draft
-        room = self.context.engine.context_size - length - 1
+        room = self.context.context_size - length - 1
         room = min(room, self.longest_draft or room) - request.num_drafted
         limit = min(request.max_tokens, room)
         if limit <= 0:
             draft.reason = CONTEXT_FULL
             return draft
         states.settle()
-        self.caches.cut(request.seq_id)
-        draft.builder = self._tokenizer.begin(request, limit)
+        self.cut(request.seq_id)
+        draft.builder = DraftBuilder(request, limit, self._preference)
         return draft
 
     def _catch_up(self, drafts: Sequence[StateDraft]) -> None:
@@ -176,7 +150,7 @@ class StateSpeculator(Speculator):
             if num_rows <= MERGED_ROWS:
                 continue
             if room > 0:
-                self.caches.read(draft.request.seq_id, 0, room)
+                self.read(draft.request.seq_id, 0, room)
             room -= num_rows
             if draft.num_unread(0):
                 draft.reason = self.reading
@@ -187,7 +161,7 @@ class StateSpeculator(Speculator):
         Verified rows that a head lacks are read before it, or in it where that costs less.
         """
         head = step if self.context.num_heads > 1 else 0
-        batch, is_first = self.caches.batch, step == 0 or head > 0
+        batch, is_first = self.batch, step == 0 or head > 0
         firsts = self._catch_up_heads(drafts, head) if is_first else []
         batch.clear()
         batch.head = head
@@ -198,7 +172,7 @@ class StateSpeculator(Speculator):
         else:
             self._add_next(drafts)
             ends = [*range(1, 1 + len(drafts))]
-        logits = self.caches.decode()
+        logits = self.decode()
         rows = self.context.outputs()
         for draft, end in zip(drafts, ends, strict=True):
             if is_first:
@@ -207,26 +181,26 @@ class StateSpeculator(Speculator):
 
     def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
         """What the rows at which the drafts begin are made of besides their tokens."""
-        return self.caches.catch_up([draft.request.seq_id for draft in drafts], head)
+        return self.catch_up([draft.request.seq_id for draft in drafts], head)
 
     def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32]) -> int:
         """The rows that this head lacks: those up to the newest token, and the draft.
 
         Returns where they end in the batch.
         """
-        states, batch, seq_id = draft.states, self.caches.batch, draft.request.seq_id
-        own, tokens, length = self.caches.id_of(seq_id, head), draft.tokens, states.length
+        states, batch, seq_id = draft.states, self.batch, draft.request.seq_id
+        own, tokens, length = self.id_of(seq_id, head), draft.tokens, states.length
         start = length + 1 - len(first)
         known = [*states.tokens[start:length], draft.newest]
         batch.add_rows(own, start, known, first)
         if tokens:
             batch.add_rows(own, length + 1, tokens, np.stack(draft.guessed))
-        self.caches.sequence(seq_id).held[head] = length + 1 + len(tokens)
+        self.sequence(seq_id).held[head] = length + 1 + len(tokens)
         return batch.num_rows
 
     def _add_next(self, drafts: Sequence[StateDraft]) -> None:
         """A row of each draft, for its last token."""
-        caches, batch = self.caches, self.caches.batch
+        batch = self.batch
         tokens: list[int] = []
         positions: list[int] = []
         seq_ids: list[int] = []
@@ -235,8 +209,8 @@ class StateSpeculator(Speculator):
             batch.states[len(tokens)] = draft.guessed[-1]
             tokens.append(so_far[-1])
             positions.append(self._position(draft, len(so_far)))
-            seq_ids.append(caches.id_of(seq_id, 0))
-            caches.sequence(seq_id).held[0] = positions[-1] + 1
+            seq_ids.append(self.id_of(seq_id, 0))
+            self.sequence(seq_id).held[0] = positions[-1] + 1
         batch.extend(seq_ids, positions, tokens)
 
     def _position(self, draft: StateDraft, num_tokens: int) -> int:
@@ -245,22 +219,22 @@ class StateSpeculator(Speculator):
 
     def _draft_nothing(self) -> None:
         """One round of a draft in the empty sequence 0."""
-        batch = self.caches.batch
+        batch = self.batch
         batch.clear()
         batch.head = 0
         batch.add_rows(0, 0, [0], np.zeros((1, self.context.state_width), np.float32))
         batch.want_all()
-        self.context.engine.decode(batch)
+        self.context.decode(batch)
 
     def _read_nothing(self, num_rows: int) -> None:
         """Read so many rows into the empty sequence 0."""
-        batch = self.caches.batch
+        batch = self.batch
         batch.clear()
         batch.head = 0
-        states = np.zeros((num_rows, self.caches.width), np.float32)
-        self.caches.add_verified(0, 1, [0] * num_rows, states)
+        states = np.zeros((num_rows, self.width), np.float32)
+        self.add_verified(0, 1, [0] * num_rows, states)
         if batch.num_rows:
-            self.context.engine.decode(batch)
+            self.context.decode(batch)
 
 
 @dataclass(slots=True)

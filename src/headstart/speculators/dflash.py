@@ -31,7 +31,7 @@ class DflashSpeculator(StateSpeculator):
         super().__init__(context, layers)
         assert context.blocks is not None
         self.blocks: Blocks = context.blocks
-        self._block = Batch(context.engine.max_batch_tokens)
+        self._block = Batch(context.max_batch_tokens)
 
     @property
     def rows_per_draft(self) -> int:
@@ -64,8 +64,8 @@ class DflashSpeculator(StateSpeculator):
         for draft in drafts:
             states, start, end = draft.states, draft.states.read[0], draft.states.length + 1
             states.count_missing(start)
-            self.caches.add_features(draft.request.seq_id, start, states.before(start, end))
-        self.caches.read_features()
+            self.add_features(draft.request.seq_id, start, states.before(start, end))
+        self.read_features()
         for draft in drafts:
             draft.states.expect(draft.request.tokens[-1], 0)
 
@@ -78,9 +78,9 @@ class DflashSpeculator(StateSpeculator):
         for draft in drafts:
             seq_id, start = draft.request.seq_id, draft.states.length + 1
             self._block.add(seq_id, start, [draft.request.tokens[-1], *masks], size)
-            self.caches.sequence(seq_id).held[0] = start + size
-        logits = self.context.engine.decode(self._block)
-        self.caches.num_decoded += self._block.num_rows
+            self.sequence(seq_id).held[0] = start + size
+        logits = self.context.decode(self._block)
+        self.num_decoded += self._block.num_rows
         return logits, self.context.outputs() if self.blocks.has_confidence else logits[:0]
 
     def _extend_by(
@@ -92,7 +92,7 @@ class DflashSpeculator(StateSpeculator):
     def _draft_nothing(self) -> None:
         self._block.clear()
         self._block.add(0, 0, [self.blocks.mask_id] * self.blocks.size, self.blocks.size)
-        self.context.engine.decode(self._block)
+        self.context.decode(self._block)
 
     def describe(self) -> dict[str, object]:
         return {"block_size": self.blocks.size} | super().describe()

@@ -33,7 +33,7 @@ class Gemma4AssistantSpeculator(StateSpeculator):
         return firsts
 
     def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32]) -> int:
-        batch, own, length = self.caches.batch, draft.request.seq_id, draft.states.length
+        batch, own, length = self.batch, draft.request.seq_id, draft.states.length
         batch.add_rows(own, length, [draft.newest], first)
         return batch.num_rows
 

@@ -52,38 +52,27 @@ class Blocks:
     has_confidence: bool  # states are probabilities of acceptance
 
 
-class DraftContext(Protocol):
+class DraftContext(Engine, Protocol):
     """A model, or multi-token heads, that draft from a target's hidden states.
 
     From token p and a state of token p - 1 it predicts token p + 1, and computes what it takes for
-    the state of token p. Any tail of a sequence of its cache can be cut. Either all rows of a
-    decode have outputs or none has.
+    the state of token p. Its batches carry states; rows without tokens are put into the cache as
+    they are. Any tail of a sequence can be cut. Either all rows of a decode have outputs or none.
     """
 
     num_heads: int  # each with sequences of its own
     state_width: int  # of the states that it reads beside tokens, and of those it computes
-    # of what `encode` and `read_features` take, the target's layers in a row; 0: it reads the
-    # target's states as they are
+    # of what `encode` takes, or a batch without tokens, the target's layers in a row; 0: it reads
+    # the target's states as they are
     feature_width: int
     shares_target: bool  # its cache is the target's: it reads there and writes nothing
     blocks: Blocks | None  # None: it drafts token by token
-
-    @property
-    def engine(self) -> Engine:
-        """Its cache of sequences; batches may carry states."""
 
     def outputs(self) -> NDArray[np.float32]:
         """States of the last decode's rows if they had outputs, shape (rows, state_width)."""
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """States to read beside tokens, shape (rows, state_width), of the target's."""
-
-    def read_features(self, batch: StateBatch) -> None:
-        """Put the target's states into the cache at their positions.
-
-        Raises:
-            ContextFullError: the cache has no room.
-        """
 
 
 __all__ = ["MERGED_ROWS", "Blocks", "DraftContext", "StateBatch"]

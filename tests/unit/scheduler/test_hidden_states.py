@@ -202,10 +202,10 @@ def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:
 def test_states_that_wait_are_read_when_they_are_too_many() -> None:
     engine = Sure(context_size=1024)
     speculator = mtp(engine, 2, context_size=1024)
-    speculator.caches._most_waiting = 40
+    speculator._most_waiting = 40
     scheduler = make_scheduler(engine, [speculator], fixed(0), prefill_chunk=16)
     ask(scheduler, engine, greedy("r", prompt_of(1, 200)))
-    states = speculator.caches.sequence(0).states
+    states = speculator.sequence(0).states
     assert min(states.read) > 150
     assert states.num_states <= 60
 
@@ -214,7 +214,7 @@ def test_a_prompt_that_nobody_drafts_for_is_not_read() -> None:
     engine = Sure()
     speculator = mtp(engine)
     ask(make_scheduler(engine, [speculator], fixed(0)), engine, greedy("r", prompt_of(1)))
-    assert speculator.caches.num_decoded == 0
+    assert speculator.num_decoded == 0
 
 
 def test_verified_rows_take_no_decode_of_their_own() -> None:
@@ -226,14 +226,14 @@ def test_verified_rows_take_no_decode_of_their_own() -> None:
     assert isinstance(speculator.context, FakeHeads)
     assert speculator.context.num_calls == 3 * stats.num_calls
     num_read = len(prompt_of(1, 8)) + 33
-    assert speculator.caches.num_decoded <= num_read + 2 * stats.num_calls
+    assert speculator.num_decoded <= num_read + 2 * stats.num_calls
 
 
 @heads
 def test_verified_rows_with_costly_outputs_are_read_in_one_decode_for_all_slots(
     num_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headstart.speculators.followed_caches._DECODE_WORK", 0)
+    monkeypatch.setattr("headstart.speculators.base_caches._DECODE_WORK", 0)
     engine = Sure()
     speculator = mtp(engine, num_heads)
     scheduler = make_scheduler(engine, [speculator], fixed(3), parallel=3)

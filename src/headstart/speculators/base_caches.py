@@ -5,7 +5,7 @@ What stands at position p is made of token p and of the target's states of token
 (multi-token heads), encoded (EAGLE-3), or of the states alone (DFlash). A drafter that reads the
 target's own cache (Gemma 4's assistants) has none of its own: only states are kept.
 
-Knows tokens, states and lengths; the speculator decides what is read and when.
+Knows tokens, states and lengths; subclasses decide what is read and when.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.speculators.base import Speculator
 from headstart.speculators.target_states import TargetStates
 from headstart.types import ContextFullError, DecodedStates
 from headstart.types.state_batch import MERGED_ROWS, DraftContext, StateBatch
@@ -36,19 +37,21 @@ class FollowedSequence:
     last_used: int = 0  # number of the draft call
 
 
-class FollowedCaches:
+class FollowingSpeculator(Speculator):
     """The caches of all heads. Each head has sequences of its own: it has read other parts."""
+
+    needs_states = True
 
     def __init__(self, context: DraftContext, layers: Sequence[int]) -> None:
         """Follow with empty caches.
 
         Args:
             context: what drafts.
-            layers: whose states are read, side by side.
+            layers: of the target, whose states are read, side by side.
         """
-        self.context, self._engine = context, context.engine
+        self.context, self.state_layers = context, frozenset(layers)
         self.width = context.feature_width or context.state_width  # of the target's states
-        self.batch = StateBatch(self._engine.max_batch_tokens, context.state_width)
+        self.batch = StateBatch(self.context.max_batch_tokens, context.state_width)
         self.num_decoded = 0  # rows
         self.lost: dict[str, int] = {}  # times that caches could not follow, by reason
         self.sequences: dict[int, FollowedSequence] = {}
@@ -60,7 +63,7 @@ class FollowedCaches:
         self._first_row = int(context.feature_width > 0)
         self._encodes = context.feature_width > 0 and context.blocks is None
         self._features = StateBatch(  # states to be read without tokens
-            self._engine.max_batch_tokens if context.blocks else 0, self.width, has_tokens=False
+            self.context.max_batch_tokens if context.blocks else 0, self.width, has_tokens=False
         )
 
     def sequence(self, seq_id: int) -> FollowedSequence:
@@ -76,7 +79,7 @@ class FollowedCaches:
         """The head's own sequence."""
         return seq_id * self.context.num_heads + head
 
-    def observe(self, decoded: DecodedStates) -> None:
+    def observe_states(self, decoded: DecodedStates) -> None:
         """Keep the states until they are read; read them now where they become too many."""
         layers = [decoded.states[layer] for layer in self._layers]
         for start, end in _runs(decoded.seq_ids):
@@ -92,23 +95,27 @@ class FollowedCaches:
                 self._read_waiting(seq_id)
 
     def truncate(self, seq_id: int, length: int) -> None:
-        """As the target's."""
         self.sequence(seq_id).states.truncate(length)
         self.cut(seq_id)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        """As the target's."""
         states = self.sequence(source).states.copy(length)
         self.sequences[target] = FollowedSequence(states, list(states.read))
         for head in self._caches:
             read, of_target = states.read[head], self.id_of(target, head)
             if read <= states.first:
-                self._engine.clear(of_target)
-            elif not self._engine.copy_prefix(self.id_of(source, head), of_target, read):
+                self.context.clear(of_target)
+            elif not self.context.copy_prefix(self.id_of(source, head), of_target, read):
                 self._lose(target, "no room for a copy")
                 return
 
-    def save(self, seq_id: int) -> bytes | None:
+    def checkpoint(self, seq_id: int) -> None:
+        self.sequence(seq_id).states.checkpoint()
+
+    def num_resumable(self, seq_id: int, length: int) -> int:
+        return self.sequence(seq_id).states.num_resumable(length)
+
+    def save_sequence(self, seq_id: int) -> bytes | None:
         """The states, then each head's cache; None if there is nothing."""
         sequence = self.sequence(seq_id)
         states = sequence.states
@@ -119,13 +126,12 @@ class FollowedCaches:
         parts = [states.to_bytes()]
         for head in self._caches:
             is_empty = states.read[head] <= states.first
-            own = b"" if is_empty else self._engine.save_sequence(self.id_of(seq_id, head))
+            own = b"" if is_empty else self.context.save_sequence(self.id_of(seq_id, head))
             parts.append(bytes(own))
         sizes = np.array([len(part) for part in parts], np.int64)
         return b"".join((sizes.tobytes(), *parts))
 
-    def restore(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
-        """What `save` returned, perhaps under another id."""
+    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
         view = memoryview(data)
         sizes = np.frombuffer(view, np.int64, 1 + len(self._caches))
         ends = (8 * len(sizes) + np.cumsum([0, *sizes])).tolist()
@@ -135,8 +141,8 @@ class FollowedCaches:
         for head, part in enumerate(parts[1:]):
             own = self.id_of(seq_id, head)
             if not len(part):
-                self._engine.clear(own)
-            elif not self._engine.restore_sequence(own, part):
+                self.context.clear(own)
+            elif not self.context.restore_sequence(own, part):
                 self._lose(seq_id, "no room for a restored prompt")
                 return
 
@@ -193,8 +199,8 @@ class FollowedCaches:
 
     def _is_merged(self, num_rows: int, num_drafts: int, head: int) -> bool:
         """Whether so many rows of so many drafts are computed with outputs in one decode."""
-        most = min(self._engine.max_outputs, self.batch.capacity) - head * num_drafts
-        work = (num_rows - num_drafts) * self._engine.vocab_size * self.context.state_width
+        most = min(self.context.max_outputs, self.batch.capacity) - head * num_drafts
+        work = (num_rows - num_drafts) * self.context.vocab_size * self.context.state_width
         return num_rows <= most and work <= _DECODE_WORK
 
     def _read_together(
@@ -259,13 +265,13 @@ class FollowedCaches:
         if self._features.num_rows:
             self.num_decoded += self._features.num_rows
             try:
-                self.context.read_features(self._features)
+                self.context.decode(self._features)
             finally:
                 self._features.clear()
 
     def decode(self) -> NDArray[np.float32]:
         """Decode the batch; its logits."""
-        logits = self._engine.decode(self.batch)
+        logits = self.context.decode(self.batch)
         self.num_decoded += self.batch.num_rows
         return logits
 
@@ -276,9 +282,9 @@ class FollowedCaches:
             held, read = sequence.held[head], sequence.states.read[head]
             if held > read:
                 if read > sequence.states.first:
-                    self._engine.truncate(self.id_of(seq_id, head), read)
+                    self.context.truncate(self.id_of(seq_id, head), read)
                 else:
-                    self._engine.clear(self.id_of(seq_id, head))
+                    self.context.clear(self.id_of(seq_id, head))
             sequence.held[head] = read
 
     def make_room(self, busy: Sequence[int]) -> None:
@@ -321,7 +327,7 @@ class FollowedCaches:
     def clear_own(self, seq_id: int) -> None:
         """Free the cells that the drafter has for a sequence."""
         for head in self._caches:
-            self._engine.clear(self.id_of(seq_id, head))
+            self.context.clear(self.id_of(seq_id, head))
 
 
 def _runs(seq_ids: NDArray[np.int32]) -> list[tuple[int, int]]:
