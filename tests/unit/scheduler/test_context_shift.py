@@ -239,6 +239,24 @@ def test_only_who_asks_for_moved_cells_gets_them() -> None:
     assert run(scheduler, [plain])["plain"].finish.stats.num_cached == 10
 
 
+def test_moved_cells_do_not_stand_for_a_prompt_that_was_read() -> None:
+    """Which goes to main memory, although others hold the same tokens."""
+    engine = Model(context_size=256)
+    scheduler = make_scheduler(engine, parallel=2, cache_ram=1)
+    run(scheduler, [reuse(list(range(SIZE - 2)) * 2)])
+    moved, read = scheduler.cells
+    assert engine.copy_prefix(0, 1, moved.length)
+    scheduler.cache.host.copies.begin_step(is_alone=True)
+    for num_exact, num_kept in ((10, 1), (moved.length, 0)):
+        read.hold(list(moved.tokens))
+        moved.num_exact = num_exact
+        before = scheduler.counters.prompts_saved
+        assert scheduler.cache.host.keep(read)
+        assert scheduler.counters.prompts_saved - before == num_kept
+        for stored in list(scheduler.cache.host.store):
+            scheduler.cache.host.store.take(stored)
+
+
 def test_a_shift_that_fails_ends_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(self: Model, seq_id: int, start: int, end: int) -> bool:
         raise EngineError("the state cannot be read")
