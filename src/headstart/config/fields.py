@@ -30,7 +30,7 @@ def read_switch(text: str, origin: str) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """What a field says about its flag besides its name, type and default."""
+    """The declaration of a flag besides its name, type and default."""
 
     help: str = ""  # without a full stop
     # further spellings; one name of a flag of llama-server brings in all others of that flag

@@ -160,7 +160,7 @@ class SchedulerConfig:
 
 
 def read_weights(text: str | None) -> dict[str, float]:
-    """By key or tenant, of `NAME=WEIGHT,...`.
+    """Parse `NAME=WEIGHT,...`: weights by key or tenant.
 
     Raises:
         ConfigError: a weight is no number from 0.001 to 1000.
@@ -237,7 +237,7 @@ class SpeculationConfig:
 
     @property
     def mode(self) -> DraftMode:
-        """What requests get that do not say otherwise."""
+        """The mode of requests that do not set one."""
         return DraftMode(self.spec) if self.spec else DraftMode.AUTO
 
     def longest_draft(self, mode: DraftMode) -> int:

@@ -41,10 +41,10 @@ PATHS = (
 
 
 class Vertex(Extra):
-    """Where Vertex AI expects us, by the container's environment."""
+    """Port and routes that Vertex AI expects, from the container's environment."""
 
     def __init__(self, tools: ToolsConfig, environment: Mapping[str, str]) -> None:
-        """Raise a ConfigError if the port is none."""
+        """Raise a ConfigError if the port is invalid."""
         port = environment.get("AIP_HTTP_PORT") or "8080"
         if not port.isdigit() or int(port) > 65535:
             raise ConfigError(f"AIP_HTTP_PORT is {port!r} but must be from 0 to 65535")
@@ -103,7 +103,7 @@ async def _watch(receive: Receive, gone: asyncio.Event) -> None:
 
 
 async def _answer(http: HttpRequest, instance: Any, gone: asyncio.Event) -> Any:
-    """What the route of an instance says; an error in its place if it cannot."""
+    """The answer of an instance's route, or the error."""
     try:
         if not isinstance(instance, dict):
             raise ApiError(400, f"an instance is {shorten(instance)} but must be an object")
@@ -154,7 +154,7 @@ def _path(text: str) -> str:
 
 @cache
 def _named_paths() -> Mapping[str, str]:
-    """What an instance may say -> the route's path."""
+    """Value of `@requestFormat` -> path of the route."""
     named: dict[str, str] = {}
     for path in PATHS:
         named.setdefault(_words(path), path)

@@ -55,7 +55,7 @@ def connect(config: EngineConfig) -> None:
 
 
 def notice_lost_workers(config: EngineConfig) -> None:
-    """Let connections to silent workers break; call it once the models are loaded."""
+    """Set timeouts for connections to workers; call it once the models are loaded."""
     ports = {port for _, port in rpc_endpoints(config.rpc or "")}
 
     def is_to_worker(sock: socket.socket) -> bool:

@@ -17,7 +17,7 @@ from headstart.types.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcBuildOptions:
-    """What to build from."""
+    """The source to build from."""
 
     source: str | None = option(
         None, "folder with the source of llama.cpp or llama-cpp-python, of the installed release"
@@ -25,7 +25,7 @@ class RpcBuildOptions:
 
 
 def run(resolved: Resolved, words: list[str]) -> int:
-    """Build it and say where it is; return the exit code."""
+    """Build it and print its path; return the exit code."""
     options = resolved.own(RpcBuildOptions)
 
     from headstart.extras.rpc.plugin import build, plugin_folder

@@ -1,5 +1,5 @@
-"""The first words of llama.cpp's RPC protocol, so that a worker is known to answer before libllama
-connects to it: libllama ends the process if it does not.
+"""The handshake of llama.cpp's RPC protocol, to check that a worker answers before libllama
+connects: libllama ends the process if it does not.
 
     request:   command (1 byte), size (8 bytes), data
     response:  size (8 bytes), data
@@ -30,7 +30,7 @@ def shake_hands(endpoint: str, seconds: float = 5.0) -> str:
 
     Args:
         endpoint: HOST:PORT.
-        seconds: time for all of it.
+        seconds: time limit of the whole handshake.
 
     Raises:
         RpcWorkerError: it cannot be used; the message says why and what to do.
@@ -79,7 +79,7 @@ def address_of(host: str) -> str:
 
 
 def why_exposed(host: str) -> str | None:
-    """Why this address is no place for the protocol; None on loopback and in private networks."""
+    """The reason not to serve the protocol here; None on loopback and in private networks."""
     try:
         address = ipaddress.ip_address(address_of(host))
     except OSError:
@@ -95,7 +95,7 @@ def why_exposed(host: str) -> str | None:
 
 
 class _Talk:
-    """Questions and answers on one connection, until a deadline."""
+    """Requests and responses on one connection, until a deadline."""
 
     def __init__(self, connection: socket.socket, endpoint: str, deadline: float) -> None:
         self._connection = connection

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RpcWorkerOptions:
-    """Where to listen, and what to compute with."""
+    """The address, and the devices to compute with."""
 
     host: str = option("127.0.0.1", "address to listen on: one of a private network")
     port: int = option(
@@ -90,7 +90,7 @@ def _serve(options: RpcWorkerOptions) -> None:
 
 
 def _devices_of(names: str | None) -> list[Device]:
-    """Those named; else the graphics processors, else the processor."""
+    """The named devices; else the GPUs, else the CPU."""
     from headstart.engine.devices import list_devices
 
     known = {one.name: one for one in list_devices()}

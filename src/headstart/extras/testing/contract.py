@@ -1,4 +1,4 @@
-"""What every speculator promises, call by call, as functions that a test runs.
+"""The contract of speculators, call by call, as functions that a test runs.
 
     from headstart.testing import check_speculator
 
@@ -33,7 +33,7 @@ _MAX_TOKENS = (1, 2, 7, 40)
 
 
 def check_speculator(make: Make) -> tuple[int, int]:
-    """Check all that a speculator promises, and that it changes no text.
+    """Check the whole contract, and that the speculator changes no text.
 
     `make` makes it: its class, or a function without arguments where the constructor wants some.
     Returns how many tokens it drafted and how many were accepted in `assert_lossless`.
@@ -239,7 +239,7 @@ def _play(
     prompt: Sequence[int] = (1, 2, 1, 2),
     is_fresh: bool = False,
 ) -> Plain:
-    """One request from begin to end, as the scheduler calls; returns its drafts.
+    """Play one whole request with the scheduler's calls; return its drafts.
 
     is_fresh: each list that it is shown is a new one, and is emptied afterwards.
     """
@@ -263,7 +263,7 @@ def _play(
 
 
 def _checked(draft: Draft, request: DraftRequest) -> tuple[list[int], list[float]]:
-    """Tokens and scores of a draft that is as it must be."""
+    """Check a draft; return its tokens and scores."""
     _require(isinstance(draft, Draft), f"propose returned {draft!r} where a Draft was expected")
     tokens = [index(token) for token in draft.tokens]
     scores = [float(score) for score in draft.confidence]
@@ -291,7 +291,7 @@ def _checked(draft: Draft, request: DraftRequest) -> tuple[list[int], list[float
 def _show_states(
     speculator: Speculator, seq_id: int, num_known: int, tokens: Sequence[int]
 ) -> None:
-    """The target's cache holds these tokens now, the first `num_known` of them since before."""
+    """Show the states of these tokens in the target's cache; the first `num_known` are old."""
     if not speculator.needs_states:
         return
     if not num_known:

@@ -98,7 +98,7 @@ class FakeFilters:
         )
 
     def accept(self, token: int) -> None:
-        """Nothing here looks at the text."""
+        """Do nothing: these filters do not depend on the text."""
 
 
 class FakeEngine:
@@ -251,7 +251,7 @@ class FakeEngine:
         return length == len(self.cache.get(seq_id, []))
 
     def _slide(self, seq_id: int, length: int) -> None:
-        """Forget what no token after the first `length` can see."""
+        """Drop the tokens that no token after the first `length` can see."""
         oldest = max(0, length - self._window + 1)
         self._oldest[seq_id] = max(oldest, self._oldest.get(seq_id, 0))
 

@@ -1,4 +1,4 @@
-"""The same text with a speculator and without: the real scheduler over a fake model."""
+"""Checks that a speculator changes no text: the real scheduler over a fake model."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class _Other(SuffixSpeculator):
 def _ways(
     make: Callable[[], Speculator],
 ) -> Iterator[tuple[str, list[GuardedSpeculator], Drafting]]:
-    """Ways to draft with a speculator: in words, the speculators, and what asks them."""
+    """Ways to draft with a speculator: description, speculators, and controller."""
     for length in (1, 4, 16):
         config = SpeculationConfig(spec="fixed", draft_max=length)
         yield _way(f"alone, {length} tokens", [make()], config, Controller())

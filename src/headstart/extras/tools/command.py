@@ -104,7 +104,7 @@ async def end_process(process: asyncio.subprocess.Process) -> None:
 
 
 async def _end_supervisor(process: asyncio.subprocess.Process) -> None:
-    """Let it kill all that the program started, and wait for that a few seconds at most."""
+    """Have it kill all descendants of the program; wait for that a few seconds at most."""
     _tell(process, signal.SIGTERM)
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), 6.0)

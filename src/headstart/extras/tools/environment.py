@@ -1,4 +1,4 @@
-"""What programs see of the server's environment: no keys and tokens, unless they are asked for."""
+"""The environment of programs: without keys and tokens, unless requested."""
 
 from __future__ import annotations
 

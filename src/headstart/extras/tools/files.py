@@ -84,7 +84,7 @@ async def write_file(call: ToolInvocation) -> dict[str, Any]:
 
 
 def _within(lines: list[str]) -> str:
-    """The lines that fit an answer."""
+    """The lines that fit into an answer."""
     result, num_bytes = [], 0
     for line in lines:
         num_bytes += len(line.encode()) + 1

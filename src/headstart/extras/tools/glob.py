@@ -21,7 +21,7 @@ def matches(pattern: str, path: str) -> bool:
 
 
 def _fits(parts: tuple[tuple[Accepts, bool], ...], text: str) -> bool:
-    """Follow all ways through the pattern at once."""
+    """Simulate all positions in the pattern in parallel."""
     places = _skip(parts, {0})
     for character in text:
         following = set()
@@ -46,7 +46,7 @@ def _skip(parts: tuple[tuple[Accepts, bool], ...], places: set[int]) -> set[int]
 
 @lru_cache(maxsize=64)
 def _read(pattern: str) -> tuple[tuple[Accepts, bool], ...]:
-    """What each part accepts, and whether it repeats."""
+    """The parts of the pattern: accepted characters, and whether they repeat."""
     parts: list[tuple[Accepts, bool]] = []
     for part in re.findall(r"\*\*|\[[\]-]?[^\]]*\]|.", pattern, re.DOTALL):
         if part == "**":

@@ -87,7 +87,7 @@ class Machine:
         return done.output if done.is_success else None
 
     async def write(self, path: str, content: bytes) -> bool:
-        """Write a file and the folders above it; whether that worked."""
+        """Write a file and the folders above it; return whether it worked."""
         script = 'mkdir -p -- "$(dirname -- "$1")" && cat > "$1"'
         return (await self._script(script, path, given=content)).is_success
 

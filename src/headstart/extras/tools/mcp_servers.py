@@ -49,7 +49,7 @@ class McpServer:
         self._failed_at = float("-inf")
 
     async def discover(self) -> list[Tool]:
-        """The tools that it offers; none, with a warning in the log, if it does not work."""
+        """Its tools; none, with a warning in the log, if the server does not work."""
         try:
             async with asyncio.timeout(DISCOVERY_SECONDS):
                 listed = await self._list_tools()

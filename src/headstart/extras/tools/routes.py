@@ -58,7 +58,7 @@ class HostedTools(Extra):
         return config
 
     def install(self, app: Starlette) -> None:
-        """Add the routes, and what they use."""
+        """Add the routes and the toolbox."""
         super().install(app)
         app.state.toolbox = self._toolbox
 

@@ -137,7 +137,7 @@ async def grep_search(call: ToolInvocation) -> dict[str, Any]:
 
 
 async def _files(call: ToolInvocation) -> list[tuple[str, str, str | None]]:
-    """Shown name and path of each file, and its content if it is on another machine."""
+    """Display name and path of each file, and its content if it is on another machine."""
     machine, path = call.machine, call.text("path")
     if await machine.kind(path) == "file":
         named = [(path, machine.resolve(path))]

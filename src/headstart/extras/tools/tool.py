@@ -98,7 +98,7 @@ def tool(**facts: Any) -> Callable[[Run], Tool]:
 
 
 def parameters(required: tuple[str, ...], **properties: tuple[str, str]) -> dict[str, Any]:
-    """JSON schema of arguments: each with its type and what it is."""
+    """JSON schema of arguments: each with its type and description."""
     named = {
         name: {"type": kind, "description": description}
         for name, (kind, description) in properties.items()

@@ -36,10 +36,10 @@ BUILT_IN = (
 
 
 class Toolbox:
-    """What GET /tools lists and POST /tools runs. Belongs to one event loop.
+    """The tools of GET and POST /tools. Belongs to one event loop.
 
     Raises:
-        ConfigError: a tool, runtime or MCP server that cannot be.
+        ConfigError: an unknown tool, runtime or MCP server.
     """
 
     def __init__(self, config: ToolsConfig) -> None:
@@ -51,11 +51,11 @@ class Toolbox:
         self._is_closed = False
 
     def start(self) -> None:
-        """Ask the MCP servers what they offer; does not wait for it."""
+        """Ask the MCP servers for their tools, without waiting for the answers."""
         self._discovery = asyncio.create_task(self._discover())
 
     async def tools(self) -> Mapping[str, Tool]:
-        """All tools by name, once the MCP servers have said theirs."""
+        """All tools by name, once the MCP servers have answered."""
         if self._discovery is not None:
             await asyncio.shield(self._discovery)
         return self._tools
@@ -70,7 +70,7 @@ class Toolbox:
         runtime: str = "",
         wants_base64: bool = False,
     ) -> dict[str, Any]:
-        """Run a tool; what it says of its failure is `error`.
+        """Run a tool; its own failures are returned as `error`.
 
         Args:
             folder, runtime: where it works; if empty, where the server's settings say.
@@ -88,7 +88,7 @@ class Toolbox:
             return {"error": str(error)}
 
     async def close(self) -> None:
-        """End what runs, and all programs."""
+        """End running calls and all programs."""
         self._is_closed = True
         waiting = [*self._running, *([self._discovery] if self._discovery else ())]
         for one in waiting:
@@ -97,7 +97,7 @@ class Toolbox:
         await asyncio.gather(self._runtime.close(), *(server.close() for server in self._servers))
 
     async def _unless_closed(self, work: Awaitable[T]) -> T:
-        """The result of what ends when the server does."""
+        """Await work that is cancelled when the toolbox closes."""
         running = asyncio.ensure_future(work)
         self._running.add(running)
         try:
@@ -132,7 +132,7 @@ def _mcp_servers(config: ToolsConfig) -> list[McpServer]:
 
 
 def _built_in(config: ToolsConfig) -> list[Tool]:
-    """Those that were asked for; `all` stands for all."""
+    """The built-in tools of these names; `all` selects every one."""
     names = {name.strip() for name in (config.tools or "").split(",")} - {""}
     known = [tool.name for tool in BUILT_IN]
     for name in sorted(names.difference(known, {"all"})):
