@@ -19,6 +19,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -109,6 +110,7 @@ def run(server: str, suite: Path, folder: Path, words: str) -> dict[str, str]:
         "LLAMA_SERVER_BIN_PATH": str(wrapper),
         "LLAMA_CACHE": str(folder / "hub"),
         "LLAMA_ARG_OFFLINE": "1",
+        "PORT": str(_free_port()),  # at the suite's own, 8080, another server may listen
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),
     }
     pytest = [str(_python(suite)), "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short"]
@@ -126,6 +128,12 @@ def run(server: str, suite: Path, folder: Path, words: str) -> dict[str, str]:
         outcome = next((k for k in ("skipped", "failure", "error") if k in found), "passed")
         outcomes[f"{case.get('classname')}::{case.get('name')}"] = outcome
     return outcomes
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
 
 
 def _absolute(server: str) -> list[str]:

@@ -67,7 +67,7 @@ def main() -> int:
         for name in options.names or [one for one in CLIENTS if one not in HEAVY]:
             outcomes.append(outcome := check(name, {"SERVER_URL": url, "TOOLS_URL": tools}))
             print(f"{name:14} {outcome}", flush=True)
-    return int("failed" in outcomes)
+    return int(any(outcome.startswith("failed") for outcome in outcomes))
 
 
 def check(name: str, urls: Mapping[str, str]) -> str:
@@ -77,9 +77,12 @@ def check(name: str, urls: Mapping[str, str]) -> str:
     except MissingError as error:
         return f"not installed: {error}"
     environment = os.environ | urls | {"OPENAI_API_KEY": "-", "NO_PROXY": "127.0.0.1"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=CHECK_SECONDS
-    )
+    try:
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=CHECK_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return f"failed: not over after {CHECK_SECONDS:.0f} s"
     if done.returncode:
         print(done.stdout + done.stderr, file=sys.stderr)
     return "failed" if done.returncode else "passed"
