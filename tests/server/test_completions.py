@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
@@ -13,7 +14,7 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving, serving_models
 from tests.server.test_infill import MID, PRE, SUF, FillingVocab
 
-from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig
+from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
 from headstart.server.model import ServedModel
 from headstart.text.chat_template import ChatTemplate
 
@@ -99,3 +100,35 @@ def test_what_cannot_be_done_is_refused(client: httpx2.Client) -> None:
     scored = client.post("/v1/completions", json=body)
     assert scored.status_code == 400
     assert "nothing of the prompt was sampled" in scored.json()["error"]["message"]
+
+
+def test_the_lowest_priority_gets_the_next_slot_whatever_the_api() -> None:
+    config = Config(
+        engine=EngineConfig(gpu_layers=0, threads=1, context=2048),
+        scheduler=SchedulerConfig(parallel=1, context_shift=True),
+        server=ServerConfig(metrics=True),
+    )
+    messages = [{"role": "user", "content": "a"}]
+    bodies = {
+        "/completion": {"prompt": "a", "n_predict": 64, "priority": 7},
+        "/v1/chat/completions": {"messages": messages, "max_tokens": 64, "priority": -3},
+        "/v1/completions": {"prompt": "a", "max_tokens": 64},
+        "/v1/messages": {"messages": messages, "max_tokens": 64, "priority": 2},
+    }
+    ended = list[str]()
+    with serving_models(config) as client, ThreadPoolExecutor() as pool:
+
+        def ask(path: str) -> None:
+            assert client.post(path, json=bodies[path] | {"ignore_eos": True}).status_code == 200
+            ended.append(path)
+
+        endless = {"prompt": "a", "n_predict": -1, "ignore_eos": True, "stream": True}
+        with client.stream("POST", "/completion", json=endless) as busy:
+            lines = busy.iter_lines()  # the stream ends with this
+            next(lines)
+            asked = [pool.submit(ask, path) for path in bodies]
+            while "requests_deferred 4" not in client.get("/metrics").text:
+                assert not any(one.done() for one in asked)
+        for one in asked:
+            one.result()
+    assert ended == ["/v1/chat/completions", "/v1/completions", "/v1/messages", "/completion"]
