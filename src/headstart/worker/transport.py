@@ -23,6 +23,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any, Protocol
 
 from headstart.structures.progress import loading
+from headstart.structures.threads import switch_threads_often
 from headstart.types.errors import HeadstartError, QuotaError, WorkerDeadError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import error_event
@@ -214,6 +215,7 @@ def _process_main(
     # sent to the whole group; the server tells us to stop
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    switch_threads_often()
     prepare()
     error: BaseException | None = None
     send = partial(write_item, messages.fileno())

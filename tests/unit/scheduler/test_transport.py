@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -37,6 +38,10 @@ def die() -> NoReturn:
 
 def refuse() -> NoReturn:
     raise ConfigError("no")
+
+
+def tell_interval() -> NoReturn:
+    raise ConfigError(f"{sys.getswitchinterval()}")
 
 
 class End:
@@ -92,6 +97,10 @@ async def test_an_engine_that_ended_leaves_no_descriptors(build: object, error: 
     for _ in range(2):
         await run(build)
     assert num_open() == before
+
+
+async def test_a_thread_that_computes_gives_the_loop_the_interpreter_within_a_millisecond() -> None:
+    assert float(await run(tell_interval)) < 0.001
 
 
 async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
