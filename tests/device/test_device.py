@@ -11,8 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from benchmarks.device_topk import BEST, SamplingEngine, rows_of
 from numpy.typing import NDArray
 from tests.architectures import write_model
+from tests.models import MERGES
 from tests.real.answers import Setting, different, generate
 from tests.real.support import byte_requests, without_draft
 
@@ -26,6 +28,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.types import Batch, CacheKind
 
 TEXT = list(range(30, 70))
+KINDS = (LlamaEngine, SamplingEngine)
 
 
 @pytest.fixture(scope="module", params=["llama", "qwen35", "granitehybrid"])
@@ -75,6 +78,23 @@ def test_states_are_kept_taken_back_saved_and_restored_bit_for_bit(model_file: P
     np.testing.assert_array_equal(decode(engine, [7], len(TEXT), 1), decode(plain, [7], len(TEXT)))
     if engine.cache_kind is not CacheKind.CUT:
         assert engine.reusable(1, len(TEXT)) == len(TEXT)
+
+
+def test_the_best_logits_that_a_device_finds_are_those_of_the_whole_row(tmp_path: Path) -> None:
+    settings = EngineConfig(context=256, threads=1, gpu_layers=99, flash_attn="off")
+    # libllama aborts on Vulkan where a row does not begin at a multiple of 16 to 64 bytes
+    merges = (*MERGES, ("e", "s"), ("o", "r"), ("e", "d"), ("i", "t"), ("a", "l"))
+    model = Model(write_model(tmp_path / "a.gguf", "llama", merges=merges), settings)
+    assert model.vocab.size % 16 == 0
+    plain, sampling = (kind(model, settings, Limits(8, 72, 0)) for kind in KINDS)
+    assert isinstance(sampling, SamplingEngine)
+    batch = rows_of([1, 2, 3, 4] * 2)
+    whole = plain.decode(batch)
+    sampling.decode(batch)
+    for index, row in enumerate(whole):
+        ids, scores = sampling.best(index)
+        np.testing.assert_array_equal(scores, row[ids])
+        np.testing.assert_array_equal(np.sort(scores), np.sort(row)[-BEST:])
 
 
 def open_on_device(path: Path, setting: Setting) -> Scheduler:
