@@ -93,7 +93,7 @@ class DraftModelSpeculator(Speculator):
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         """Read and translate nothing yet: there may be no drafts for this request."""
         sequence = self._sequence(seq_id)
-        sequence.is_open = sequence.is_unread = sequence.is_new = True
+        sequence.is_open = sequence.is_new = True
         sequence.num_history, sequence.prompt = len(prompt), prompt
         sequence.num_caught_up = max(self._held(other, seq_id) for other in self._sequences)
         sequence.gap = range(0)
@@ -157,12 +157,12 @@ class DraftModelSpeculator(Speculator):
 
     def _share_prompts(self, drafts: Sequence[DraftInProgress]) -> None:
         """Share prompts that were just read with requests that began with the same text."""
-        readers = [s for s in drafts if s.sequence.is_unread and s.is_read and not s.sequence.gap]
+        readers = [s for s in drafts if s.sequence.prompt and s.is_read and not s.sequence.gap]
         for drafting in readers:
-            drafting.sequence.is_unread, drafting.sequence.prompt = False, ()
+            drafting.sequence.prompt = ()
         for drafting in readers:
             for seq_id, sequence in self._sequences.items():
-                if sequence.is_open and sequence.is_unread:
+                if sequence.is_open and sequence.prompt:
                     held = self._held(drafting.request.seq_id, seq_id)
                     if held > sequence.num_caught_up:  # it is shared with the next draft
                         sequence.num_caught_up, sequence.is_new = held, True

@@ -65,8 +65,7 @@ class CachedSequence:
     num_caught_up: int = 0  # of them, in the cache; an estimate where the vocabularies differ
     num_kept: int = 0  # of them, in the state that is kept, where nothing is taken back
     kept: int = 0  # tokens in that state
-    prompt: Sequence[int] = ()  # target tokens, until they are read
-    is_unread: bool = True  # nothing was drafted for this request yet
+    prompt: Sequence[int] = ()  # target tokens, until they are read and something is drafted
     is_new: bool = True  # and others may hold more of its prompt
     last_used: int = 0  # number of the call
     start: int = 0  # where the last draft began: beyond the history if it continued another's draft
