@@ -200,6 +200,7 @@ class Simulation:
     ) -> Score:
         """Generate until every slot has emitted `tokens` on average."""
         noise, score, slots, num_steps = random.Random(self.seed), Score(), self.slots(), 0
+        self.num_prompt_rows = self.num_reading = 0  # also after another run of the same texts
         while score.tokens < self.tokens * self.num_slots:
             if num_steps == NUM_PLAIN:
                 self.num_prompt_rows, self.num_reading = self.mixed_rows, self.mixed_rows > 0
