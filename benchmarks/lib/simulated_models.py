@@ -134,7 +134,7 @@ class AutoModel(Learner):
             place = slot.text[slot.at]
             if place.has_draft:
                 self.offer(index, slot, [place.confidence] * LONGEST, "text")
-        if self.controller.wants("model"):
+        if self.controller.wanted("model", [slot.number for slot in slots]):
             milliseconds = self.ask(slots)
         choice = self.share(milliseconds, 2 * LONGEST)
         drafts = zip(slots, plan.drafts, choice.lengths, strict=True)

@@ -13,7 +13,7 @@ instruments, in milliseconds and tokens:
 
 One step:
 
-    controller.sleeps(plan), wanted(...), wants(...)      who is asked
+    controller.sleeps(plan), wanted(...)                  who is asked
     controller.survival(...), best(...)                   what a draft is worth
     controller.grant(plan)                                how far draft models draft
     controller.share(plan)                                how many tokens of each draft are verified
@@ -114,13 +114,11 @@ class Controller:
         return True
 
     def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
-        """The requests of these for which to ask a text speculator; call it once a step."""
+        """The requests of these for which to ask it; call it once a step."""
+        if speculator in self._model_planner.drafters:
+            return self._model_planner.wanted(speculator, numbers)
         asking = self._asking.get(speculator)
         return numbers if asking is None else asking.wanted(numbers)
-
-    def wants(self, speculator: str) -> bool:
-        """Whether to plan for a draft model; call it once a step."""
-        return self._model_planner.wants(speculator)
 
     def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
         """How far draft models may draft, for each entry of `plan.wishes`; at most one of them

@@ -129,15 +129,15 @@ class ModelDraftPlanner:
                 gains[slot.number] = gains.get(slot.number, 0.0) + gain
         return planned
 
-    def wants(self, speculator: str) -> bool:
-        """Whether to plan for this model in this step: if not, it drafts nothing."""
+    def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
+        """Of these, those to plan for in this step: all or none."""
         if self.sleeps(speculator):
             self.wait(speculator, 1)
-            return False
-        return True
+            return ()
+        return numbers
 
     def sleeps(self, speculator: str) -> int:
-        """Steps in which `wants` will say no."""
+        """Steps in which none are `wanted`."""
         drafter = self.drafters[speculator]
         probes = drafter.probes
         if probes.is_closed and self.drafters[with_gap(speculator)].probes.is_closed:

@@ -43,9 +43,9 @@ class ModelDrafting:
         asked: dict[str, list[int]] = {}
         for model in self._models:
             candidates = askable(plan, indices, model, plan.sources)
-            if candidates and (
-                any(is_fixed(plan, index) for index in candidates)
-                or self._controller.wants(model.name)
+            numbers = [plan.sequences[index].number for index in candidates]
+            if any(is_fixed(plan, index) for index in candidates) or (
+                numbers and self._controller.wanted(model.name, numbers)
             ):
                 asked[model.name] = candidates
             else:  # `ModelDraftPlanner.sleeps` decides it

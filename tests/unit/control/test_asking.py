@@ -148,14 +148,14 @@ def test_a_model_that_does_not_pay_is_planned_for_in_every_fourth_step() -> None
     controller.learn_draft_costs("model", 5.0 * SLOW, SLOW)
     planned = 0
     for _ in range(300):
-        if controller.sleeps(make_plan(STEP), [], ["model"]) or not controller.wants("model"):
+        if controller.sleeps(make_plan(STEP), [], ["model"]) or not controller.wanted("model", [1]):
             continue
         planned += 1
         (allowance,) = grant(controller, {"model": [ModelSlot(1, 16, catch_up=500)]}, STEP)["model"]
         assert allowance.max_tokens == 0
     assert planned <= 90
     controller.begin(2, "")
-    assert controller.wants("model"), "a new request may be one for which it pays"
+    assert controller.wanted("model", [1]), "a new request may be one for which it pays"
 
 
 def test_all_sleep_or_none() -> None:

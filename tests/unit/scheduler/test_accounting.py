@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -155,8 +156,8 @@ class ModelOracle(Oracle):
 
 
 class Resting(Controller):
-    def wants(self, speculator: str) -> bool:
-        return False
+    def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
+        return ()
 
 
 def test_a_model_that_is_not_asked_has_a_reason_of_its_own() -> None:

@@ -300,9 +300,6 @@ class Continuing(Controller):
     def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
         return numbers  # whatever the asking took
 
-    def wants(self, speculator: str) -> bool:
-        return True
-
     def survival(
         self,
         speculator: str,
