@@ -15,11 +15,10 @@ from headstart.control.values import DraftCall
 class DraftCost:
     """Milliseconds of one draft model: per round by number of slots, and per token read."""
 
-    SAVED: ClassVar = ("round_ms", "catch_up_ms", "calls")
+    SAVED: ClassVar = ("round_ms", "catch_up_ms")
 
     round_ms: dict[int, float] = field(default_factory=dict)
     catch_up_ms: float | None = None
-    calls: dict[int, int] = field(default_factory=dict)  # by number of slots
 
     def milliseconds(self, num_slots: int, rounds: float, catch_up: int, plain_ms: float) -> float:
         """Expected time of a call; `plain_ms` prices what was never measured."""
@@ -34,11 +33,8 @@ class DraftCost:
         expected = rounds * per_round + catch_up * price  # above 0, as prices are
         share = rounds * per_round / expected
         ratio = call.milliseconds / expected - 1.0
-        calls = self.calls[num_slots] = self.calls.get(num_slots, 0) + 1
-        if calls <= 3:  # the 1st moves the price fully, the 2nd by a half, the 3rd by a third
-            cut = max(-0.95, min(2.0, ratio)) / calls
-        else:
-            cut = 0.2 * max(-0.25, min(0.25, ratio))
+        is_new = num_slots not in self.round_ms if rounds else self.catch_up_ms is None
+        cut = max(-0.95, min(2.0, ratio)) if is_new else 0.2 * max(-0.25, min(0.25, ratio))
         if rounds:
             self.round_ms[num_slots] = per_round * (1.0 + cut * share)
         if catch_up:

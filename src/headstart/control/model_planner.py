@@ -187,9 +187,9 @@ class ModelDraftPlanner:
             state.forget()
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
-        """Prices of one slot, measured before the first request; the next calls count as much."""
+        """Prices of one slot, measured before the first request."""
         price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
-        self.drafters[speculator].cost = DraftCost({1: max(round_ms, 1e-6)}, price, {0: 1, 1: 1})
+        self.drafters[speculator].cost = DraftCost({1: max(round_ms, 1e-6)}, price)
 
     def end(self, number: int, num_answered: int, num_running: int) -> None:
         """The request is over; `num_running` ran, with this one."""
