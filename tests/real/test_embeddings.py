@@ -91,7 +91,9 @@ def test_a_model_that_cannot_do_it_says_so(files: dict[str, Path]) -> None:
     with pytest.raises(ModelError, match="has no classification head"):
         embedder(files["llama"], rerank=True)
     config = EngineConfig(gpu_layers=0, threads=1)
-    with pytest.raises(ConfigError, match="bert models generate no text; start with --embeddings"):
+    with pytest.raises(
+        ConfigError, match="bert models generate no text and cannot draft; start with"
+    ):
         LlamaEngine(Model(files["bert"], config), config, Limits(1, 1, 0))
     with pytest.raises(ConfigError, match="--rerank needs --pooling rank, not mean"):
         EmbeddingConfig(rerank=True, pooling="mean")

@@ -131,8 +131,17 @@ def test_a_port_in_use_is_named_with_the_remedy():
 
 
 def test_an_address_that_is_not_ours_is_a_config_error():
-    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1"):
+    with pytest.raises(ConfigError, match=r"cannot listen on 192\.0\.2\.1.*another --host"):
         take_port(ServerConfig(host="192.0.2.1"))
+
+
+@pytest.mark.parametrize(
+    "files", [{"api_key_file": "/no"}, {"ssl_cert_file": "/no", "ssl_key_file": "/no"}]
+)
+def test_a_file_that_cannot_be_read_stops_the_start_with_its_flag(files):
+    flag = next(iter(files)).replace("_", "-")
+    with pytest.raises(ConfigError, match=f"--{flag} /no .*No such file"):
+        serve(ServerConfig(port=0, **files), FakeWorker(), served_model, print)
 
 
 def test_sockets_name_their_protocol_so_that_tokens_are_sent_at_once():

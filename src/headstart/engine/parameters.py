@@ -124,8 +124,8 @@ def context_params(
     """
     if facts.is_encoder and not embeds:
         raise ConfigError(
-            f"{facts.architecture} models generate no text; start with --embeddings, or with "
-            "--rerank if it is a reranker"
+            f"{facts.architecture} models generate no text and cannot draft; start with "
+            "--embeddings, or with --rerank if it is a reranker"
         )
     params = api.llama_context_default_params()
     params.n_seq_max = limits.num_sequences

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import signal
 import socket
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +24,7 @@ from headstart.config import ServerConfig
 from headstart.server.app import create_app
 from headstart.server.connections import LimitedProtocol, affordable
 from headstart.server.extras import Extras
+from headstart.server.guard import load_keys
 from headstart.server.model import ServedModel
 from headstart.types.errors import ConfigError
 from headstart.types.worker import Worker
@@ -76,8 +79,10 @@ def run(
     """Serve until stopped; `announce` is called with the addresses once the ports are taken.
 
     Raises:
-        ConfigError: a port cannot be taken.
+        ConfigError: a port cannot be taken, or a file with keys or certificates not be read.
     """
+    load_keys(config)
+    _read_certificate(config)
     with ExitStack() as stack:
         listeners = take_ports(config, stack)
         stack.enter_context(sigterm_is_no_failure(server))
@@ -231,11 +236,25 @@ def take_port(config: ServerConfig, *, only_ipv6: bool = False) -> socket.socket
         return listener
     except OSError as error:
         listener.close()
-        reason = error.strerror or str(error)
+        is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        other = "--port (0 takes a free one)" if is_taken else "--host"
         raise ConfigError(
-            f"cannot listen on {config.host} port {config.port}: {reason}; choose another --port "
-            "(0 takes a free one)"
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}; choose "
+            f"another {other}"
         ) from error
+
+
+def _read_certificate(config: ServerConfig) -> None:
+    """Raise ConfigError if the files of TLS cannot be used."""
+    if config.ssl_cert_file:
+        try:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(config.ssl_cert_file, config.ssl_key_file)
+        except OSError as error:
+            raise ConfigError(
+                f"--ssl-cert-file {config.ssl_cert_file} and --ssl-key-file {config.ssl_key_file} "
+                f"cannot be used: {error.strerror or error}"
+            ) from error
 
 
 def address_of(listener: socket.socket, scheme: str = "http") -> str:
