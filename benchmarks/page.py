@@ -5,24 +5,28 @@
 The first screen is loaded in windows that know nothing, from the request to the moment at which a
 user can write. Then answers are streamed in turn with no page, with the board in a Chromium on this
 machine, and with its stream of events alone, as for a page elsewhere; a round has one of each.
+Beside the speed stands the processor time that a second of it took of the web process and of
+Chromium, which says more on a busy machine.
 Needs Playwright and a Chromium (docs/page.md).
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import sync_playwright
 
-from headstart.extras.bench.client import HEADSTART, Client, exchange, running
+from headstart.extras.bench.client import HEADSTART, Client, exchange, started
 from headstart.extras.bench.report import MeanRatio
 
 if TYPE_CHECKING:
@@ -50,11 +54,28 @@ def first_screens(browser: Browser, url: str, num_loads: int) -> list[float]:
     return times
 
 
-def speed(client: Client, num_tokens: int) -> float:
-    """Tokens a second of one answer, as the server says."""
+def ticks() -> dict[tuple[str, str], int]:
+    """Processor time of every process so far, by its id and name; of Linux."""
+    found = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it ended
+            name, _, rest = file.read_text().partition("(")[2].rpartition(")")
+            found[file.parent.name, name] = sum(map(int, rest.split()[11:13]))
+    return found
+
+
+def speed(client: Client, server: int, num_tokens: int) -> tuple[float, float, float]:
+    """Tokens a second of one answer, as the server says; milliseconds a second of the processor
+    that the web process and Chromium took meanwhile.
+    """
     body = {"prompt": "Once", "max_tokens": num_tokens, "ignore_eos": True, "temperature": 0}
+    before, began = ticks(), time.monotonic()
     answer = client.stream("/v1/completions", body | {"speculative": {"mode": "off"}})
-    return float(answer.timings["predicted_per_second"])
+    scale = 1000 / os.sysconf("SC_CLK_TCK") / (time.monotonic() - began)
+    spent = {key: scale * (now - before[key]) for key, now in ticks().items() if key in before}
+    web = sum(one for (pid, _), one in spent.items() if pid == str(server))
+    chromium = sum(one for (_, name), one in spent.items() if name.startswith("chrom"))
+    return float(answer.timings["predicted_per_second"]), web, chromium
 
 
 @contextmanager
@@ -64,6 +85,7 @@ def board(browser: Browser, url: str) -> Iterator[None]:
     page = context.new_page()
     page.goto(f"{url}/#board")
     page.wait_for_selector("#slots tr")
+    page.wait_for_timeout(3000)  # opening it costs once
     yield
     context.close()
 
@@ -98,24 +120,32 @@ def main() -> None:
     program = shutil.which("chromium") or shutil.which("google-chrome")
     with (
         tempfile.TemporaryDirectory() as folder,
-        running(command, Path(folder, "log")) as client,
+        started(command, Path(folder, "log")) as (process, url),
         sync_playwright() as driver,
     ):
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        url = client.url
+        client = Client(url)
         first_screens(browser, url, 1)  # Chromium's own start
         times = sorted(first_screens(browser, url, args.loads))
         print(f"first screen: median {statistics.median(times):.0f} ms, slowest {times[-1]:.0f} ms")
-        speeds: dict[str, list[float]] = {"no page": [], "board": [], "events": []}
+        rounds: dict[str, list[tuple[float, float, float]]] = {
+            "no page": [],
+            "board": [],
+            "events": [],
+        }
         for _ in range(args.rounds):
-            for name, found in speeds.items():
+            for name, found in rounds.items():
                 arms = {"board": lambda: board(browser, url), "events": lambda: events(url)}
                 with arms.get(name, nullcontext)():
-                    found.append(speed(client, args.tokens))
-        for name in ("board", "events"):
-            ratios = [a / b for a, b in zip(speeds[name], speeds["no page"], strict=True)]
+                    found.append(speed(client, process.pid, args.tokens))
+        for name, found in rounds.items():
+            ratios = [a[0] / b[0] for a, b in zip(found, rounds["no page"], strict=True)]
             mean, error = MeanRatio.of(ratios)
-            print(f"{name} open: {mean:.3f} ± {error:.3f} of the tokens/s")
+            web, chromium = (statistics.mean(one[i] for one in found) for i in (1, 2))
+            print(
+                f"{name}: {mean:.3f} ± {error:.3f} of the tokens/s; each second "
+                f"{web:.1f} ms of the web process, {chromium:.1f} ms of Chromium"
+            )
         browser.close()
 
 

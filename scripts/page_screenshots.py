@@ -16,7 +16,7 @@ from playwright.sync_api import sync_playwright
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-SIZES = ((384, 780), (800, 800), (1280, 800))
+SIZES = ((384, 780), (800, 800), (1280, 900))
 QUESTION = (
     "Rename `data` to `buffer`:\n```python\ndef write(self, data):\n    self.file.write(data)\n"
     "    self.size += len(data)\n    return len(data)\n```"

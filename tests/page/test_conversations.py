@@ -282,4 +282,8 @@ def test_the_pages_of_the_api_and_the_manifest_are_there(window: Window) -> None
         row = page.locator("#paths details", has_text="Answer chat messages.")
         row.locator("summary").click()
         expect(row).to_contain_text("most tokens; -1 no limit")
-        assert client.get("/manifest.json").json()["icons"]
+        page.goto(str(client.base_url))
+        window.is_ready()
+        devtools = page.context.new_cdp_session(page)
+        errors = devtools.send("Page.getInstallabilityErrors")["installabilityErrors"]
+        assert {one["errorId"] for one in errors} <= {"in-incognito"}  # as windows of tests are

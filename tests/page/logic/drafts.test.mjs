@@ -46,6 +46,8 @@ test("totals count steps, drafts and what they saved; the first step reads the p
 test("no speedup is claimed without plain steps to compare with", () => {
   assert.equal(new Provenance(provenanceOf(["ab", "c"], ["de", "f"])).totals().speedup, null);
   assert.ok(new Provenance(provenanceOf(["ab", "c"], ["de", "f"])).totals(10).speedup > 1);
+  // where a comparison measures, an estimate beside it would only disagree
+  assert.equal(new Provenance(provenanceOf(...Array(9).fill(["", "x"]), ["ab", "c"])).totals(0).speedup, null);
 });
 
 test("a token's draft is that of its step", () => {

@@ -42,7 +42,7 @@ class Side {
   conclude() {
     const { answer } = this;
     const { provenance } = answer;
-    const message = { ...answer, state: /** @type {const} */ ("done"), firstMs: answer.firstTokenAt - answer.startedAt };
+    const message = { ...answer, state: /** @type {const} */ ("done"), baselineMs: 0, firstMs: answer.firstTokenAt - answer.startedAt };
     fill(this.legend, legend(provenance.totals().bySource));
     this.line.textContent = summary(message, provenance, 0);
     this.facts.hidden = !this.line.textContent;

@@ -165,7 +165,7 @@ export class Provenance {
   }
 
   /**
-   * @param {number | null} [baselineMs] what a step without a draft costs, if that is known elsewhere
+   * @param {number | null} [baselineMs] what a step without a draft costs, if that is known elsewhere; 0: no speedup is wanted
    * @returns {Totals}
    */
   totals(baselineMs = null) {
@@ -175,7 +175,7 @@ export class Provenance {
     const later = steps.slice(1); // the first one processes the prompt
     const plain = later.filter((step) => !step.draft.length).map((step) => step.target_ms);
     const spent = sum(later.map((step) => step.target_ms + step.draft_ms));
-    const known = plain.length >= ENOUGH_PLAIN_STEPS ? sum(plain) / plain.length : baselineMs;
+    const known = baselineMs !== 0 && plain.length >= ENOUGH_PLAIN_STEPS ? sum(plain) / plain.length : baselineMs;
     const plainMs = known && later.length ? Math.min(known, spent / later.length) : null; // no draft makes a step cheaper
     const numLater = tokens.length - tokens.filter((token) => token.step === 0).length;
     return {
