@@ -100,8 +100,9 @@ export async function run(body, answer, signal, onChange, id) {
  * @param {Answer} answer
  * @param {AbortSignal} signal
  * @param {() => void} onChange
+ * @param {number} [tries] while the server does not know an answer of which nothing was seen: it may be on its way
  */
-export async function follow(id, answer, signal, onChange) {
+export async function follow(id, answer, signal, onChange, tries = 4) {
   let isFirst = true;
   try {
     for await (const chunk of stream(`v1/stream?conv_id=${id}&from=0`, null, signal)) {
@@ -112,9 +113,11 @@ export async function follow(id, answer, signal, onChange) {
     }
     onChange();
   } catch (error) {
-    if (!(error instanceof ApiError && error.status === 503) || signal.aborted) throw error;
-    await new Promise((resolve) => setTimeout(resolve, LOADING_PAUSE)); // its model is being loaded
-    await follow(id, answer, signal, onChange);
+    const status = error instanceof ApiError ? error.status : 0;
+    const isComing = status === 503 || (status === 404 && tries > 0 && !answer.provenance.starts.length); // 503: its model is being loaded
+    if (!isComing || signal.aborted) throw error;
+    await new Promise((resolve) => setTimeout(resolve, LOADING_PAUSE));
+    await follow(id, answer, signal, onChange, status === 404 ? tries - 1 : tries);
   }
 }
 

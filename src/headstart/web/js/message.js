@@ -99,7 +99,7 @@ export class MessageView {
     this.later = isShown ? 0 : setTimeout(() => this.update(answer), LATER);
     const line = summary(message, this.provenance, answer?.speed ?? 0);
     if (this.line.textContent !== line) this.line.textContent = line;
-    this.model.textContent = message.model ? `${message.model} · ` : "";
+    if (message.model && !this.model.textContent) this.model.textContent = `${message.model} · `;
     this.facts.hidden = !line;
     if (this.facts.open) showDetails(this.details, message, this.provenance);
     this.element.classList.toggle("running", !isOver || !isShown);
