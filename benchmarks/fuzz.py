@@ -373,7 +373,10 @@ def _start(
         "router": ["serve", *common[:2], "--models-preset", str(folder / "models.ini"), *tools],
     }
     if has_images:
-        kinds["server"] += ["--mmproj", str(projector(folder / "mmproj.gguf", "janus_pro", 256))]
+        kinds["server"] += [
+            "--mmproj",
+            str(projector(folder / "mmproj.gguf", "janus_pro", 256, hears=True)),
+        ]
         environment["LLAMA_MEDIA_MARKER"] = MARKER
     urls, pids = {}, {}
     for name, flags in kinds.items():
