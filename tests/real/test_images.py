@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.architectures import write_model
 from tests.drafters import aligned_eagle3, aligned_target
@@ -17,14 +18,22 @@ from tests.real.pairs import prompt_of
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
-from headstart.config import EngineConfig
+from headstart.config import EmbeddingConfig, EngineConfig
 from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
+from headstart.scheduler.admission import find_media
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types.errors import ModelError
 from headstart.types.media import MediaChunk, MediaEvent, MediaQuestion
-from headstart.types.request import ErrorEvent, Request, SlotAction, SlotEvent
+from headstart.types.request import (
+    EmbeddingEvent,
+    EmbeddingRequest,
+    ErrorEvent,
+    Request,
+    SlotAction,
+    SlotEvent,
+)
 
 # a text model for each kind of projector, and hybrids, whose states cannot be cut
 TARGETS: dict[str, tuple[str, Kind]] = {
@@ -316,6 +325,49 @@ def test_an_image_that_was_read_in_part_is_read_again(target: str, tmp_path: Pat
     scheduler.cancel("b")
     again = generate(scheduler, [replace(asked, request_id="c")])
     assert again["c"].tokens == expected
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_text_with_images_has_the_mean_of_its_vectors(target: str, tmp_path: Path) -> None:
+    found, vectors = models(tmp_path, *TARGETS[target]), {}
+    for pooling in ("none", "mean", "last"):
+        wanted = EmbeddingConfig(embeddings=True, pooling=pooling)
+        config = replace(Setting(exact=False).config(), embedding=wanted)
+        scheduler = build_scheduler(config, found)[0]
+        asked = [
+            ask(scheduler, "a", BYTES[:9], picture(1), BYTES[:5], picture(2, 56, 40), BYTES),
+            ask(scheduler, "b", BYTES[:9], picture(3), BYTES[:5], picture(2, 56, 40), BYTES),
+        ]
+        chunks = tuple((r.prompt[at], chunk) for r in asked for at, chunk in r.media)
+        request = EmbeddingRequest(
+            "e", tuple(r.prompt for r in asked[:1] * 2 + asked), media=chunks
+        )
+        queue: Any = scheduler.embeddings
+        queue.submit(request, dict(find_media(chunks, scheduler.media)))
+        while queue.has_work:
+            events = queue.step(is_alone=True)
+        (event,) = events
+        assert isinstance(event, EmbeddingEvent), event
+        vectors[pooling] = event.vectors
+        np.testing.assert_allclose(event.vectors[0], event.vectors[2], rtol=1e-6)
+        assert not np.allclose(event.vectors[0], event.vectors[3])
+    assert [len(rows) for rows in vectors["none"]] == [len(asked[0].prompt)] * 4
+    for rows, mean, last in zip(*vectors.values(), strict=True):
+        np.testing.assert_allclose(rows.mean(axis=0), mean[0], atol=1e-5)
+        np.testing.assert_allclose(rows[-1], last[0], atol=1e-5)
+
+
+def test_requests_with_images_that_lose_their_cells_go_on_later(tmp_path: Path) -> None:
+    found = models(tmp_path, *TARGETS["positions"])
+    scheduler = open_setting(Setting("off", 0, 4, context=256, exact=False), found)
+    asked = [
+        ask(scheduler, f"{i}", BYTES[i:][:9], picture(i % 3), wav(i), BYTES * 2,
+            sampling=sampling(0.0), max_tokens=80)
+        for i in range(8)
+    ]  # fmt: skip
+    results = generate(scheduler, asked)
+    assert scheduler.counters.preemptions > 0
+    assert [(one.error, len(one.tokens)) for one in results.values()] == [("", 80)] * 8
 
 
 def test_a_projector_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import openai
 import pytest
 from PIL import Image
-from tests.images import TINY_GIF, TINY_JPEG, picture, png, projector
+from tests.images import TINY_GIF, TINY_JPEG, picture, png, projector, wav
 from tests.server.server_process import Server
 
 from headstart.app import demo
@@ -158,6 +158,41 @@ def test_what_is_no_image_is_a_clear_error(client: httpx2.Client, url: str, says
     assert answer.status_code == 400
     message = answer.json()["error"]["message"]
     assert any(word in message for word in says.split("|")), message
+
+
+def test_images_have_embeddings_in_both_forms(tmp_path: Path) -> None:
+    mmproj = projector(tmp_path / "mmproj.gguf", "gemma3", 256, hears=True)
+    flags = ["--mmproj", str(mmproj), "-m", str(demo.path(demo.TARGET)), "-t", "1", "--embeddings"]
+    with Server([*flags, "--pooling", "mean"], tmp_path) as running, running.client() as client:
+        marker = client.get("/props").json()["media_marker"]
+
+        def ask(*inputs: Any) -> list[list[float]]:
+            answer = client.post("/v1/embeddings", json={"input": inputs})
+            assert answer.status_code == 200, answer.text
+            return [one["embedding"] for one in answer.json()["data"]]
+
+        def parts(seed: int) -> dict[str, Any]:
+            sound = {"data": encoded(wav(seed))}
+            return {"content": [
+                {"type": "text", "text": "What is this: "},
+                {"type": "image_url", "image_url": {"url": url_of(picture(seed))}},
+                {"type": "input_audio", "input_audio": sound},
+                {"type": "text", "text": "\n"},
+            ]}  # fmt: skip
+
+        data = [encoded(picture(1)), encoded(wav(1))]
+        prompt = {"prompt_string": f"What is this: {marker}{marker}\n", "multimodal_data": data}
+        found = ask(parts(1), prompt, parts(2), "What is this: \n")
+        assert found[0] == found[1]
+        assert len({tuple(vector) for vector in found}) == 3
+        long = {"prompt_string": marker * 40 + "a", "multimodal_data": data[:1] * 40}
+        refused = client.post("/v1/embeddings", json={"input": long})
+        assert refused.status_code == 400
+        assert "too large to process" in refused.json()["error"]["message"]
+        many = [long | {"multimodal_data": data[:1] * number} for number in (39, 41)]
+        answers = [client.post("/embedding", json={"content": one}) for one in many]
+        assert [answer.status_code for answer in answers] == [400, 400]
+        assert chat(client, url_of(picture(1))).status_code == 200
 
 
 @pytest.mark.parametrize("mode", ["L", "1", "P", "RGBA", "I;16", "RGB"])

@@ -38,7 +38,6 @@ from headstart.types import (
 from headstart.types.errors import EngineError, ModelError
 from headstart.types.media import LoadedChunk
 from headstart.types.sampling_params import SamplingParams
-from headstart.types.state_batch import StateBatch
 from headstart.types.widths import ALL_WIDTHS
 
 UNLIMITED = 2**30
@@ -230,12 +229,8 @@ class LlamaEngine(Sequences):
         num, run = batch.num_rows, (0, batch.num_rows, 0)
         if self.cache_kind is CacheKind.ROLLBACK:
             self._settle_runs(batch, [run])
-        values = chunk.embeddings()[offset : offset + num]
-        rows = StateBatch(num, values.shape[1], has_tokens=False)
-        rows.add_rows(seq_id, start, batch.tokens[:num].tolist(), values)
-        if chunk.positions is not None:
-            position = self.gaps.position(seq_id, start - offset)
-            rows.positions = chunk.positions[:, offset : offset + num] + np.int32(position)
+        position = self.gaps.position(seq_id, start - offset)
+        rows = chunk.rows(seq_id, start, position, offset, batch.tokens[:num].tolist())
         c_rows, _keep = c_batch(rows)
         c_rows.n_tokens = num
         api.llama_set_causal_attn(self.handle, chunk.is_causal)

@@ -21,10 +21,12 @@ from headstart.engine.c_batch import c_batch
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, take_errors
+from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
 from headstart.types import Batch, CacheKind, Filters
 from headstart.types.errors import EngineError, ModelError, NotSupportedError
+from headstart.types.media import LoadedChunk
 from headstart.types.sampling_params import SamplingParams
 
 _HEADS = ("cls.weight", "cls.output.weight")
@@ -65,7 +67,18 @@ class LlamaEmbedder:
         self.vocab_size = model.vocab.size
         self.max_batch_tokens = int(params.n_batch)
         self.max_batch_texts = int(params.n_seq_max)
-        self.can_split = bool(self._memory) and self._reads_last(model)
+        architecture = model.facts.architecture
+        is_causal = model.metadata().get(f"{architecture}.attention.causal") != "false"
+        # only the last token's vector counts, and it sees all tokens before it
+        reads_last = self.pooling == "last" or (self.pooling == "rank" and is_causal)
+        self.can_split = bool(self._memory) and reads_last
+        self.why_no_media = (
+            "" if self._memory and is_causal else f"{model.path.name} embeds no images"
+        )
+        # of the text that is read in pieces: their vectors with their numbers of tokens, and by how
+        # much the cells of its images outnumber their positions
+        self._pieces: list[tuple[NDArray[np.float32], int]] = []
+        self._gap = 0
         longest = api.llama_n_ctx_seq(self._handle) if self.can_split else params.n_batch
         # positions beyond those of training end the process where the model has a table of them
         self.max_tokens = min(int(longest), model.facts.train_context)
@@ -91,50 +104,76 @@ class LlamaEmbedder:
         params.pooling_type = -1 if pooling is None else POOLINGS.index(pooling)
         return params
 
-    def _reads_last(self, model: Model) -> bool:
-        """Whether only the last token's vector counts, and it sees all tokens before it."""
-        architecture = model.facts.architecture
-        is_causal = model.metadata().get(f"{architecture}.attention.causal") != "false"
-        return self.pooling == "last" or (self.pooling == "rank" and is_causal)
-
     def embed(
-        self, texts: Sequence[Sequence[int]], position: int = 0, *, is_end: bool = True
+        self,
+        texts: Sequence[Sequence[int]],
+        position: int = 0,
+        *,
+        chunk: LoadedChunk | None = None,
+        is_end: bool = True,
     ) -> list[NDArray[np.float32]]:
         """One matrix for each text: a row, or a row for each token without pooling.
 
         Args:
             position: of the first token, of one text alone that goes on from the call before.
+            chunk: whose cells the tokens are, of one text.
             is_end: the texts end here; if not, there are no vectors yet.
 
         Raises:
             EngineError: libllama failed; nothing is kept.
         """
-        batch = self._batch
-        batch.clear()
-        for seq_id, text in enumerate(texts):
-            batch.add(seq_id, position, text, len(text))
-        self._rows.n_tokens = batch.num_rows
-        if not position and self._memory:  # the text before may have been given up half-way
-            api.llama_memory_clear(self._memory, False)
+        if not position:
+            self._pieces, self._gap = [], 0
+            if self._memory:  # the text before may have been given up half-way
+                api.llama_memory_clear(self._memory, False)
+        position -= self._gap
+        if isinstance(chunk, LlamaChunk):
+            batch: Batch = chunk.rows(0, position, position, 0, texts[0])
+            batch.wants_logits[: batch.num_rows] = 1
+            rows, _keep = c_batch(batch)
+            self._gap += chunk.num_cells - chunk.num_positions
+            api.llama_set_causal_attn(self._handle, chunk.is_causal)
+        else:
+            batch, rows = self._batch, self._rows
+            batch.clear()
+            for seq_id, text in enumerate(texts):
+                batch.add(seq_id, position, text, len(text))
+        rows.n_tokens = batch.num_rows
         try:
-            status = api.llama_decode(self._handle, self._rows)
+            status = api.llama_decode(self._handle, rows)
             if status != 0:
                 is_end = True
                 raise EngineError(
                     f"llama_decode returned {status} for {batch.num_rows} tokens to embed: "
                     f"{take_errors() or 'no reason given'}"
                 )
-            return self._vectors(texts) if is_end else []
+            vectors = self._vectors(texts)
+            if len(texts) > 1:
+                return vectors
+            self._pieces.append((vectors[0], batch.num_rows))
+            return [self._whole()] if is_end else []
         finally:
+            if chunk is not None:
+                api.llama_set_causal_attn(self._handle, True)
             if is_end and self._memory:
                 api.llama_memory_clear(self._memory, False)
+
+    def _whole(self) -> NDArray[np.float32]:
+        """The vectors of a text that was read in pieces."""
+        vectors, counts = zip(*self._pieces, strict=True)
+        if self.pooling == "none":
+            return np.concatenate(vectors)
+        if self.pooling == "mean":
+            return np.average(vectors, axis=0, weights=counts).astype(np.float32)
+        found: NDArray[np.float32] = vectors[0 if self.pooling == "cls" else -1]
+        return found
 
     def _vectors(self, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         if self.pooling != "none":
             return [self._row(api.llama_get_embeddings_seq(self._handle, i), 1)
                     for i in range(len(texts))]  # fmt: skip
-        every = self._row(api.llama_get_embeddings(self._handle), self._batch.num_rows)
         ends = np.cumsum([len(text) for text in texts])
+        every = self._row(api.llama_get_embeddings(self._handle), int(ends[-1]))
         return np.split(every, ends[:-1])
 
     def _row(self, pointer: Any, count: int) -> NDArray[np.float32]:

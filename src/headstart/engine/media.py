@@ -11,7 +11,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +29,7 @@ from headstart.engine.model import Model, check_file
 from headstart.types.errors import EngineError, InvalidParameterError, ModelError
 from headstart.types.media import MediaChunk, MediaEvent, MediaPart, MediaQuestion
 from headstart.types.request import ErrorEvent, error_event
+from headstart.types.state_batch import StateBatch
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,19 @@ class LlamaChunk:
         self.is_ready()
         assert self._embeddings is not None
         return self._embeddings.result()
+
+    def rows(
+        self, seq_id: int, start: int, position: int, offset: int, ids: Sequence[int]
+    ) -> StateBatch:
+        """Its cells from `offset` on, for a decode: from row `start`; `position` is that of the
+        chunk, in models with M-RoPE.
+        """
+        values = self.embeddings()[offset : offset + len(ids)]
+        rows = StateBatch(len(ids), values.shape[1], has_tokens=False)
+        rows.add_rows(seq_id, start, ids, values)
+        if self.positions is not None:
+            rows.positions = self.positions[:, offset : offset + len(ids)] + np.int32(position)
+        return rows
 
     def encode(self, context: Any, width: int) -> NDArray[np.float32]:
         """Compute the embeddings; the pixels are not needed any more."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from headstart.scheduler.sequence import Sequence
 from headstart.structures.tenants import namespaces_of
@@ -14,7 +14,7 @@ from headstart.types.errors import (
     InvalidParameterError,
     QuotaError,
 )
-from headstart.types.media import LoadedChunk, MediaStore
+from headstart.types.media import LoadedChunk, MediaChunk, MediaStore
 from headstart.types.request import Request
 
 
@@ -48,15 +48,17 @@ def check(request: Request, engine: Engine, num_slots: int) -> None:
         )
 
 
-def find_media(request: Request, store: MediaStore | None) -> tuple[tuple[int, LoadedChunk], ...]:
-    """The images of a request.
+def find_media(
+    media: Collection[tuple[int, MediaChunk]], store: MediaStore | None
+) -> tuple[tuple[int, LoadedChunk], ...]:
+    """The chunks of a request, each with its number.
 
     Raises:
         CapacityError: they were forgotten.
     """
-    found = [(start, store.find(chunk)) for start, chunk in request.media if store is not None]
-    known = tuple((start, chunk) for start, chunk in found if chunk is not None)
-    if len(known) < len(request.media):
+    found = [(number, store.find(chunk)) for number, chunk in media if store is not None]
+    known = tuple((number, chunk) for number, chunk in found if chunk is not None)
+    if len(known) < len(media):
         raise CapacityError(
             "an image of this request was forgotten because too many others came after it; send "
             "the request again"

@@ -129,7 +129,7 @@ class Scheduler:
         policy = self.drafting.policy(request.speculative)
         namespace = self._prompt_namespace(request)
         sequence = Sequence(next(self._numbers), request, policy, self.clock(), namespace)
-        sequence.media = admission.find_media(request, self.media)
+        sequence.media = admission.find_media(request.media, self.media)
         num_free = len(self.cells) - len(self.running)
         if len(self.waiting) + len(self.compiling) >= self.config.max_queue + num_free:
             waiting = [*self.compiling, *self.waiting]

@@ -22,12 +22,20 @@ from headstart.server.body import Body, Int, read_body
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.event_stream import single_event
 from headstart.server.limits import MAX_INPUTS, check_length, is_id
+from headstart.server.media import (
+    Media,
+    Source,
+    prompt_media,
+    read_media,
+    take_parts,
+)
 from headstart.server.model import RerankForm, Service, service_of
-from headstart.server.prompts import tokenize_mixed
+from headstart.server.prompts import MAX_TOKENS, read_prompt
 from headstart.server.routing import Routes, json_response
 from headstart.server.threads import unless_left
 from headstart.types import Vocab
 from headstart.types.errors import NotSupportedError, RequestError
+from headstart.types.media import MediaChunk
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 
@@ -40,7 +48,7 @@ class EmbeddingBody(Body):
     input: Any = Field(
         None,
         description="string, token ids, a mix of both, or a list of these; or objects with "
-        "prompt_string, or with content as parts of text",
+        "prompt_string and multimodal_data, or with content as parts of a message",
     )
     content: Any = Field(None, description="the same as input; answered as by /embedding")
     model: str | None = None
@@ -94,7 +102,10 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     _check(body, info)
     is_openai = is_openai and body.input is not None
     given = body.content if body.input is None else body.input
-    event = await embed(http, service, lambda: read_inputs(given, service.served.vocab, info))
+    given, sources = take_inputs(given)
+    media = await read_media(http, sources)
+    vocab = service.served.vocab
+    event = await embed(http, service, lambda: read_inputs(given, vocab, info, media), media=media)
     write = _openai_answer if is_openai else _native_answer
     tenant = http.scope["headstart.namespace"]
     run = service.text_threads.run(lambda: json_response(write(body, service, event)), tenant)
@@ -121,9 +132,14 @@ def embedding_info(service: Service) -> EmbeddingInfo:
 
 
 async def embed(
-    http: HttpRequest, service: Service, read: Any, *, prefix: str = "embd"
+    http: HttpRequest,
+    service: Service,
+    read: Any,
+    *,
+    media: Media = (),
+    prefix: str = "embd",
 ) -> EmbeddingEvent:
-    """The vectors of texts that `read` tokenizes, off the event loop.
+    """The vectors of texts that `read` tokenizes, off the event loop; `media`: of their files.
 
     Raises:
         ClientGoneError: the client disconnected.
@@ -132,7 +148,8 @@ async def embed(
     namespace = http.scope["headstart.namespace"]
     texts = await unless_left(http.receive, service.prompt_threads.run(read, namespace))
     request_id = f"{prefix}-{secrets.token_hex(12)}"
-    command = EmbeddingRequest(request_id, tuple(texts), namespace)
+    chunks = {p.ids()[0]: p for parts in media for p in parts if isinstance(p, MediaChunk)}
+    command = EmbeddingRequest(request_id, tuple(texts), namespace, tuple(chunks.items()))
     event = await unless_left(http.receive, single_event(service.worker, command))
     assert isinstance(event, EmbeddingEvent)
     return event
@@ -152,8 +169,37 @@ def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
         raise wrong_value("dimensions", body.dimensions, f"from 1 to {info.size}, the model's")
 
 
-def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]]:
-    """Token ids of each text.
+def take_inputs(given: Any) -> tuple[Any, list[Source]]:
+    """Inputs with the parts of their contents in prompts, and the files of all inputs.
+
+    Raises:
+        RequestError: a part is of another type.
+    """
+    sources = list[Source]()
+
+    def taken(entry: Any) -> Any:
+        if not isinstance(entry, dict) or "content" not in entry:
+            sources.extend(prompt_media(entry) if isinstance(entry, dict) else ())
+            return entry
+        if not isinstance(entry["content"], list):
+            raise wrong_value("input.content", entry["content"], "a list of parts")
+        own = list[Source]()
+        parts = take_parts(entry["content"], own)
+        for part in parts:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind not in ("text", "media_marker") or not isinstance(part.get("text"), str):
+                raise not_supported(f"input.content has a part of type {shorten(kind)}")
+        sources.extend(own)
+        text = "".join(part["text"] for part in parts)
+        return {"prompt_string": text, "multimodal_data": [url for _, url in own]}
+
+    return list(map(taken, given)) if isinstance(given, list) else taken(given), sources
+
+
+def read_inputs(
+    given: Any, vocab: Vocab, info: EmbeddingInfo, media: Media = ()
+) -> list[Sequence[int]]:
+    """Token ids of each text; `media`: what its files become.
 
     Raises:
         RequestError: a text has the wrong type, is empty, or is too long for the model.
@@ -162,8 +208,14 @@ def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]
     if not entries:
         raise RequestError('"input" must not be empty')
     check_length("input", entries, MAX_INPUTS, "texts")
-    name = "input {}" if len(entries) > 1 else "input"
-    texts = [_read(name.format(i), entry, vocab, info) for i, entry in enumerate(entries)]
+    name, left = "input {}" if len(entries) > 1 else "input", iter(media)
+    texts = []
+    for index, entry in enumerate(entries):
+        field = name.format(index)
+        tokens = read_prompt(entry, vocab, MAX_TOKENS, left, field).tokens
+        if not tokens:
+            raise RequestError("Input content cannot be empty")
+        texts.append(check_size(field, tokens, info))
     rows = sum(map(len, texts)) if info.pooling == "none" else len(texts)
     max_numbers = 1 << 23  # some 100 MB of JSON
     if rows * info.size > max_numbers:
@@ -174,16 +226,7 @@ def read_inputs(given: Any, vocab: Vocab, info: EmbeddingInfo) -> list[list[int]
     return texts
 
 
-def _read(field: str, entry: Any, vocab: Vocab, info: EmbeddingInfo) -> list[int]:
-    if isinstance(entry, dict):
-        entry = _text_of(field, entry)
-    tokens = tokenize_mixed(entry, vocab, field=field, add_special=True)
-    if not tokens:
-        raise RequestError("Input content cannot be empty")
-    return check_size(field, tokens, info)
-
-
-def check_size(field: str, tokens: list[int], info: EmbeddingInfo) -> list[int]:
+def check_size(field: str, tokens: Sequence[int], info: EmbeddingInfo) -> Sequence[int]:
     """Return the tokens if the model can process them at once."""
     if len(tokens) > info.max_tokens:
         raise RequestError(
@@ -192,25 +235,6 @@ def check_size(field: str, tokens: list[int], info: EmbeddingInfo) -> list[int]:
             "--ubatch if the model knows so many"
         )
     return tokens
-
-
-def _text_of(field: str, entry: dict[str, Any]) -> Any:
-    if entry.get("multimodal_data"):
-        raise not_supported(f"{field} has multimodal_data: this server reads text only")
-    if "content" not in entry:
-        return entry.get("prompt_string")
-    parts = entry["content"]
-    if not isinstance(parts, list):
-        raise wrong_value(f"{field}.content", parts, "a list of parts")
-    texts = []
-    for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind != "text" or not isinstance(part.get("text"), str):
-            raise not_supported(
-                f"{field}.content has a part of type {shorten(kind)}: this server reads text only"
-            )
-        texts.append(part["text"])
-    return "".join(texts)
 
 
 def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:
@@ -278,7 +302,7 @@ async def rerank(http: HttpRequest) -> Any:
     query, documents = _query_and_documents(body)
     vocab, form = service.served.vocab, service.served.rerank
 
-    def tokenize() -> list[list[int]]:
+    def tokenize() -> list[Sequence[int]]:
         return [
             check_size(
                 f"document {i} with the query", _pair_tokens(form, (query, text), vocab), info

@@ -6,6 +6,7 @@ Source: https://github.com/ollama/ollama/blob/main/docs/api.md
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial, wraps
 from typing import Any
 
@@ -209,7 +210,7 @@ async def _embed(
     info, vocab = _embedding_info(service), service.served.vocab
     check_length("input", texts, MAX_INPUTS, "texts")
 
-    def read() -> list[list[int]]:
+    def read() -> list[Sequence[int]]:
         if not truncates:
             return read_inputs(texts, vocab, info)
         return [_cut(text, vocab, info) for text in texts]

@@ -45,19 +45,24 @@ def read_prompts(prompt: Any, vocab: Vocab, context_size: int, media: Media = ()
                 f"prompt is a list of {len(prompt)} prompts but one call takes at most "
                 f"{MAX_PROMPTS}"
             )
-        return [_read_prompt(part, vocab, context_size, left) for part in prompt]
-    return [_read_prompt(prompt, vocab, context_size, left)]
+        return [read_prompt(part, vocab, context_size, left) for part in prompt]
+    return [read_prompt(prompt, vocab, context_size, left)]
 
 
-def _read_prompt(
-    prompt: Any, vocab: Vocab, context_size: int, media: Iterator[tuple[MediaPart, ...]]
+def read_prompt(
+    prompt: Any,
+    vocab: Vocab,
+    limit: int,
+    media: Iterator[tuple[MediaPart, ...]],
+    field: str = "prompt",
 ) -> Prompt:
+    """Read one prompt with its own files, the next of `media`."""
     if isinstance(prompt, dict):
         own = [next(media) for _ in prompt_media(prompt)]
         prompt = prompt.get("prompt_string", prompt)
         if own and isinstance(prompt, str):
-            return tokenize_around(prompt, own, vocab, context_size)
-    tokens = tokenize_mixed(prompt, vocab, field="prompt", limit=context_size, add_special=True)
+            return tokenize_around(prompt, own, vocab, limit)
+    tokens = tokenize_mixed(prompt, vocab, field=field, limit=limit, add_special=True)
     text = prompt if isinstance(prompt, str) else tokens_text(tokens, vocab)
     return Prompt(tokens, text, echo=text)
 

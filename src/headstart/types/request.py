@@ -256,6 +256,7 @@ class EmbeddingRequest:
     request_id: str
     texts: tuple[Sequence[int], ...]  # token ids; none empty
     namespace: str = ""  # as in `Request`
+    media: tuple[tuple[int, MediaChunk], ...] = ()  # in any of the texts; by the first of their ids
 
     @property
     def num_tokens(self) -> int:

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headstart.scheduler.scheduler import WAIT_SECONDS
 from headstart.structures.tenants import in_turns, tenant_of, who_gives_way
 from headstart.types.errors import (
     CapacityError,
@@ -22,6 +24,7 @@ from headstart.types.errors import (
     InvalidParameterError,
     QuotaError,
 )
+from headstart.types.media import LoadedChunk, readable
 from headstart.types.report import Counters
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest, Event, error_event
 
@@ -41,8 +44,15 @@ class EmbeddingEngine(Protocol):
     max_batch_tokens: int
     max_batch_texts: int
 
+    why_no_media: str  # empty: texts may have images
+
     def embed(
-        self, texts: Sequence[Sequence[int]], position: int = 0, *, is_end: bool = True
+        self,
+        texts: Sequence[Sequence[int]],
+        position: int = 0,
+        *,
+        chunk: LoadedChunk | None = None,
+        is_end: bool = True,
     ) -> list[NDArray[np.float32]]:
         """See `LlamaEmbedder.embed`."""
 
@@ -53,6 +63,7 @@ class _Texts:
 
     request: EmbeddingRequest
     submitted: float
+    chunks: dict[int, LoadedChunk]  # by the first of their ids
     vectors: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # by text
     num_taken: int = 0  # texts that were given to the engine, the one being read included
     position: int = 0  # tokens of the text that is read in pieces
@@ -64,6 +75,11 @@ class _Texts:
     @property
     def next_text(self) -> Sequence[int]:
         return self.request.texts[self.num_taken]
+
+    @property
+    def pending_chunk(self) -> LoadedChunk | None:
+        """The image that it reads next, of a text that is read in pieces."""
+        return self.chunks.get(self.request.texts[self.num_taken - 1][self.position])
 
     @property
     def is_taken(self) -> bool:
@@ -87,8 +103,10 @@ class EmbeddingQueue:
     def has_work(self) -> bool:
         return bool(self._jobs)
 
-    def submit(self, request: EmbeddingRequest) -> None:
-        """Queue a request.
+    def submit(
+        self, request: EmbeddingRequest, chunks: Mapping[int, LoadedChunk] | None = None
+    ) -> None:
+        """Queue a request; `chunks` of its texts by the first of their ids.
 
         Raises:
             InvalidParameterError: a text cannot be embedded.
@@ -96,11 +114,19 @@ class EmbeddingQueue:
         """
         if not request.texts:
             raise InvalidParameterError("there is no input; send at least one text")
+        if chunks and self.engine.why_no_media:
+            raise InvalidParameterError(self.engine.why_no_media)
         for index, text in enumerate(request.texts):
-            self._check(index, text)
+            self._check(index, readable(text) if chunks else text)
+        chunks = dict(chunks or {})
+        if any(chunk.num_cells > self.engine.max_batch_tokens for chunk in chunks.values()):
+            raise InvalidParameterError(
+                f"an image has more than {self.engine.max_batch_tokens} tokens, which are embedded "
+                "at once; start with a larger --ubatch-size"
+            )
         while self._jobs and self._num_waiting + request.num_tokens > MAX_WAITING:
             self._make_place(request)
-        self._jobs.append(_Texts(request, self._clock()))
+        self._jobs.append(_Texts(request, self._clock(), chunks))
 
     @property
     def _num_waiting(self) -> int:
@@ -154,6 +180,10 @@ class EmbeddingQueue:
             return []
         room = self.engine.max_batch_tokens
         group = self._group(room if is_alone else min(room, FEW_TOKENS))
+        chunk = self._long.pending_chunk if self._long else None
+        if chunk is not None and not chunk.is_ready():
+            chunk.wait(WAIT_SECONDS if is_alone else 0.0)
+            return []
         began = self._clock()
         try:
             num_tokens = self._read(self._long) if self._long else self._embed(group)
@@ -181,7 +211,7 @@ class EmbeddingQueue:
             length = len(job.next_text)
             if length > room and group:
                 continue
-            if length > self.engine.max_batch_tokens:
+            if length > self.engine.max_batch_tokens or (job.chunks and min(job.next_text) < 0):
                 self._long = job
             else:
                 group.append((job, job.num_taken))
@@ -198,13 +228,17 @@ class EmbeddingQueue:
         return sum(map(len, texts))
 
     def _read(self, job: _Texts) -> int:
-        """Decode the next piece of a text that is too long for one decode."""
+        """Decode the next piece of a text that is too long for one decode, or has images."""
         index = job.num_taken - 1
         text, start = job.request.texts[index], job.position
-        piece = text[start : start + self.engine.max_batch_tokens]
+        if (chunk := job.pending_chunk) is not None:
+            piece = text[start : start + chunk.num_cells]
+        else:
+            piece = text[start : start + self.engine.max_batch_tokens]
+            piece = list(takewhile(lambda token: token >= 0, piece))
         job.position = start + len(piece)
         is_end = job.position == len(text)
-        vectors = self.engine.embed([piece], start, is_end=is_end)
+        vectors = self.engine.embed([piece], start, chunk=chunk, is_end=is_end)
         if is_end:
             job.vectors[index], job.position = vectors[0], 0
             self._long = None

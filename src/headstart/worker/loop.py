@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from headstart.scheduler.admission import find_media
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import WAIT_SECONDS, Scheduler
@@ -209,7 +210,8 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
         elif isinstance(command, EmbeddingRequest):
             if scheduler.embeddings is None:
                 raise NotSupportedError("this engine does not embed; start with --embeddings")
-            scheduler.embeddings.submit(command)
+            chunks = dict(find_media(command.media, scheduler.media))
+            scheduler.embeddings.submit(command, chunks)
         elif isinstance(command, MediaQuestion):
             if scheduler.media is None:
                 raise NotSupportedError("this model reads no images; start with --mmproj")

@@ -9,6 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from headstart.types.errors import CapacityError, EngineError, InvalidParameterError
+from headstart.types.media import LoadedChunk
 from headstart.types.report import Counters
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
 from headstart.worker import embedding
@@ -18,7 +19,7 @@ from headstart.worker.embedding import EmbeddingQueue
 class FakeEmbedder:
     """A text's vector is its sum and its length; remembers what shared a decode."""
 
-    vocab_size, size, pooling = 1000, 2, "last"
+    vocab_size, size, pooling, why_no_media = 1000, 2, "last", ""
     max_tokens, max_batch_tokens, max_batch_texts = 40, 10, 3
 
     def __init__(self) -> None:
@@ -27,7 +28,12 @@ class FakeEmbedder:
         self._read: list[int] = []
 
     def embed(
-        self, texts: Sequence[Sequence[int]], position: int = 0, *, is_end: bool = True
+        self,
+        texts: Sequence[Sequence[int]],
+        position: int = 0,
+        *,
+        chunk: LoadedChunk | None = None,
+        is_end: bool = True,
     ) -> list[NDArray[np.float32]]:
         assert sum(map(len, texts)) <= self.max_batch_tokens
         self.calls.append([list(text) for text in texts])
