@@ -123,12 +123,26 @@ def test_a_client_that_does_not_read_is_disconnected(monkeypatch):
 
 
 def test_silent_connections_do_not_take_the_places_of_others():
-    with serving(config=ServerConfig(max_connections=8)) as client:
+    def ask(connection):
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        answer = b""
+        while not answer.endswith(b"}"):
+            part = connection.recv(1 << 16)
+            assert part
+            answer += part
+        assert b"200 OK" in answer
+
+    with (
+        serving(config=ServerConfig(max_connections=8)) as client,
+        connected(client) as waiting,  # for its user's next request
+    ):
+        ask(waiting)
         url = client.base_url
         silent = [socket.create_connection((url.host, url.port)) for _ in range(40)]
         try:
             for _ in range(5):
                 assert client.get("/health").status_code == 200
+            ask(waiting)
         finally:
             for connection in silent:
                 connection.close()

@@ -53,6 +53,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_unused = 0  # bytes received that are not yet part of a body
         self._num_head_bytes = 0
         self.idle_since: float | None = None  # None while a request is being answered
+        self.has_answered = False
 
     # narrower than asyncio's protocol, as uvicorn's own is
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -75,7 +76,9 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _close_another(self) -> bool:
-        """Close the connection that has been idle longest; return whether there was one."""
+        """Close the connection that has been idle longest, if possible one that never asked for
+        anything; return whether there was one.
+        """
         idle = [
             one
             for one in self.connections
@@ -83,7 +86,7 @@ class LimitedProtocol(HttpToolsProtocol):
         ]
         if not idle:
             return False
-        oldest = min(idle, key=lambda one: one.idle_since or 0.0)
+        oldest = min(idle, key=lambda one: (one.has_answered, one.idle_since or 0.0))
         oldest.idle_since = None
         oldest.transport.abort()
         return True
@@ -145,7 +148,7 @@ class LimitedProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
-        self._running = None
+        self._running, self.has_answered = None, True
         super().on_response_complete()
         if self._running is None and not self._is_reading_body:
             self.idle_since = self.loop.time()
