@@ -78,6 +78,28 @@ def test_texts_of_several_requests_share_a_decode(
     assert events == {"a": [[3, 2], [3, 1]], "b": [[15, 3]]}
 
 
+class FakeChunk:
+    num_cells, is_whole = 2, True
+
+    def is_ready(self) -> bool:
+        return True
+
+    def wait(self, seconds: float) -> None:
+        raise AssertionError("it is ready")
+
+
+@pytest.mark.parametrize("texts", [((1, 2), (5, -2, -3)), ((5, -2, -3), (1, 2))])
+@pytest.mark.parametrize("num_requests", [1, 2])
+def test_a_text_beside_one_with_an_image_has_its_vector(
+    queue: EmbeddingQueue, texts: tuple[tuple[int, ...], ...], num_requests: int
+) -> None:
+    requests = [texts] if num_requests == 1 else [(text,) for text in texts]
+    for number, some in enumerate(requests):
+        queue.submit(EmbeddingRequest(f"{number}", some), {-2: FakeChunk()})
+    found = [vector for event in finish(queue) for vector in vectors(event)]
+    assert sorted(found) == sorted([[3, 2], [0, 3]])
+
+
 def test_requests_take_turns(queue: EmbeddingQueue) -> None:
     queue.submit(EmbeddingRequest("long", tuple((1,) * 8 for _ in range(20))))
     queue.submit(EmbeddingRequest("short", ((2,) * 8,)))
