@@ -67,8 +67,9 @@ class Copies:
         wanted = len(stored.tokens) if num_tokens is None else num_tokens
         before = length = cells.length
         ends, tokens = {block.end for block in stored.blocks}, list(stored.tokens)
-        shared = {one.seq_id: one.num_common(stored.namespace, tokens) for one in self._cells}
-        if shared.pop(cells.seq_id) < length or length not in ends:
+        if cells.num_common(stored.namespace, tokens) < length or length not in ends:
+            others = [one for one in self._cells if one is not cells]
+            shared = {one.seq_id: one.num_common(stored.namespace, tokens) for one in others}
             source = max(shared, key=shared.__getitem__, default=cells.seq_id)
             known = stored.known(min(shared.get(source, 0), wanted))
             before, length = 0, known[-1].end if known else 0

@@ -278,6 +278,7 @@ class DiskCache:
             self._fail(f"{self._place.folder}: the disk has no room for {num_bytes >> 20} MiB")
             return False
         while held.total() + num_bytes > bound:
+            held[owner] += 0  # it may be new
             most = max(held, key=lambda one: held[one] + num_bytes * (one == owner))
             if not self._by_age[most] and not has_looked:
                 self._look()

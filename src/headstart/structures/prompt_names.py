@@ -122,17 +122,18 @@ class PromptIndex:
     def remove(self, file: StoredFile) -> None:
         """A file is no longer there, or was not."""
         with self._lock:
-            if self._files.pop(file.path.stem, None) is None:
+            known = self._files.pop(file.path.stem, None)
+            if known is None:
                 return
-            below = self._below[file.parent]
-            for length, key in file.keys.items():
-                if below.get(length, {}).get(key) is file:
+            below = self._below[known.parent]
+            for length, key in known.keys.items():
+                if below.get(length, {}).get(key) is known:
                     del below[length][key]
                     if not below[length]:
                         del below[length]
             if not below:
-                del self._below[file.parent]
-            self._count(file, -1)
+                del self._below[known.parent]
+            self._count(known, -1)
 
     def _count(self, file: StoredFile, number: int) -> None:
         """One file more, before it is in `_below`, or one less, when it is no longer."""

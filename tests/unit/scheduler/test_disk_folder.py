@@ -52,7 +52,9 @@ def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(
         assert disk.put(stored(number))
         settled(disk)
     assert 18 <= len(files(tmp_path)) <= 22
-    assert disk.index.find("", packed([59] * 40))[1] == 40
+    lengths = [disk.index.find("", packed([number] * 40))[1] for number in range(60)]
+    assert lengths.count(40) == len(files(tmp_path))
+    assert lengths[59] == 40
     assert len(listed) <= 4
     (oldest,) = disk.index.find("", packed([59 - 15] * 40))[0]
     assert disk.load("", [oldest]).result() is not None  # used again, later than others
@@ -75,10 +77,26 @@ def test_files_are_counted_as_they_come_and_go(seed: int, tmp_path: Path) -> Non
             index.add(file)
             there.setdefault(name, file)
         elif there:
-            index.remove(there.pop(chance.choice(list(there))))
+            file = there.pop(chance.choice(list(there)))
+            index.remove(StoredFile.of(file.path, 0))  # as a listing of the folder names it
+            assert index.same_text(file) is None
         parents = {one.parent for one in there.values()}
         assert index.num_texts == len({one.keys[64] for one in there.values()} - parents)
         assert index.num_bytes == sum(one.num_bytes for one in there.values())
+
+
+def test_a_new_tenant_makes_no_room_for_more_than_the_others_have(tmp_path: Path) -> None:
+    disk = cache(tmp_path, max_bytes=10 * (stored(0).num_bytes + 300))
+    for number in range(8):
+        assert disk.put(stored(number, namespace="a"))
+        settled(disk)
+    disk.put(stored(8, num_bytes=12_000, namespace="b"))
+    settled(disk)
+    assert len(files(tmp_path)) == 8
+    assert disk.index.find("a", packed([0] * 40))[1] == 40
+    disk.put(stored(9, num_bytes=6_000, namespace="b"))
+    settled(disk)
+    assert disk.index.find("b", packed([9] * 40))[1] == 40
 
 
 def test_all_servers_together_stay_below_the_bound(tmp_path: Path, monkeypatch) -> None:
