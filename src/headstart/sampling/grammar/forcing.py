@@ -120,8 +120,12 @@ def _schema_size(schema: Any, of: Callable[[str], float]) -> float:
         kept = {key: one for key, one in schema.items() if key not in ("$defs", "definitions")}
         if isinstance(kept.get("description"), str):  # no property of this name
             del kept["description"]
-        values = [kept.pop(key) for key in ("const", "enum") if key in kept]
-        total = float(len(json.dumps(values)))
+        total = 0.0
+        if isinstance(kept.get("enum"), list):  # no property of this name
+            total += len(json.dumps(kept.pop("enum")))
+        if "const" in kept:
+            const = kept.pop("const")
+            total += max(len(json.dumps(const)), _schema_size(const, of))  # or such a property
         total += sum(len(key) + _schema_size(one, of) for key, one in kept.items())
         reference = schema.get("$ref")
         return total + (of(reference) if isinstance(reference, str) else 0.0)

@@ -19,7 +19,7 @@ from tests.unit.sampling.grammar.test_state import TOKENS, begin, constraint
 from headstart.sampling.grammar import compiled, compiler
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import MAX_CACHED, GrammarCompiler
-from headstart.sampling.grammar.forcing import MOST_BYTES
+from headstart.sampling.grammar.forcing import MOST_BYTES, schema_may_force_much
 from headstart.sampling.grammar.sandbox import Sandbox
 from headstart.sampling.grammar.source import grammar_text
 from headstart.structures.rss import resident_bytes
@@ -170,6 +170,15 @@ def test_a_long_text_that_must_follow_is_not_looked_for(
         state.read(byte)
     assert not state.forced()
     assert state.legal_mask().nonzero()[0].tolist() == [ord("x")]
+
+
+@pytest.mark.parametrize("name", ["enum", "const", "x"])
+def test_references_multiply_a_schema_whatever_its_properties_are_called(name: str) -> None:
+    definitions: dict[str, Any] = {"0": {"const": "x" * 1000}}
+    for level in range(1, 12):
+        below = {"$ref": f"#/$defs/{level - 1}"}
+        definitions[f"{level}"] = {"properties": {name: {"items": [below] * 2}}}
+    assert schema_may_force_much({"$defs": definitions, "$ref": "#/$defs/11"})
 
 
 def test_a_short_text_that_must_follow_is_found(shared: GrammarCompiler) -> None:
