@@ -168,7 +168,7 @@ class ModelDraftPlanner:
         drafter = self.drafters[call.speculator]
         plain = self._budget.plain_ms(step)
         drafter.cost.observe(call, plain)
-        is_gapped = any(allowance.can_skip for allowance in call.allowances)
+        is_gapped = any(allowance.can_skip for _, allowance, _ in call.drafted)
         account = self._state(call.speculator, can_skip=is_gapped).probes
         if call.is_probe:
             drafter.probes.charge(call.milliseconds / plain)
