@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.server.fake_worker import FakeWorker
@@ -131,6 +133,15 @@ def test_a_key_file_that_cannot_be_used_stops_the_start(tmp_path):
     for name in ("empty", "comments"):
         with pytest.raises(ConfigError, match="holds no key"):
             load_keys(ServerConfig(api_key_file=str(tmp_path / name)))
+
+
+def test_keys_may_come_from_a_pipe_though_they_are_looked_at_twice(tmp_path):
+    os.mkfifo(tmp_path / "keys")
+    config = ServerConfig(api_key_file=str(tmp_path / "keys"))
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit((tmp_path / "keys").write_text, "alpha\n")
+        assert load_keys(config) == (b"alpha",)
+    assert load_keys(config) == (b"alpha",)
 
 
 def test_a_comment_in_the_key_file_is_no_key(tmp_path):

@@ -151,6 +151,7 @@ def test_a_sound_of_minutes_has_a_chunk_for_each_half(client: httpx2.Client) -> 
         (flac(16000)[:40], "damaged"),
         (flac(16000)[:44], "damaged"),
         (b"ID3\4\0\0\x7f\x7f\x7f\x7f" + mp3(40), "damaged"),
+        pytest.param(300_000 * b"ID3\4\0\0\0\0\0\0" + mp3(40), "0.1 to 600", id="many tags"),
         (mp3(40).replace(b"\xff\xfb", b"\xff\xeb"), "damaged"),
         (mp3(2), "0.1 to 600"),
         (mp3(26000), "0.1 to 600"),

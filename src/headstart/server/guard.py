@@ -8,6 +8,7 @@ from __future__ import annotations
 import hmac
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from starlette.applications import Starlette
@@ -178,6 +179,11 @@ class Guard:
         return counted
 
 
+@cache  # a pipe can be read only once
+def _lines_of(file: str) -> list[str]:
+    return Path(file).read_text(encoding="utf-8").splitlines()
+
+
 def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
     """API keys of the configuration; if there are none, none is needed.
 
@@ -187,7 +193,7 @@ def load_keys(config: ServerConfig) -> tuple[bytes, ...]:
     keys: Sequence[str] = (config.api_key or "").split(",")
     if config.api_key_file:
         try:
-            lines = Path(config.api_key_file).read_text(encoding="utf-8").splitlines()
+            lines = _lines_of(config.api_key_file)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(
                 f"--api-key-file {config.api_key_file} cannot be read: {error}"

@@ -183,7 +183,7 @@ class WorkerClient:
     def _on_message(self, message: Message) -> None:
         if message.report is not None:
             self._report = message.report
-        if message.loaded is not None:
+        if message.loaded is not None and self.status != "restarting":  # no end of it is told
             self.on_change("loading", progress=message.loaded)
         for event in message.events:
             if isinstance(event, StepTokens):

@@ -59,6 +59,7 @@ export class ModelList {
         }
         if (event === "download_failed") toast(words.notDownloaded(model, data.message));
         this.progress.delete(model);
+        if (model === this.chosen && data?.status === "loaded") this.tell("");
         await this.fill(this.chosen);
       }
     } catch {

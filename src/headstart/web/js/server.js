@@ -20,7 +20,7 @@ export class Server {
     this.waiting = null;
     /** @type {(() => void)[]} called when `props` are new */
     this.listeners = [];
-    this.models = new ModelList((name) => this.change(name), (percent) => say(`${words.loadingNamed(this.models.chosen)} ${percent}`));
+    this.models = new ModelList((name) => this.change(name), (percent) => say(percent && `${words.loadingNamed(this.models.chosen)} ${percent}`));
   }
 
   /** @param {() => void} listener */

@@ -128,5 +128,6 @@ export function defaultOf({ name }, props) {
   const value = outer === "speculative" ? props?.speculation[inner] : name === "reasoning_budget_tokens" ? budget() : props?.default_generation_settings.params[name];
   if (Array.isArray(value)) return value.join("\n");
   if (value === null || value === undefined) return "";
+  if (name === "seed" && value === 0xffffffff) return "-1"; // llama-server's number for a new one
   return typeof value === "number" ? String(Number(value.toPrecision(6))) : String(value);
 }
