@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import httpx2
 from playwright.sync_api import sync_playwright
 
 if TYPE_CHECKING:
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
 SIZES = ((384, 780), (800, 800), (1280, 900))
 QUESTION = (
     "Rename `data` to `buffer`:\n```python\ndef write(self, data):\n    self.file.write(data)\n"
-    "    self.size += len(data)\n    return len(data)\n```"
+    "    return len(data)\n```"
 )
 
 
 def main(url: str, folder: Path) -> None:
     """Take all pictures."""
     folder.mkdir(parents=True, exist_ok=True)
+    for _ in range(20):  # what drafts earn is learned from the first answers
+        body = {"messages": [{"role": "user", "content": QUESTION}]}
+        httpx2.post(f"{url}/v1/chat/completions", json=body).raise_for_status()
     with sync_playwright() as driver:
         program = shutil.which("chromium") or shutil.which("google-chrome")
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
