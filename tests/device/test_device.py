@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.device_topk import BEST, SamplingEngine, rows_of
 from numpy.typing import NDArray
 from tests.architectures import write_model
 from tests.models import MERGES
 from tests.real.answers import Setting, different, generate
 from tests.real.support import byte_requests, without_draft
+from tests.sampling_engine import SamplingEngine, check_best
 
 from headstart.app.assemble import build_scheduler
 from headstart.config import EngineConfig
@@ -88,13 +88,7 @@ def test_the_best_logits_that_a_device_finds_are_those_of_the_whole_row(tmp_path
     assert model.vocab.size % 16 == 0
     plain, sampling = (kind(model, settings, Limits(8, 72, 0)) for kind in KINDS)
     assert isinstance(sampling, SamplingEngine)
-    batch = rows_of([1, 2, 3, 4] * 2)
-    whole = plain.decode(batch)
-    sampling.decode(batch)
-    for index, row in enumerate(whole):
-        ids, scores = sampling.best(index)
-        np.testing.assert_array_equal(scores, row[ids])
-        np.testing.assert_array_equal(np.sort(scores), np.sort(row)[-BEST:])
+    check_best(plain, sampling, [1, 2, 3, 4] * 2)
 
 
 def open_on_device(path: Path, setting: Setting) -> Scheduler:

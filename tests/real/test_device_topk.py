@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.device_topk import (
-    BEST,
+from tests.models import tiny_llama
+from tests.sampling_engine import (
     MixedEngine,
     SamplingEngine,
+    check_best,
     clear,
     graphs_reused,
     rows_of,
 )
-from tests.models import tiny_llama
 
 from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
@@ -36,14 +36,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
 
 def test_the_best_logits_are_those_of_the_whole_row_bit_for_bit(engines: Engines) -> None:
     plain, sampling, _ = engines
-    batch = rows_of([2] * 8)
-    whole = plain.decode(batch)
-    sampling.decode(batch)
-    for index, row in enumerate(whole):
-        ids, scores = sampling.best(index)
-        np.testing.assert_array_equal(scores, row[ids])
-        np.testing.assert_array_equal(np.sort(scores), np.sort(row)[-BEST:])
-    clear(plain, sampling)
+    check_best(plain, sampling, [2] * 8)
 
 
 def test_whole_rows_are_copied_for_all_sequences_of_a_decode_or_for_none(engines: Engines) -> None:

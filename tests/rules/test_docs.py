@@ -169,13 +169,19 @@ def test_every_path_has_its_section_with_a_request_an_answer_and_its_errors() ->
 
 
 def test_a_file_that_is_named_exists() -> None:
-    """In documents, docstrings and comments: `scheduler/step.py`, `benchmarks/replay.py`."""
-    texts = [*DOCUMENTS, *(ROOT / "src").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.*")]
-    stale = [
-        f"{path.relative_to(ROOT)}: {name}"
-        for path in texts
-        if path.suffix in (".py", ".md")
-        for name in re.findall(r"(?<![\w./-])((?:[a-z_]+/)+\w+\.py)\b", path.read_text("utf-8"))
-        if not any((root / name).exists() for root in (ROOT, ROOT / "src/headstart", path.parent))
-    ]
+    """In documents, docstrings and comments: `scheduler/step.py`, `benchmarks.replay`."""
+    texts = [*DOCUMENTS, *PAGES_OF_FOLDERS, *(ROOT / "scripts").glob("*[!.h]")]
+    texts += [path for name in ("src", "benchmarks") for path in (ROOT / name).rglob("*.py")]
+    stale = []
+    for path in filter(Path.is_file, texts):
+        text = path.read_text("utf-8")
+        names = re.findall(r"(?<![\w./-])((?:[a-z_]+/)+\w+\.py)\b", text)
+        modules = re.findall(r"(?<![\w./-])benchmarks(?:\.[a-z]\w*)+(?!\()", text)
+        names += [f"{module.replace('.', '/')}.py" for module in modules]
+        roots = (ROOT, ROOT / "src", ROOT / "src/headstart", path.parent)
+        stale += [
+            f"{path.relative_to(ROOT)}: {name}"
+            for name in names
+            if not any((root / name).exists() for root in roots)
+        ]
     assert stale == []

@@ -1,7 +1,7 @@
 """The server of a newer llama.cpp, from the package xllamacpp, as a command for `--against`.
 
     headstart bench -m T.gguf -md D.gguf --against \\
-        "ENV/bin/python benchmarks/xllamacpp_server.py -m T.gguf -md D.gguf --probabilistic"
+        "ENV/bin/python scripts/xllamacpp_server.py -m T.gguf -md D.gguf --probabilistic"
 
 ENV is an environment with that package, 2026.10.11549 (llama.cpp b11549) when this was written. Its
 probabilistic drafts are sampled from the draft model and accepted by rejection sampling.

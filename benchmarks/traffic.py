@@ -1,7 +1,9 @@
-"""What a router costs, and what it finds: replicas behind `headstart router`.
+"""What requests notice of a router, and of each other.
 
-    python -m benchmarks.fleet latency [--streams 1,8,32]
-    python -m benchmarks.fleet prefixes
+    python -m benchmarks.traffic latency [--streams 1,8,32]
+    python -m benchmarks.traffic prefixes
+    python -m benchmarks.traffic pause --model models/0.2b-Q4_K_M.gguf [--tokens 4000]
+    python -m benchmarks.traffic flood --model models/0.2b-Q4_K_M.gguf [--flood 40]
 
 latency   the same server asked directly and through the router, in turn: milliseconds to the first
           token and between tokens, median and 99th percentile. The server answers at a fixed pace,
@@ -9,12 +11,17 @@ latency   the same server asked directly and through the router, in turn: millis
 prefixes  three servers with the embedded model, of which one is kept busy from outside: which
           share of prompt tokens was cached, and of answers' tokens was drafted, when requests go
           round-robin and by prefix. New servers for each.
+pause     the time between two tokens of a stream while another tenant's long prompt is read
+flood     the median time to the first token of a tenant that asks now and then, alone and while
+          another one always has many requests
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import socket
+import statistics
 import sys
 import tempfile
 import threading
@@ -24,13 +31,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from random import Random
+from threading import Event
 from typing import Any
 
 import uvicorn
 from benchmarks.lib.workloads import make_prompts
 
 from headstart.config import ServerConfig
-from headstart.extras.bench.client import HEADSTART, Answer, Client, running
+from headstart.extras.bench.client import HEADSTART, Answer, Client, exchange, running
 from headstart.extras.bench.report import quantile, table_head, table_row
 from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.balancer import Fleet, Ranking
@@ -41,6 +49,7 @@ from headstart.gateway.balancer.replica import Replica
 TOKENS = 25  # of an answer, for latency
 ROUNDS = 6  # how often each way is asked, in turn
 REPLICAS, CONVERSATIONS, TURNS, CLIENTS = 3, 10, 3, 4
+ONE, OTHER = "one", "other"  # API keys of two tenants
 
 
 def latency(streams: Sequence[int]) -> None:
@@ -153,7 +162,7 @@ def _complete(client: Client, prompt: str) -> Answer:
 @contextmanager
 def _busy(client: Client) -> Iterator[None]:
     """Two clients who ask this server directly, all the time."""
-    stopped = threading.Event()
+    stopped = Event()
 
     def ask(user: int) -> None:
         for number in itertools.count():
@@ -177,8 +186,6 @@ class _QuietServer(uvicorn.Server):
 
 @contextmanager
 def _in_thread(fleet: Fleet) -> Iterator[Client]:
-    import socket
-
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
     app = create_app(ServerConfig(), fleet, RoutingOptions(health_seconds=0.3))
@@ -193,18 +200,138 @@ def _in_thread(fleet: Fleet) -> Iterator[Client]:
     listener.close()
 
 
+def pause(options: argparse.Namespace, flags: Sequence[str]) -> None:
+    """Milliseconds between the tokens of a stream, by the quarter of the prompt that is read."""
+    num_tokens = options.tokens
+    flags = ["--context", str(num_tokens + 4096), "--parallel", "2", *flags]
+    with serving(options.model, flags) as url, ThreadPoolExecutor() as pool:
+        over, arrivals = Event(), list[float]()
+        stream = pool.submit(read, url, text(1, 64), 2048, ONE, over, arrivals)
+        while len(arrivals) < 20:
+            time.sleep(0.05)
+        sent = time.monotonic()
+        try:
+            read(url, text(2, num_tokens), 1, OTHER)
+            done = time.monotonic()
+        finally:
+            over.set()
+        stream.result()
+    print(
+        f"pause: {options.model.stem}, {num_tokens} tokens in {done - sent:.0f} s; ms between two "
+        "tokens"
+    )
+    pairs = list(itertools.pairwise(arrivals))
+    before = [after - first for first, after in pairs if after < sent]
+    print(f"  before: median {1e3 * statistics.median(before):.0f}")
+    for number in range(4):
+        start, end = (sent + (number + i) * (done - sent) / 4 for i in (0, 1))
+        waits = [after - first for first, after in pairs if start <= after < end] or [0.0]
+        print(
+            f"  quarter {number + 1}: median {1e3 * statistics.median(waits):.0f}, longest "
+            f"{1e3 * max(waits):.0f}, {len(waits)} tokens"
+        )
+
+
+def flood(options: argparse.Namespace, flags: Sequence[str]) -> None:
+    """The median time to the first token, alone and beside the flood."""
+    flags = ["--max-queue", "1000", *flags]
+    with serving(options.model, flags) as url, ThreadPoolExecutor(options.flood) as pool:
+        alone = list(visits(url, options.requests, 1000))
+        over = Event()
+        for number in range(options.flood):
+            pool.submit(ask_until, url, number, over)
+        time.sleep(10.0)
+        try:
+            beside = list(visits(url, options.requests, 2000))
+        finally:
+            over.set()
+    first, second = statistics.median(alone), statistics.median(beside)
+    print(
+        f"flood: {options.model.stem}: the first token after {1e3 * first:.0f} ms alone (median "
+        f"of {len(alone)}), {1e3 * second:.0f} ms beside {options.flood} requests of another: "
+        f"{second / first:.2f} times as long; at most {1e3 * max(alone):.0f} and "
+        f"{1e3 * max(beside):.0f} ms"
+    )
+
+
+def visits(url: str, count: int, seed: int) -> Iterator[float]:
+    """Seconds to the first token of requests with a pause between them."""
+    random = Random(seed)
+    for number in range(count):
+        arrivals = list[float]()
+        sent = time.monotonic()
+        read(url, text(seed + number, 400), 16, ONE, None, arrivals)
+        yield arrivals[0] - sent
+        time.sleep(random.uniform(0.2, 1.0))
+
+
+def ask_until(url: str, number: int, over: Event) -> None:
+    """One client of the flood, which asks again and again."""
+    random = Random(number)
+    while not over.is_set():
+        read(url, text(number, random.randint(100, 800)), random.randint(20, 200), OTHER, over)
+        number += 100_000
+
+
+def text(seed: int, num_tokens: int) -> list[int]:
+    """A prompt like no other."""
+    random = Random(seed)
+    return [100 + random.randrange(800) for _ in range(num_tokens)]
+
+
+def read(
+    url: str,
+    prompt: list[int],
+    max_tokens: int,
+    key: str,
+    over: Event | None = None,
+    arrivals: list[float] | None = None,
+) -> None:
+    """Read an answer until it ends or is not wanted any more; when its tokens came."""
+    body: dict[str, Any] = {"prompt": prompt, "n_predict": max_tokens, "stream": True}
+    body |= {"temperature": 0, "ignore_eos": True}
+    headers = {"Authorization": f"Bearer {key}"}
+    for line in exchange(url, "/completion", body, headers):
+        if line.startswith(b"data: {") and arrivals is not None:
+            arrivals.append(time.monotonic())
+        if over is not None and over.is_set():
+            break
+
+
+@contextmanager
+def serving(model: Path, flags: Sequence[str]) -> Iterator[str]:
+    """The address of a server that is warm."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [*HEADSTART, "serve", "-m", str(model), "--spec", "off", *flags]
+        command += ["--spec-state", "none", "--api-key", f"{ONE},{OTHER}"]
+        with running(command, Path(folder) / "log", ONE) as client:
+            yield client.url
+
+
 def main() -> None:
     """Read the command line and measure."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("latency", "prefixes"))
+    parser.add_argument("what", choices=("latency", "prefixes", "pause", "flood"))
     parser.add_argument("--streams", default="1,8,32", help="streams at the same time")
-    arguments = parser.parse_args()
-    if arguments.what == "latency":
-        latency([int(one) for one in arguments.streams.split(",")])
-    else:
+    parser.add_argument("--model", type=Path, help="of pause and flood")
+    parser.add_argument("--tokens", type=int, default=32_000, help="of the long prompt")
+    parser.add_argument(
+        "--requests", type=int, default=20, help="of the tenant that asks now and then"
+    )
+    parser.add_argument("--flood", type=int, default=100, help="requests that the other always has")
+    parser.add_argument("--flags", default="", help="further flags of the server")
+    options = parser.parse_args()
+    if options.what == "latency":
+        latency([int(one) for one in options.streams.split(",")])
+    elif options.what == "prefixes":
         prefixes()
+    elif options.model is None:
+        parser.error(f"{options.what} needs --model")
+    else:
+        measure = pause if options.what == "pause" else flood
+        measure(options, options.flags.split())
 
 
 if __name__ == "__main__":
