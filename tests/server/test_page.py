@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import hashlib
 import json
 import re
@@ -13,6 +14,7 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
+from headstart.server import page
 from headstart.server.page import OUR_PAGE, page_files
 from headstart.types.errors import ConfigError
 
@@ -56,7 +58,59 @@ def test_the_page_is_there_while_the_model_loads():
 def test_unchanged_files_are_not_sent_again():
     with serving() as client:
         tag = client.get("/css/base.css").headers["etag"]
-        assert client.get("/css/base.css", headers={"If-None-Match": tag}).status_code == 304
+        again = client.get("/css/base.css", headers={"If-None-Match": tag})
+        assert (again.status_code, again.content) == (304, b"")
+        assert (again.headers["etag"], again.headers["vary"]) == (tag, "Accept-Encoding")
+
+
+def test_a_file_is_compressed_once_and_sent_as_each_client_takes_it(monkeypatch):
+    packed: list[bytes] = []
+    compress = gzip.compress
+
+    def counted(data: bytes, **options: int) -> bytes:
+        packed.append(data)
+        return compress(data, **options)
+
+    monkeypatch.setattr(gzip, "compress", counted)
+    with serving() as client:
+        answers = [
+            client.request(method, "/js/main.js", headers={"Accept-Encoding": coding})
+            for coding in ("gzip, deflate", "identity") * 2
+            for method in ("GET", "HEAD")
+        ]
+    data = (OUR_PAGE / "js/main.js").read_bytes()
+    assert packed == [data]
+    for answer, head in zip(answers[::2], answers[1::2], strict=True):
+        assert (answer.content, head.content) == (data, b"")
+        assert answer.headers["vary"] == "Accept-Encoding"
+        del answer.headers["date"], head.headers["date"]
+        assert answer.headers == head.headers
+    codings = [answer.headers.get("content-encoding") for answer in answers[::2]]
+    assert codings == ["gzip", None] * 2
+    assert int(answers[0].headers["content-length"]) < len(data) / 2
+
+
+def test_a_file_that_changes_is_sent_anew_and_one_that_goes_is_not_found(tmp_path):
+    file = tmp_path / "index.html"
+    file.write_text("before")
+    with serving(config=ServerConfig(path=str(tmp_path))) as client:
+        first = client.get("/")
+        file.write_text("afterwards")
+        second = client.get("/", headers={"If-None-Match": first.headers["etag"]})
+        assert (first.text, second.text) == ("before", "afterwards")
+        file.unlink()
+        assert client.get("/").status_code == 404
+
+
+def test_a_part_of_a_file_and_a_large_file_are_read_when_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "MOST_BYTES_KEPT", 20)
+    (tmp_path / "small.txt").write_text("0123456789")
+    (tmp_path / "large.txt").write_text("0123456789" * 10)
+    monkeypatch.setattr(page, "_read", lambda *_: pytest.fail("it is read whole"))
+    with serving(config=ServerConfig(path=str(tmp_path))) as client:
+        part = client.get("/small.txt", headers={"Range": "bytes=2-4"})
+        assert (part.status_code, part.text) == (206, "234")
+        assert client.get("/large.txt").text == "0123456789" * 10
 
 
 @pytest.mark.parametrize(

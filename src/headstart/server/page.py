@@ -1,16 +1,21 @@
 """The page at `/`: static files, served without a key and while the model still loads.
 
-They contain nothing secret; their data comes from the API, which checks the key.
+They contain nothing secret; their data comes from the API, which checks the key. They are kept in
+memory, also compressed: the first screen asks for 45 of them.
 """
 
 from __future__ import annotations
 
+import gzip
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from stat import S_ISREG
 
-from starlette.middleware.gzip import GZipMiddleware
-from starlette.staticfiles import StaticFiles
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import NotModifiedResponse, StaticFiles
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headstart.config import ServerConfig
@@ -26,8 +31,10 @@ POLICY = "; ".join((
 HEADERS = {
     "Cache-Control": "no-cache",  # revalidated each time, mostly with a 304
     "Referrer-Policy": "no-referrer",
+    "Vary": "Accept-Encoding",
     "X-Content-Type-Options": "nosniff",
 }
+MOST_BYTES_KEPT = 4 * 2**20  # a larger file of --path is read for each request
 
 
 class Page:
@@ -38,18 +45,51 @@ class Page:
         self._files = files
         self._policy = {} if policy is None else {"Content-Security-Policy": policy}
         self._static = StaticFiles()
+        # file -> its time and size; the answer for clients that take gzip, and the other
+        self._kept: dict[Path, tuple[tuple[int, int], tuple[Response, Response]]] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
             url = scope["path"].removeprefix(scope.get("root_path", ""))
             file = self._files.get(url or "/")
-            if file is not None and file.is_file():
-                response = self._static.file_response(file, os.stat(file), scope)
-                is_document = file.suffix in (".html", ".svg")
-                response.headers.update(HEADERS | (self._policy if is_document else {}))
-                await GZipMiddleware(response, compresslevel=6)(scope, receive, send)
+            status = None if file is None else _status_of(file)
+            if file is not None and status is not None:
+                response = await self._respond(file, status, Headers(scope=scope))
+                await response(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    async def _respond(self, file: Path, status: os.stat_result, headers: Headers) -> Response:
+        is_document = file.suffix in (".html", ".svg")
+        streamed = FileResponse(file, stat_result=status)
+        streamed.headers.update(HEADERS | (self._policy if is_document else {}))
+        if self._static.is_not_modified(streamed.headers, headers):
+            return NotModifiedResponse(streamed.headers)
+        if status.st_size > MOST_BYTES_KEPT or "range" in headers:
+            return streamed
+        version = status.st_mtime_ns, status.st_size
+        if self._kept.get(file, (None,))[0] != version:
+            self._kept[file] = version, await run_in_threadpool(_read, file, streamed.headers)
+        return self._kept[file][1]["gzip" not in headers.get("accept-encoding", "")]
+
+
+def _status_of(file: Path) -> os.stat_result | None:
+    """Of a file that is there."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status if S_ISREG(status.st_mode) else None
+
+
+def _read(file: Path, headers: Mapping[str, str]) -> tuple[Response, Response]:
+    """Answers with the file: compressed, where that makes it smaller, and as it is."""
+    data = file.read_bytes()
+    own = {name: value for name, value in headers.items() if name != "content-length"}
+    plain, packed = Response(data, headers=own), gzip.compress(data, mtime=0)
+    if len(packed) >= len(data):
+        return plain, plain
+    return Response(packed, headers=own | {"content-encoding": "gzip"}), plain
 
 
 def page_files(config: ServerConfig) -> dict[str, Path]:
