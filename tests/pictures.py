@@ -21,6 +21,9 @@ class FakeChunk:
     def wait(self, seconds: float) -> None:
         """There is nothing to wait for."""
 
+    def drop(self) -> None:
+        """It goes on."""
+
 
 class Pictures:
     """Knows every chunk; of three, one is decoded at once."""

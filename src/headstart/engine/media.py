@@ -73,6 +73,10 @@ class LlamaChunk:
         if self._embeddings is not None:
             wait((self._embeddings,), seconds)
 
+    def drop(self) -> None:
+        if self._embeddings is not None and self._embeddings.cancel():
+            self._embeddings = None
+
     def embeddings(self) -> NDArray[np.float32]:
         """Of its cells, shape (num_cells, width).
 
@@ -157,7 +161,7 @@ class Projector:
         self._thread = ThreadPoolExecutor(1, "headstart-media")
         self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # the one used last is last
         self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # by file; likewise
-        self._questions: dict[str, Future[tuple[tuple[MediaPart, ...], ...]]] = {}
+        self._questions: dict[str, list[Future[tuple[MediaPart, ...]]]] = {}  # by file
         for width, height in (
             _SAMPLES if "image" in self.modalities else ()
         ):  # libllama aborts on a token that it does not have
@@ -187,10 +191,12 @@ class Projector:
         return found
 
     def ask(self, question: MediaQuestion) -> None:
-        self._questions[question.request_id] = self._thread.submit(self._read_all, question)
+        salt = blake2b(self._id + question.namespace.encode()).digest()
+        files = [self._thread.submit(self._read, file, salt) for file in question.files]
+        self._questions[question.request_id] = files
 
     def cancel(self, request_id: str) -> None:
-        if (asked := self._questions.pop(request_id, None)) is not None:
+        for asked in self._questions.pop(request_id, ()):
             asked.cancel()
 
     @property
@@ -198,14 +204,13 @@ class Projector:
         return bool(self._questions)
 
     def answers(self, seconds: float) -> list[MediaEvent | ErrorEvent]:
-        wait(self._questions.values(), seconds, FIRST_COMPLETED)
+        wait([asked[-1] for asked in self._questions.values()], seconds, FIRST_COMPLETED)
         found: list[MediaEvent | ErrorEvent] = []
-        for name in [name for name, asked in self._questions.items() if asked.done()]:
+        for name in [name for name, asked in self._questions.items() if asked[-1].done()]:
             asked = self._questions.pop(name)
-            error = asked.exception()
-            if error is None:
-                found.append(MediaEvent(name, asked.result()))
-            elif isinstance(error, Exception):
+            try:
+                found.append(MediaEvent(name, tuple([file.result() for file in asked])))
+            except Exception as error:  # the client is told
                 found.append(error_event(name, error))
         self._forget()
         return found
@@ -229,10 +234,6 @@ class Projector:
         )  # the thread adds some
         while held > _MOST_BYTES and len(self._chunks) > 1:
             held -= self._chunks.popitem(last=False)[1].num_bytes
-
-    def _read_all(self, question: MediaQuestion) -> tuple[tuple[MediaPart, ...], ...]:
-        salt = blake2b(self._id + question.namespace.encode()).digest()
-        return tuple(self._read(file, salt) for file in question.files)
 
     def _read(self, file: bytes, salt: bytes) -> tuple[MediaPart, ...]:
         """What one file becomes: as in a prompt that consists of it alone."""

@@ -148,6 +148,8 @@ class PromptCache:
         """Take the request off its cells, which keep its tokens for the next prompt."""
         cells = sequence.cells
         assert cells is not None
+        for _, chunk in sequence.media:
+            chunk.drop()
         cells.hold(cells.tokens[: cells.length], cells.num_exact, sequence.num_prompt)
         cells.user, cells.last_used, sequence.cells = None, now, None
         return cells

@@ -72,6 +72,9 @@ class LoadedChunk(Protocol):
     def wait(self, seconds: float) -> None:
         """Wait so long for that."""
 
+    def drop(self) -> None:
+        """A request that waited for that has left; one that still waits asks again."""
+
 
 class MediaStore(Protocol):
     """Chunks that requests may name."""

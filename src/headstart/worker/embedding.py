@@ -171,6 +171,8 @@ class EmbeddingQueue:
 
     def _drop(self, job: _Texts) -> None:
         self._jobs.remove(job)
+        for chunk in job.chunks.values():
+            chunk.drop()
         if self._long is job:
             self._long = None
 

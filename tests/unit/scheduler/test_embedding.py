@@ -87,6 +87,9 @@ class FakeChunk:
     def wait(self, seconds: float) -> None:
         raise AssertionError("it is ready")
 
+    def drop(self) -> None:
+        """It is ready."""
+
 
 @pytest.mark.parametrize("texts", [((1, 2), (5, -2, -3)), ((5, -2, -3), (1, 2))])
 @pytest.mark.parametrize("num_requests", [1, 2])

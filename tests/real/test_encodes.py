@@ -1,0 +1,81 @@
+"""Files are encoded for those who wait for them, and for nobody else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from tests.images import picture
+from tests.real.answers import Setting
+from tests.real.image_prompts import BYTES, TARGETS, ask, models, sampling
+
+from headstart.app.assemble import build_scheduler
+from headstart.config import EmbeddingConfig
+from headstart.scheduler.admission import find_media
+from headstart.types.media import MediaQuestion
+from headstart.types.request import EmbeddingRequest
+
+
+def test_an_image_whose_clients_left_is_not_encoded_unless_another_waits_for_it(
+    tmp_path: Path,
+) -> None:
+    config = Setting("off", 0, 4, exact=False).config()
+    config = replace(config, embedding=EmbeddingConfig(embeddings=True))
+    scheduler = build_scheduler(config, models(tmp_path, *TARGETS["causal"]))[0]
+    asked = [
+        ask(scheduler, name, BYTES[:9], picture(number), BYTES, sampling=sampling(0.0))
+        for name, number in (("a", 1), ("b", 1), ("c", 2))
+    ]
+    text = ask(scheduler, "e", BYTES[:9], picture(3), BYTES)
+    media: Any = scheduler.media
+    chunks = [media.find(request.media[0][1]) for request in (*asked, text)]
+    is_free = Event()
+    media._thread.submit(is_free.wait)  # another file is encoded all the time
+    for request in asked:
+        scheduler.submit(request)
+    (begin, chunk), embeddings = text.media[0], scheduler.embeddings
+    assert embeddings is not None
+    found = dict(find_media([(text.prompt[begin], chunk)], scheduler.media))
+    embeddings.submit(EmbeddingRequest("e", (text.prompt,)), found)
+    while any(chunk._embeddings is None for chunk in chunks):
+        scheduler.step()
+        embeddings.step(is_alone=False)
+    for name in "ac":
+        scheduler.cancel(name)
+    embeddings.cancel("e")
+    is_free.set()
+    while scheduler.has_work:
+        scheduler.step()
+        assert not embeddings.step(is_alone=False)
+    media._thread.submit(int).result()
+    is_encoded = [chunk._embeddings is not None for chunk in chunks]
+    assert is_encoded == [True, True, False, False]
+
+
+def test_files_of_a_request_that_left_are_not_read_even_if_one_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Setting("off", 0, 1, exact=False).config()
+    scheduler = build_scheduler(config, models(tmp_path, *TARGETS["causal"]))[0]
+    media: Any = scheduler.media
+    has_begun, has_left, bitmap = Event(), Event(), media._bitmap
+
+    def read(file: bytes) -> Any:
+        has_begun.set()
+        has_left.wait()
+        return bitmap(file)
+
+    monkeypatch.setattr(media, "_bitmap", read)
+    media.ask(MediaQuestion("left", (picture(1), picture(2))))
+    media.ask(MediaQuestion("stays", (picture(3), picture(4))))
+    has_begun.wait()
+    media.cancel("left")
+    has_left.set()
+    events = []
+    while media.has_work:
+        events += media.answers(1.0)
+    assert [(event.request_id, len(event.parts)) for event in events] == [("stays", 2)]
+    assert len(media._chunks) == 3
