@@ -8,13 +8,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
-from functools import partial
-from typing import Any
 
 from headstart.types.errors import HeadstartError
 from headstart.worker.loop import run_loop
 from headstart.worker.pipes import Command, Stop
-from headstart.worker.transport import Build, Receiver
+from headstart.worker.transport import Build, Said
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +25,14 @@ class ThreadTransport:
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def start(self, receiver: Receiver) -> None:
+    def start(self, hear: Callable[[Said], None]) -> None:
         loop = asyncio.get_running_loop()
 
-        def call(function: Callable[[Any], None], argument: object) -> None:
+        def tell(said: Said) -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(function, argument)
+                loop.call_soon_threadsafe(hear, said)
 
-        self._thread = threading.Thread(target=self._run, args=(receiver, call), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(tell,), daemon=True)
         self._thread.start()
 
     def send(self, command: Command) -> None:
@@ -48,17 +46,17 @@ class ThreadTransport:
     def kill(self) -> None:
         """A thread cannot be ended: it stops after its step, as for `close`."""
 
-    def _run(self, receiver: Receiver, call: Callable[..., None]) -> None:
+    def _run(self, tell: Callable[[Said], None]) -> None:
         error: BaseException | None = None
         try:
             scheduler, info = self._build()
-            call(receiver.on_ready, info)
-            run_loop(scheduler, self._receive, partial(call, receiver.on_message))
+            tell(info)
+            run_loop(scheduler, self._receive, tell)
         except BaseException as caught:
             error = caught
             if not isinstance(caught, HeadstartError):
                 log.exception("the engine thread stopped")
-        call(receiver.on_end, error)
+        tell(error)
 
     def _receive(self, seconds: float | None) -> list[Command]:
         commands: list[Command] = []

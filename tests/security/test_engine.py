@@ -167,12 +167,12 @@ class FakeTransport:
     errors: list[Exception]
 
     def __init__(self) -> None:
-        self.receiver = None
+        self.hear = None
 
-    def start(self, receiver) -> None:
+    def start(self, hear) -> None:
         if self.errors:
             raise self.errors.pop(0)
-        self.receiver = receiver
+        self.hear = hear
         self.made.append(self)
 
     def send(self, command) -> None: ...
@@ -194,7 +194,7 @@ async def ready(transports, number: int) -> FakeTransport:
     """The transport of this number, its engine just loaded."""
     for _ in range(200):
         if len(transports.made) >= number:
-            transports.made[-1].receiver.on_ready(INFO)
+            transports.made[-1].hear(INFO)
             await asyncio.sleep(0.01)
             return transports.made[-1]
         await asyncio.sleep(0.01)
@@ -212,7 +212,7 @@ async def started_client(transports) -> WorkerClient:
 async def test_an_engine_that_cannot_be_made_is_tried_again_and_health_says_why(transports):
     client = await started_client(transports)
     transports.errors = [OSError(24, "Too many open files"), OSError(12, "Cannot allocate memory")]
-    transports.made[0].receiver.on_end(WorkerDeadError("killed"))
+    transports.made[0].hear(WorkerDeadError("killed"))
     await asyncio.sleep(0.01)
     assert client.status == "restarting"
     assert "Too many open files" in client.failure
@@ -226,11 +226,11 @@ async def test_an_engine_that_cannot_be_made_is_tried_again_and_health_says_why(
 async def test_engines_that_answer_nothing_are_counted_however_long_they_load(transports):
     client = await started_client(transports)
     for number in range(2, 5):
-        transports.made[-1].receiver.on_end(WorkerDeadError("killed"))
+        transports.made[-1].hear(WorkerDeadError("killed"))
         await ready(transports, number)
         client._ready_since -= 20  # as if loading had taken so long; no answer in between
         assert client.status == "ready"
-    transports.made[-1].receiver.on_end(WorkerDeadError("killed"))
+    transports.made[-1].hear(WorkerDeadError("killed"))
     await asyncio.sleep(0.02)
     assert client.status == "failed"
     assert "stays down" in client.failure
@@ -241,9 +241,9 @@ async def test_an_answer_in_between_makes_deaths_no_row(transports):
     client = await started_client(transports)
     for number in range(2, 12):
         answered = FinishEvent("r", "eos", RequestStats(num_emitted=1))
-        transports.made[-1].receiver.on_message(Message([answered]))
+        transports.made[-1].hear(Message([answered]))
         await asyncio.sleep(0.01)
-        transports.made[-1].receiver.on_end(WorkerDeadError("killed"))
+        transports.made[-1].hear(WorkerDeadError("killed"))
         await ready(transports, number)
     assert client.status == "ready"
     await client.close()
@@ -251,11 +251,11 @@ async def test_an_answer_in_between_makes_deaths_no_row(transports):
 
 async def test_a_remote_worker_that_is_away_is_waited_for_without_end(transports):
     client = await started_client(transports)
-    transports.made[-1].receiver.on_end(WorkerDeadError("signal SIGABRT"))
+    transports.made[-1].hear(WorkerDeadError("signal SIGABRT"))
     for number in range(2, 10):  # more often than engines may die in a row
         while len(transports.made) < number:
             await asyncio.sleep(0.005)
-        transports.made[-1].receiver.on_end(RpcWorkerError("RPC worker a:1 cannot be reached"))
+        transports.made[-1].hear(RpcWorkerError("RPC worker a:1 cannot be reached"))
         await asyncio.sleep(0.005)
         assert client.status == "restarting"
         assert "a:1 cannot be reached" in client.failure

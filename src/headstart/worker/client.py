@@ -31,7 +31,7 @@ from headstart.types.request import (
 from headstart.types.worker import Deliver
 from headstart.worker.pipes import Cancel, Command, Message
 from headstart.worker.request_log import log_embedding, log_error, log_request
-from headstart.worker.transport import Receiver
+from headstart.worker.transport import Said
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before the second restart in a
 class Transport(Protocol):
     """Runs the loop somewhere (see transport.py)."""
 
-    def start(self, receiver: Receiver) -> None: ...
+    def start(self, hear: Callable[[Said], None]) -> None: ...
 
     def send(self, command: Command) -> None: ...
 
@@ -72,7 +72,7 @@ class WorkerClient:
         # tries in a row that made no process, or in which a machine of --rpc did not answer
         self._waits = 0
         self._restarts = 0
-        self._relay: _Relay | None = None  # of the engine at work
+        self._hearing: object = None  # stands for the engine at work; others are not heard
         self._unloading: asyncio.Task[None] | None = None
         self._waking: asyncio.Task[None] | None = None
 
@@ -111,7 +111,12 @@ class WorkerClient:
         if self.status != "ready" or self._deliver or transport is None:
             return
         log.info("nobody asks for anything: the model is unloaded until the next request")
-        self.status, self._transport, self._relay, self._closing = "sleeping", None, None, transport
+        self.status, self._transport, self._hearing, self._closing = (
+            "sleeping",
+            None,
+            None,
+            transport,
+        )
         self._unloading = asyncio.create_task(asyncio.to_thread(transport.close))
         self.on_change("sleeping")
 
@@ -135,7 +140,7 @@ class WorkerClient:
         except Exception as error:
             if self.status == "closed":
                 raise UnavailableError(_SHUTTING_DOWN) from error
-            self.status, self._transport, self._relay = "sleeping", None, None
+            self.status, self._transport, self._hearing = "sleeping", None, None
             log.error("the model could not be loaded again: %s", error)
             raise UnavailableError(
                 f"the model could not be loaded again: {error}; try again"
@@ -163,9 +168,23 @@ class WorkerClient:
     def _launch(self) -> None:
         self._transport = None
         transport = self._make_transport()
-        self._relay = _Relay(self)
-        transport.start(self._relay)
+        engine = self._hearing = object()
+
+        def hear(said: Said) -> None:
+            if self._hearing is engine:
+                self._hear(said)
+
+        transport.start(hear)
         self._transport = transport
+
+    def _hear(self, said: Said) -> None:
+        match said:
+            case WorkerInfo():
+                self._on_ready(said)
+            case Message():
+                self._on_message(said)
+            case _:
+                self._on_end(said)
 
     def _on_ready(self, info: WorkerInfo) -> None:
         if self.status == "closed":
@@ -268,25 +287,6 @@ class WorkerClient:
         for request_id, deliver in running.items():
             log.warning("request %s failed: %s", request_id, error)
             deliver(error)
-
-
-class _Relay:
-    """Passes on what an engine says, until another one takes its place or it is put to sleep."""
-
-    def __init__(self, client: WorkerClient) -> None:
-        self._client = client
-
-    def on_ready(self, info: WorkerInfo) -> None:
-        if self._client._relay is self:
-            self._client._on_ready(info)
-
-    def on_message(self, message: Message) -> None:
-        if self._client._relay is self:
-            self._client._on_message(message)
-
-    def on_end(self, error: BaseException | None) -> None:
-        if self._client._relay is self:
-            self._client._on_end(error)
 
 
 def _delay(number: int) -> float:

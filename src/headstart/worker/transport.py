@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from headstart.structures.progress import loading
 from headstart.structures.threads import switch_threads_often
@@ -46,15 +46,8 @@ Build = Callable[[], "tuple[Scheduler, WorkerInfo]"]
 """Loads the models. Runs where the loop runs; picklable for a process."""
 
 
-class Receiver(Protocol):
-    """Whom a transport tells, in the asyncio loop that started it."""
-
-    def on_ready(self, info: WorkerInfo) -> None: ...
-
-    def on_message(self, message: Message) -> None: ...
-
-    def on_end(self, error: BaseException | None) -> None:
-        """The loop ended; `error` says why unless it was told to stop."""
+Said = Message | WorkerInfo | BaseException | None
+"""What an engine says: it is ready, a message, and at its end why (None: it was told to)."""
 
 
 class ProcessTransport:
@@ -75,7 +68,7 @@ class ProcessTransport:
         return None if self._process is None else self._process.pid
 
     def launch(self) -> None:
-        """Start the process; whom it tells comes with `start`."""
+        """Start the process; who hears it comes with `start`."""
         context = multiprocessing.get_context("spawn")
         # a pipe each way: the loop needs one that never waits, a `Sender` one that does
         taken, self._commands = context.Pipe(duplex=False)
@@ -100,13 +93,14 @@ class ProcessTransport:
             taken.close()
             told.close()
 
-    def start(self, receiver: Receiver) -> None:
+    def start(self, hear: Callable[[Said], None]) -> None:
+        """Start the process if need be; `hear` is told what it says, in this asyncio loop."""
         if self._process is None:
             self.launch()
         assert self._commands is not None
         assert self._messages is not None
         self._sender = Sender(self._commands, self._refuse)
-        self._receiver, self._loop = receiver, asyncio.get_running_loop()
+        self._hear, self._loop = hear, asyncio.get_running_loop()
         self._reader = ItemReader(self._messages.fileno(), self._take, self._on_closed)
         try:
             self._sender.start()
@@ -117,7 +111,7 @@ class ProcessTransport:
             raise
 
     def send(self, command: Command) -> None:
-        """Hand over a command; lost without notice if the process is dead (`on_end` tells that).
+        """Hand over a command; lost without notice if the process is dead, which is heard.
 
         Raises:
             CapacityError: the engine takes nothing and too many requests wait for it.
@@ -150,14 +144,12 @@ class ProcessTransport:
             self._process.kill()
 
     def _refuse(self, request_id: str, error: QuotaError) -> None:
-        self._receiver.on_message(Message([error_event(request_id, error)]))
+        self._hear(Message([error_event(request_id, error)]))
 
-    def _take(self, item: Message | WorkerInfo | BaseException | None) -> None:
-        if isinstance(item, Message):
-            self._receiver.on_message(item)
-        elif isinstance(item, WorkerInfo):
-            self._is_ready = True
-            self._receiver.on_ready(item)
+    def _take(self, item: Said) -> None:
+        if isinstance(item, Message | WorkerInfo):
+            self._is_ready |= isinstance(item, WorkerInfo)
+            self._hear(item)
         else:
             self._reader.stop()
             self._end(item)
@@ -180,7 +172,7 @@ class ProcessTransport:
         self._sender.close()
         self._sender = None  # it knows this transport: the pipes would wait for the collector
         self._messages.close()
-        self._receiver.on_end(error)
+        self._hear(error)
 
 
 @contextlib.contextmanager

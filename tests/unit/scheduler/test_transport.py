@@ -18,7 +18,7 @@ from typing import NoReturn
 import pytest
 
 from headstart.types.errors import ConfigError
-from headstart.types.report import WorkerInfo, WorkerReport
+from headstart.types.report import WorkerReport
 from headstart.types.request import (
     FinishEvent,
     RequestStats,
@@ -44,24 +44,6 @@ def tell_interval() -> NoReturn:
     raise ConfigError(f"{sys.getswitchinterval()}")
 
 
-class End:
-    """Remembers how it ended."""
-
-    def __init__(self) -> None:
-        self.error: asyncio.Future[BaseException | None] = (
-            asyncio.get_running_loop().create_future()
-        )
-
-    def on_ready(self, info: WorkerInfo) -> None:
-        raise AssertionError("it cannot get ready")
-
-    def on_message(self, message: Message) -> None:
-        raise AssertionError("it has nothing to tell")
-
-    def on_end(self, error: BaseException | None) -> None:
-        self.error.set_result(error)
-
-
 def num_open() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -77,9 +59,9 @@ def without_collector() -> Iterator[None]:
 
 async def run(build: object) -> str:
     transport = ProcessTransport(build)  # type: ignore[arg-type]
-    end = End()
-    transport.start(end)
-    error = await asyncio.wait_for(end.error, 30)
+    end = asyncio.get_running_loop().create_future()
+    transport.start(end.set_result)
+    error = await asyncio.wait_for(end, 30)
     transport.close()  # not in a thread, which would hold it a moment longer
     for thread in threading.enumerate():
         if thread.name == "headstart-commands":  # closes its pipe as it ends
@@ -105,15 +87,15 @@ async def test_a_thread_that_computes_gives_the_loop_the_interpreter_within_a_mi
 
 async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
     transport = ProcessTransport(die)
-    end = End()
-    transport.start(end)
+    end = asyncio.get_running_loop().create_future()
+    transport.start(end.set_result)
 
     def start(thread: threading.Thread) -> NoReturn:
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        error = await asyncio.wait_for(end.error, 10)
+        error = await asyncio.wait_for(end, 10)
     assert "SIGKILL" in str(error)
     transport.close()
 
