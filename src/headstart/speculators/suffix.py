@@ -37,7 +37,7 @@ from headstart.speculators.base_texts import TextSpeculator, agreeing_scores, wo
 from headstart.speculators.suffix_alignment import Alignment
 from headstart.structures.corpus import MAX_MATCH, SIZES, KeptText, SuffixCorpus
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.suffix_index import Place, SuffixIndex, Tail
+from headstart.structures.suffix_index import SLICE, Place, SuffixIndex, Tail
 from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.variants import Variants
@@ -201,6 +201,10 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         if best is not None and total <= best[0]:
             return best
         return total, index, places[leader], tokens, match_scores
+
+    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
+        super().accept(seq_id, emitted, num_accepted)
+        self.corpus.go_on(SLICE // max(1, len(self._histories)))  # of a step, together
 
     def end(self, seq_id: int) -> None:
         text = self._histories.pop(seq_id, None)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from headstart.structures.rolling import namespace_id
-from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
+from headstart.structures.suffix_index import SEPARATOR, SLICE, SuffixIndex
 from headstart.structures.text_store import TextStore
 from headstart.types.errors import ConfigError
 
@@ -28,9 +28,6 @@ MAX_MATCH = 16
 _key_of = lru_cache(maxsize=1024)(namespace_id)  # needed in every step
 _PUBLIC = _key_of("")
 _BLOCK = 64  # tokens; granularity at which known prefixes are recognised
-# Tokens that are moved to a new index when a text is added, besides twice its own: 16,384 take
-# about 3 ms.
-_SLICE = 16_384
 
 
 def _marks(text: array[int]) -> list[int]:
@@ -81,16 +78,18 @@ class _NamespaceTexts:
             return 0
         return self.index.num_bytes + (self._next.num_bytes if self._next else 0)
 
-    def unknown_part(self, text: array[int], marks: list[int]) -> array[int]:
-        """The text after its known beginning, with as much of that as a match may need.
+    def unknown_part(self, text: array[int], marks: list[int]) -> tuple[array[int], int]:
+        """The text after its known beginning, with as much of that as a match may need, and its
+        mark. Nothing if there is nothing new.
 
         Every turn of a chat repeats the turns before it: they are held once.
         """
         num_known = next((i for i, mark in enumerate(marks) if mark not in self.known), None)
         if num_known is None:
-            return array("i")
+            return array("i"), 0
         part = text[max(0, num_known * _BLOCK - MAX_MATCH) :]
-        return array("i") if _marks(part)[-1] in self.known else part
+        mark = _marks(part)[-1] if num_known else marks[-1]
+        return (array("i"), 0) if mark in self.known else (part, mark)
 
     def add(self, text: array[int], marks: list[int], row: int | None) -> None:
         new = [mark for mark in marks if mark not in self.known]
@@ -98,7 +97,7 @@ class _NamespaceTexts:
         self.marks.append(new)
         self._rows.append(row)
         self.starts.append(len(self.index))
-        self.index.extend(text + array("i", (SEPARATOR,)))
+        self.index.tokens.extend(text + array("i", (SEPARATOR,)))
 
     def drop_oldest(self) -> int | None:
         """Forget a text; returns its row in the file, if it has one."""
@@ -107,23 +106,29 @@ class _NamespaceTexts:
         self.index.floor = self.starts[0] if self.starts else len(self.index)
         return self._rows.popleft()
 
-    def tidy(self, num_tokens: int) -> None:
-        """Where the index is crowded, or mostly of dropped texts: copy so many tokens of it to a
-        new one, which replaces it when it has all.
+    def go_on(self, num_tokens: int) -> bool:
+        """Put so many tokens of the index in chains; False if there is nothing left to do.
+
+        Where it is crowded, or mostly of dropped texts, they are those of a new one, which replaces
+        it when it has all.
         """
         index = self.index
-        if self._next is None:
-            if not index.is_crowded and index.floor <= len(index) // 2:
-                return
+        num_tokens += index.floor // 512  # so that it ends, however fast texts come and go
+        if self._next is None and (index.is_crowded or index.floor > len(index) // 2):
             self._next = SuffixIndex(SIZES, MAX_MATCH, 2 * self.num_tokens)
             self._next_start = index.floor
+        if self._next is None:
+            index.link(num_tokens)
+            return index.num_linked < len(index)
         start = self._next_start + len(self._next)
-        self._next.extend(index.tokens[start : start + num_tokens])
+        self._next.tokens.extend(index.tokens[start : start + num_tokens])
+        self._next.link(num_tokens)
         if start + num_tokens >= len(index):
             self.index, self._next, dropped = self._next, None, self._next_start
             self.index.floor = index.floor - dropped
             self.num_before += dropped
             self.starts = deque(start - dropped for start in self.starts)
+        return True
 
 
 class SuffixCorpus:
@@ -140,6 +145,7 @@ class SuffixCorpus:
     def __init__(self, capacity: int = 2_000_000, store: TextStore | None = None) -> None:
         self._capacity = capacity
         self._texts: dict[bytes, _NamespaceTexts] = {}
+        self._unfinished: dict[bytes, None] = {}  # whose index is not in order, the next one first
         self._num_added = 0  # tokens ever
         self._num_tokens = self.num_texts = self.num_bytes = 0  # of all namespaces
         self._store: TextStore | None = None
@@ -158,6 +164,8 @@ class SuffixCorpus:
         for row, namespace, tokens in store.take_texts():
             if not self._add(namespace, tokens, row):
                 store.drop([row])
+        while self._unfinished:
+            self.go_on(self._capacity)
 
     def __len__(self) -> int:
         return self._num_tokens
@@ -171,34 +179,42 @@ class SuffixCorpus:
         """Keep a text, which may have a row in the file already."""
         marks = _marks(text)
         texts = self._texts.get(key) or _NamespaceTexts(self._num_added)
-        part = texts.unknown_part(text, marks)
+        part, mark = texts.unknown_part(text, marks)
         if not part:
             return False
         if row is None:
             row = self._store_text(key, part)
         self._texts[key] = texts
-        num_moved = 2 * len(part) + _SLICE
         with self._counted(texts):
-            texts.add(part, [*marks, _marks(part)[-1]], row)
-            texts.tidy(num_moved)
+            texts.add(part, [*marks, mark], row)
+        self._unfinished[key] = None
         self._num_added += len(part) + 1
-        self._make_room(num_moved)
+        self._make_room()
         return True
 
-    def _make_room(self, num_moved: int) -> None:
-        thinned: dict[bytes, _NamespaceTexts] = {}
+    def go_on(self, num_tokens: int = SLICE) -> None:
+        """Put some of what was added in order, one namespace after another. Belongs into every
+        step: a long text is found again at once, but not at once fast.
+        """
+        key = next(iter(self._unfinished), None)
+        if key is None:
+            return
+        del self._unfinished[key]
+        if (texts := self._texts.get(key)) is not None:
+            with self._counted(texts):
+                if texts.go_on(num_tokens):
+                    self._unfinished[key] = None
+
+    def _make_room(self) -> None:
         rows: list[int] = []
         while self._num_tokens > self._capacity:
             key, texts = max(self._texts.items(), key=lambda item: item[1].num_tokens)
             with self._counted(texts):
                 row = texts.drop_oldest()
             rows += () if row is None else (row,)
-            thinned[key] = texts
+            self._unfinished[key] = None
             if not texts.starts:
-                del self._texts[key], thinned[key]
-        for texts in thinned.values():
-            with self._counted(texts):
-                texts.tidy(num_moved)
+                del self._texts[key]
         if rows and self._store is not None:
             try:
                 self._store.drop(rows)

@@ -3,10 +3,11 @@
 Like the hash chains of LZ77: per n, a table from the n-gram's hash to the newest place, and per
 place the one before it in the same table slot. No n-gram is stored: a place is checked against
 the text. The newest tokens wait until numpy can put them in chains together; until then they are
-searched as bytes, which costs less than a Python loop over them.
+searched as bytes, which costs less than a Python loop over them. So do the later ones of many that
+come at once, because the engine's loop waits for all this: each call takes `SLICE` of them.
 
     tokens[0 : num_linked]             places are in chains
-    tokens[num_linked : len(tokens)]   fewer than `_BULK`, searched as they are
+    tokens[num_linked : len(tokens)]   searched as they are
 
 Appending costs O(1) a token; a lookup is bounded by the number of places asked for.
 """
@@ -20,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 SEPARATOR = -1  # between documents: no token equals it
-_MOST_STRANGERS = 4  # places of other n-grams in a slot that are passed over, besides `limit`
-_BULK = 512  # tokens that are put in chains together
+_MOST_STRANGERS = 4  # places of other n-grams that are passed over, besides `limit`
+_BULK = 512  # tokens that are put in chains together, at least
+SLICE = 4096  # at most, by one call: about a millisecond
 _PRIME = 2038074743  # below 2^31, and 2^32 is no small number modulo it
 
 
@@ -76,14 +78,14 @@ class _Chains:
         """Where in `head` the places after each n tokens of `text` belong; needs n tokens."""
         return _numbers_of(text, self.n) & self.mask
 
-    def append(self, tokens: array[int]) -> None:
-        """Link all places of the text that are not linked yet."""
-        start, end = len(self.previous), len(tokens)
+    def append(self, tokens: array[int], end: int) -> None:
+        """Link the places of the text before `end` that are not linked yet."""
+        start = len(self.previous)
         first = max(start, self.n)  # the first position with n tokens before it
         self.previous.extend(array("i", bytes(4 * (min(first, end) - start))))
         if first >= end:
             return
-        slots = self.slots(np.frombuffer(tokens, np.int32)[first - self.n : -1])
+        slots = self.slots(np.frombuffer(tokens, np.int32)[first - self.n : end - 1])
         slots <<= 32
         slots |= np.arange(first, end)
         slots.sort()  # by slot, then position
@@ -107,8 +109,8 @@ class SuffixIndex:
     Args:
         sizes: the n of the n-grams; a lookup tries the largest first.
         max_match: matches are followed back so far; bounds the work of a lookup.
-        capacity: tokens that the chains are made for. None: they are made anew, all at once,
-            whenever the text has outgrown them.
+        capacity: tokens that the chains are made for. None: they are made anew whenever the text
+            has outgrown them.
         text: what it begins with.
     """
 
@@ -160,13 +162,17 @@ class SuffixIndex:
         self.tokens.extend(new if len(new) < _BULK else array("i", new))
         size = len(self.tokens)
         if self._grows and size > self._chains[0].mask:  # it is crowded
+            self.num_linked = 0
             for chains in self._chains:
                 chains.clear(size.bit_length() + 1)
-        elif size - self.num_linked < _BULK:
-            return
+        if size - self.num_linked >= _BULK:
+            self.link(SLICE)
+
+    def link(self, num_tokens: int) -> None:
+        """Put so many more tokens in chains."""
+        self.num_linked = min(len(self.tokens), self.num_linked + num_tokens)
         for chains in self._chains:
-            chains.append(self.tokens)
-        self.num_linked = size
+            chains.append(self.tokens, self.num_linked)
 
     def places(self, limit: int) -> list[Place]:
         """Earlier places that continue like the end of this text, newest first."""
@@ -192,11 +198,15 @@ class SuffixIndex:
             found: list[Place] = []
             if is_recent:  # places that are in no chain yet
                 ngram, start = text[-4 * n :], 4 * (max(self.num_linked, floor + n) - n - first)
-                at = recent.rfind(ngram, start)
+                at, num_strangers = recent.rfind(ngram, start), 0
                 while at >= 0 and len(found) < limit:
                     position = first + n + (at >> 2)
                     if not at & 3 and tokens[position] != SEPARATOR:
                         found.append((self._num_equal(tail, position), position))
+                    else:
+                        num_strangers += 1
+                        if num_strangers == limit + _MOST_STRANGERS:
+                            break
                     # tokens begin at multiples of four bytes
                     at = recent.rfind(ngram, start, (at - 1 & ~3) + 4 * n)
             position = chains.head[(number >> 32 * (size - n)) % _PRIME & chains.mask]
