@@ -73,19 +73,19 @@ def client():
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [
-        ("/completion", {"prompt": "a" * 3_000_000}, "prompt has 3000000 tokens"),
+        ("/completion", {"prompt": "a" * 3_000_000}, "request (3000000 tokens)"),
         ("/completion", {"prompt": ["a"] * 255 + ["a" * 300_000]}, "300000 tokens"),
         ("/completion", {"prompt": [1, *["a"] * 90_000]}, "prompt holds 90001 texts and tokens"),
-        ("/v1/completions", {"prompt": [1] * 1_000_000}, "prompt has 1000000 tokens"),
+        ("/v1/completions", {"prompt": [1] * 1_000_000}, "request (1000000 tokens)"),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "a"}] * 24_000},
-            "tokens but the context holds",
+            "exceeds the available context size",
         ),
         (
             "/v1/chat/completions",
             {"messages": [{"role": "user", "content": "a" * 2_000_000}]},
-            "tokens but the context holds",
+            "exceeds the available context size",
         ),
         ("/detokenize", {"tokens": [1] * 1_500_000}, "tokens holds 1500000 entries"),
         ("/detokenize", {"tokens": ["a"]}, "must be a list of whole numbers"),

@@ -282,7 +282,25 @@ def test_tokenize_shows_pieces_and_spells_markers_on_request(client):
     ]
     assert plain == list(b"<eos>")
     assert client.post("/detokenize", json={"tokens": [999]}).status_code == 400
-    assert client.post("/tokenize", json={}).status_code == 400
+    # writers of JSON that leave out what is empty
+    assert client.post("/tokenize", json={}).json() == {"tokens": []}
+    assert client.post("/detokenize", json={}).json() == {"content": ""}
+
+
+def test_a_body_may_begin_with_a_byte_order_mark(client):
+    body = b"\xef\xbb\xbf" + b'{"content": "h"}'
+    assert client.post("/tokenize", content=body).status_code == 200
+
+
+def test_what_is_null_in_a_message_is_empty(client):
+    roles = {"user": None, "tool": None, "system": None}
+    messages = [{"role": role, "content": content} for role, content in roles.items()]
+    empty = [message | {"content": ""} for message in messages]
+    prompts = [
+        client.post("/apply-template", json={"messages": some}).json()["prompt"]
+        for some in (messages, empty)
+    ]
+    assert prompts[0] == prompts[1]
 
 
 def test_apply_template_renders_without_generating(client, worker):

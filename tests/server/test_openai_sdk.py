@@ -151,6 +151,14 @@ def test_completion_takes_token_ids_and_streams(sdk, worker):
     assert list(worker.requests[0].prompt) == [97, 98]
 
 
+@pytest.mark.parametrize("options", [{}, {"include_usage": True}])
+def test_the_last_chunk_of_a_completion_has_the_usage(sdk, options):
+    wish = {"model": "m", "prompt": ["ab", "c"], "max_tokens": 5, "n": 2}
+    *others, last = sdk.completions.create(**wish, stream=True, stream_options=options)
+    assert last.usage == sdk.completions.create(**wish).usage
+    assert not any(chunk.usage for chunk in others)
+
+
 def test_completion_logprobs_have_both_shapes(sdk):
     logprobs = sdk.completions.create(model="m", prompt="a", logprobs=1).choices[0].logprobs
     assert len(logprobs.tokens) == len(logprobs.token_logprobs) == len(logprobs.top_logprobs) == 5

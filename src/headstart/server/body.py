@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gc
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -165,7 +166,7 @@ def read_json(body: bytes) -> Any:
     """
     check_structure(body)
     try:
-        return orjson.loads(body)
+        return orjson.loads(body.removeprefix(codecs.BOM_UTF8))  # as in PowerShell's files
     except orjson.JSONDecodeError as error:
         raise RequestError(f"the body is not valid JSON in UTF-8: {error}") from error
 

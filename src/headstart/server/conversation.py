@@ -142,8 +142,10 @@ def _check_message(index: int, message: dict[str, Any]) -> dict[str, Any]:
     where, role = f"messages.{index}", message.get("role")
     if not isinstance(role, str) or not role:
         raise RequestError(f"{where}.role is required and must be a text, for instance user")
-    if role != "assistant" and message.get("content") is None:
+    if role != "assistant" and "content" not in message:
         raise RequestError(f"{where}.content is required")
+    if role != "assistant" and message["content"] is None:  # a tool that had nothing to say
+        message = message | {"content": ""}
     _check_content(where, message.get("content"))
     thoughts = message.get("reasoning_content")
     if thoughts is not None and not isinstance(thoughts, str):

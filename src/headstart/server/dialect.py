@@ -268,7 +268,7 @@ class OpenAIDialect(SingleDialect):
         chunks = [self.frame(self.chunk_kind, [last])]
         if all(one.finish for one in self.choices):
             if self.body.stream_options.include_usage:
-                chunks.append(self.frame(self.chunk_kind, []) | {"usage": self._usage()})
+                chunks.append(self.frame(self.chunk_kind, []) | {"usage": self.usage()})
             chunks[-1] |= self._numbers()
         return chunks
 
@@ -279,7 +279,7 @@ class OpenAIDialect(SingleDialect):
             entries.append(
                 self.entry(choice, piece, is_whole=True) | {"finish_reason": choice.finish_reason}
             )
-        return self.frame(self.whole_kind, entries) | {"usage": self._usage()} | self._numbers()
+        return self.frame(self.whole_kind, entries) | {"usage": self.usage()} | self._numbers()
 
     def frame(self, kind: str, choices: list[Chunk]) -> Chunk:
         """An object with these `choices`."""
@@ -292,7 +292,8 @@ class OpenAIDialect(SingleDialect):
             "choices": choices,
         }
 
-    def _usage(self) -> Chunk:
+    def usage(self) -> Chunk:
+        """Tokens of all choices, counted as OpenAI does."""
         num_prompts = len({id(choice.prompt) for choice in self.choices})
         return usage([choice.stats for choice in self.choices], num_prompts)
 

@@ -278,7 +278,7 @@ class InfillBody(NativeBody):
 class TokenizeBody(Body):
     """POST /tokenize."""
 
-    content: Any = Field(description="string, or a list of strings and token ids")
+    content: Any = Field("", description="string, or a list of strings and token ids")
     add_special: bool = False
     parse_special: bool = True
     with_pieces: bool = False
@@ -293,4 +293,4 @@ class SlotBody(Body):
 class DetokenizeBody(Body):
     """POST /detokenize."""
 
-    tokens: Any = Field(description="list of token ids")
+    tokens: Any = Field([], description="list of token ids")

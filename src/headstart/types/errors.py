@@ -49,9 +49,10 @@ class ContextLengthError(RequestError):
 
     def __init__(self, num_prompt_tokens: int, context_size: int) -> None:
         super().__init__(
-            f"the prompt has {num_prompt_tokens} tokens but the context holds {context_size}, "
-            "and one must stay free for the answer; shorten it, or start with a larger --context "
-            "or, where the slots divide it, with --kv-unified"
+            # clients that shorten a prompt by themselves look for llama-server's words
+            f"request ({num_prompt_tokens} tokens) exceeds the available context size "
+            f"({context_size} tokens), of which one must stay free for the answer; shorten it, or "
+            "start with a larger --context or, where the slots divide it, with --kv-unified"
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.context_size = context_size

@@ -65,7 +65,9 @@ def test_a_prompt_may_fill_the_context_but_for_one_token() -> None:
     full = Request(request_id="full", prompt=[1] * 63, sampling=ENDLESS)
     answers = run(make_scheduler(engine), [full])
     assert (len(answers["full"].tokens), answers["full"].reason) == (1, "length")
-    with pytest.raises(ContextLengthError, match=r"64 tokens but the context holds 64.*--context"):
+    with pytest.raises(
+        ContextLengthError, match=r"64 tokens\) exceeds .* \(64 tokens\).*--context"
+    ):
         make_scheduler(engine).submit(replace(full, prompt=[1] * 64))
 
 
