@@ -1,4 +1,4 @@
-"""Writes src/headstart/app/backends.json: the prebuilt libllama of this release, with SHA-256.
+"""Writes src/headstart/engine/backends.json: the prebuilt libllama of this release, with SHA-256.
 
     python scripts/pin_backends.py [--index https://abetlen.github.io/llama-cpp-python/whl]
 
@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument(
         "--packages", default="https://pypi.org/simple", help="for CUDA's libraries"
     )
-    parser.add_argument("--output", type=Path, default=ROOT / "src/headstart/app/backends.json")
+    parser.add_argument("--output", type=Path, default=ROOT / "src/headstart/engine/backends.json")
     options = parser.parse_args()
     pins = (ROOT / "constraints.txt").read_text("utf-8")
     version = re.search(r"(?mi)^llama.cpp.python==(\S+)", pins)

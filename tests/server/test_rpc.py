@@ -49,7 +49,7 @@ def test_layers_are_computed_by_the_worker(server: Server, client: httpx2.Client
     answer = client.post("/v1/completions", json=GREEDY).json()
     assert answer["usage"]["completion_tokens"] == 24
     (memory,) = [line for line in server.lines if "memory: " in line]
-    assert "RPC0: " in memory
+    assert " of RPC0 (" in memory
     # and the output layer here: its logits are more than all else that crosses the network
     assert "weights 0 MiB" not in memory.partition("main memory")[2]
 

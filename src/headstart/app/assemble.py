@@ -253,7 +253,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         defaults=request_defaults(config.sampling, model.metadata()),
     )
     found = served.answer_format
-    log.info("chat format: %s", found.why_no_calls or f"tool calls as {found.name}")
+    why_not = found.why_no_calls
+    log.info("tool calls: %s", f"none, {why_not}" if why_not else f"as {found.name}")
     return served
 
 

@@ -11,8 +11,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from headstart.engine.find_library import remedy
+
 SECONDS = 10.0  # for nvidia-smi, which wakes the driver
-FLAGS = {"cuda": "-DGGML_CUDA=on", "rocm": "-DGGML_HIP=on", "vulkan": "-DGGML_VULKAN=on"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +64,6 @@ def remarks(device_kinds: Collection[str], gpu_layers: int) -> list[str]:
             f"--gpu-layers {gpu_layers} has no effect: this libllama computes on the processor only"
         )
     if card := find_card():
-        found.append(f"{card.name} is not used: {_remedy(card.backend)}")
+        lacks = f"this libllama has no {card.backend}"
+        found.append(f"{card.name} is not used: {lacks}; {remedy(card.backend)}")
     return found
-
-
-def _remedy(backend: str) -> str:
-    install = f"this libllama has no {backend}; run: headstart backend install {backend}"
-    if backend == "cuda" and shutil.which("nvcc"):
-        install += f" (or compile it: make serve CMAKE_ARGS={FLAGS[backend]})"
-    return install

@@ -8,13 +8,19 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from headstart.config import ModelConfig
+from headstart.structures.progress import Progress
 from headstart.types.errors import ConfigError, ModelError
+
+if TYPE_CHECKING:
+    from huggingface_hub.utils import tqdm
 
 # kinds of files that draft for a model beside them, whose names begin with the kind and a hyphen;
 # in llama-server's order of preference
@@ -285,7 +291,12 @@ class Hub:
         with self._explained(repo):
             return Path(
                 hf_hub_download(
-                    repo, path, cache_dir=self.cache, token=self.token, endpoint=self.endpoint
+                    repo,
+                    path,
+                    cache_dir=self.cache,
+                    token=self.token,
+                    endpoint=self.endpoint,
+                    tqdm_class=None if sys.stderr.isatty() else _log_bar(path),
                 )
             )
 
@@ -322,6 +333,25 @@ class Hub:
             raise ModelError(f"{repo} cannot be the name of a repository at the hub") from None
         except OSError as error:
             raise ModelError(f"cannot store {repo} in {self.cache}: {error}") from None
+
+
+def _log_bar(name: str) -> type[tqdm[Any]]:
+    """A progress bar for a log: a line at most every 2 seconds and twentieth of the file."""
+    from huggingface_hub.utils import tqdm
+
+    class Bar(tqdm):  # type: ignore[type-arg]
+        def __init__(self, *, total: int | None = None, initial: int = 0, **_: object) -> None:
+            super().__init__(disable=True)
+            self._total, self._done, self._progress = total or 0, initial, Progress()
+
+        def update(self, n: float | None = 1) -> None:
+            before = self._done
+            self._done += int(n or 0)
+            if self._total and 20 * before // self._total < 20 * self._done // self._total:
+                done, total = (size >> 20 for size in (self._done, self._total))
+                self._progress.tell(f"downloading {name}: {done} of {total} MiB")
+
+    return Bar
 
 
 class _UnreachableError(ModelError):

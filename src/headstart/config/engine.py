@@ -200,7 +200,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         if self.context and self.context < LEAST_CONTEXT:  # 0: as trained
-            raise ConfigError(f"--context is {self.context} but must be at least {LEAST_CONTEXT}")
+            raise ConfigError(
+                f"--context is {self.context} but must be 0, or at least {LEAST_CONTEXT}"
+            )
         if self.ubatch == 1:
             raise ConfigError("--ubatch is 1 but must be 0, for as many as --batch, or at least 2")
         if self.rpc:

@@ -55,7 +55,8 @@ def start_logging(config: Config) -> None:
         handlers[1].setFormatter(_formatter(log, has_colors=False))
     logging.basicConfig(level=level, handlers=handlers, force=True)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
-    logging.getLogger("uvicorn.error").setLevel(max(level, logging.WARNING))
+    for name in ("uvicorn.error", "httpx2"):  # httpx2 tells of each request to the hub
+        logging.getLogger(name).setLevel(max(level, logging.WARNING))
 
 
 def _formatter(config: LogConfig, *, has_colors: bool) -> logging.Formatter:

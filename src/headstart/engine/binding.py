@@ -10,7 +10,7 @@ from typing import Any
 from headstart.engine import signatures
 from headstart.engine.find_library import load, load_beside, loaded_with
 
-_lib, folder = load(signatures.RELEASE)
+_lib, folder = load()
 _mtmd = cache(partial(load_beside, folder))
 ggml = cache(partial(loaded_with, folder))
 # of ggml.h, ggml-backend.h, ggml-cpu.h and gguf.h, which the binding of llama-cpp-python lacks

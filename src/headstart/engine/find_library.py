@@ -1,19 +1,29 @@
-"""Where libllama is: named by hand, installed by `headstart backend`, or of llama-cpp-python."""
+"""Where libllama is: named by hand, installed by `headstart backend`, or of llama-cpp-python.
+
+backends.json is the table of prebuilt ones; scripts/pin_backends.py writes it for a release.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
+import json
 import os
+import platform
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+from headstart.engine.signatures import RELEASE
 from headstart.structures.atomic import cache_folder
 from headstart.types.errors import ConfigError, ModelError
 
 VARIABLES = ("HEADSTART_LIBLLAMA", "LLAMA_CPP_LIB_PATH")  # a folder, or the file in it
 NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
+TABLE = Path(__file__).with_name("backends.json")
+CMAKE_FLAGS = {"cuda": "-DGGML_CUDA=on", "rocm": "-DGGML_HIP=on", "vulkan": "-DGGML_VULKAN=on"}
 
 
 def installed_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -51,8 +61,29 @@ def find(environment: Mapping[str, str] = os.environ) -> Path | None:
     return None
 
 
-def load(release: str) -> tuple[ctypes.CDLL, Path]:
-    """libllama, and the folder that it lies in; `release` of llama-cpp-python is one that fits.
+def this_platform() -> str:
+    """For instance linux-x86_64."""
+    return f"{sys.platform}-{platform.machine()}"
+
+
+def prebuilt() -> list[dict[str, Any]]:
+    """Those for this platform: the backend, url, size and sha256 of each archive."""
+    rows = json.loads(TABLE.read_text("utf-8"))
+    return [row for row in rows if row.pop("platform") == this_platform()]
+
+
+def remedy(backend: str = "") -> str:
+    """How to get a libllama, of this backend if one is named: download it if that can be."""
+    if any(backend in ("", row["backend"]) for row in prebuilt()):
+        return f"run: headstart backend install {backend}".rstrip()
+    flag = f"CMAKE_ARGS={CMAKE_FLAGS[backend]} " if backend in CMAKE_FLAGS else ""
+    again = "--force-reinstall --no-deps --no-cache-dir " if backend else ""
+    pip = f"{flag}{sys.executable} -m pip install {again}llama-cpp-python=={RELEASE}"
+    return f"compile it, which needs a C++ compiler and some minutes: {pip}"
+
+
+def load() -> tuple[ctypes.CDLL, Path]:
+    """libllama, and the folder that it lies in.
 
     Raises:
         ConfigError: there is none, or it cannot be loaded.
@@ -60,8 +91,7 @@ def load(release: str) -> tuple[ctypes.CDLL, Path]:
     file = find()
     if file is None:
         raise ConfigError(
-            "there is no libllama: download one (headstart backend install), have pip compile it "
-            f"(pip install llama-cpp-python=={release}), or name a build of it with --libllama"
+            f"there is no libllama, which computes; {remedy()} (or name a build: --libllama)"
         )
     try:
         return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE), file.parent

@@ -55,7 +55,8 @@ class Fitted:
 
     def describe(self) -> str:
         """One line for the log."""
-        return "; ".join(f"{name}: {_shown(use)}" for name, use in self.uses.items())
+        uses = self.uses.items()
+        return "; ".join(f"{_size(use.total)} of {name} ({_shown(use)})" for name, use in uses)
 
 
 Measure = Callable[[Path, EngineConfig, Limits, int], Measured | None]
@@ -287,8 +288,8 @@ class _Fitting:
                 raise MemoryFullError(self._why_not(name, use, needed, free))
             if use.total > free:
                 self.remarks.append(
-                    f"the weights are read from disk again and again: {_shown(use)} of "
-                    f"{_size(free)} that are free"
+                    "the weights are read from disk again and again: they and the cache take "
+                    f"{_size(use.total)} of {_size(free)} that are free"
                 )
 
     def _why_not(self, name: str, use: Use, needed: int, free: int) -> str:
@@ -346,10 +347,7 @@ def _advice(use: Use, config: EngineConfig, most: str) -> str:
 
 
 def _shown(use: Use) -> str:
-    return (
-        f"{_size(use.total)}: weights {_size(use.weights)}, cache {_size(use.cache)}, "
-        f"computing {_size(use.compute)}"
-    )
+    return f"weights {_size(use.weights)}, cache {_size(use.cache)}, computing {_size(use.compute)}"
 
 
 def _size(num_bytes: int) -> str:

@@ -23,6 +23,7 @@ if not os.environ.get("OMP_WAIT_POLICY"):
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 from headstart.engine import binding as api  # after the variables, which it reads when it loads
+from headstart.engine.find_library import remedy
 from headstart.types.errors import ConfigError, ModelError
 
 log = logging.getLogger("headstart.libllama")
@@ -31,7 +32,7 @@ if not hasattr(api, "llama_version") or api.llama_version().decode() != api.VERS
     found = api.llama_version().decode() if hasattr(api, "llama_version") else "older"
     raise ConfigError(
         f"the libllama in {api.folder} is {found}, but this Headstart needs {api.VERSION} exactly; "
-        f"run headstart backend install, or pip install llama-cpp-python=={api.RELEASE}"
+        f"{remedy()}"
     )
 
 _LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}

@@ -180,8 +180,7 @@ def check_file(path: Path) -> None:
         raise ModelError(f"{path} is empty; download it again")
     if head[:4] != b"GGUF":
         raise ModelError(
-            f"{path} is not a GGUF file (it starts with {head[:4]!r}); convert the model to GGUF "
-            "first"
+            f"{path} is not a GGUF file (it does not begin with GGUF); convert the model first"
         )
     if len(head) < 24:
         raise ModelError(f"{path} is cut off after {len(head)} bytes; download it again")

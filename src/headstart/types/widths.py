@@ -91,7 +91,7 @@ class WidthClasses:
             return "texts depend neither on drafts nor on other requests (--exact)"
         price = "needs slower kernels"
         if (cost := self.exact_cost(kind)) is not None:
-            price = f"costs up to {100 * cost:.0f} % of a step without drafts"
+            price = f"makes a step without drafts take up to {100 * cost:.0f} % longer"
         return f"texts may differ at near ties (rows that agree: {self}); --exact {price}"
 
     def _compared(self) -> list[int]:

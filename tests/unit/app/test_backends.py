@@ -6,20 +6,23 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from tests.rules.source import ROOT
 
 from headstart.app import cards
-from headstart.app.cli.backend import NAMES, TABLE, install, this_platform
-from headstart.engine import binding
+from headstart.app.cli.backend import NAMES, install
+from headstart.app.cli.main import main
+from headstart.engine import binding, find_library
+from headstart.engine.find_library import this_platform
 from headstart.types.errors import ConfigError, ModelError
 
 
@@ -77,63 +80,96 @@ def site(tmp_path: Path) -> Iterator[Site]:
     server.server_close()
 
 
-def table_of(tmp_path: Path, *rows: dict[str, object]) -> Path:
-    table = tmp_path / "table.json"
-    table.write_text(json.dumps(rows))
-    return table
+@pytest.fixture
+def pin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Replaces the table that is shipped by these rows."""
+
+    def write(*rows: dict[str, object]) -> None:
+        (tmp_path / "table.json").write_text(json.dumps(rows))
+        monkeypatch.setattr(find_library, "TABLE", tmp_path / "table.json")
+
+    return write
 
 
 def test_the_libraries_of_an_archive_are_installed_and_nothing_else_is_left(
-    site: Site, tmp_path: Path
+    site: Site, pin: Callable[..., None], tmp_path: Path
 ) -> None:
     folder = tmp_path / "cache/libllama"
     folder.mkdir(parents=True)
     (folder / "old.so").touch()
-    install("cpu", folder, table_of(tmp_path, site.add("a.whl", b"new")))
+    pin(site.add("a.whl", b"new"))
+    install("cpu", folder)
     assert [path.name for path in folder.iterdir()] == ["libllama.so"]
     assert [path.name for path in folder.parent.iterdir()] == ["libllama"]
 
 
 def test_a_download_that_was_cut_off_goes_on(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, pin: Callable[..., None], tmp_path: Path
 ) -> None:
     row = site.add("a.whl", os.urandom(100_000))
+    pin(row)
     folder = tmp_path / "cache/libllama"
     folder.parent.mkdir()
     whole = (site.folder / "a.whl").read_bytes()
     (folder.parent / f"{row['sha256']}.part").write_bytes(whole[:60_000])
-    install("cpu", folder, table_of(tmp_path, row))
+    install("cpu", folder)
     assert site.asked == ["bytes=60000-"]
     assert (folder / "libllama.so").stat().st_size == 100_000
 
 
-def test_a_wrong_archive_changes_nothing(site: Site, tmp_path: Path) -> None:
-    row = site.add("a.whl", b"new") | {"sha256": "0" * 64}
+def test_a_wrong_archive_changes_nothing(
+    site: Site, pin: Callable[..., None], tmp_path: Path
+) -> None:
+    pin(site.add("a.whl", b"new") | {"sha256": "0" * 64})
     folder = tmp_path / "cache/libllama"
     folder.mkdir(parents=True)
     (folder / "libllama.so").write_text("old")
     with pytest.raises(ModelError, match="but must have 0000"):
-        install("cpu", folder, table_of(tmp_path, row))
+        install("cpu", folder)
     assert (folder / "libllama.so").read_text() == "old"
     assert [path.name for path in folder.parent.iterdir()] == ["libllama"]
 
 
 def test_a_site_that_does_not_answer_is_named(
-    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    site: Site, pin: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda seconds: None)  # between the tries of the hub's client
-    row = site.add("a.whl", b"new") | {"url": "http://127.0.0.1:1/a.whl"}
+    pin(site.add("a.whl", b"new") | {"url": "http://127.0.0.1:1/a.whl"})
     with pytest.raises(ModelError, match=r"127\.0\.0\.1:1/a\.whl cannot be downloaded"):
-        install("cpu", tmp_path / "cache/libllama", table_of(tmp_path, row))
+        install("cpu", tmp_path / "cache/libllama")
 
 
-def test_a_backend_without_an_archive_says_what_there_is(site: Site, tmp_path: Path) -> None:
-    table = table_of(tmp_path, site.add("a.whl", b"new"))
-    with pytest.raises(ConfigError, match=r"no prebuilt rocm .*\(there are: cpu\)"):
-        install("rocm", tmp_path / "x", table)
+def test_a_backend_without_an_archive_says_what_there_is_and_how_to_compile_it(
+    site: Site, pin: Callable[..., None], tmp_path: Path
+) -> None:
+    pin(site.add("a.whl", b"new"))
+    with pytest.raises(ConfigError, match=r"no prebuilt rocm .*\(there are: cpu\)") as caught:
+        install("rocm", tmp_path / "x")
+    assert f"CMAKE_ARGS=-DGGML_HIP=on {sys.executable} -m pip install --f" in str(caught.value)
 
 
-def test_a_release_is_pinned_and_its_library_generates(site: Site, tmp_path: Path) -> None:
+def test_without_libllama_the_remedy_is_a_download_only_where_there_is_one(
+    site: Site,
+    pin: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(find_library, "candidates", lambda environment: ())
+    compiling = f"{sys.executable} -m pip install llama-cpp-python=={binding.RELEASE}"
+    for rows, told in (
+        ((), compiling),
+        ((site.add("a.whl", b"x"),), "run: headstart backend install"),
+    ):
+        pin(*rows)
+        assert main(["backend"]) == 0
+        assert told in capsys.readouterr().out
+        with pytest.raises(ConfigError, match=re.escape(told)):
+            find_library.load()
+
+
+def test_a_release_is_pinned_and_its_library_generates(
+    site: Site, pin: Callable[..., None], tmp_path: Path
+) -> None:
     """As at a release: an index of wheels, the table made from it, `headstart generate`."""
     tag = this_platform().replace("-", "_")
     name = f"llama_cpp_python-{binding.RELEASE}-py3-none-{tag}.whl"
@@ -158,7 +194,8 @@ def test_a_release_is_pinned_and_its_library_generates(site: Site, tmp_path: Pat
         "PYTHONPATH": f"{tmp_path / 'empty'}:{ROOT / 'src'}",
         "HEADSTART_CACHE": str(tmp_path / "cache"),
     }
-    install("cpu", tmp_path / "cache/libllama", table_of(tmp_path, *rows))
+    pin(*rows)
+    install("cpu", tmp_path / "cache/libllama")
     done = subprocess.run(
         [sys.executable, "-m", "headstart", "generate"],
         env=environment, input="", capture_output=True, text=True,
@@ -178,13 +215,16 @@ def plant(folder: Path, name: str, words: str, code: int = 0) -> None:
     (folder / name).chmod(0o755)
 
 
-def test_a_card_that_this_build_cannot_use_is_named_with_the_remedy(bin_folder: Path) -> None:
+def test_a_card_that_this_build_cannot_use_is_named_with_the_remedy(
+    site: Site, pin: Callable[..., None], bin_folder: Path
+) -> None:
     plant(bin_folder, "nvidia-smi", "NVIDIA RTX 4090")
+    pin()
     (told,) = cards.remarks(["CPU"], -1)
     assert told.startswith("NVIDIA RTX 4090 is not used")
-    assert told.endswith("run: headstart backend install cuda")
-    plant(bin_folder, "nvcc", "")
-    assert "CMAKE_ARGS=-DGGML_CUDA=on" in cards.remarks(["CPU"], -1)[0]
+    assert f"CMAKE_ARGS=-DGGML_CUDA=on {sys.executable} -m pip install --force" in told
+    pin(site.add("a.whl", b"new") | {"backend": "cuda"})
+    assert cards.remarks(["CPU"], -1)[0].endswith("run: headstart backend install cuda")
     assert cards.remarks(["CPU", "GPU"], 99) == []
 
 
@@ -213,5 +253,5 @@ def test_other_cards_are_found_by_their_devices(
 
 
 def test_every_backend_has_a_name_in_the_table_that_is_shipped() -> None:
-    rows = json.loads(TABLE.read_text("utf-8"))
+    rows = json.loads(find_library.TABLE.read_text("utf-8"))
     assert {row["backend"] for row in rows} <= set(NAMES)

@@ -77,7 +77,7 @@ def test_a_server_says_which_widths_its_texts_depend_on_and_what_exactness_costs
     classes = replace(found, milliseconds=tuple(times.items()))
     promise = classes.promise(is_exact=False)
     assert "(rows that agree: 1 | 2-8 | 9-64)" in promise
-    assert "--exact costs up to 25 % of a step without drafts" in promise
+    assert "--exact makes a step without drafts take up to 25 % longer" in promise
     assert "slower kernels" in classes.promise(CacheKind.CHECKPOINT, is_exact=False)
     assert "neither on drafts nor on other requests" in classes.promise(is_exact=True)
 

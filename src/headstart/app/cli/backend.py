@@ -1,30 +1,24 @@
 """`headstart backend`: which libllama is used, and downloading one.
 
-backends.json is the table of archives; scripts/pin_backends.py writes it. An archive is a zip file,
-as wheels are; its shared libraries end up in one folder.
+An archive is a zip file, as wheels are; its shared libraries end up in one folder.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import platform
 import shutil
-import sys
 import tempfile
 import zipfile
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path, PurePosixPath
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
-from headstart.engine.signatures import RELEASE
+from headstart.engine.find_library import find, installed_folder, prebuilt, remedy, this_platform
 from headstart.types.errors import ConfigError, ModelError
 
 NAMES = ("cpu", "cuda", "vulkan", "metal", "rocm")
-TABLE = Path(str(files("headstart.app").joinpath("backends.json")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,43 +26,36 @@ class Archive:
     """One file to download."""
 
     backend: str
-    platform: str  # as `this_platform` says it
     url: str
     size: int  # bytes
     sha256: str
 
 
-def this_platform() -> str:
-    """For instance linux-x86_64."""
-    return f"{sys.platform}-{platform.machine()}"
-
-
-def archives(backend: str, table: Path) -> list[Archive]:
+def archives(backend: str) -> list[Archive]:
     """The archives of a backend for this platform.
 
     Raises:
         ConfigError: there is nothing prebuilt.
     """
-    rows = [Archive(**row) for row in json.loads(table.read_text("utf-8"))]
-    here = [one for one in rows if one.platform == this_platform()]
+    here = [Archive(**row) for row in prebuilt()]
     found = [one for one in here if one.backend == backend]
     if not found:
         others = ", ".join(sorted({one.backend for one in here})) or "none"
         raise ConfigError(
             f"this copy of Headstart has no prebuilt {backend} libllama for {this_platform()} "
-            f"(there are: {others}); have pip compile it: pip install llama-cpp-python=={RELEASE}"
+            f"(there are: {others}); {remedy(backend)}"
         )
     return found
 
 
-def install(backend: str, folder: Path, table: Path = TABLE) -> None:
+def install(backend: str, folder: Path) -> None:
     """Download, check and unpack a backend; what was in `folder` is replaced at once at the end.
 
     Raises:
         ConfigError: there is none, or the files cannot be written.
         ModelError: a download failed; the next try goes on from where it ended.
     """
-    wanted = archives(backend, table)
+    wanted = archives(backend)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
@@ -94,6 +81,7 @@ def _download(archive: Archive, file: Path) -> None:
     from huggingface_hub.file_download import http_get
 
     name = PurePosixPath(archive.url).name
+    print(f"downloading {name}, {archive.size / 2**20:.0f} MiB", flush=True)
     with file.open("ab") as part:
         have = part.tell()
         if have < archive.size:
@@ -133,10 +121,9 @@ def _unpack(file: Path, folder: Path) -> None:
 def run(resolved: Resolved, words: list[str]) -> int:
     """Show the libllama in use, or install one; return the exit code."""
     from headstart.app.cards import find_card
-    from headstart.engine.find_library import find, installed_folder
 
     if not words:
-        print(find(os.environ) or "there is no libllama; run: headstart backend install")
+        print(find(os.environ) or f"there is no libllama; {remedy()}")
         return 0
     card = find_card()
     backend = words[1] if len(words) > 1 else card.backend if card else "cpu"

@@ -94,10 +94,11 @@ def read_flags(
         usage = f"{command} {usage or '[flags]'}"
         raise HelpRequested(help_page(usage, about, shown, len(settings) - len(shown)))
     if arguments.words and not usage:
-        raise ConfigError(
-            f"unexpected argument {arguments.words[0]!r}; flags start with a dash, see headstart "
-            f"{command} --help"
-        )
+        word = arguments.words[0]
+        hint = f"flags start with a dash, see headstart {command} --help"
+        if word.lower().endswith(".gguf"):
+            hint = f"did you mean -m {word}?"
+        raise ConfigError(f"unexpected argument {word!r}; {hint}")
     file = arguments.file or os.environ.get("HEADSTART_CONFIG")
     given = {name: Given(text, "flag", flag_of(name)) for name, text in arguments.given.items()}
     sources = [given, from_environment(os.environ, settings)]
@@ -130,7 +131,7 @@ def help_page(usage: str, about: str, settings: Sequence[Setting], num_hidden: i
     lines = [f"Usage: headstart {usage}"]
     for paragraph in about.split("\n\n"):
         is_example = paragraph.startswith(" ")
-        lines += ["", *(paragraph.split("\n") if is_example else textwrap.wrap(paragraph, width))]
+        lines += ["", *(paragraph.split("\n") if is_example else _wrapped(paragraph, width))]
     command = usage.split()[0]
     if num_hidden:
         lines += ["", "Flags that people use most", *_entries(settings, width)]
@@ -150,7 +151,7 @@ def help_page(usage: str, about: str, settings: Sequence[Setting], num_hidden: i
         "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats "
         "llama-server's variable, which beats the config file."
     )
-    return "\n".join([*lines, "", *textwrap.wrap(closing, width)])
+    return "\n".join([*lines, "", *_wrapped(closing, width)])
 
 
 def help_on(word: str, command: str, settings: Sequence[Setting]) -> str:
@@ -165,6 +166,10 @@ def help_on(word: str, command: str, settings: Sequence[Setting]) -> str:
     if not found:
         raise ConfigError(f"no flag has to do with {word!r} (all: headstart {command} --help-all)")
     return "\n".join(_entries(found, _width()))
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def _width() -> int:
@@ -198,7 +203,7 @@ def _explanation(setting: Setting) -> str:
 def _entry(left: str, right: str, width: int) -> list[str]:
     """`left` in a column of its own, `right` wrapped beside it; below it if `left` is too long."""
     column = 38
-    wrapped = textwrap.wrap(right, width - column, break_on_hyphens=False) or [""]
+    wrapped = _wrapped(right, width - column) or [""]
     if len(left) + 2 <= column - 2:
         first = f"  {left}".ljust(column) + wrapped[0]
         return [first, *(" " * column + line for line in wrapped[1:])]

@@ -59,7 +59,6 @@ def run(resolved: Resolved, words: list[str]) -> int:
     """Generate once and print the summary; return the exit code."""
     options, config = resolved.own(GenerateOptions), resolved.config()
     prompt = _read_prompt(options)
-
     from headstart.app.assemble import build_scheduler, check, find_models, load_served_model
     from headstart.config.logs import start_logging
 
@@ -78,6 +77,8 @@ def run(resolved: Resolved, words: list[str]) -> int:
     try:
         speculators = info.speculation.get("types", ())
         console = _console(options.color)
+        if prompt is PROMPT:
+            print(f"An example, as there is no --prompt TEXT or --file FILE:\n\n{PROMPT}\n")
         finish = show(_answer(scheduler, request), served.vocab.token_bytes, console, speculators)
         stats = finish.stats
         plain = None
@@ -204,7 +205,6 @@ def _read_prompt(options: GenerateOptions) -> str:
             return piped
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the prompt: {error}") from None
-    print(f"The prompt, for want of another (--prompt TEXT, --file FILE):\n\n{PROMPT}\n")
     return PROMPT
 
 

@@ -62,10 +62,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(arguments: list[str]) -> int:
     command = arguments[0] if arguments else "--help"
-    as_llama_server = command.startswith("-")
     if command in ("-h", "--help", "--usage", "help"):
-        print(_help())
-        return 0
+        if not arguments[1:]:
+            print(_help())
+            return 0
+        if arguments[1] in COMMANDS:
+            command, arguments = arguments[1], [arguments[1], "--help"]
+        else:
+            command, arguments = "serve", ["serve", "--help", *arguments[1:]]
+    as_llama_server = command.startswith("-")
     if command in ("--version", "-V", "version"):
         print(_version())
         return 0
@@ -123,7 +128,8 @@ Serve GGUF language models with speculative decoding: the same text, sooner.
 Commands
 {commands}
 
-headstart COMMAND --help lists the flags of a command; headstart --version the versions.
+headstart COMMAND --help lists the flags of a command; headstart --help WORD those of serve that
+have to do with WORD; headstart --version the versions.
 Try: headstart serve"""
 
 

@@ -182,7 +182,10 @@ def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
 
     `prefix` stands before every name and is not compared.
     """
-    matches = difflib.get_close_matches(word, list(known), n=3, cutoff=0.75)
+    names = list(known)
+    matches = difflib.get_close_matches(word, names, n=3, cutoff=0.75)
+    if not matches and len(word.lstrip("-")) > 2:
+        matches = [name for name in names if name.startswith(f"{word}-")]
     matches.sort(key=lambda match: sorted(match) != sorted(word))  # letters in another order
     return f"; did you mean {prefix}{matches[0]}?" if matches else ""
 

@@ -14,7 +14,7 @@ export const words = {
   heads: (n) => `${n} Multi-Token-${n === 1 ? "Kopf" : "Köpfe"}`,
   exact: "Texte hängen weder von Entwürfen noch von anderen Anfragen ab (--exact)",
   nearTies: (rows, price) => `Texte können sich unterscheiden, wo zwei Token fast gleich wahrscheinlich sind (gleich rechnende Zeilenzahlen: ${rows}); --exact ${price}`,
-  exactCosts: (share) => `kostet bis zu ${share} eines Schritts ohne Entwurf`,
+  exactCosts: (share) => `macht einen Schritt ohne Entwurf bis zu ${share} länger`,
   exactNeedsKernels: "braucht langsamere Kernel",
   model: "Modell",
   loadingModel: "Das Modell wird geladen …",

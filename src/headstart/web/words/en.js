@@ -13,7 +13,7 @@ export const words = {
   heads: (/** @type {number} */ n) => `${n} multi-token ${n === 1 ? "head" : "heads"}`,
   exact: "texts depend neither on drafts nor on other requests (--exact)",
   nearTies: (/** @type {string} */ rows, /** @type {string} */ price) => `texts may differ at near ties (rows that agree: ${rows}); --exact ${price}`,
-  exactCosts: (/** @type {string} */ share) => `costs up to ${share} of a step without drafts`,
+  exactCosts: (/** @type {string} */ share) => `makes a step without drafts take up to ${share} longer`,
   exactNeedsKernels: "needs slower kernels",
   model: "Model",
   loadingModel: "The model is being loaded…",

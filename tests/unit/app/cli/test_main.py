@@ -57,6 +57,21 @@ def test_a_missing_dependency_is_one_line(
     assert "the package orjson is not installed" in line
 
 
+@pytest.mark.parametrize("before", ["--help", "help"])
+def test_a_word_after_help_is_a_command_or_found_in_the_flags_of_serve(
+    before: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([before, "bench"]) == 0
+    assert "Usage: headstart bench" in capsys.readouterr().out
+    assert main([before, "spec"]) == 0
+    assert "--spec-type" in capsys.readouterr().out
+
+
+def test_help_breaks_no_name_of_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["backend", "--help"]) == 0
+    assert "docs/from-llama-server.md" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_a_help_page(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([command, "--help"]) == 0
@@ -78,6 +93,9 @@ def test_version_names_ours_and_libllamas(
     [
         (["serv"], "did you mean serve"),
         (["--prot", "1"], "did you mean --port"),
+        (["--ctx", "4096"], "did you mean --ctx-size"),
+        (["serve", "-c", "-5"], "must be 0, or at least 64"),
+        (["serve", "x.gguf"], "did you mean -m x.gguf"),
         (["serve", "--prot", "1"], "did you mean --port"),
         (["serve", "--port", "-1"], "from 0 to 65535"),
         (
