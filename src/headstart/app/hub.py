@@ -12,20 +12,18 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from headstart.config import ModelConfig
-from headstart.structures.progress import Progress
 from headstart.types.errors import ConfigError, ModelError
-
-if TYPE_CHECKING:
-    from huggingface_hub.utils import tqdm
 
 # kinds of files that draft for a model beside them, whose names begin with the kind and a hyphen;
 # in llama-server's order of preference
 DRAFTERS = ("mtp", "dspark", "dflash", "eagle3")
 
+SECONDS_IN_LOG = 10.0  # between two lines on a download
 _REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?", re.ASCII)
 _QUANT = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 _SPLIT = re.compile(r"(?P<prefix>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
@@ -287,7 +285,9 @@ class Hub:
             ModelError: it cannot be downloaded.
         """
         from huggingface_hub import hf_hub_download
+        from tqdm import tqdm
 
+        in_log: Any = partial(tqdm, file=_Log(), mininterval=SECONDS_IN_LOG, ascii=True, ncols=80)
         with self._explained(repo):
             return Path(
                 hf_hub_download(
@@ -296,7 +296,7 @@ class Hub:
                     cache_dir=self.cache,
                     token=self.token,
                     endpoint=self.endpoint,
-                    tqdm_class=None if sys.stderr.isatty() else _log_bar(path),
+                    tqdm_class=None if sys.stderr.isatty() else in_log,
                 )
             )
 
@@ -335,23 +335,15 @@ class Hub:
             raise ModelError(f"cannot store {repo} in {self.cache}: {error}") from None
 
 
-def _log_bar(name: str) -> type[tqdm[Any]]:
-    """A progress bar for a log: a line at most every 2 seconds and twentieth of the file."""
-    from huggingface_hub.utils import tqdm
+class _Log:
+    """What a progress bar writes goes into the log, where standard error is no terminal."""
 
-    class Bar(tqdm):  # type: ignore[type-arg]
-        def __init__(self, *, total: int | None = None, initial: int = 0, **_: object) -> None:
-            super().__init__(disable=True)
-            self._total, self._done, self._progress = total or 0, initial, Progress()
+    def write(self, text: str) -> None:
+        if words := text.strip("\r\n \x1b[A"):  # without its movements
+            logger.info("downloading %s", words)
 
-        def update(self, n: float | None = 1) -> None:
-            before = self._done
-            self._done += int(n or 0)
-            if self._total and 20 * before // self._total < 20 * self._done // self._total:
-                done, total = (size >> 20 for size in (self._done, self._total))
-                self._progress.tell(f"downloading {name}: {done} of {total} MiB")
-
-    return Bar
+    def flush(self) -> None:
+        pass
 
 
 class _UnreachableError(ModelError):
