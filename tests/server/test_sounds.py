@@ -15,6 +15,7 @@ from tests.images import SOUND_CELLS, flac, mp3, picture, projector, wav
 from tests.server.server_process import Server
 
 from headstart.app import demo
+from headstart.server.body import read_object
 from headstart.server.media_files import safe_file
 from headstart.types.errors import RequestError
 
@@ -114,6 +115,55 @@ def test_every_api_gives_the_same_tokens_for_the_same_sound(client: httpx2.Clien
         answer = client.post("/completion", json={"prompt": prompt, "n_predict": 2})
         found.append(answer.json()["tokens_evaluated"])
     assert found[1] == found[0] + 16  # an image has 16 cells
+
+
+def test_a_transcription_is_the_answer_of_a_chat_with_the_sound(
+    server: Server, client: httpx2.Client
+) -> None:
+    sound = wav(6)
+    chat = body(sound)
+    chat["messages"][0]["content"][0]["text"] = "Transcribe audio to text (language: en)"
+    wanted = client.post("/v1/chat/completions", json=chat).json()
+    text, usage = wanted["choices"][0]["message"]["content"], wanted["usage"]
+    options: dict[str, Any] = {"language": "en", "temperature": 0, "extra_body": {"max_tokens": 4}}
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="x") as sdk:
+        create = sdk.audio.transcriptions.create
+        found = create(model="m", file=("a.wav", sound), **options)
+        events = list(create(model="m", file=("a.wav", sound), stream=True, **options))
+    assert found.text == text
+    assert found.model_dump()["usage"]["output_tokens"] == usage["completion_tokens"]
+    assert found.model_dump()["usage"]["input_tokens"] == usage["prompt_tokens"]
+    *deltas, last = [event.model_dump() for event in events]
+    assert "".join(one["delta"] for one in deltas) == last["text"] == text
+    as_json = {"file": encoded(sound), "language": "en", "temperature": 0, "max_tokens": 4}
+    assert client.post("/audio/transcriptions", json=as_json).json()["text"] == text
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "file is required"),
+        ({"file": ("a.wav", b"no sound")}, "neither an image"),
+        ({"file": ("a.wav", wav(1)), "response_format": (None, "srt")}, "only json"),
+        ({"file": ("a.wav", wav(1)), "max_tokens": (None, "many")}, "max_tokens"),
+        ({"file": ("a.png", picture(1)), "stream": (None, "perhaps")}, "stream"),
+        ({f"f{i}": (None, "a") for i in range(300)}, "at most 256"),
+    ],
+)
+def test_what_is_no_transcription_is_a_clear_error(
+    client: httpx2.Client, fields: dict[str, Any], says: str
+) -> None:
+    answer = client.post("/v1/audio/transcriptions", files=fields or {"x": (None, "a")})
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]["message"]
+
+
+def test_a_form_keeps_the_bytes_of_its_files() -> None:
+    data = bytes(range(256)) * 3 + b"\r\n--b--\r\n\r\n--c\r\n"
+    form = b'--c9\r\nContent-Disposition: form-data; filename="name"; name="file"\r\n\r\n'
+    text = b'\r\n--c9\r\ncontent-disposition: form-data; name="m"\r\n\r\n\xc3\xa9\r\n--c9--\r\n'
+    found = read_object(form + data + text)
+    assert found == {"file": encoded(data), "m": "é"}
 
 
 def test_a_model_says_that_it_hears(client: httpx2.Client) -> None:

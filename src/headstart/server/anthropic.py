@@ -180,7 +180,7 @@ def _image(block: dict[str, Any], where: str) -> dict[str, Any]:
     source = source if isinstance(source, dict) else {}
     url = source.get("url")
     if source.get("type") == "base64":
-        url = f"data:{source.get('media_type')};base64,{source.get('data')}"
+        url = f"data:{source.get('media_type', 'image/png')};base64,{source.get('data')}"
     if not isinstance(url, str):
         raise RequestError(f"{where}: an image has a source of type base64, with data, or url")
     return {"type": "image_url", "image_url": {"url": url}}

@@ -32,6 +32,7 @@ from headstart.server import (
     status,
     streams,
     text,
+    transcriptions,
 )
 from headstart.server.errors import error_response
 from headstart.server.extras import Extras
@@ -44,7 +45,7 @@ logger = logging.getLogger(__name__)
 
 FAMILIES = (
     status, events, chat, responses, anthropic, completions, native, infill, embeddings,
-    ollama, text, metrics, adapters, streams,
+    ollama, text, metrics, adapters, streams, transcriptions,
 )  # fmt: skip
 
 

@@ -1,0 +1,99 @@
+"""POST /v1/audio/transcriptions: OpenAI's, which becomes a chat with the sound."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+from pydantic import Field
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+
+from headstart.server.body import Body, make_body, read_body
+from headstart.server.chat import answer_chat
+from headstart.server.dialect import Choice, Chunk, Piece, SingleDialect
+from headstart.server.errors import not_supported
+from headstart.server.model import service_of
+from headstart.server.routing import Routes
+from headstart.server.schemas import ChatBody
+from headstart.text.toolcalls.events import Content
+
+routes = Routes()
+
+
+class TranscriptionBody(Body):
+    """POST /v1/audio/transcriptions: a form; as JSON, the file is in base64."""
+
+    file: str = Field(description="the sound: WAV, MP3 or FLAC")
+    prompt: str = Field(
+        "", description='what the model is asked; default: "Transcribe audio to text"'
+    )
+    language: str = Field("", description="of the sound; added to what the model is asked")
+    response_format: str = Field("json", description="only json")
+    stream: Any = Field(False, description="true: events")
+    max_tokens: Any = None
+    temperature: Any = None
+    seed: Any = None
+
+
+@routes.post(
+    "/v1/audio/transcriptions",
+    "/audio/transcriptions",
+    body=TranscriptionBody,
+    answer="`text`, `usage`; with `stream` events `transcript.text.delta` and `.done`",
+)
+async def transcriptions(http: HttpRequest) -> Response:
+    """Write down what is said in a sound."""
+    body = await read_body(http, TranscriptionBody)
+    if body.response_format != "json":
+        raise not_supported(f"response_format {body.response_format!r} is not supported; only json")
+    is_lfm2 = "<|tool_list_start|>" in service_of(http).served.template.source
+    text = body.prompt or ("" if is_lfm2 else "Transcribe audio to text")
+    text += f" (language: {body.language})" if body.language else ""
+    parts = [
+        {"type": "text", "text": text},
+        {"type": "input_audio", "input_audio": {"data": body.file}},
+    ]
+    messages = [{"role": "system", "content": "Perform ASR."}] if is_lfm2 else []
+    fields: dict[str, Any] = {"messages": [*messages, {"role": "user", "content": parts}]}
+    for name in ("stream", "max_tokens", "temperature", "seed"):
+        fields[name] = _value(getattr(body, name))
+    return await answer_chat(
+        http, make_body(ChatBody, fields), "transcription-", TranscriptionDialect
+    )
+
+
+def _value(given: Any) -> Any:
+    """What a form's text says."""
+    try:
+        return orjson.loads(given) if isinstance(given, str) else given
+    except orjson.JSONDecodeError:
+        return given
+
+
+class TranscriptionDialect(SingleDialect):
+    """transcript.text.delta and transcript.text.done."""
+
+    ends_with_done = True
+
+    def delta(self, choice: Choice, piece: Piece) -> Chunk:
+        said = "".join(event.text for event in piece.events if isinstance(event, Content))
+        return {"type": "transcript.text.delta", "delta": said}
+
+    def closing(self, choice: Choice) -> list[Chunk]:
+        return [self.whole()]
+
+    def whole(self) -> Chunk:
+        (choice,) = self.choices
+        stats = choice.stats
+        return {
+            "type": "transcript.text.done",
+            "text": choice.message.content,
+            "usage": {
+                "type": "tokens",
+                "input_tokens": stats.num_prompt,
+                "input_tokens_details": {"cached_tokens": stats.num_cached},
+                "output_tokens": stats.num_emitted,
+                "total_tokens": stats.num_prompt + stats.num_emitted,
+            },
+        }
