@@ -176,6 +176,23 @@ def test_a_stopped_stream_ends_its_answer():
         assert worker.cancelled.get(timeout=10)
 
 
+def test_the_next_request_of_a_conversation_ends_the_last_one_and_no_other():
+    """The last one got 499 without a body, and its end ended the next one too."""
+    worker = FakeWorker(lambda request: [HOLD, *say(request, b"one")])
+
+    def ask(client):
+        return client.post(CHAT, json=BODY, headers={"X-Conversation-Id": "x"})
+
+    with serving(worker) as client, ThreadPoolExecutor(2) as pool:
+        last = pool.submit(ask, client)
+        worker.started.get(timeout=60)
+        following = pool.submit(ask, client)
+        assert "stopped" in error_of(last.result(60), 409)
+        worker.started.get(timeout=60)
+        worker.go_on()
+        assert text_of(following.result(60).text) == "one"
+
+
 def test_a_request_that_fails_leaves_no_stream_and_wrong_questions_are_named(client):
     bad = client.post(CHAT, json=BODY | {"top_k": "x"}, headers={"X-Conversation-Id": "bad"})
     assert bad.status_code == 400

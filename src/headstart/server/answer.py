@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect
-from headstart.server.errors import error_body, log_failure, wrong_value
+from headstart.server.errors import ApiError, error_body, log_failure, wrong_value
 from headstart.server.event_stream import EventStream
 from headstart.server.kept import HEADER
 from headstart.server.model import Service, service_of
@@ -84,13 +84,20 @@ async def answer(http: HttpRequest, prepare: Callable[[], Dialect]) -> Response:
 
 
 async def _kept(http: HttpRequest, dialect: Dialect, conversation: str) -> Response:
-    """A streamed answer that goes on when its client leaves."""
+    """A streamed answer that goes on when its client leaves.
+
+    Raises:
+        ApiError: it was stopped before it began.
+    """
     streams, namespace = service_of(http).streams, http.scope["headstart.namespace"]
     kept = streams.begin(namespace, conversation, dialect.media_type)
     try:
         begun = await _begin(http, dialect, kept.receive)
-    except BaseException:
-        streams.stop(namespace, conversation)
+    except BaseException as error:
+        if streams.find(namespace, conversation) is kept:  # not that of the next request
+            streams.stop(namespace, conversation)
+        if isinstance(error, ClientGoneError):
+            raise ApiError(409, "this answer was stopped before it began") from error
         raise
     assert not isinstance(begun, Response)
     kept.write(begun)

@@ -47,6 +47,12 @@ ANSWERS = (
     (404, "not_found_error", "no such path or model"),
     (405, "invalid_request_error", "the path takes another method; `Allow` names it"),
     (408, "invalid_request_error", "the head or the body of the request did not come in time"),
+    (
+        409,
+        "invalid_request_error",
+        "the answer was stopped before it began: by DELETE `/v1/stream`, or by the next request "
+        "with its `X-Conversation-Id`",
+    ),
     (413, "invalid_request_error", "the body is larger than `--max-body-mb`"),
     (415, "invalid_request_error", "a browser's body that is not `application/json`"),
     (431, "invalid_request_error", "the head of the request is larger than 64 KiB"),
@@ -58,8 +64,9 @@ ANSWERS = (
     (
         429,
         "rate_limit_error",
-        "the share of this API key: most of a full queue, of open requests or listeners, or its "
-        "slot files; the message says of what, how much and until when, as does `Retry-After`",
+        "the share of this API key: most of a full queue, of open requests or listeners, its slot "
+        "files, or seconds of compiling; the message says of what, how much and until when, as "
+        "does `Retry-After`",
     ),
     (500, "server_error", "libllama or the server failed; see its log"),
     (501, "not_supported_error", "this server or model cannot do it, such as `/slots` when off"),
