@@ -41,6 +41,8 @@ def image_body(chance: random.Random) -> tuple[str, dict[str, Any]]:
             "options": {"num_predict": 2},
         },
         "/completion": {"prompt": prompt},
+        "/embedding": {"content": prompt},
+        "/v1/embeddings": {"input": [prompt, "a"]},
     }
     path = chance.choice(list(bodies))
     return path, {"max_tokens": 2} | bodies[path]

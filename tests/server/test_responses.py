@@ -287,6 +287,14 @@ def test_a_store_forgets_what_was_used_longest_ago() -> None:
     assert [bool(store.get("", f"resp_{i}")) for i in (1, 2, 3)] == [True, False, True]
 
 
+def test_a_flag_says_how_many_responses_of_a_tenant_are_kept() -> None:
+    config = ServerConfig(tenant_responses=2)
+    with serving(FakeWorker(), config) as client:
+        answers = [client.post("/v1/responses", json={"input": "Hi"}).json() for _ in range(3)]
+        kept = [client.get(f"/v1/responses/{one['id']}").status_code for one in answers]
+    assert kept == [404, 200, 200]
+
+
 def test_a_store_is_bounded_in_bytes() -> None:
     store = ResponseStore(max_responses=100, max_bytes=1000)
     for number in range(20):

@@ -120,6 +120,15 @@ class ServerConfig:
         "MiB of one tenant's files in --slot-save-path from which on saves get 429",
         least=0,
     )
+    tenant_responses: int = option(
+        1000,
+        "responses that /v1/responses keeps for one tenant, and four times that for all; then the "
+        "oldest are dropped",
+        least=1,
+    )
+    tenant_responses_mb: int = option(
+        64, "MiB of JSON that these may have, and four times that for all", least=1
+    )
     log_level: str = option(
         "info", "how much to log", choices=("debug", "info", "warning", "error")
     )

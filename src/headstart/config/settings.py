@@ -143,6 +143,12 @@ class SchedulerConfig:
         "when a request comes, move the prompts of idle slots to main memory (see --cache-ram), "
         "so that attention covers fewer cells; on a CPU only",
     )
+    tenant_compile_seconds: int = option(
+        120,
+        "seconds in ten minutes that constraints of one tenant may take to compile while other "
+        "tenants have some too; then they get 429",
+        least=1,
+    )
     tenant_weights: str | None = option(
         None,
         "shares of tenants where several want slots or prompts read: NAME=WEIGHT, separated by "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
 from itertools import chain
@@ -13,6 +14,7 @@ from headstart.types.errors import (
     HeadstartError,
     InvalidParameterError,
     NotSupportedError,
+    QuotaError,
 )
 
 if TYPE_CHECKING:
@@ -20,16 +22,26 @@ if TYPE_CHECKING:
     from headstart.sampling.grammar.compiler import GrammarCompiler
 
 QUEUE_SECONDS = 30.0  # before a request is refused whose constraint was not begun
+SHARE_SECONDS = 600.0  # in which a tenant has its share of compiling
 
 
 class ConstraintQueue:
     """Compiles off the step loop, one constraint of a tenant at a time and few in all, the tenants
     in turn.
+
+    Args:
+        share: seconds of compiling that a tenant has in SHARE_SECONDS beside other tenants.
     """
 
-    def __init__(self, compiler: GrammarCompiler | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, compiler: GrammarCompiler | None, share: float, clock: Callable[[], float]
+    ) -> None:
         self._compiler = compiler
+        self._share = share
         self._clock = clock
+        # by tenant, when it will have its whole share again. Source: the virtual scheduling
+        # algorithm of ITU-T I.371, https://www.itu.int/rec/T-REC-I.371
+        self._whole: dict[str, float] = {}
         self._waiting: dict[str, list[Sequence]] = {}  # by tenant, whose turn is next first
         self._compiling: dict[str, Future[Compiled]] = {}  # by tenant
 
@@ -91,10 +103,30 @@ class ConstraintQueue:
             if len(self._compiling) >= self._compiler.num_threads:
                 return
             new = next((one for one in queue if self._cached(one) is None), None)
-            if new is not None and tenant not in self._compiling:
+            if new and tenant not in self._compiling and not self._wait(tenant):
                 assert new.request.constraint is not None
                 self._compiling[tenant] = self._compiler.compile(new.request.constraint)
+                self._compiling[tenant].add_done_callback(self._counted(tenant))
                 self._waiting[tenant] = self._waiting.pop(tenant)  # the others are next
+
+    def _counted(self, tenant: str) -> Callable[[object], None]:
+        """What to call when a constraint of the tenant that is begun now is compiled."""
+        begun = self._clock()
+        self._whole = {one: at for one, at in list(self._whole.items()) if at > begun}
+
+        def count(_: object) -> None:
+            now, whole = self._clock(), self._whole
+            cost = (now - begun) * SHARE_SECONDS / self._share
+            longest = now + 2 * SHARE_SECONDS  # what it took while it was alone counts no more
+            whole[tenant] = min(longest, max(now, whole.get(tenant, 0.0)) + cost)
+
+        return count
+
+    def _wait(self, tenant: str) -> float:
+        """Seconds until constraints of the tenant are compiled again; 0 if they are now."""
+        others = (self._waiting.keys() | self._whole.keys()) - {tenant}
+        wait = self._whole.get(tenant, 0.0) - self._clock() - SHARE_SECONDS
+        return max(0.0, wait) if others else 0.0
 
     def _cached(self, sequence: Sequence) -> Future[Compiled] | None:
         assert self._compiler is not None
@@ -104,7 +136,8 @@ class ConstraintQueue:
     def _is_settled(self, sequence: Sequence) -> bool:
         compiling = self._cached(sequence)
         if compiling is None:
-            return self._clock() - sequence.submitted > QUEUE_SECONDS
+            is_late = self._clock() - sequence.submitted > QUEUE_SECONDS
+            return is_late or self._wait(sequence.tenant) > 0.0
         return compiling.done()
 
     def _outcome(self, sequence: Sequence) -> HeadstartError | None:
@@ -112,6 +145,14 @@ class ConstraintQueue:
         assert sequence.request.constraint is not None
         compiling = self._cached(sequence)
         if compiling is None:
+            if wait := math.ceil(self._wait(sequence.tenant)):
+                return QuotaError(
+                    "constraints",
+                    f"your constraints took more than {self._share:g} s to compile in the last "
+                    f"{SHARE_SECONDS:g} s, and other tenants have some too; try again in {wait} s, "
+                    "or send one that was compiled",
+                    wait,
+                )
             return CapacityError(
                 f"the constraint was not begun within {QUEUE_SECONDS:g} s, because others are "
                 "compiled before it; try again later"

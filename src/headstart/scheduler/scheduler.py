@@ -71,7 +71,7 @@ class Scheduler:
         self.config = config
         self.clock = clock
         self.cells = [Cells(seq_id) for seq_id in range(config.parallel)]
-        self.compiling = ConstraintQueue(compiler, clock)
+        self.compiling = ConstraintQueue(compiler, config.tenant_compile_seconds, clock)
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in the order of their admission
         self.counters = Counters()

@@ -149,7 +149,7 @@ class ResponseStore:
     the tenant that stores most does.
     """
 
-    def __init__(self, max_responses: int = 1000, max_bytes: int = 64 << 20) -> None:
+    def __init__(self, max_responses: int, max_bytes: int) -> None:
         """The limits are those of one tenant; bytes are of JSON."""
         self._max_responses, self._max_bytes = max_responses, max_bytes
         # with its size, by namespace and id, the least recently used first

@@ -90,7 +90,7 @@ class Service:
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     streams: KeptStreams = field(default_factory=KeptStreams)
-    responses: ResponseStore = field(default_factory=ResponseStore)
+    responses: ResponseStore = field(init=False)
     # by tenant, held while a slot is saved, restored or erased
     slot_actions: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary
@@ -102,7 +102,8 @@ class Service:
     _num_held: Counter[str] = field(default_factory=Counter)  # requests by tenant
 
     def __post_init__(self) -> None:
-        self.started_at = self.clock()
+        self.started_at, config = self.clock(), self.config
+        self.responses = ResponseStore(config.tenant_responses, config.tenant_responses_mb << 20)
 
     @contextmanager
     def holding(self, tenant: str, count: int) -> Iterator[None]:

@@ -70,7 +70,7 @@ class UnavailableError(CapacityError):
     """Nothing can be answered for a while: the engine restarts, or the server ends."""
 
 
-QUOTAS = ("queue", "reading", "requests", "listeners", "slot files")
+QUOTAS = ("queue", "reading", "requests", "listeners", "slot files", "constraints")
 
 
 class QuotaError(CapacityError):

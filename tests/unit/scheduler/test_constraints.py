@@ -26,7 +26,7 @@ from headstart.control.controller import Controller
 from headstart.sampling.grammar import compiled
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.compiler import GrammarCompiler
-from headstart.scheduler.constraint_queue import QUEUE_SECONDS, ConstraintQueue
+from headstart.scheduler.constraint_queue import QUEUE_SECONDS, SHARE_SECONDS, ConstraintQueue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import SPECULATORS, Speculator
@@ -34,7 +34,12 @@ from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
 from headstart.types import CacheKind
 from headstart.types.constraint import Constraint, ConstraintKind
-from headstart.types.errors import CapacityError, HeadstartError, NotSupportedError
+from headstart.types.errors import (
+    CapacityError,
+    HeadstartError,
+    NotSupportedError,
+    QuotaError,
+)
 from headstart.types.request import TokenEvent
 
 every_kind = pytest.mark.parametrize("kind", list(CONSTRAINTS))
@@ -182,6 +187,9 @@ def test_a_request_can_be_cancelled_while_its_constraint_is_compiled() -> None:
     assert not any(isinstance(event, TokenEvent) for event in scheduler.take_events())
 
 
+SHARE = 20.0  # seconds of compiling that a tenant has
+
+
 class HandCompiler(GrammarCompiler):
     """Compiles when the test says so."""
 
@@ -203,15 +211,18 @@ class HandCompiler(GrammarCompiler):
 def queued(clock: Clock, texts: dict[str, Sequence[str]]) -> tuple[ConstraintQueue, HandCompiler]:
     """A queue with these constraints of each tenant."""
     compiler = HandCompiler()
-    queue = ConstraintQueue(compiler, clock)
+    queue = ConstraintQueue(compiler, SHARE, clock)
     for tenant, constraints in texts.items():
         for text in constraints:
-            (request,) = make_constrained(1, Constraint(kind=ConstraintKind.REGEX, text=text), 0.8)
-            request = replace(request, request_id=text, namespace=tenant)
-            sequence = sequence_of(request)
-            sequence.submitted = clock.now
-            queue.add(sequence)
+            add(queue, clock, tenant, text)
     return queue, compiler
+
+
+def add(queue: ConstraintQueue, clock: Clock, tenant: str, text: str) -> None:
+    (request,) = make_constrained(1, Constraint(kind=ConstraintKind.REGEX, text=text), 0.8)
+    sequence = sequence_of(replace(request, request_id=text, namespace=tenant))
+    sequence.submitted = clock.now
+    queue.add(sequence)
 
 
 def ready(queue: ConstraintQueue) -> dict[str, object]:
@@ -247,6 +258,31 @@ def test_waiting_for_other_constraints_is_no_fault_of_the_constraint() -> None:
     compiler.finish("slow")
     assert ready(queue) == {"slow": None}
     assert compiler.begun == ["slow"]
+
+
+def test_a_tenant_has_its_share_of_compiling_while_others_have_constraints_too() -> None:
+    """Issue 28: what takes long may be asked for in turn, but not without end."""
+    clock = Clock()
+    queue, compiler = queued(clock, {})
+    for text in ("a1", "a2", "a3"):  # it is alone
+        add(queue, clock, "a", text)
+        clock.now += SHARE
+        compiler.finish(text)
+        assert ready(queue) == {text: None}
+    add(queue, clock, "b", "b1")
+    add(queue, clock, "a", "a4")
+    refusal = ready(queue)["a4"]
+    assert isinstance(refusal, QuotaError)
+    assert refusal.quota == "constraints"
+    assert refusal.retry_after <= SHARE_SECONDS
+    assert "took more than 20 s" in str(refusal)
+    add(queue, clock, "a", "a1")  # is compiled
+    assert ready(queue) == {"a1": None}
+    clock.now += refusal.retry_after
+    compiler.finish("b1")
+    add(queue, clock, "a", "a5")
+    compiler.finish("a5")
+    assert ready(queue) == {"b1": None, "a5": None}
 
 
 def test_only_a_refusal_is_kept() -> None:
