@@ -27,9 +27,10 @@ from tests.harness import (
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.sampling import SamplingParams
+from headstart.scheduler.prompt_cache import NO_ROOM
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepPlan
-from headstart.types import DraftMode
+from headstart.types import CacheKind, DraftMode
 from headstart.types.errors import EngineError, InvalidParameterError
 from headstart.types.request import (
     FinishEvent,
@@ -177,6 +178,34 @@ def test_a_draft_for_which_the_cache_has_no_room_is_counted_by_its_speculator_to
     (stats,) = stats_of(run(scheduler, [request]))
     counts = stats.by_speculator["oracle"]
     assert counts.reasons["context full"] == stats.drafts.reasons["context full"] > 0
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_where_a_state_cannot_be_kept_a_step_has_one_reason_and_no_draft(every: int) -> None:
+    """Issue 28, point 16: 60 steps had 117 reasons."""
+
+    class Forgetful(Model):
+        num_asked = 0
+
+        def keep_for_draft(self, seq_id: int) -> bool:
+            self.num_asked += 1
+            return bool(self.num_asked % every) and super().keep_for_draft(seq_id)
+
+    engine, requests = Forgetful(2, cache_kind=CacheKind.CHECKPOINT), make_requests(6)
+    scheduler = make_scheduler(engine, [Oracle(engine, requests)], fixed(4))
+    answers = run(scheduler, requests)
+    check(engine, requests, answers)
+    num_missing = 0
+    for stats in stats_of(answers):
+        # a step that reads again what was accepted is neither
+        num_drafts = stats.drafts.num_drafts
+        for counts in (stats.drafts, *stats.by_speculator.values()):
+            assert counts.num_drafts == num_drafts
+            assert counts.reasons == stats.drafts.reasons
+            assert num_drafts + counts.reasons.total() <= max(0, stats.num_steps - 1)
+            assert num_drafts or counts.reasons.total() == max(0, stats.num_steps - 1)
+        num_missing += stats.drafts.reasons[NO_ROOM]
+    assert num_missing == engine.num_asked // every > 0
 
 
 def test_a_request_with_a_fixed_length_silences_no_speculator_for_others() -> None:
