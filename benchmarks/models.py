@@ -304,6 +304,18 @@ _NOTES = (
     "  what the target writes alone. The number is the least share of draft tokens accepted when a "
     "model drafts for itself, which rounding",
     "  and a draft that would end the text lower.",
+    "",
+    "## Projectors",
+    "",
+    "With `--mmproj` a model reads what libmtmd's projectors make of images and sounds. "
+    "Tested with generated ones: causal (`janus_pro`),",
+    "non-causal (`gemma3`), M-RoPE (`qwen2vl_merger`) and sound (`ultravox`). Two kinds "
+    "are refused at the start. An image is read by",
+    "itself here and kept by its content, but they make something else of it in each "
+    "place of a prompt: `deepseek4v` pads it by the",
+    "number of tokens in front of it, `hunyuanvl` numbers the images of a prompt in "
+    "their positions. `--no-mmproj` starts such a model",
+    "for text.",
 )
 
 

@@ -306,8 +306,10 @@ def test_a_projector_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path)
     other = projector(tmp_path / "other.gguf", "janus_pro", 128)
     # a tile of idefics3 stands between tokens that this vocabulary lacks; libllama would abort
     tiles = projector(tmp_path / "tiles.gguf", "idefics3", 64)
+    numbered: Any = "hunyuanvl"
     for path, says in (
         (target, "is no projector but a model of llama"),
+        (projector(tmp_path / "h.gguf", numbered, 64), "numbers the images.*--no-mmproj"),
         (tmp_path / "cut.gguf", "cut.gguf"),
         (other, "mismatch between text model"),
         (tiles, "the projector of another model"),

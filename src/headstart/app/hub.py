@@ -66,7 +66,7 @@ def choose_drafter(
 
     Args:
         paths: what the repository holds.
-        kinds: of `DRAFTERS`, in order of preference.
+        kinds: of `DRAFTERS`, in order of preference; or mmproj, for a projector.
         quant: that was asked for, if one was.
         model: the file for which it drafts.
     """
@@ -82,7 +82,7 @@ def choose_drafter(
             path
             for path in paths
             if path.endswith(".gguf")
-            and f"{kind}-" in _name(path)
+            and (kind if kind == "mmproj" else f"{kind}-") in _name(path)
             and _part_index(path) == 1
             and (not model or path.split("/")[:-1] == folders[: path.count("/")])
         ]

@@ -81,15 +81,16 @@ class HubStore:
 
 
 def main(name: str, *drafters: str) -> int:
-    """Download a model, and what drafts for it; return the exit code."""
+    """Download a model, its projector and what drafts for it; return the exit code."""
     hub = Hub.from_config(ModelConfig(), os.environ)
     repo, quant = parse_reference(name)
     is_over = threading.Event()
     try:
         sizes = hub.sizes(repo)
         files = select_files(repo, list(sizes), quant, None)
-        if drafter := choose_drafter(list(sizes), drafters, quant, files[0]):
-            files += split_parts(list(sizes), drafter)
+        for kinds, wanted in ((drafters, quant), (("mmproj",), "")):
+            if beside := choose_drafter(list(sizes), kinds, wanted, files[0]):
+                files += split_parts(list(sizes), beside)
         total = sum(sizes[file] or 0 for file in files)
         before = _stored(hub.folder(repo))
         _tell(repo, 0, total)

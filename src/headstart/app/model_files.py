@@ -70,7 +70,8 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
             beside = choose_drafter(repository.paths, kinds, quant, files[0])
             draft = _fetch_beside(config, repository, beside, target) if beside else None
         if projector is None and images.mmproj_auto:
-            mmproj = choose_drafter(repository.paths, ("mmproj",), quant, files[0])
+            # as llama-server does: what was asked for says nothing of it
+            mmproj = choose_drafter(repository.paths, ("mmproj",), "", files[0])
             projector = repository.fetch([mmproj]) if mmproj else None
     if model.draft_hf_repo:
         name, quant = parse_reference(model.draft_hf_repo)

@@ -40,8 +40,11 @@ _SAMPLES = (
     (64, 64),
     (2048, 1024),
 )  # sizes of images: one that is not cut into tiles, one that may be
-# what these make of an image depends on what stands before it in the prompt
-_NOT_ALONE = ("deepseek4v", "hunyuanvl")
+# what these make of an image depends on what stands before it in the prompt; here it is read alone
+_NOT_ALONE = {
+    "deepseek4v": "it pads an image by the number of tokens in front of it",
+    "hunyuanvl": "it numbers the images of a prompt in their positions",
+}
 
 
 class LlamaChunk:
@@ -182,7 +185,11 @@ class Projector:
             )
         for key in ("clip.projector_type", "clip.vision.projector_type"):
             if (kind := header.text(key)) in _NOT_ALONE:
-                raise ModelError(f"{path} is a projector of kind {kind}, which is not supported")
+                raise ModelError(
+                    f"{path} is a projector of kind {kind}, which is not supported: "
+                    f"{_NOT_ALONE[kind]}, but here images are read alone, so that they are kept; "
+                    "start with --no-mmproj for text"
+                )
 
     def find(self, chunk: MediaChunk) -> LlamaChunk | None:
         found = self._chunks.get(chunk.key)

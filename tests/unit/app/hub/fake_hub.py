@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from headstart.app.model_files import Models, find_models
-from headstart.config import Config, ModelConfig, SpeculationConfig
+from headstart.config import Config, ImageConfig, ModelConfig, SpeculationConfig
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -112,10 +112,16 @@ class Client:
         self.environment = {"HF_ENDPOINT": hub.endpoint, "LLAMA_CACHE": str(cache)}
 
     def find(
-        self, hf_repo: str | None = None, *, spec_type: str | None = None, **options: Any
+        self,
+        hf_repo: str | None = None,
+        *,
+        spec_type: str | None = None,
+        images: ImageConfig | None = None,
+        **options: Any,
     ) -> Models:
         config = Config(
             model=ModelConfig(hf_repo=hf_repo, **options),
+            images=images or ImageConfig(),
             speculation=SpeculationConfig(spec_type=spec_type),
         )
         return find_models(config, self.environment)

@@ -52,11 +52,14 @@ def test_a_download_tells_how_far_it_is_and_a_removed_model_is_gone(
         store.remove(NAME)
 
 
-def test_what_drafts_for_a_model_comes_and_goes_with_it(store: HubStore, hub: FakeHub) -> None:
-    hub.add("org/model", "model-F16.gguf", "mtp-model-F16.gguf", "eagle3-model-F16.gguf")
+def test_what_drafts_or_sees_for_a_model_comes_and_goes_with_it(
+    store: HubStore, hub: FakeHub
+) -> None:
+    found = ["mmproj-F16.gguf", "model-F16.gguf", "mtp-model-F16.gguf"]
+    hub.add("org/model", *found, "mmproj-F32.gguf", "eagle3-model-F16.gguf")
     store = HubStore(ModelConfig(), store._environment, ["mtp"])
     lines = download(store, NAME)
-    assert sorted(hub.downloads) == ["model-F16.gguf", "mtp-model-F16.gguf"]
+    assert sorted(hub.downloads) == found
     assert lines[-1]["done"] == sum(len(hub.repos["org/model"][name]) for name in hub.downloads)
     store.remove(NAME)
     assert not store._hub.folder("org/model").exists()

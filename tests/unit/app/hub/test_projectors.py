@@ -1,0 +1,59 @@
+"""The projector of a model from the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.app.hub.fake_hub import Client, FakeHub
+
+from headstart.app.hub import choose_drafter
+from headstart.config import ImageConfig
+
+REPO = "someone/Model-4B-GGUF"
+
+
+@pytest.mark.parametrize(
+    ("projectors", "model", "chosen"),
+    [
+        ((), "m-Q4_K_M.gguf", None),
+        (("mmproj.gguf",), "m-Q4_K_M.gguf", "mmproj.gguf"),
+        (("m.mmproj.Q8_0.gguf",), "m-Q4_K_M.gguf", "m.mmproj.Q8_0.gguf"),
+        (("m-mmproj-f16.gguf", "mmproj.bin"), "m-Q4_K_M.gguf", "m-mmproj-f16.gguf"),
+        # about as many bits as the model has, of equals the first
+        (("mmproj-F16.gguf", "mmproj-F32.gguf"), "m-Q4_K_M.gguf", "mmproj-F16.gguf"),
+        (("mmproj-BF16.gguf", "mmproj-F16.gguf"), "m-Q4_K_M.gguf", "mmproj-BF16.gguf"),
+        (("mmproj-F16.gguf", "mmproj-Q8_0.gguf"), "m-Q4_K_M.gguf", "mmproj-Q8_0.gguf"),
+        (("mmproj-F16.gguf", "mmproj-Q8_0.gguf"), "m-F16.gguf", "mmproj-F16.gguf"),
+        (("mmproj-Q4_0.gguf", "mmproj-Q4_K_M.gguf"), "m-Q4_K_M.gguf", "mmproj-Q4_0.gguf"),
+        # in the model's folder or above it, the nearest first
+        (("mmproj-F16.gguf", "a/mmproj-F16.gguf"), "a/m-Q4_K_M.gguf", "a/mmproj-F16.gguf"),
+        (("mmproj-F16.gguf", "b/mmproj-F16.gguf"), "a/m-Q4_K_M.gguf", "mmproj-F16.gguf"),
+        (("b/mmproj-F16.gguf",), "a/m-Q4_K_M.gguf", None),
+    ],
+)
+def test_a_model_gets_the_projector_that_llama_server_would_give_it(
+    client: Client, hub: FakeHub, projectors: tuple[str, ...], model: str, chosen: str | None
+) -> None:
+    hub.add(REPO, model, *projectors)
+    quant = model.partition("-")[2].removesuffix(".gguf")
+    assert choose_drafter([model, *projectors], ("mmproj",), "", model) == chosen
+    for reference in (REPO, f"{REPO}:{quant}"):
+        found = client.find(reference, spec_type="suffix")
+        wanted = found.target.parents[model.count("/")] / chosen if chosen else None
+        assert found.projector == wanted
+    assert client.find(REPO, spec_type="suffix", offline=True).projector == wanted
+
+
+def test_a_projector_is_not_downloaded_where_another_is_named_or_none_is_wanted(
+    client: Client, hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.add(REPO, "m-Q4_K_M.gguf", "mmproj-F16.gguf")
+    (tmp_path / "own.gguf").touch()
+    named = ImageConfig(mmproj=str(tmp_path / "own.gguf"))
+    for images, projector in (
+        (named, tmp_path / "own.gguf"),
+        (ImageConfig(mmproj_auto=False), None),
+    ):
+        assert client.find(REPO, spec_type="suffix", images=images).projector == projector
+    assert hub.downloads == ["m-Q4_K_M.gguf"]
