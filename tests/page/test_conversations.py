@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tests.images import SOUND_CELLS, picture, projector, wav
 from tests.page.support import Window, expect, worker_that_writes
 from tests.server.fake_worker import FakeWorker
 from tests.server.server_process import Server
@@ -192,9 +193,12 @@ def test_images_go_to_a_model_that_takes_them_and_to_no_other(
         window.open(str(client.base_url))
         page.set_input_files("#file", image)
         page.get_by_text("pixel.png is an image, and this model takes none").wait_for()
+        page.set_input_files("#file", {"name": "a.mp3", "mimeType": "audio/mpeg", "buffer": b"a"})
+        page.get_by_text("a.mp3 is a sound, and this model hears none").wait_for()
         props = client.get("/props").json() | {"modalities": {"vision": True}}
         page.route("**/props", lambda route: route.fulfill(json=props))
         page.route("**/v1/chat/completions", answer)
+        page.route("**/input_tokens", lambda route: route.fulfill(json={"input_tokens": 20}))
         window.reload()
         page.set_input_files("#file", image)
         page.locator("#attachments .chip", has_text="pixel.png").wait_for()
@@ -202,6 +206,29 @@ def test_images_go_to_a_model_that_takes_them_and_to_no_other(
     picture, text = bodies[0]["messages"][0]["content"]
     assert text == {"type": "text", "text": "What is it?"}
     assert picture["image_url"]["url"].startswith("data:image/png;base64,")
+
+
+def test_images_and_sounds_are_counted_sent_and_shown_in_the_history(
+    window: Window, tmp_path: Path
+) -> None:
+    mmproj = projector(tmp_path / "mmproj.gguf", "janus_pro", 256, hears=True)
+    for name, data in (("a.png", picture(1)), ("b.wav", wav(1)), ("c.wav", wav(1)[:50])):
+        (tmp_path / name).write_bytes(data)
+    with Server(["--mmproj", str(mmproj), "-c", "1024", "-t", "1"], tmp_path) as server:
+        page, chips = window.page, window.page.locator("#attachments .chip")
+        window.open(server.url)
+        page.set_input_files("#file", [tmp_path / name for name in ("a.png", "b.wav")])
+        expect(chips.first).to_have_text("a.png16 tokens")  # which its cells are
+        expect(chips.last).to_have_text(f"b.wav{SOUND_CELLS} tokens")
+        window.expected = ("400 (Bad Request)",)
+        page.set_input_files("#file", tmp_path / "c.wav")
+        expect(chips.last).to_contain_text("a sound takes 0.0 seconds")
+        page.get_by_role("button", name="Remove c.wav").click()
+        window.ask("What is it?")
+        window.reload()
+        for element, is_shown in (("img", "naturalWidth > 0"), ("audio", "readyState > 0")):
+            expect(page.locator(f".message.user .chip {element}")).to_be_visible()
+            window.until(f"document.querySelector('.message.user {element}').{is_shown}")
 
 
 def test_a_chosen_tool_is_run_when_the_user_says_so(window: Window, tmp_path: Path) -> None:

@@ -25,8 +25,9 @@ OUR_PAGE = Path(__file__).parents[1] / "web"
 # Allows only this server's files, so that model text cannot send data elsewhere.
 POLICY = "; ".join((
     "default-src 'none'", "script-src 'self'", "style-src 'self'", "connect-src 'self'",
-    "img-src 'self' data:", "manifest-src 'self'", "base-uri 'none'", "form-action 'none'",
-    "frame-ancestors 'none'", "require-trusted-types-for 'script'", "trusted-types 'none'",
+    "img-src 'self' data:", "media-src data:", "manifest-src 'self'", "base-uri 'none'",
+    "form-action 'none'", "frame-ancestors 'none'", "require-trusted-types-for 'script'",
+    "trusted-types 'none'",
 ))  # fmt: skip
 HEADERS = {
     "Cache-Control": "no-cache",  # revalidated each time, mostly with a 304

@@ -42,10 +42,11 @@ test("titles are one short line that says what it is about", () => {
   assert.equal(titleOf("Write a Python class for a bank account, with docstrings and tests"), "Write a Python class for a bank account, with…");
 });
 
-test("files and images go to the model with what was said", () => {
+test("files, images and sounds go to the model with what was said", () => {
   const said = (attachments) => toMessages([{ ...message("q", null, "user"), content: "What?", attachments }], "")[0].content;
   assert.equal(said([{ name: "a.py", text: "```\n" }]), "a.py:\n````py\n```\n````\n\nWhat?");
   assert.deepEqual(said([{ name: "p.png", image: "data:image/png;base64,AA" }]), [{ type: "image_url", image_url: { url: "data:image/png;base64,AA" } }, { type: "text", text: "What?" }]);
+  assert.deepEqual(said([{ name: "a.wav", audio: "data:audio/wav;base64,AA" }])[0], { type: "input_audio", input_audio: { data: "AA" } });
 });
 
 test("a message goes with all below it", () => {

@@ -1,9 +1,9 @@
-/** Files beside a message: text files and, where the model takes them, images. */
+/** Files beside a message: text files and, where the model takes them, images and sounds. */
 
 import { postJson } from "./api.js";
 import { fill, h, icon, iconButton, toast } from "./dom.js";
 import { number, size } from "./format.js";
-import { fenced } from "./tree.js";
+import { fenced, partOf } from "./tree.js";
 import { words } from "./words.js";
 
 /** @typedef {import("./tree.js").Attachment} Attachment */
@@ -33,9 +33,12 @@ export class Attachments {
 
   /** @param {File} file @returns {Promise<string>} what is wrong with it */
   async take(file) {
-    if (file.type.startsWith("image/")) {
-      if (!this.server.props?.modalities?.vision) return words.noImages(file.name);
-      this.list.push({ name: file.name, image: await asDataUrl(file) });
+    const kind = file.type.split("/")[0];
+    if (kind === "image" || kind === "audio") {
+      const { vision, audio } = this.server.props?.modalities ?? {};
+      if (kind === "image" && !vision) return words.noImages(file.name);
+      if (kind === "audio" && !audio) return words.noSounds(file.name);
+      this.list.push({ name: file.name, [kind]: await asDataUrl(file) });
       return "";
     }
     const text = await file.text();
@@ -62,12 +65,16 @@ export class Attachments {
           count.textContent = words.tokensOf(number(tokens));
           count.classList.toggle("problem", tokens > this.server.contextSize);
         };
-        if (one.text !== undefined) countTokens(one.name, one.text).then(show, () => {});
+        countTokens(one).then(show, (error) => {
+          if (one.text !== undefined) return;
+          count.textContent = error.message; // what is wrong with the file
+          count.classList.add("problem");
+        });
         const remove = iconButton("close", words.remove(one.name), () => {
           this.list = this.list.filter((other) => other !== one);
           this.draw();
         });
-        return h("span", { class: "chip" }, icon("file"), h("span", { class: "name" }, one.name), count, remove);
+        return chip(one, count, remove);
       }),
     );
   }
@@ -75,12 +82,21 @@ export class Attachments {
 
 /** @param {Attachment[]} [list] that were sent */
 export function chips(list = []) {
-  return list.map((one) => h("span", { class: "chip" }, icon("file"), h("span", { class: "name" }, one.name)));
+  return list.map((one) => chip(one));
 }
 
-/** How long a file is for the model. @param {string} name @param {string} text @returns {Promise<number>} */
-async function countTokens(name, text) {
-  return (await postJson("tokenize", { content: fenced(name, text) })).tokens.length;
+/** @param {Attachment} one @param {...HTMLElement} more behind its name */
+function chip(one, ...more) {
+  const { name, image, audio } = one;
+  const shown = image ? h("img", { src: image, alt: "" }) : audio ? h("audio", { src: audio, controls: true, "aria-label": name }) : icon("file");
+  return h("span", { class: "chip" }, shown, h("span", { class: "name" }, name), more);
+}
+
+/** How long a file is for the model. @param {Attachment} one @returns {Promise<number>} */
+async function countTokens(one) {
+  if (one.text !== undefined) return (await postJson("tokenize", { content: fenced(one.name, one.text) })).tokens.length;
+  const [with_, without] = await Promise.all([[partOf(one)], ""].map((content) => postJson("v1/chat/completions/input_tokens", { messages: [{ role: "user", content }] })));
+  return with_.input_tokens - without.input_tokens;
 }
 
 /** @param {File} file @returns {Promise<string>} */

@@ -26,7 +26,7 @@
 
 /** @typedef {Map<string, Message>} Tree */
 
-/** @typedef {{name: string, text?: string, image?: string}} Attachment a text file, or an image as a data URL */
+/** @typedef {{name: string, text?: string, image?: string, audio?: string}} Attachment a text file, or an image or a sound as a data URL */
 
 /**
  * Messages from the first one to a leaf.
@@ -99,8 +99,13 @@ function asSaid(message) {
 function contentOf({ content, attachments = [] }) {
   const files = attachments.filter((one) => one.text !== undefined).map((one) => fenced(one.name, one.text ?? ""));
   const text = [...files, content].filter(Boolean).join("\n\n");
-  const images = attachments.filter((one) => one.image).map((one) => ({ type: "image_url", image_url: { url: one.image } }));
-  return images.length ? [...images, { type: "text", text }] : text;
+  const media = attachments.filter((one) => one.text === undefined).map(partOf);
+  return media.length ? [...media, { type: "text", text }] : text;
+}
+
+/** An image or a sound as a part of a message. @param {Attachment} one */
+export function partOf({ image, audio = "" }) {
+  return image ? { type: "image_url", image_url: { url: image } } : { type: "input_audio", input_audio: { data: audio.replace(/^.*,/, "") } };
 }
 
 /**

@@ -75,6 +75,7 @@ export const words = {
   tooLarge: (name, size, limit) => `${name} hat ${size}, aber höchstens ${limit} sind möglich`,
   notText: (name) => `${name} ist keine Textdatei`,
   noImages: (name) => `${name} ist ein Bild, und dieses Modell nimmt keine`,
+  noSounds: (name) => `${name} ist eine Tonaufnahme, und dieses Modell hört keine`,
 
   // was eine Antwort brauchte
   numTokens: (_, shown) => `${shown} Token`,

@@ -74,6 +74,7 @@ export const words = {
   tooLarge: (/** @type {string} */ name, /** @type {string} */ size, /** @type {string} */ limit) => `${name} has ${size}, but at most ${limit} are taken`,
   notText: (/** @type {string} */ name) => `${name} is not a text file`,
   noImages: (/** @type {string} */ name) => `${name} is an image, and this model takes none`,
+  noSounds: (/** @type {string} */ name) => `${name} is a sound, and this model hears none`,
 
   // what an answer took
   numTokens: (/** @type {number} */ n, /** @type {string} */ shown) => `${shown} ${n === 1 ? "token" : "tokens"}`,
