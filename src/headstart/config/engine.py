@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from headstart.config.fields import FALSE_WORDS, TRUE_WORDS, check_ranges, option
+from headstart.config.fields import (
+    FALSE_WORDS,
+    TRUE_WORDS,
+    check_ranges,
+    flag_of,
+    option,
+    option_of,
+)
 from headstart.types.errors import ConfigError
 
 # tokens; libllama takes no batch larger than the context, and ours are at least so large
@@ -220,47 +227,29 @@ class EngineConfig:
             )
 
 
+_OF_TARGET = {one.name: option_of(one) for one in fields(EngineConfig)}
+
+
+def _as_target(name: str, alias: str, default: Any = None) -> Any:
+    """A setting that the draft model has too: values, words and range are the target's."""
+    words = f"same as {flag_of(name)}, for the draft model"
+    declared = replace(_OF_TARGET[name], help=words, aliases=(alias,))
+    return field(default=default, metadata={"option": declared})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftEngineConfig:
     """What may differ for the draft model; None means as for the target."""
 
-    draft_threads: int | None = option(
-        None,
-        "CPU threads of the draft model while drafting",
-        "--threads-draft",
-        least=1,
-        words={"-1": None},
-    )
-    draft_threads_batch: int | None = option(
-        None,
-        "CPU threads of the draft model while processing prompts",
-        "--threads-batch-draft",
-        least=1,
-        words={"-1": None},
-    )
-    draft_gpu_layers: int | None = option(
-        None,
-        "layers of the draft model on the GPU; -1 for all",
-        "--gpu-layers-draft",
-        least=-1,
-        words=ALL_LAYERS,
-    )
-    draft_device: str | None = option(None, "devices of the draft model", "--device-draft")
-    draft_cache_type_k: str | None = option(
-        None, "type of the draft model's cached keys", "--cache-type-k-draft", choices=CACHE_TYPES
-    )
-    draft_cache_type_v: str | None = option(
-        None, "type of the draft model's cached values", "--cache-type-v-draft", choices=CACHE_TYPES
-    )
-    draft_override_tensor: str | None = option(
-        None, "same as --override-tensor, for the draft model", "--override-tensor-draft"
-    )
-    draft_cpu_moe: bool = option(
-        False, "keep the weights of all of the draft model's experts on the CPU", "--cpu-moe-draft"
-    )
-    draft_n_cpu_moe: int = option(
-        0, "same as --n-cpu-moe, for the draft model", "--n-cpu-moe-draft"
-    )
+    draft_threads: int | None = _as_target("threads", "--threads-draft")
+    draft_threads_batch: int | None = _as_target("threads_batch", "--threads-batch-draft")
+    draft_gpu_layers: int | None = _as_target("gpu_layers", "--gpu-layers-draft")
+    draft_device: str | None = _as_target("device", "--device-draft")
+    draft_cache_type_k: str | None = _as_target("cache_type_k", "--cache-type-k-draft")
+    draft_cache_type_v: str | None = _as_target("cache_type_v", "--cache-type-v-draft")
+    draft_override_tensor: str | None = _as_target("override_tensor", "--override-tensor-draft")
+    draft_cpu_moe: bool = _as_target("cpu_moe", "--cpu-moe-draft", False)
+    draft_n_cpu_moe: int = _as_target("n_cpu_moe", "--n-cpu-moe-draft", 0)
     draft_context: int | None = option(
         None,
         "context size of the draft model, in tokens",
