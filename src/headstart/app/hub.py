@@ -25,7 +25,6 @@ DRAFTERS = ("mtp", "dspark", "dflash", "eagle3")
 
 SECONDS_IN_LOG = 10.0  # between two lines on a download
 _REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?", re.ASCII)
-_QUANT = re.compile(r"[-.]([A-Za-z0-9_]+)$")
 _SPLIT = re.compile(r"(?P<prefix>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 
@@ -144,7 +143,8 @@ def _name(path: str) -> str:
 def _quant_of(path: str) -> str:
     """The quantization at the end of a file's name; "" without one."""
     parts = _SPLIT.fullmatch(path)
-    found = _QUANT.search(parts["prefix"] if parts else path.removesuffix(".gguf"))
+    name = parts["prefix"] if parts else path.removesuffix(".gguf")
+    found = re.search(r"[-.]([A-Za-z0-9_]+)$", name)
     return found[1] if found else ""
 
 

@@ -21,7 +21,6 @@ from headstart.types.errors import ConfigError
 
 # Speculators without --spec-type.
 AUTO_TYPES: tuple[str, ...] = ("suffix",)
-FIXED_TYPES: tuple[str, ...] = ("ngram-simple",)
 WITH_DRAFT_MODEL = "draft-model"
 WITH_HEADS = "mtp"
 NONE = "none"
@@ -71,7 +70,7 @@ def wanted_types(
         drafter = draft_type or WITH_DRAFT_MODEL
         models = (drafter,) * has_draft_model + (WITH_HEADS,) * bool(has_heads)
         if config.spec == DraftMode.FIXED.value:
-            names = models[:1] or FIXED_TYPES
+            names = models[:1] or ("ngram-simple",)
         else:
             names = (*AUTO_TYPES, *models)
     else:

@@ -19,7 +19,6 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.types import Engine, Vocab
 
 MOST_CHUNKS = 32  # of a prompt: libllama goes through all cells for each, while the engine waits
-LEAST_MOVED = 4  # tokens at the end of the context that a shift always leaves
 
 
 class Chunk(NamedTuple):
@@ -40,7 +39,7 @@ def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
     if request.media:  # a shift would cut one, or move what stands behind it
         return False
     num_keep = request.num_keep if request.num_keep >= 0 else len(request.prompt)
-    num_keep = min(num_keep + vocab.add_bos, engine.context_size - LEAST_MOVED)
+    num_keep = min(num_keep + vocab.add_bos, engine.context_size - 4)  # what is always moved
     num_left = cells.length - num_keep
     num_discard = min(request.num_discard or num_left // 2, num_left - 1)
     if num_discard <= 0:

@@ -50,11 +50,8 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 1 << 30  # of prompts that wait to be written; further ones are lost
 LEAST_FREE = 1 << 30  # bytes of the disk that are left to others
-OLD_SECONDS = 3600.0  # a temporary file of that age is nobody's
 LOOK_SECONDS = 10.0  # between two lists of the folder, while there is room: others may use it
 RETRY_SECONDS = 60.0  # after a file could not be written
-RESTS = 40.0  # times that the thread has worked, before it goes on: decodes need the processor
-MOST_LENGTHS = 7  # in a name, of at most 255 bytes
 _TARGET = "target"  # the model whose cache it is, among those in a file
 _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of reading: prior, and of the average that follows
 
@@ -188,8 +185,8 @@ class DiskCache:
                 del self._waiting[key]
 
     def _rest(self) -> None:
-        """Let decodes have the processor and the interpreter, between two pieces of work."""
-        self._is_over.wait(RESTS * (time.thread_time() - self._worked))
+        """Let decodes have the processor and the interpreter for 40 times as long as it worked."""
+        self._is_over.wait(40.0 * (time.thread_time() - self._worked))
         self._worked = time.thread_time()
 
     def _files_of(self, prompt: StoredPrompt) -> list[tuple[StoredFile, PromptHead, list[Data]]]:
@@ -332,7 +329,7 @@ class DiskCache:
         if path.suffix == SUFFIX:
             file = StoredFile.of(path, stat.st_size)
             found.append((stat.st_mtime, -file.length, file))
-        elif path.suffix == ".tmp" and time.time() - stat.st_mtime > OLD_SECONDS:
+        elif path.suffix == ".tmp" and time.time() - stat.st_mtime > 3600.0:  # nobody's
             path.unlink()
 
     def _drop(self, file: StoredFile) -> None:
@@ -352,4 +349,4 @@ def _lengths(prompt: StoredPrompt, block: StoredBlock) -> list[int]:
     lengths = {checkpoint.length for checkpoint in parts[1]} if parts else set()
     lengths.add(prompt.num_prompt)  # the next turn may lack the answer: thoughts are not sent
     inner = sorted(one for one in lengths if block.start < one < block.end)
-    return [*inner[:1], *inner[1:][2 - MOST_LENGTHS :], block.end]
+    return [*inner[:1], *inner[1:][-5:], block.end]  # a file's name has at most 255 bytes

@@ -36,7 +36,6 @@ _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and of the average 
 # a copy of a prompt of which only the end would be lost has to be so many times faster than reading
 # that end again: perhaps nobody will ask for it
 _TIMES_FASTER = 8
-LONGEST_SECONDS = 5.0  # of writing to the disk at a stop: who stops the server waits
 _NOTHING: Future[StoredPrompt | None] = Future()
 _NOTHING.set_result(None)
 
@@ -225,7 +224,7 @@ class HostPrompts:
     def finish(self) -> None:
         """Write what is not on the disk, as far as that takes a few seconds."""
         if self.disk is not None:
-            until = self._clock() + LONGEST_SECONDS
+            until = self._clock() + 5.0  # whoever stops the server waits
             while self._clock() < until and self.write_next():
                 pass
             self.disk.finish(max(0.0, until - self._clock()))

@@ -17,10 +17,6 @@ from headstart.scheduler.batching import split
 from headstart.scheduler.sequence import Sequence
 from headstart.types.media import LoadedChunk
 
-# Where the answers have fewer tokens, reading the weights twice takes longer than a tile that looks
-# at all of them.
-_FEW_CELLS = 256
-
 
 class _Turn(Enum):
     ALL = auto()
@@ -80,7 +76,8 @@ class Turns:
         num_unread = sum(one.num_pending for one in prompts if one.leader is None)
         if not num_unread or len(answers) + num_unread < self._tile:
             return _Turn.ALL
-        if sum(one.num_decoded for one in answers) < _FEW_CELLS:
+        # reading the weights twice would take longer than a tile that looks at all of these
+        if sum(one.num_decoded for one in answers) < 256:
             return _Turn.ALL
         return _Turn.ANSWERS if self._turn is _Turn.PROMPTS else _Turn.PROMPTS
 

@@ -23,7 +23,6 @@ log = logging.getLogger(__name__)
 ROWS = (1, 4, 3, 8, 5, 6, 7, 16, 12, 9, 17, 10, 24, 14, 11, 32, 13, 15)
 ROUNDS, MOST_ROUNDS = 3, 12  # fast steps are disturbed more, and cost nothing to repeat ...
 QUICK = 0.1  # ... as long as all of it takes no more than this share of the time there is
-NEEDED_ROWS = 8  # where steps of as many rows are known, from an earlier start, nothing is timed
 MOST_PADDING = 8  # rows beyond those that can have outputs: padding has none
 FILL = 128  # tokens put in the cache after the first round
 CHANGE_ROUNDS = 13
@@ -55,7 +54,8 @@ class WarmUp:
         self._times = DecodeTimes(clock, seconds)
         self._change_ms: float | None = None
         self._gave_way = False
-        self._knows_costs = drafting.controller.knows_costs(min(NEEDED_ROWS, engine.max_outputs))
+        # from an earlier start: then nothing is timed
+        self._knows_costs = drafting.controller.knows_costs(min(8, engine.max_outputs))
         self.compare: Callable[[WidthClasses], object] | None = None  # gets what was compared
         self.is_done = self._knows_costs
 

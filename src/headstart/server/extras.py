@@ -22,7 +22,6 @@ from headstart.structures.entry_points import load
 
 log = logging.getLogger(__name__)
 
-HERE_ONLY = ("127.0.0.1", "::1", "localhost")
 OFF = {  # what a path answers while its extra is off
     "/tools": "this server runs no tools; start it with --tools or --mcp-servers-config",
     "/cors-proxy": "this server passes no requests on; start it with --ui-mcp-proxy",
@@ -125,7 +124,8 @@ class Extras:
         if not risks:
             return
         hosts = [host.strip() for host in server.host.split(",")]
-        is_open = not all(host in HERE_ONLY or host.endswith(".sock") for host in hosts)
+        here = ("127.0.0.1", "::1", "localhost")
+        is_open = not all(host in here or host.endswith(".sock") for host in hosts)
         has_key = bool(server.api_key or server.api_key_file)
         log.warning(
             "security: %s on. Whoever may use this server acts on this machine as its user%s",

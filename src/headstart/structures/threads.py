@@ -9,14 +9,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 LOW_PRIORITY = 10  # added to the niceness
-SWITCH_SECONDS = 0.0005  # instead of 5 ms
 
 
 def switch_threads_often() -> None:
     """Bound what a thread that computes costs the others of this process: whoever gave back the
     interpreter, in a call of libllama or of a socket, waits so long to have it again.
     """
-    sys.setswitchinterval(SWITCH_SECONDS)
+    sys.setswitchinterval(0.0005)  # instead of 5 ms
 
 
 def low_priority_threads(name: str, count: int = 1) -> ThreadPoolExecutor:

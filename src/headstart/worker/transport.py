@@ -39,9 +39,6 @@ STOP_SECONDS = 30.0
 QUIET_SECONDS = 5.0  # of them, before the log says what is waited for
 LOOK_SECONDS = 0.01  # between two looks whether a process that closed its pipe has ended
 
-# of messages that nobody took yet, some thousand steps: a busy web process holds up no decode
-_PIPE_BYTES = 1 << 20
-
 Build = Callable[[], "tuple[Scheduler, WorkerInfo]"]
 """Loads the models. Runs where the loop runs; picklable for a process."""
 
@@ -74,7 +71,8 @@ class ProcessTransport:
         taken, self._commands = context.Pipe(duplex=False)
         self._messages, told = context.Pipe(duplex=False)
         with contextlib.suppress(AttributeError, OSError):  # where the system has it, and allows it
-            fcntl.fcntl(told.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+            # messages of some thousand steps: a busy web process holds up no decode
+            fcntl.fcntl(told.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
         self._process = context.Process(
             target=_process_main,
             args=(self._build, taken, told, self._prepare),

@@ -32,7 +32,6 @@ SKIPPED = (
     "pydoc_data",
     "_pydecimal",
 )
-NUM_FUNCTIONS = 1500
 MAX_LINES, MAX_CHARS = 40, 1600
 CHARS_PER_TOKEN = 2.2  # fewer than any vocabulary has on average, so that answers are not cut
 CONTEXT_LINES = 24  # of a file to be continued
@@ -154,7 +153,7 @@ def read_library() -> Library:
         files.append(lines)
         nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
         functions += [one for node in nodes if (one := _function(lines, node)) is not None]
-        if len(functions) >= NUM_FUNCTIONS:
+        if len(functions) >= 1500:
             break
     Random(1).shuffle(functions)
     return Library(functions, files)

@@ -12,7 +12,6 @@ from headstart.extras.bench.report import MeanRatio
 # Okabe and Ito's colours, which colour-blind people tell apart too
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 LABELS, WIDTH, LINE, GAP, CHART = 190, 760, 22, 56, 220  # pixels
-MOST_ROWS = 32
 Point = tuple[float, float]
 
 
@@ -28,7 +27,7 @@ def picture(scores: Scores, cost_ms: Mapping[str, float]) -> str:
     if curves:
         axes = ("position in the draft", "share accepted")
         body += _chart((0.0, height, half), curves, axes, most=1.0)
-    if rows := sorted((int(n), ms) for n, ms in cost_ms.items() if int(n) <= MOST_ROWS):
+    if rows := sorted((int(n), ms) for n, ms in cost_ms.items() if int(n) <= 32):
         axes = ("rows of a step", "milliseconds")
         body += _chart((half + GAP, height, half), {"": [(float(n), ms) for n, ms in rows]}, axes)
     height += CHART + GAP + LINE * bool(curves)

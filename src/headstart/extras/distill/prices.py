@@ -14,8 +14,6 @@ from headstart.app.saved_control import load_control
 from headstart.config import Config, SpeculationConfig
 from headstart.extras.distill.acceptance import LONGEST
 
-LEAST_WIDTHS = 4  # of steps that were measured; with fewer it is done again
-
 
 @dataclass(frozen=True, slots=True)
 class StepPrices:
@@ -58,7 +56,7 @@ def of_machine(config: Config, models: Models) -> StepPrices:
     alone, target = replace(config, speculation=spec), replace(models, draft=None)
     for settings, files in ((config, models), (alone, target)):
         controller = load_control(settings, choose_speculators(settings, files)).controller
-        if len((cost := controller.describe()["cost_ms"]).get("rows", ())) >= LEAST_WIDTHS:
+        if len((cost := controller.describe()["cost_ms"]).get("rows", ())) >= 4:  # widths
             break
     else:
         scheduler, _ = assemble.build_scheduler(alone, target)

@@ -21,8 +21,7 @@ from headstart.structures.atomic import replace_file
 from headstart.types.errors import ConfigError
 from headstart.types.sampling_params import SamplingParams
 
-FILES_PER_CAP = 16  # a file is closed when it takes this part of what all may take ...
-FILE_SECONDS = 86_400.0  # ... or is as old as this
+FILE_SECONDS = 86_400.0  # a file that is as old is closed, or when it takes its part of all
 DRAFTERS = "drafters.json"  # which draft models were made from these texts
 EARLIER_SHARE = 0.7  # of the conversations; the later ones test
 SHINGLE = 16  # tokens
@@ -123,7 +122,7 @@ class TextFiles:
         if not path.exists():  # purged
             return False
         is_young = now - _begun(path) < FILE_SECONDS
-        return is_young and path.stat().st_size < self._max_bytes // FILES_PER_CAP
+        return is_young and path.stat().st_size < self._max_bytes // 16
 
     def _expire(self, now: float) -> None:
         """Delete files whose newest text is too old, then the oldest until all fit."""

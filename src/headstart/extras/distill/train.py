@@ -30,11 +30,8 @@ from headstart.extras.distill.texts import RecordedText
 CONTEXT = 1024  # tokens of a row; of longer texts the end
 BATCH_TOKENS = 3072
 RATE = 2e-4  # of AdamW, for models of a million parameters; larger ones take less
-WARM_STEPS = 20
 CHECK_SHARE = 0.1  # of the texts, the last ones: the weights that get most of them right are kept
-NUM_CHECKS = 8
 SAVE_SECONDS = 30.0
-TOLD_SECONDS = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +121,9 @@ class Trainer:
             self._step += 1
             now = time.monotonic()
             self._elapsed = now - started
-            if self._progress() * NUM_CHECKS >= self._num_checks + 1:
+            if 8 * self._progress() >= self._num_checks + 1:
                 self._check()
-            if now - told > TOLD_SECONDS:
+            if now - told > 10.0:
                 told, left = now, self._elapsed * (1.0 / max(self._progress(), 1e-6) - 1.0)
                 tell(
                     f"step {self._step}: loss {average:.3f}, {self._best:.1%} right at best, "
@@ -143,7 +140,7 @@ class Trainer:
         return max(self._step / self._num_steps, self._elapsed / self._plan.seconds)
 
     def _learn(self, progress: float) -> float:
-        scale = min(1.0, (self._step + 1) / WARM_STEPS) * max(0.05, 1.0 - progress)
+        scale = min(1.0, (self._step + 1) / 20) * max(0.05, 1.0 - progress)
         for group in self._adam.param_groups:
             group["lr"] = self._rate * scale
         loss = self._loss(self._batch())

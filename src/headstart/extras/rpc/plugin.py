@@ -17,9 +17,6 @@ from headstart.engine.library import api
 from headstart.structures.atomic import cache_folder
 from headstart.types.errors import ConfigError
 
-_FILES = ("ggml-rpc.cpp", "transport.cpp")
-_DEFINES = ("GGML_BACKEND_DL", "GGML_BACKEND_BUILD", "GGML_BACKEND_SHARED", "GGML_SHARED")
-
 
 def plugin_folder() -> Path:
     """Where `headstart rpc-build` puts the plug-in."""
@@ -49,9 +46,9 @@ def build(source: Path, folder: Path) -> Path:
     unfinished = target.with_suffix(f".{os.getpid()}")
     command = [
         *(compiler, "-std=c++17", "-O2", "-fPIC", "-shared"),
-        *(f"-D{name}" for name in _DEFINES),
+        *("-DGGML_BACKEND_DL", "-DGGML_BACKEND_BUILD", "-DGGML_BACKEND_SHARED", "-DGGML_SHARED"),
         *(f"-I{ggml / name}" for name in ("include", "src")),
-        *(str(ggml / "src/ggml-rpc" / name) for name in _FILES),
+        *(str(ggml / "src/ggml-rpc" / name) for name in ("ggml-rpc.cpp", "transport.cpp")),
         *(str(base), "-pthread", "-o", str(unfinished)),
     ]
     try:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from headstart.gateway.balancer.policy import PROMPT_SLOWDOWN, TOKEN_SLOWDOWN, Prices
 
 DECAY = 0.9  # of what older answers weigh, per answer
-MIN_READ = 16  # prompt tokens; reading fewer tells more about the step than about a token
 
 
 class Mean:
@@ -73,7 +72,7 @@ class Learned:
         self.tokens_per_byte.add(timings.cache_n + timings.prompt_n, num_prompt_bytes)
         self.answer_tokens.add(timings.predicted_n)
         self.request.add((timings.prompt_ms + timings.predicted_ms) / 1000)
-        if timings.prompt_n >= MIN_READ:
+        if timings.prompt_n >= 16:  # reading fewer tells more about the step than about a token
             seconds = timings.prompt_ms / 1000 / timings.prompt_n
             self.prompt_token.add(seconds / (1 + PROMPT_SLOWDOWN * num_before))
         if timings.predicted_n > 1 and timings.predicted_ms:

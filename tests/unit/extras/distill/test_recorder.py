@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from tests.harness import Model, make_requests, make_scheduler, run
@@ -108,7 +109,7 @@ def test_an_answer_about_an_image_is_not_recorded(tmp_path: Path) -> None:
     for request in make_requests(2):
         scheduler.submit(request)
     with_image, _ = scheduler.waiting
-    with_image.media = ((0, object()),)  # as if one had been read
+    with_image.media = ((0, Mock()),)  # as if one had been read
     run(scheduler)
     recorder.close()
     assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [list(make_requests(2)[1].prompt)]
