@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import operator
+import os
 import statistics
 import tempfile
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.library import api
-from headstart.extras.bench.client import HEADSTART, Client, cpu_seconds, running, started
+from headstart.extras.bench.client import HEADSTART, Client, running, started
 from headstart.extras.bench.library import Question
 from headstart.extras.bench.report import table_head, table_row
 from headstart.scheduler.scheduler import Scheduler
@@ -145,3 +147,14 @@ def print_streams(model: Path, rounds: int, threads: int | None) -> None:
                     spent = [spent[0] + web, spent[1] + max(children)]
         per_token = (f"{1000 * seconds / num_tokens:.3f}" for seconds in spent)
         print(table_row(users, *per_token), flush=True)
+
+
+def cpu_seconds(pid: int) -> list[float]:
+    """Processor time of a process and of its children; empty where there is no /proc."""
+    seconds = []
+    with suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        for one in (str(pid), *children):
+            fields = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
+            seconds.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
+    return seconds

@@ -7,7 +7,6 @@ taken from the server's.
 from __future__ import annotations
 
 import http.client
-import os
 import re
 import socket
 import subprocess
@@ -280,14 +279,3 @@ def _is_warm(client: Client) -> bool:
     """Whether its warm-up is over; True for servers without one."""
     props = client.get("/props") or {}
     return bool(props.get("speculation", {}).get("control", {}).get("is_warmed_up", True))
-
-
-def cpu_seconds(pid: int) -> list[float]:
-    """Processor time of a process and of its children; empty where there is no /proc."""
-    seconds = []
-    with suppress(OSError):
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-        for one in (str(pid), *children):
-            fields = Path(f"/proc/{one}/stat").read_text().rsplit(")", 1)[1].split()
-            seconds.append((int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"))
-    return seconds

@@ -17,7 +17,6 @@ class Flight:
 
     replica: Replica
     asked: Asked
-    num_known_bytes: int
     num_beside: int  # requests that ran there when it was sent
     num_prompt: float  # tokens that the replica is expected to read
     has_begun: bool = False  # the first piece of its answer came
@@ -64,7 +63,7 @@ class Replica:
         """Count a sent request; later requests find its prompt in `prefixes`."""
         known = self.prefixes.match(asked.blocks)
         unread = (len(asked.text) - known) * self.learned.tokens_per_byte.value
-        flight = Flight(self, asked, known, self.load().num_running, unread)
+        flight = Flight(self, asked, self.load().num_running, unread)
         self.flights.add(flight)
         self.num_sent += 1
         self.prefixes.add(asked.blocks)
