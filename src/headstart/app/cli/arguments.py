@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import entry_points
 
 from headstart.app.cli import llama_server
 from headstart.app.cli.llama_server import OFF, ON, flags
@@ -217,8 +216,6 @@ def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
 def _all_commands() -> list[Setting]:
     """The settings of all commands; a variable for one command must not stop another."""
     # they read their flags with this module's help
-    from headstart.app.cli.main import COMMANDS, EXTRAS, find_command
+    from headstart.app.cli.main import COMMANDS, find_command
 
-    commands = [find_command(name) for name in COMMANDS if name not in EXTRAS]
-    commands += [entry.load().COMMAND for entry in entry_points(group="headstart.commands")]
-    return [setting for command in commands for setting in command.settings()]
+    return [setting for name in COMMANDS for setting in find_command(name).settings()]

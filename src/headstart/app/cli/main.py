@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import headstart
@@ -31,9 +32,6 @@ COMMANDS = {
     "cache": "list or remove the prompts on this disk",
     "distill": "tune a draft model on recorded texts, where that pays",
 }
-
-# of the entry-point group `headstart.commands`
-EXTRAS = ("bench", "tune", "cluster", "distill", "rpc-worker", "rpc-build")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -111,10 +109,9 @@ def find_command(name: str) -> Command:
     """
     from headstart.structures.entry_points import load
 
-    if name in EXTRAS:
-        module = load("headstart.commands", name)
-    else:
-        module = importlib.import_module(f"headstart.app.cli.{name}")
+    own = f"headstart.app.cli.{name}"
+    is_own = find_spec(own) is not None
+    module = importlib.import_module(own) if is_own else load("headstart.commands", name)
     command: Command = module.COMMAND
     return command
 
