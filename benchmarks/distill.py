@@ -91,7 +91,7 @@ def write_texts(folder: Path, library: Library, count: int, seed: int) -> None:
     )
     scheduler, _ = build_scheduler(config, Models(path(TARGET), path(DRAFT), is_demo=False))
     recorder = TextRecorder(RecordingConfig(record_texts=str(folder)), path(TARGET))
-    scheduler.readers.append(recorder)
+    scheduler.readers.append(recorder.read)
     started = time.monotonic()
     for number, question in enumerate(questions(library, count, seed)):
         text = text_of(question)

@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("texts")
     scheduler, _ = build_scheduler(CONFIG, Models(path(TARGET), path(DRAFT), is_demo=False))
     recorder = TextRecorder(RecordingConfig(record_texts=str(folder)), path(TARGET))
-    scheduler.readers.append(recorder)
+    scheduler.readers.append(recorder.read)
     live = []
     prompts = [*make_prompts("edit", 6, 3), *make_prompts("continue", 6, 3)]
     for number, prompt in enumerate(prompts):

@@ -137,7 +137,7 @@ def build_scheduler(
     scheduler.cache.host.use_disk(disk)
     if config.recording.record_texts:
         recorder = load("headstart.readers", "distill")(config.recording, models.target)
-        scheduler.readers.append(recorder)
+        scheduler.readers.append(recorder.read)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.cache_kind.value),
         draft=_draft_info(drafters),

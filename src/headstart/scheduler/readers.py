@@ -252,21 +252,14 @@ def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDra
     )
 
 
-class Metrics:
-    """Sums over the life of a scheduler."""
-
-    def __init__(self, counters: Counters) -> None:
-        self._counters = counters
-
-    def read(self, record: StepRecord) -> None:
-        """Add one step."""
-        plan, counters = record.plan, self._counters
-        if not record.num_rows:
-            return
-        counters.num_decodes += 1
-        counters.busy_slots += record.num_slots
-        counters.padding_rows += plan.num_padding
-        decode, draft = record.target_ms / 1000.0, record.draft_ms / 1000.0
-        counters.target_seconds += decode
-        counters.draft_seconds += draft
-        counters.other_seconds += record.step_seconds - decode - draft
+def add_step(counters: Counters, record: StepRecord) -> None:
+    """Add one step to the sums over the life of a scheduler."""
+    if not record.num_rows:
+        return
+    counters.num_decodes += 1
+    counters.busy_slots += record.num_slots
+    counters.padding_rows += record.plan.num_padding
+    decode, draft = record.target_ms / 1000.0, record.draft_ms / 1000.0
+    counters.target_seconds += decode
+    counters.draft_seconds += draft
+    counters.other_seconds += record.step_seconds - decode - draft

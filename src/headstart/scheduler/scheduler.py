@@ -24,10 +24,10 @@ from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_cache import PromptCache, choose_pauses
 from headstart.scheduler.prompt_order import PromptOrder
-from headstart.scheduler.readers import Counts, Events, Metrics
+from headstart.scheduler.readers import Counts, Events, add_step
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.slot_actions import SlotActions
-from headstart.scheduler.step import End, RecordReader, StepPlan, StepRecord
+from headstart.scheduler.step import End, ReadRecord, StepPlan, StepRecord
 from headstart.scheduler.turns import Turns
 from headstart.scheduler.warm_up import WarmUp
 from headstart.types import Batch, CacheKind, ContextFullError, Engine, Logits, Vocab
@@ -79,8 +79,8 @@ class Scheduler:
         self.events = Events(self.counts, self.counters)
         # hands on what `take_events` returns, whenever a record was read
         self.deliver: Callable[[], object] = lambda: None
-        self.readers: list[RecordReader] = [drafting, self.counts, self.events]
-        self.readers.append(Metrics(self.counters))
+        self.readers: list[ReadRecord] = [drafting.read, self.counts.read, self.events.read]
+        self.readers.append(lambda record: add_step(self.counters, record))
         self.record: StepRecord | None = None  # that was not read yet
         self.num_failed_decodes = 0  # since the last one that worked
         self.warm_up: WarmUp | None = None  # goes on while there is no work; the loop's
@@ -207,8 +207,8 @@ class Scheduler:
         """Let the readers have the last record, and hand on the events."""
         record, self.record = self.record, None
         if record is not None:
-            for reader in self.readers:
-                reader.read(record)
+            for read in self.readers:
+                read(record)
         self.deliver()
 
     def finish(self) -> None:

@@ -6,8 +6,8 @@ record. Whatever counts, learns, logs or shows something reads the record (`read
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from headstart.control.values import DraftCall, ModelSlot, Step
 from headstart.scheduler.sequence import Ending, Sequence
@@ -214,8 +214,7 @@ class StepRecord:
         return not plan.is_asynchronous or waited > 0.05 * (self.now - plan.drafted)
 
 
-class RecordReader(Protocol):
-    """Counts, learns or shows what a step did. It calls neither engine nor speculators."""
-
-    def read(self, record: StepRecord) -> None:
-        """A step was committed; on a device, the next one computes meanwhile."""
+ReadRecord = Callable[[StepRecord], None]
+"""Counts, learns or shows what a step did, perhaps while a device computes the next one. It calls
+neither engine nor speculators.
+"""

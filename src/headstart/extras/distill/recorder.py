@@ -28,7 +28,7 @@ ALL = "all"
 
 
 class TextRecorder:
-    """A `RecordReader`. Files are written in a thread that ends after its last text."""
+    """A reader of step records. Files are written in a thread that ends after its last text."""
 
     def __init__(self, config: RecordingConfig, target: Path) -> None:
         """Open the folder.

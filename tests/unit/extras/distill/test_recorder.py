@@ -41,7 +41,7 @@ MODEL = ModelId.of(path(TARGET)).digest
 def record(folder: Path, requests: list[Request], **settings: str):
     recorder = TextRecorder(RecordingConfig(record_texts=str(folder), **settings), path(TARGET))
     scheduler = make_scheduler(Model())
-    scheduler.readers.append(recorder)
+    scheduler.readers.append(recorder.read)
     answers = run(scheduler, requests)
     recorder.close()
     return answers
@@ -91,7 +91,7 @@ def test_a_tenant_or_its_request_has_to_agree(
 def test_a_cancelled_answer_is_not_recorded(tmp_path: Path) -> None:
     recorder = TextRecorder(RecordingConfig(record_texts=str(tmp_path)), path(TARGET))
     scheduler = make_scheduler(Model())
-    scheduler.readers.append(recorder)
+    scheduler.readers.append(recorder.read)
     request = make_requests(2)[1]
     scheduler.submit(request)
     for _ in range(8):
@@ -105,7 +105,7 @@ def test_a_cancelled_answer_is_not_recorded(tmp_path: Path) -> None:
 def test_an_answer_about_an_image_is_not_recorded(tmp_path: Path) -> None:
     recorder = TextRecorder(RecordingConfig(record_texts=str(tmp_path)), path(TARGET))
     scheduler = make_scheduler(Model())
-    scheduler.readers.append(recorder)
+    scheduler.readers.append(recorder.read)
     for request in make_requests(2):
         scheduler.submit(request)
     with_image, _ = scheduler.waiting
