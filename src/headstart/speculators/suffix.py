@@ -24,7 +24,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import blake2b
 from itertools import accumulate, takewhile
 from operator import itemgetter, mul
@@ -40,7 +40,7 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import SLICE, Place, SuffixIndex, Tail
 from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
-from headstart.text.vocabulary.variants import Variants
+from headstart.text.vocabulary.variants import variants
 from headstart.types import Draft, DraftRequest, Vocab
 from headstart.types.errors import ConfigError
 
@@ -108,7 +108,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         """
         super().__init__()
         self._options = options = options or self.Options()
-        self._variants = None if vocab is None else Variants(vocab)
+        self._variants = None if vocab is None else partial(variants, vocab)
         self._visible: dict[str, list[SuffixIndex]] = {}  # of past texts, by namespace
         # what was answered to a prompt last
         self._answers: OrderedDict[_Prompt, KeptText] = OrderedDict()

@@ -28,7 +28,7 @@ from headstart.types.request import (
     VerifiedDraft,
 )
 from headstart.worker.pipes import ItemReader, Message, write_item
-from headstart.worker.transport import ProcessTransport, _OncePerPercent, _process_main
+from headstart.worker.transport import ProcessTransport, _once_per_percent, _process_main
 
 
 def die() -> NoReturn:
@@ -95,7 +95,7 @@ async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", start)
-        error = await asyncio.wait_for(end, 10)
+        error = await asyncio.wait_for(end, 60)
     assert "SIGKILL" in str(error)
     transport.close()
 
@@ -221,7 +221,7 @@ async def test_an_item_that_cannot_be_taken_does_not_hold_up_those_behind_it() -
 
 def test_how_much_is_loaded_is_told_once_a_percent_and_never_less() -> None:
     told: list[float | None] = []
-    tell = _OncePerPercent(lambda message: told.append(message.loaded))
+    tell = _once_per_percent(lambda message: told.append(message.loaded))
     for share in (0.001, 0.01, 0.015, 0.5, 0.504, 1.0, 0.0, 0.7):  # a second file begins anew
         tell(share)
     assert told == [0.01, 0.5, 1.0]

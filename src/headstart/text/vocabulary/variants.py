@@ -18,28 +18,20 @@ Replacement = tuple[list[int], list[int]]
 """(replaced tokens, new tokens)"""
 
 
-class Variants:
-    """Other spellings of a replaced word in one vocabulary."""
+def variants(vocab: Vocab, old: Sequence[int], new: Sequence[int]) -> Iterator[Replacement]:
+    """Replacements implied by this one; none unless a word replaces a word.
 
-    def __init__(self, vocab: Vocab) -> None:
-        self._vocab = vocab
-
-    def __call__(self, old: Sequence[int], new: Sequence[int]) -> Iterator[Replacement]:
-        """Replacements implied by this one; none unless a word replaces a word.
-
-        Each takes about ten microseconds; there may be duplicates.
-        """
-        before, after = (
-            _WORD.fullmatch(b"".join(map(self._vocab.token_bytes, tokens))) for tokens in (old, new)
+    Each takes about ten microseconds; there may be duplicates.
+    """
+    before, after = (_WORD.fullmatch(b"".join(map(vocab.token_bytes, one))) for one in (old, new))
+    if before is None or after is None:
+        return
+    # characters that tokens may join to a word
+    for prefix in (b"", b" ", b"(", b".", b"_", b'"', b"'", b"[", b"\n", b"\t"):
+        one, other = (
+            vocab.tokenize(prefix + word[1], add_special=False, parse_special=False)
+            for word in (before, after)
         )
-        if before is None or after is None:
-            return
-        # characters that tokens may join to a word
-        for prefix in (b"", b" ", b"(", b".", b"_", b'"', b"'", b"[", b"\n", b"\t"):
-            one, other = self._tokens(prefix + before[1]), self._tokens(prefix + after[1])
-            common = common_prefix_length(one, other)
-            if common < min(len(one), len(other)):
-                yield one[common:], other[common:]
-
-    def _tokens(self, text: bytes) -> list[int]:
-        return self._vocab.tokenize(text, add_special=False, parse_special=False)
+        common = common_prefix_length(one, other)
+        if common < min(len(one), len(other)):
+            yield one[common:], other[common:]
