@@ -16,7 +16,7 @@ from headstart.config import Config
 from headstart.gateway.router.child import command
 from headstart.gateway.router.downloads import Downloads, ModelStore
 from headstart.gateway.router.pool import Pool
-from headstart.gateway.router.pooled_model import PooledModel
+from headstart.gateway.router.pooled_model import LOADING, PooledModel
 from headstart.gateway.router.presets import CACHE, ModelPreset
 from headstart.server import sse
 from headstart.server.body import parse_off_loop, read_object
@@ -126,7 +126,7 @@ class OwnRoutes:
         """List all models; with ?reload=1 after reading again which there are."""
         if http.query_params.get("reload"):
             await self.reload()
-        listed = [_describe(one) for one in self._shown()]
+        listed = [self._describe(one) for one in self._shown()]
         names = [name for name in self._downloads.names if self.pool.find(name) is None]
         listed += map(_downloading, names)
         return json_response({"object": "list", "data": listed})
@@ -137,7 +137,7 @@ class OwnRoutes:
         model = self.pool.find(name)
         if model is None:
             raise ApiError(404, f"there is no model {shorten(name)} here; GET /models lists them")
-        return json_response(_describe(model))
+        return json_response(self._describe(model))
 
     async def download(self, http: HttpRequest) -> Response:
         """Download a model of the hub; the answer does not wait for it."""
@@ -216,6 +216,27 @@ class OwnRoutes:
         details = model_details("", meta.get("n_params", 0), meta.get("ftype", ""))
         return listed_model(model.name, model.name, meta.get("size", 0), self._started_at, details)
 
+    def _describe(self, model: PooledModel) -> dict[str, Any]:
+        preset = model.preset
+        value = LOADING if self.pool.is_awaited(model) else model.status
+        status: dict[str, Any] = {"value": value, "args": command(preset), "preset": preset.ini}
+        if model.has_failed and value != LOADING:
+            status |= {"failed": True, "exit_code": model.exit_code, "reason": model.failure}
+        return {
+            "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
+            **(model.info if model.is_running else {}),
+            "id": preset.name,
+            "aliases": list(preset.aliases),
+            "tags": list(preset.tags),
+            "object": "model",
+            "owned_by": "headstart",
+            "created": int(time.time()),
+            "status": status,
+            "source": preset.source,
+            "can_remove": preset.source == CACHE,
+            "needs": dict(model.needs),
+        }
+
     async def _stream(self) -> AsyncIterator[bytes]:
         queue = self.pool.events.listen()
         try:
@@ -238,27 +259,6 @@ class OwnRoutes:
         if model is None:
             raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")
         return model
-
-
-def _describe(model: PooledModel) -> dict[str, Any]:
-    preset = model.preset
-    status: dict[str, Any] = {"value": model.status, "args": command(preset), "preset": preset.ini}
-    if model.has_failed:
-        status |= {"failed": True, "exit_code": model.exit_code, "reason": model.failure}
-    return {
-        "architecture": {"input_modalities": ["text"], "output_modalities": ["text"]},
-        **(model.info if model.is_running else {}),
-        "id": preset.name,
-        "aliases": list(preset.aliases),
-        "tags": list(preset.tags),
-        "object": "model",
-        "owned_by": "headstart",
-        "created": int(time.time()),
-        "status": status,
-        "source": preset.source,
-        "can_remove": preset.source == CACHE,
-        "needs": dict(model.needs),
-    }
 
 
 def _downloading(name: str) -> dict[str, Any]:

@@ -87,6 +87,10 @@ class Pool:
         """The models that have processes."""
         return [one for one in self.models.values() if one.is_running]
 
+    def is_awaited(self, model: PooledModel) -> bool:
+        """Whether it will be loaded: requests wait for it, and its turn has not come yet."""
+        return model.name in self._queue and not model.is_running
+
     @property
     def num_waiting(self) -> int:
         """Requests that wait for a model."""

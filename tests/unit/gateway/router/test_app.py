@@ -214,6 +214,17 @@ async def test_models_are_loaded_and_unloaded_by_hand() -> None:
             pass
 
 
+async def test_a_model_that_waits_for_room_is_loading() -> None:
+    async with router("a", "b", max_models=1) as routed:
+        held = routed.pool.models["a"]
+        await routed.pool.acquire(held)
+        routed.pool.models["b"].exit_code = 1  # of an earlier try
+        assert (await routed.client.post("/models/load", json={"model": "b"})).status_code == 200
+        status = await status_of(routed.client, "b")
+        routed.pool.release(held)
+    assert (status["value"], "failed" in status) == ("loading", False)
+
+
 async def test_a_model_that_failed_says_so_and_why() -> None:
     async with router("a") as routed:
         routed.children.failures["a"] = [{"message": "no tensors"}]
