@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import threading
+from pathlib import Path
 
 import pytest
 from tests.server.fake_worker import FakeWorker
@@ -142,13 +143,28 @@ def test_a_path_that_is_no_folder_is_refused(tmp_path):
         page_files(ServerConfig(path=str(tmp_path / "missing")))
 
 
+def imports_of(script: Path) -> list[Path]:
+    """What a module loads before it runs."""
+    text = script.read_text("utf-8")
+    names = re.findall(r'^(?:import|export)\b[^";]*"(\.\.?/[^"]+)"', text, re.MULTILINE)
+    return [(script.parent / name).resolve() for name in names]
+
+
+def test_the_page_asks_at_once_for_every_module_that_main_js_imports():
+    index = (OUR_PAGE / "index.html").read_text("utf-8")
+    named = re.findall(r'(?:modulepreload" href|type="module" src)="([^"]+)"', index)
+    needed = [OUR_PAGE / "js/main.js"]
+    for script in needed:  # grows meanwhile
+        needed += [other for other in imports_of(script) if other not in needed]
+    assert sorted(named) == sorted(file.relative_to(OUR_PAGE).as_posix() for file in needed)
+
+
 def test_every_file_that_the_page_names_exists():
     files = page_files(ServerConfig())
     index = (OUR_PAGE / "index.html").read_text("utf-8")
     named = ["/" + url for url in re.findall(r'(?:href|src)="([^"#]+)"', index)]
     for script in SCRIPTS:
-        for url in re.findall(r'from "(\.[^"]+)"', script.read_text("utf-8")):
-            named.append("/" + (script.parent / url).resolve().relative_to(OUR_PAGE).as_posix())
+        named += ["/" + file.relative_to(OUR_PAGE).as_posix() for file in imports_of(script)]
     assert [url for url in named if url not in files] == []
 
 

@@ -24,6 +24,7 @@ onKeyNeeded(askForKey);
 startDraftsSwitch();
 
 const server = new Server();
+const loading = server.refresh();
 /** @type {Promise<import("./compare.js").Compare> | undefined} */
 let comparing;
 /** @type {Promise<import("./board.js").Board> | undefined} */
@@ -43,7 +44,6 @@ server.onChange(() => panel.show());
 startConversations();
 addEventListener("hashchange", route);
 route();
-const loading = server.refresh();
 await chat.start();
 document.body.dataset.shown = "true";
 await loading;

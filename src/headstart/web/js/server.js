@@ -34,13 +34,14 @@ export class Server {
   }
 
   async wait() {
-    for (;;) {
+    let props = await getJson("props").catch(() => null); // mostly it answers at once
+    while (!props) {
       const reason = await whyNotReady().catch(() => words.noServer);
-      if (!reason) break;
-      say(reason === "Loading model" ? words.loadingModel : reason);
-      await new Promise((resolve) => setTimeout(resolve, PAUSE));
+      if (reason) {
+        say(reason === "Loading model" ? words.loadingModel : reason);
+        await new Promise((resolve) => setTimeout(resolve, PAUSE));
+      } else props = await getJson("props");
     }
-    const props = await getJson("props");
     this.tools = await listTools(props);
     if (props.role === "router") await this.change(await this.models.start());
     else this.take(props);
