@@ -103,6 +103,33 @@ def test_a_model_is_changed_while_another_answers_and_both_answers_are_found_aga
         server.stop()
 
 
+def test_a_request_that_is_repeated_goes_to_the_model_that_was_asked(
+    window: Window, tmp_path: Path
+) -> None:
+    server = router_of(tmp_path, one=TARGET, two=TARGET)
+    window.expected = ("ERR_FAILED", "404")  # it did not arrive
+    page = window.page
+    asked: list[Route] = []
+
+    def answer(route: Route) -> None:
+        asked.append(route)
+        if len(asked) > 1:
+            route.continue_()
+
+    page.route("**/v1/chat/completions", answer)
+    try:
+        window.open(server.url)
+        window.ask("def f(", wait=False)
+        until(lambda: page.evaluate("true") and asked, "it is on its way")
+        page.select_option("#models", "two")
+        expect(page.locator("#status")).to_have_text("")
+        asked[0].abort()
+        expect(window.answer().locator(".facts summary")).to_have_text(re.compile("^one · "))
+        assert [route.request.post_data_json["model"] for route in asked] == ["one", "one"]
+    finally:
+        server.stop()
+
+
 def test_a_model_that_cannot_be_loaded_leaves_the_choice_of_another(
     window: Window, tmp_path: Path
 ) -> None:

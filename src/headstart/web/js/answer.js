@@ -2,8 +2,11 @@
 
 import { ApiError, remove, stream } from "./api.js";
 import { Provenance } from "./provenance.js";
+import { words } from "./words.js";
 
 const LOADING_PAUSE = 700; // milliseconds between two tries
+// 404: an answer of which nothing was seen may be on its way; 503: its model is loaded, for ten minutes at most
+const TRIES = { 404: 4, 503: 860 };
 
 /** One answer while it arrives. */
 export class Answer {
@@ -100,24 +103,26 @@ export async function run(body, answer, signal, onChange, id) {
  * @param {Answer} answer
  * @param {AbortSignal} signal
  * @param {() => void} onChange
- * @param {number} [tries] while the server does not know an answer of which nothing was seen: it may be on its way
  */
-export async function follow(id, answer, signal, onChange, tries = 4) {
-  let isFirst = true;
-  try {
-    for await (const chunk of stream(`v1/stream?conv_id=${id}&from=0`, null, signal)) {
-      if (isFirst) answer.restart();
-      isFirst = false;
-      answer.take(chunk);
-      onChange();
+export async function follow(id, answer, signal, onChange) {
+  const left = { ...TRIES };
+  for (;;) {
+    try {
+      let isFirst = true;
+      for await (const chunk of stream(`v1/stream?conv_id=${id}&from=0`, null, signal)) {
+        if (isFirst) answer.restart();
+        isFirst = false;
+        answer.take(chunk);
+        onChange();
+      }
+      return onChange();
+    } catch (error) {
+      const status = error instanceof ApiError ? error.status : 0;
+      const isComing = status === 503 || (status === 404 && !answer.provenance.starts.length);
+      if (!isComing || signal.aborted) throw error;
+      if (!left[status]--) throw status === 503 ? new ApiError(status, words.stillBusy(/** @type {Error} */ (error).message)) : error;
     }
-    onChange();
-  } catch (error) {
-    const status = error instanceof ApiError ? error.status : 0;
-    const isComing = status === 503 || (status === 404 && tries > 0 && !answer.provenance.starts.length); // 503: its model is being loaded
-    if (!isComing || signal.aborted) throw error;
     await new Promise((resolve) => setTimeout(resolve, LOADING_PAUSE));
-    await follow(id, answer, signal, onChange, status === 404 ? tries - 1 : tries);
   }
 }
 

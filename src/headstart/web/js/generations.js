@@ -44,7 +44,9 @@ export class Generations {
    */
   async start(conversation, message, answer, body) {
     const generation = this.begin(conversation, message, answer);
-    await this.finish(generation, (onChange) => run(body, answer, generation.stopping.signal, onChange, message.id));
+    const { chosen } = this.server.models;
+    const request = chosen ? { model: chosen, ...body } : body; // asked again, it goes to the same model
+    await this.finish(generation, (onChange) => run(request, answer, generation.stopping.signal, onChange, message.id));
   }
 
   /** Follow an answer that was running when the page was left. @param {Conversation} conversation @param {Message} message */

@@ -65,6 +65,7 @@ export const words = {
   earlier: "Frühere Fassung", later: "Spätere Fassung",
   stopped: "Angehalten.", lost: "Der Server wurde neu gestartet und hat den Rest dieser Antwort nicht mehr.",
   cutOff: "Abgeschnitten an der Grenze der Token oder des Kontexts.",
+  stillBusy: (why) => `Zehn Minuten lang wieder gefragt; der Server sagt noch immer: ${why}`,
   broke: (why) => `Die Antwort brach ab: ${why}`,
   processing: (percent, total) => `Prompt wird verarbeitet: ${percent} von ${total} Token`,
   answered: (text) => `Antwort: ${text}`,

@@ -64,6 +64,7 @@ export const words = {
   earlier: "Earlier version", later: "Later version",
   stopped: "Stopped.", lost: "The server was restarted and no longer has the rest of this answer.",
   cutOff: "Cut off at the limit of tokens or of the context.",
+  stillBusy: (/** @type {string} */ why) => `Asked for again for ten minutes; the server still says: ${why}`,
   broke: (/** @type {string} */ why) => `The answer broke off: ${why}`,
   processing: (/** @type {string} */ percent, /** @type {string} */ total) => `Prompt processing: ${percent} of ${total} tokens`,
   answered: (/** @type {string} */ text) => `Answer: ${text}`,
