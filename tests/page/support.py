@@ -59,7 +59,6 @@ class Window:
 
     def __init__(self, page: Page, throttle: int) -> None:
         self.page = page
-        self.is_throttled = throttle > 1
         page.context.set_default_timeout(20_000)
         devtools = page.context.new_cdp_session(page)
         devtools.send("Emulation.setCPUThrottlingRate", {"rate": throttle})

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.page.support import Window, expect, worker_that_writes, writes
-from tests.page.test_speed import tasks
 from tests.server.fake_worker import HOLD, FakeWorker
 from tests.server.server_process import Server, until
 from tests.server.serving import serving
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Route
+    from playwright.sync_api import CDPSession, Page, Route
 
 
 def without_end(route: Route) -> None:
@@ -145,17 +146,54 @@ def test_a_server_that_is_killed_in_mid_answer_leaves_what_it_wrote(
         expect(window.answer()).to_contain_text("2 / 2")
 
 
-def test_a_long_conversation_stays_fast_to_write_in(window: Window) -> None:
+def test_a_key_costs_no_more_in_a_long_conversation(window: Window) -> None:
+    """By what the browser lays out and styles, and how often it calls functions of our scripts."""
+    page = window.page
+    work: list[dict[str, int]] = []
+    devtools = page.context.new_cdp_session(page)
+    devtools.send("Profiler.enable")
+    devtools.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": False})
     with serving(worker_that_writes("Hello")) as client:
         window.open(str(client.base_url))
-        page = window.page
-        page.evaluate(FILL, 500)
-        page.reload()
-        expect(page.locator(".message")).to_have_count(500)
-        page.locator("#prompt").focus()
-        with tasks(window) as found:
-            page.keyboard.type("Twenty characters or so")
-        assert max(found) < 50
+        for count in (10, 500):
+            page.evaluate(FILL, count)
+            page.reload()
+            expect(page.locator(".message")).to_have_count(count)
+            window.is_ready()
+            page.locator("#prompt").focus()
+            with work_of(page, devtools) as found:
+                page.keyboard.type("Twenty characters or so")
+            work.append(found)
+    short, long = work
+    assert short["calls"] > 20  # it was counted
+    # what a key does to each message would be done 23 * 490 times
+    assert all(long[name] < 2 * most + 5000 for name, most in short.items()), work
+
+
+@contextmanager
+def work_of(page: Page, devtools: CDPSession) -> Iterator[dict[str, int]]:
+    """What the page does meanwhile."""
+    found: dict[str, int] = {}
+    browser = page.context.browser
+    assert browser is not None
+    browser.start_tracing(page=page, categories=["devtools.timeline"])
+    devtools.send("Profiler.takePreciseCoverage")
+    yield found
+    coverage = devtools.send("Profiler.takePreciseCoverage")["result"]
+    events = json.loads(browser.stop_tracing())["traceEvents"]
+    found["calls"] = sum(
+        function["ranges"][0]["count"]
+        for script in coverage
+        if "/js/" in script["url"]
+        for function in script["functions"]
+    )
+    data = [event.get("args", {}) for event in events]
+    found["objects to lay out"] = sum(
+        one["beginData"]["dirtyObjects"]
+        for one in data
+        if "dirtyObjects" in one.get("beginData", {})
+    )
+    found["elements styled"] = sum(one.get("elementCount", 0) for one in data)
 
 
 def test_an_answer_goes_on_while_the_page_is_loaded_again(window: Window) -> None:

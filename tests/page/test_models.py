@@ -120,7 +120,7 @@ def test_a_request_that_is_repeated_goes_to_the_model_that_was_asked(
     try:
         window.open(server.url)
         window.ask("def f(", wait=False)
-        until(lambda: page.evaluate("true") and asked, "it is on its way")
+        until(lambda: page.evaluate("true") and bool(asked), "it is on its way")
         page.select_option("#models", "two")
         expect(page.locator("#status")).to_have_text("")
         asked[0].abort()
