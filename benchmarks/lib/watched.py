@@ -6,7 +6,8 @@ No command, report, plan, commit or reading of a record may take more than LIMIT
 logged with two times and, where the interpreter let go of it, with the stack: how long the loop's
 thread ran or waited, for a disk or for another thread that has the interpreter, and how long it ran
 alone, which is what a busy machine does not change. Neither counts while the thread waits for a
-processor, or in libllama's decodes. Linux only: reads /proc/self/task/TID/schedstat.
+processor, in libllama's decodes, or while a model drafts, whose time control weighs. Linux only:
+reads /proc/self/task/TID/schedstat.
 """
 
 from __future__ import annotations
@@ -74,6 +75,8 @@ class Watchdog(threading.Thread):
         """The function, whose time does not count."""
 
         def decoded(*args: Any, **kwargs: Any) -> Any:
+            if self._is_decoding:  # a model that drafts decodes
+                return function(*args, **kwargs)
             began, self._is_decoding = self._clock(), True
             try:
                 return function(*args, **kwargs)
@@ -110,6 +113,7 @@ class Watchdog(threading.Thread):
 def watch() -> None:
     """Put the watchdog into the loop; in the engine process, before it begins."""
     from headstart.engine.context import LlamaEngine
+    from headstart.scheduler.model_drafting import ModelDrafting
     from headstart.scheduler.scheduler import Scheduler
     from headstart.worker import loop
 
@@ -122,7 +126,8 @@ def watch() -> None:
     for name in ("plan", "commit", "read"):
         setattr(Scheduler, name, dog.piece(name, getattr(Scheduler, name)))
     idle = (Scheduler, "wait_for_threads")  # only if there is nothing else to do
-    for kind, name in ((LlamaEngine, "launch"), (LlamaEngine, "wait"), idle):
+    decodes = (LlamaEngine, "launch"), (LlamaEngine, "wait"), (ModelDrafting, "_run")
+    for kind, name in (*decodes, idle):
         setattr(kind, name, dog.decode(getattr(kind, name)))
 
 

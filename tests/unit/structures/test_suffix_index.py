@@ -82,6 +82,15 @@ def test_another_text_is_found_wherever_it_stands(
     assert index.find(query.tail(), ALL) == expected
 
 
+def test_a_lookup_passes_over_few_places_where_only_bytes_agree() -> None:
+    """The engine's loop waits for it, however many tokens are in no chain yet."""
+    index = SuffixIndex((2,), MAX_MATCH, text=[1, 1, 7, *[256] * 50])
+    tail = SuffixIndex((2,), MAX_MATCH, text=[1, 1]).tail()
+    assert index.find(tail, 3) == []
+    with patch.object(suffix_index, "_MOST_STRANGERS", ALL):
+        assert index.find(tail, 3) == [(2, 2)]
+
+
 def test_separators_are_neither_copied_nor_crossed() -> None:
     index = SuffixIndex(SIZES, MAX_MATCH)
     index.extend([5, 6, SEPARATOR, 7, 8, 9, SEPARATOR])
