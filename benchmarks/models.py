@@ -4,6 +4,10 @@
         every architecture; writes docs/models.md
     python -m benchmarks.models --only gemma3 qwen35
         some of them; prints the table
+    python -m benchmarks.models --texts FOLDER --verify "--exact --tokens 400 -np 8 -c 1024 -t 1"
+        `headstart verify` of `lib/quantized.py`'s models in four quantizations (`--only` some);
+        prints how many texts differ. Models and reports stay in the folder, and a report that is
+        there already is not made again
 
 For each: it loads and answers; every speculator at 1 and at 4 slots leaves the text as it is; a
 conversation that goes on and one whose answers are shortened reads little again and answers as if
@@ -27,6 +31,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from benchmarks.lib.quantized import MODELS, texts_table, verify
 from tests.architectures import ARCHITECTURES, write_model
 from tests.models import MERGES, OTHER_MERGES, SMALLER, tiny_llama
 from tests.real.answers import Result, Setting, different, generate, open_setting
@@ -324,7 +329,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--texts", type=Path)
+    parser.add_argument("--verify", default="--exact --tokens 400 -np 8 -c 1024 -t 1")
+    parser.add_argument("--quantize", default="llama-quantize", help="of llama.cpp")
     arguments = parser.parse_args()
+    if arguments.texts:
+        names = arguments.only or list(MODELS)
+        reports = verify(arguments.texts, names, arguments.verify, arguments.quantize)
+        print(texts_table(reports))
+        return int(any(report["different"] for report in reports.values()))
     if arguments.one:
         logging.disable(logging.WARNING)
         with tempfile.TemporaryDirectory() as folder:

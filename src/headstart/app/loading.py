@@ -187,7 +187,13 @@ def load_target(config: Config, models: Models) -> Target:
     fitted = fit_models(config, models)
     model = Model(models.target, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
-    classes = make_exact(engine) if fitted.config.exact else None
+    classes = None
+    if fitted.config.exact:
+        classes = make_exact(engine, is_repacked=fitted.config.repack)
+    if fitted.config.exact and classes is None:
+        del engine, model
+        unpacked = replace(config, engine=replace(config.engine, repack=False))
+        return load_target(unpacked, models)
     engine.context_size = most_tokens(config.scheduler, engine.context_size, engine.num_cells)
     # with the context that was asked for, not the one that fits beside it
     wanted = config.embedding
@@ -201,11 +207,14 @@ def load_target(config: Config, models: Models) -> Target:
     return Target(model, engine, fitted, vectors, adapters=adapters, classes=classes, media=media)
 
 
-def make_exact(engine: LlamaEngine) -> WidthClasses:
+def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasses | None:
     """Let an engine decode only in widths that agree; returns what was compared.
 
+    None: there are none, but without repacked weights, whose kernels add in another order for a few
+    rows than for many, there may be.
+
     Raises:
-        ConfigError: there are no such widths, with the processor's reference kernels neither.
+        ConfigError: there are none at all, with the processor's reference kernels neither.
     """
     sequences = range(min(engine.num_sequences, 8))
     for is_reference in (False, True):
@@ -220,10 +229,13 @@ def make_exact(engine: LlamaEngine) -> WidthClasses:
                 "long", widths, classes, ", reference kernels" * is_reference, classes.cost(widths),
             )  # fmt: skip
             return classes
+    if is_repacked:
+        log.info("exact: no widths agree (%s); loading weights again without repacking", classes)
+        return None
     raise ConfigError(
         "--exact is not possible with this model on this machine: the numbers of rows that agree "
         f"are {classes}, and its cache can take back {engine.max_padding} rows; drop the flag, or "
-        "start with --parallel 1 or --no-repack"
+        "start with --parallel 1"
     )
 
 

@@ -10,7 +10,7 @@ libllama's kernels decide. More does not happen without a fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +29,10 @@ from headstart.types.request import (
 )
 from headstart.types.widths import WidthClasses
 
-TEMPERATURES = (0.0, 0.8, 1.5)
-LENGTHS = (3, 16)  # draft tokens a step, where they are fixed
+TEMPERATURES = (0.0, 1.0)
+# how prompts come, and how many tokens are drafted a step where that is fixed
+PROMPTS = {"fresh": 3, "cached": 16, "arriving": 16}
+ARRIVAL_STEPS = 9  # between two that arrive
 NEAR_TIE = 4.0  # times what was seen to change a logit: few of many ways to read a text are tried
 _READ_ROWS = (32, 5, 2, 128)  # of a decode that reads a text; each fills the cache by other kernels
 _FINEST, _MOST_CHANGE = 2.0**-12, 64.0  # of a logit; where none helps, filters or text differ
@@ -43,11 +45,11 @@ class Way:
     slots: int
     speculation: str  # off, auto, or a speculator and how far it drafts: "suffix 16"
     wishes: SpeculativeParams
-    is_cached: bool  # the prompt was answered before, and may be restored
+    prompts: str  # cached: answered before, and maybe restored; arriving: while others answer
 
     def __str__(self) -> str:
-        prompt = "cached" if self.is_cached else "fresh"
-        return f"{self.speculation}, {self.slots} slot{'s' * (self.slots > 1)}, {prompt} prompts"
+        slots = f"{self.slots} slot{'s' * (self.slots > 1)}"
+        return f"{self.speculation}, {slots}, {self.prompts} prompts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +72,16 @@ class TextComparison:
     classes: WidthClasses
     is_exact: bool
     change: float = 0.0  # most that a way to read a text was seen to change a logit
-    num_texts: int = 0
+    texts: dict[str, int] = field(default_factory=dict)  # by way
+    num_tokens: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_restored: int = 0  # prompts, from main memory
     differences: tuple[Difference, ...] = ()
+
+    @property
+    def num_texts(self) -> int:
+        return sum(self.texts.values())
 
     @property
     def num_different(self) -> int:
@@ -97,14 +105,20 @@ class TextComparison:
             "change": self.change,
             "milliseconds": dict(self.classes.milliseconds),
             "texts": self.num_texts,
+            "tokens": self.num_tokens,
             "same": self.num_texts - len(self.differences),
             "near_ties": self.num_near_ties,
             "different": self.num_different,
             "drafted": self.num_drafted,
             "accepted": self.num_accepted,
+            "restored": self.num_restored,
+            "ways": self.texts,
             "differences": [asdict(one) for one in self.differences],
         }
 
+
+Answer = tuple[int, ...] | str
+"""The tokens of an answer, or the error."""
 
 Told = Callable[[Way, float, int, list[Difference]], None]
 """(way, temperature, number of texts, those that differ)"""
@@ -119,7 +133,7 @@ def verify(
     is_exact: bool = False,
     tell: Told = lambda *_: None,
 ) -> TextComparison:
-    """Answer the requests in every way and compare.
+    """Answer the requests in every way and compare; each speculator by itself, half of them.
 
     Args:
         open_scheduler: with so many slots, speculators loaded; the first one has one slot.
@@ -130,32 +144,36 @@ def verify(
     plain = open_scheduler(1)
     classes = _compare_widths(plain)
     verdict = TextComparison(classes, is_exact, classes.change)
+    off = Way(1, "off", SpeculativeParams(mode=DraftMode.OFF), "fresh")
+    asked = {t: [_at(request, t) for request in requests] for t in temperatures}
+    expected = {t: _answer(plain, asked[t], off) for t in temperatures}
     for num_slots in slots:
         scheduler = plain if num_slots == 1 else open_scheduler(num_slots)
         has_measured = is_exact  # what ways to read the prompts change: once texts differ
-        for temperature in temperatures:
-            asked = [_at(request, temperature) for request in requests]
-            off = Way(1, "off", SpeculativeParams(mode=DraftMode.OFF), False)
-            expected = _answer(plain, asked, off)
+        for temperature, same in expected.items():
             for way in _ways(scheduler, num_slots):
                 if way == off:
                     continue
-                got = _answer(scheduler, asked, way)
-                if got != expected and not has_measured:
+                share = slice(None, None, 1 if way.speculation in ("off", "auto") else 2)
+                some, right = asked[temperature][share], same[share]
+                got = _answer(scheduler, some, way)
+                if got != right and not has_measured:
                     has_measured = True
-                    for request in asked:
+                    for request in requests:
                         verdict.change = max(verdict.change, _read(scheduler, request.prompt)[1])
                 found = [
-                    _explain(scheduler, request, way, (expected[i], got[i]), verdict)
-                    for i, request in enumerate(asked)
-                    if expected[i] != got[i]
+                    _explain(scheduler, request, way, answers, verdict)
+                    for request, *answers in zip(some, right, got, strict=True)
+                    if answers[0] != answers[1]
                 ]
-                verdict.num_texts += len(asked)
+                verdict.texts[str(way)] = verdict.texts.get(str(way), 0) + len(got)
+                verdict.num_tokens += sum(map(len, got))
                 verdict.differences += tuple(found)
-                tell(way, temperature, len(asked), found)
+                tell(way, temperature, len(got), found)
         stats = scheduler.counts.total.drafts
         verdict.num_drafted += stats.num_drafted
         verdict.num_accepted += stats.num_accepted
+        verdict.num_restored += scheduler.counters.prompts_restored
     return verdict
 
 
@@ -173,31 +191,30 @@ def _compare_widths(scheduler: Scheduler) -> WidthClasses:
 
 
 def _ways(scheduler: Scheduler, num_slots: int) -> Iterator[Way]:
-    """Every speculator by itself, fresh prompts first: the next answers find them in the cache."""
-    wishes = {"off": SpeculativeParams(mode=DraftMode.OFF)}
-    for name in scheduler.drafting.speculators:
-        for length in LENGTHS:
-            wishes[f"{name} {length}"] = SpeculativeParams(
-                mode=DraftMode.FIXED, types=(name,), n_max=length
-            )
-    if scheduler.drafting.speculators:
-        wishes["auto"] = SpeculativeParams(mode=DraftMode.AUTO)
-    for name, wish in wishes.items():
-        for is_cached in (False, True):
-            yield Way(num_slots, name, wish, is_cached)
+    """Fresh prompts come first: the next answers find them in the cache."""
+    speculators = list(scheduler.drafting.speculators)
+    for name in ["off", *speculators, *["auto"] * bool(speculators)]:
+        for prompts, length in PROMPTS.items():
+            if name in ("off", "auto"):
+                yield Way(num_slots, name, SpeculativeParams(mode=DraftMode(name)), prompts)
+                continue
+            wishes = SpeculativeParams(mode=DraftMode.FIXED, types=(name,), n_max=length)
+            yield Way(num_slots, f"{name} {length}", wishes, prompts)
 
 
-def _answer(
-    scheduler: Scheduler, requests: Sequence[Request], way: Way
-) -> list[tuple[int, ...] | str]:
-    """The tokens of each answer, or the error."""
+def _answer(scheduler: Scheduler, requests: Sequence[Request], way: Way) -> list[Answer]:
     tokens: dict[str, tuple[int, ...]] = {}
     errors: dict[str, str] = {}
-    for request in requests:
-        wanted = replace(request, speculative=way.wishes, cache_prompt=way.is_cached)
-        scheduler.submit(wanted)
-    while scheduler.has_work:
+    is_cached, coming = way.prompts == "cached", list(requests)
+    num_steps = 0
+    while coming or scheduler.has_work:
+        while coming and (way.prompts != "arriving" or num_steps % ARRIVAL_STEPS == 0):
+            wanted = replace(coming.pop(0), speculative=way.wishes, cache_prompt=is_cached)
+            scheduler.submit(wanted)
+            if way.prompts == "arriving":
+                break
         scheduler.step()
+        num_steps += 1
         for event in scheduler.take_events():
             name = event.request_id
             if isinstance(event, TokenEvent):
@@ -214,7 +231,7 @@ def _explain(
     scheduler: Scheduler,
     request: Request,
     way: Way,
-    answers: tuple[tuple[int, ...] | str, tuple[int, ...] | str],
+    answers: Sequence[Answer],
     verdict: TextComparison,
 ) -> Difference:
     """Why two answers differ, that without speculation first."""

@@ -31,13 +31,15 @@ REQUESTS = [
 ]
 
 
-def run(make: Callable[[], Model] = Model) -> TextComparison:
+def run(make: Callable[[], Model] = Model, num: int = len(REQUESTS)) -> TextComparison:
+    requests = REQUESTS[:num]
+
     def open_scheduler(slots: int) -> Scheduler:
         engine = make()
-        oracle = Oracle(Model(), REQUESTS, wrong=0.4)
+        oracle = Oracle(Model(), requests, wrong=0.4)
         return make_scheduler(engine, [oracle], parallel=slots)
 
-    return verify(open_scheduler, REQUESTS, (1, 3), temperatures=(0.0, 0.8))
+    return verify(open_scheduler, requests, (1, 3), temperatures=(0.0, 0.8))
 
 
 def ways(verdict: TextComparison) -> set[str]:
@@ -50,8 +52,12 @@ def test_all_texts_of_a_sound_server_are_the_same() -> None:
     assert verdict.differences == ()
     assert verdict.classes.is_one
     assert verdict.num_accepted > 0
-    assert verdict.num_texts == 5 * 2 * (7 + 8)
-    assert verdict.describe()["different"] == 0
+    assert verdict.num_texts == 2 * (5 * (5 + 6) + 3 * (3 + 3))
+    assert verdict.num_tokens == 12 * verdict.num_texts
+    assert verdict.num_restored > 0
+    said = verdict.describe()
+    assert said["different"] == 0
+    assert said["ways"]["auto, 3 slots, arriving prompts"] == 10
 
 
 def test_a_draft_token_that_leaks_past_verification_is_found(
@@ -184,3 +190,24 @@ def test_texts_that_part_by_the_order_of_cells_part_at_near_ties() -> None:
     verdict = run(Fragmented)
     assert verdict.num_near_ties > 0
     assert verdict.num_different == 0
+
+
+class Crowded(Model):
+    """Rows of answers depend on a prompt that is read in the same decode."""
+
+    def launch(self, batch: Batch) -> None:
+        ids = batch.seq_ids[: batch.num_rows].tolist()
+        rows = [ids.count(seq_id) for seq_id in {*ids}]
+        self.is_crowded = min(rows) == 1 and max(rows) > 20
+        super().launch(batch)
+
+    is_crowded = False
+
+    def logits_after(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        logits = super().logits_after(tokens)
+        return -logits if self.is_crowded else logits
+
+
+def test_what_a_prompt_changes_that_arrives_while_others_are_answered_is_found() -> None:
+    found = ways(run(Crowded, num=3))  # as many as slots: all others are read together
+    assert all("3 slots, arriving prompts" in way for way in found)
