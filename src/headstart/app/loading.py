@@ -28,7 +28,7 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.widths import LONG, SHORT, WidthComparison
+from headstart.scheduler.widths import CERTAIN_ROWS, LONG, SHORT, WidthComparison
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.replacements import parse_pairs
@@ -220,7 +220,8 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
     for is_reference in (False, True):
         if is_reference:
             engine.use_reference_kernels()
-        classes = WidthComparison(engine, sequences, perf_counter).run((SHORT, LONG))
+        comparison = WidthComparison(engine, sequences, perf_counter, num_rows=CERTAIN_ROWS)
+        classes = comparison.run((SHORT, LONG))
         assert classes is not None, "nobody interrupts it"
         if widths := classes.choose(engine.max_padding):
             engine.widths, engine.is_alone = widths, classes.is_alone

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.types import Batch, CacheKind, Logits
-from headstart.types.widths import ALL_WIDTHS, Widths
+from headstart.types.widths import ALL_WIDTHS, MOST_SHORT, Widths
 
 Run = tuple[int, int, int]
 """Adjacent rows of one sequence: where they start and end, and the index of the first output."""
@@ -42,12 +42,13 @@ def exact_groups(
     """
     ids, short, groups = batch.seq_ids, list[Run](), list[Group]()
     for run in runs:
-        if run[1] - run[0] <= min(16, widths.most):  # a longer run is a prompt's, and decoded alone
+        # a longer run is a prompt's, and decoded alone
+        if run[1] - run[0] <= min(MOST_SHORT, widths.most):
             short.append(run)
         else:
             groups += [
                 Group([piece], widths.fit(piece[1] - piece[0]))
-                for piece in _cut(batch, run, widths)
+                for piece in _cut(batch, run, widths, kind)
             ]
     neighbours = list[Run]()
     for run in sorted(short, key=lambda run: int(ids[run[0]])):
@@ -62,15 +63,18 @@ def exact_groups(
     return groups
 
 
-def _cut(batch: Batch, run: Run, widths: Widths) -> Iterator[Run]:
-    """A prompt's rows in pieces of almost one size."""
-    start, end, first = run
+def _cut(batch: Batch, run: Run, widths: Widths, kind: CacheKind) -> Iterator[Run]:
+    """A prompt's rows in pieces: of almost one size, or unpadded where a state would keep more."""
+    at, end, first = run
     most = min(widths.most, batch.capacity)
-    num = -(-(end - start) // most)
-    size = min(most, widths.fit(-(-(end - start) // num)))
-    for at in range(start, end, size):
-        yield at, min(at + size, end), first
-        first += int(batch.wants_logits[at : at + size].sum())
+    size = -(-(end - at) // -(-(end - at) // most))
+    while at < end:
+        left = min(size, end - at) if kind is CacheKind.CUT else end - at
+        num = widths.fit(left) if kind is CacheKind.CUT else widths.fill(min(left, most))
+        stop = min(at + num, at + most, end)
+        yield at, stop, first
+        first += int(batch.wants_logits[at:stop].sum())
+        at = stop
 
 
 def _width(runs: Sequence[Run], widths: Widths) -> int:

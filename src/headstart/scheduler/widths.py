@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from headstart.types import Batch, Engine, Logits
 from headstart.types.widths import WidthClasses
 
-WIDE = (24, 32, 48, 60, 63, 64)  # attention on a processor changes at 64
+WIDE = (*range(20, 64, 4), 63, 64)  # attention on a processor changes at 64
 SHORT, LONG = 40, 520  # tokens in the cache
 _ROWS = 16  # that are compared of each width, or one decode of it where that is more
+CERTAIN_ROWS = 64  # of a tiny model: some rows of unlike kernels agree by chance
 _READ = 32  # rows of a decode that fills the cache
 _STEP = 7919  # prime: neighbours are unlike
 
@@ -46,13 +47,14 @@ class WidthComparison:
         clock: Callable[[], float],
         *,
         cuts: bool = False,
+        num_rows: int = _ROWS,
     ) -> None:
         """Compare on sequences that hold nothing; several, with following ids, tell of neighbours.
 
         With `cuts` a sequence is cut before it is decoded again, not restored: quicker, but a fault
         in cutting would look like a kernel's.
         """
-        self._cuts = cuts
+        self._cuts, self._num_rows = cuts, num_rows
         self._engine, self._sequences, self._clock = engine, sequences, clock
         self._batch = Batch(engine.max_batch_tokens)
         self._first: NDArray[np.float32] | None = None
@@ -86,7 +88,7 @@ class WidthComparison:
 
     def _look(self, width: int, length: int, saved: bytearray, others: list[int]) -> _Found:
         found, own = _Found(), self._sequences[0]
-        num = max(1, _ROWS // width) if width != _ROWS else 64 // width
+        num = max(1, self._num_rows // width) if width != _ROWS else CERTAIN_ROWS // width
         num = min(num, (self._engine.context_size - length) // width)
         for index in range(num):
             start = length + index * width

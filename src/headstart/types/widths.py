@@ -12,27 +12,33 @@ from typing import NamedTuple
 
 from headstart.types.engine import CacheKind
 
-_STEPS = (1, 2, 4, 8)  # kernels take rows in such groups, and what is left with another kernel
-_LEAST_USEFUL = 6  # most rows of a class that is worth it: a short draft
+MOST_SHORT = 16  # rows of a draft or less; up to so many, all widths are compared
+_LEAST_USEFUL = 6  # rows of a class that is worth it: a short draft,
+_FEWEST = 3  # and this many widths: one alone has other drafts padded or cut
 
 
 class Widths(NamedTuple):
-    """Widths of one class: multiples of `step` from `least` to `most`."""
+    """Widths of one class, rising; none: all widths are the same."""
 
-    least: int
-    most: int
-    step: int
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def most(self) -> int:
+        return self.sizes[-1] if self.sizes else 2**30
 
     def fit(self, num_rows: int) -> int:
-        """The least of these widths with as many rows; may be more than `most`."""
-        num_rows = max(num_rows, self.least)
-        return -(-num_rows // self.step) * self.step
+        """The least of these widths with as many rows; the rows themselves if there is none."""
+        return next((size for size in self.sizes if size >= num_rows), max(1, num_rows))
+
+    def fill(self, num_rows: int) -> int:
+        """The most of these widths with so many rows, or else the least."""
+        return max((size for size in self.sizes if size <= num_rows), default=self.fit(num_rows))
 
     def __str__(self) -> str:
-        return f"{self.least} to {self.most}" + f" by {self.step}" * (self.step > 1)
+        return f"{self.sizes[0]} to {self.most}" if self.sizes else "all"
 
 
-ALL_WIDTHS = Widths(1, 2**30, 1)
+ALL_WIDTHS = Widths()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,21 +66,18 @@ class WidthClasses:
     def choose(self, most_padding: int = 2**30) -> Widths | None:
         """The class to decode everything in: that which begins with the fewest rows.
 
+        Only widths that were compared: what lies between may have kernels of its own.
+
         `most_padding`: rows that can be added to one sequence and taken back.
         """
-        compared = self._compared()
-        found = [one for members in self.classes for one in _runs(members, compared)]
-        useful = [
-            one
-            for one in found
-            if one.most >= _LEAST_USEFUL and max(one.least, one.step) <= 1 + most_padding
-        ]
-        return min(useful, key=lambda one: (one.least, -one.most, one.step), default=None)
+        found = [_padded(sorted(members), most_padding) for members in self.classes]
+        useful = [n for n in found if len(n) >= _FEWEST and n[-1] >= _LEAST_USEFUL]
+        return Widths(min(useful)) if useful else None
 
-    def cost(self, widths: Widths) -> float:
-        """How many times as long a decode of one row takes in these widths."""
+    def cost(self, widths: Widths, num_rows: int = 1) -> float:
+        """How many times as long as one row so many take in these widths."""
         times = dict(self.milliseconds)
-        wide = times.get(widths.fit(1))
+        wide = times.get(widths.fit(num_rows))
         return wide / times[1] if wide and times.get(1) else 1.0
 
     def exact_cost(self, kind: CacheKind = CacheKind.CUT) -> float | None:
@@ -83,7 +86,7 @@ class WidthClasses:
         if widths is None:
             return None
         # these texts are short: in long ones attention may part one row from two
-        return max(1.0, self.cost(widths), self.cost(widths._replace(least=2))) - 1.0
+        return max(1.0, self.cost(widths), self.cost(widths, 2)) - 1.0
 
     def promise(self, kind: CacheKind = CacheKind.CUT, *, is_exact: bool) -> str:
         """What a server that compared them can say about its texts, and at what price."""
@@ -98,17 +101,15 @@ class WidthClasses:
         return sorted((*self.mixed, *(n for one in self.classes for n in one)))
 
 
-def _runs(members: Sequence[int], compared: Sequence[int]) -> list[Widths]:
-    """Of each step the widths that are all members: the longest range, the first of such."""
-    found = []
-    for step in _STEPS:
-        multiples, best, run = [n for n in compared if n % step == 0], list[int](), list[int]()
-        for width in multiples:
-            run = [*run, width] if width in members else []
-            best = run if len(run) > len(best) else best
-        if best:
-            found.append(Widths(best[0], best[-1], step))
-    return found
+def _padded(sizes: Sequence[int], most_padding: int) -> tuple[int, ...]:
+    """Those of the widths that can be reached from each number of rows below them."""
+    kept: list[int] = []
+    for size in sizes:
+        last = kept[-1] if kept else 0
+        if last < MOST_SHORT and size - last > 1 + most_padding:
+            break
+        kept.append(size)
+    return tuple(kept)
 
 
 def _ranges(members: Sequence[int], compared: Sequence[int]) -> str:

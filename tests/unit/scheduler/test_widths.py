@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headstart.scheduler.widths import WidthComparison
+from headstart.scheduler.widths import CERTAIN_ROWS, WIDE, WidthComparison
 from headstart.testing import FakeEngine
 from headstart.types import Batch, CacheKind
 from headstart.types.widths import WidthClasses, Widths
 
+ALL = (*range(1, 17), *WIDE)  # the widths that are compared
 Kernel = Callable[[Batch, int], int]
 """What kernel computes a row, given the batch and the row."""
 
@@ -37,9 +38,10 @@ class Kernels(FakeEngine):
         return super().logits_after(tokens) + np.float32(0.125 * kernel)
 
 
-def compare(kernel: Kernel) -> WidthClasses:
+def compare(kernel: Kernel, **settings: int) -> WidthClasses:
     ticks = iter(range(10**6))
-    classes = WidthComparison(Kernels(kernel), range(3), lambda: float(next(ticks))).run()
+    engine = Kernels(kernel)
+    classes = WidthComparison(engine, range(3), lambda: float(next(ticks)), **settings).run()
     assert classes is not None
     return classes
 
@@ -47,17 +49,17 @@ def compare(kernel: Kernel) -> WidthClasses:
 @pytest.mark.parametrize(
     ("kernel", "names", "chosen"),
     [
-        (lambda batch, row: 0, "1-64", Widths(1, 64, 1)),
-        (lambda batch, row: batch.num_rows > 1, "1 | 2-64", Widths(2, 64, 1)),
+        (lambda batch, row: 0, "1-64", Widths(ALL)),
+        (lambda batch, row: batch.num_rows > 1, "1 | 2-64", Widths(ALL[1:])),
         (
             lambda batch, row: (batch.num_rows > 1) + (batch.num_rows > 8),
             "1 | 2-8 | 9-64",
-            Widths(2, 8, 1),
+            Widths(ALL[1:8]),
         ),
         (  # groups of four rows, and what is left with another kernel
             lambda batch, row: row >= batch.num_rows // 4 * 4,
             "1-3 | 4, 8, 12, 16-60, 64 | 5 | 6 | 7 | 9-11 | 13-15 | 63",
-            Widths(4, 64, 4),
+            Widths((4, 8, 12, *range(16, 64, 4), 64)),
         ),
     ],
     ids=["one", "single", "three", "rows left over"],
@@ -91,7 +93,7 @@ def test_a_kernel_that_depends_on_the_rows_beside_is_found() -> None:
 
     classes = compare(kernel)
     assert str(classes).startswith("1-7 | mixed: 8-")
-    assert classes.choose() == Widths(1, 7, 1)
+    assert classes.choose() == Widths(ALL[:7])
 
 
 def test_a_row_that_changes_beside_another_sequence_is_decoded_alone() -> None:
@@ -100,5 +102,36 @@ def test_a_row_that_changes_beside_another_sequence_is_decoded_alone() -> None:
 
 def test_padding_that_cannot_be_taken_back_leaves_out_wide_classes() -> None:
     classes = WidthClasses(((1,), (2, 3, 4, 5, 6, 7, 8)), (), 0.1)
-    assert classes.choose(most_padding=1) == Widths(2, 8, 1)
+    assert classes.choose(most_padding=1) == Widths(ALL[1:8])
     assert classes.choose(most_padding=0) is None
+
+
+def test_only_widths_that_were_compared_are_decoded() -> None:
+    """Of 16, 20 and 24 rows it is known that they agree; 17 may have a kernel of its own."""
+    widths = compare(lambda batch, row: 0).choose()
+    assert widths is not None
+    assert [widths.fit(n) for n in (0, 1, 16, 17, 21, 61, 64)] == [1, 1, 16, 20, 24, 63, 64]
+    assert [widths.fill(n) for n in (1, 16, 17, 23, 62)] == [1, 16, 16, 20, 60]
+
+
+def test_kernels_that_seldom_differ_are_told_apart_by_more_rows() -> None:
+    """The rows left over of six are other ones than four rows have, but mostly round alike."""
+
+    def kernel(batch: Batch, row: int) -> int:
+        is_left_over = row >= batch.num_rows // 4 * 4
+        return int(is_left_over and batch.positions[row] % 23 == 0)
+
+    few, many = (compare(kernel, num_rows=n).classes for n in (16, CERTAIN_ROWS))
+    assert any({4, 6} <= {*members} for members in few)
+    assert not any({4, 6} <= {*members} for members in many)
+    assert any({4, 8, 12, 16, 20} <= {*members} for members in many)
+
+
+def test_states_that_keep_padding_leave_out_widths_that_need_it() -> None:
+    classes = WidthClasses(((1, 2, 3, 4, 5, 6, 8, 16, 20), (7, 9)), (), 0.1)
+    assert classes.choose(most_padding=0) == Widths((1, 2, 3, 4, 5, 6))
+    assert classes.choose(most_padding=1) == Widths((1, 2, 3, 4, 5, 6, 8))
+    assert classes.choose() == Widths((1, 2, 3, 4, 5, 6, 8, 16, 20))
+    assert WidthClasses(((1, 2, 3), (6,), (8, 12, 16)), (), 0.1).choose() == Widths((8, 12, 16))
+    whole = WidthClasses((ALL,), (), 0.0)
+    assert whole.choose(most_padding=0) == Widths(ALL)
