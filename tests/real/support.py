@@ -14,7 +14,7 @@ from tests.server.serving import serving_models
 
 from headstart.app import demo
 from headstart.app.assemble import Models
-from headstart.app.loading import make_exact
+from headstart.app.exact import make_exact
 from headstart.config import (
     Config,
     EngineConfig,

@@ -13,7 +13,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.architectures import ARCHITECTURES, WINDOW, write_model
 
-from headstart.app.loading import make_exact
+from headstart.app.exact import make_exact
 from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model

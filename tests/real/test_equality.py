@@ -18,7 +18,10 @@ from tests.real.answers import (
 
 from headstart.app import demo
 from headstart.app.assemble import Models
+from headstart.app.loading import load_target
+from headstart.scheduler.widths import WidthComparison
 from headstart.types.request import RequestStats, SpeculativeParams
+from headstart.types.widths import WidthClasses
 
 SAMPLE = (
     Setting("off", 0, 4),
@@ -167,3 +170,15 @@ def test_requests_that_share_a_prompt_that_is_being_read_answer_as_if_alone() ->
         scheduler = open_setting(setting)
         assert different(expected, generate(scheduler, burst)) == ()
         assert scheduler.counters.prompt_tokens_cached > 2 * len(first.prompt)
+
+
+@pytest.mark.parametrize("apart", [((1, 2, 3), (4, 5, 6, 7, 8)), ((1,), (8, 12, 16))])
+def test_weights_are_unpacked_where_kernels_for_repacked_ones_compute_one_row_otherwise(
+    apart: tuple[tuple[int, ...], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Padded to eight rows, one takes several times as long as unpacked."""
+    one = WidthClasses(((1, 2, 8),), (), 0.0)
+    found = [WidthClasses(apart, (), 0.1), one]
+    monkeypatch.setattr(WidthComparison, "run", lambda *_: found.pop(0))
+    target = load_target(Setting().config(), Models(demo.path(demo.TARGET), None, is_demo=True))
+    assert (target.classes, target.fitted.config.repack, found) == (one, False, [])

@@ -17,16 +17,13 @@ from tests.models import tiny_llama
 from tests.real.answers import Setting, different, generate, open_setting
 from tests.real.support import byte_requests, engine_of, without_draft
 
-from headstart.app.loading import load_target
 from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Held, Sequences
-from headstart.scheduler.widths import WidthComparison
 from headstart.types import Batch, CacheKind, ContextFullError
 from headstart.types.errors import EngineError
-from headstart.types.widths import WidthClasses
 
 PLAIN = Setting(exact=False)  # F32 weights: two rows use other kernels than one, without near ties
 KINDS = {
@@ -401,16 +398,3 @@ def test_another_sequence_can_begin_with_the_text_before_a_draft(tmp_path: Path)
     expected = decode(fresh, [7], 3)
     for seq_id in (1, 0):
         np.testing.assert_array_equal(decode(engine, [7], 3, seq_id=seq_id), expected)
-
-
-def test_weights_are_loaded_unpacked_where_no_widths_agree_in_kernels_for_repacked_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A recurrent state takes no padding, so one row has to agree with several."""
-    apart, one = WidthClasses(((1, 2, 3), (4, 5, 6, 7, 8)), (), 0.1), WidthClasses(((1, 8),), (), 0)
-    found = [apart, apart, one]  # the second by the reference kernels
-    monkeypatch.setattr(WidthComparison, "run", lambda *_: found.pop(0))
-    target = load_target(
-        Setting(num_slots=2).config(), without_draft(tiny_hybrid(tmp_path / "tiny.gguf"))
-    )
-    assert (target.classes, target.fitted.config.repack, found) == (one, False, [])

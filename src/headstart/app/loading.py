@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from time import perf_counter
 from typing import Any
 
+from headstart.app.exact import make_exact
 from headstart.app.model_files import Models
 from headstart.app.saved_control import SavedControl
 from headstart.app.speculation import make_speculator
@@ -28,7 +28,6 @@ from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
-from headstart.scheduler.widths import CERTAIN_ROWS, LONG, SHORT, WidthComparison
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.replacements import parse_pairs
@@ -205,39 +204,6 @@ def load_target(config: Config, models: Models) -> Target:
         media = Projector(models.projector, model, fitted.config, config.images, rows)
         engine.can_shift = False  # cells behind an image are not where their number says
     return Target(model, engine, fitted, vectors, adapters=adapters, classes=classes, media=media)
-
-
-def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasses | None:
-    """Let an engine decode only in widths that agree; returns what was compared.
-
-    None: there are none, but without repacked weights, whose kernels add in another order for a few
-    rows than for many, there may be.
-
-    Raises:
-        ConfigError: there are none at all, with the processor's reference kernels neither.
-    """
-    sequences = range(min(engine.num_sequences, 8))
-    for is_reference in (False, True):
-        if is_reference:
-            engine.use_reference_kernels()
-        comparison = WidthComparison(engine, sequences, perf_counter, num_rows=CERTAIN_ROWS)
-        classes = comparison.run((SHORT, LONG))
-        assert classes is not None, "nobody interrupts it"
-        if widths := classes.choose(engine.max_padding):
-            engine.widths, engine.is_alone = widths, classes.is_alone
-            log.info(
-                "exact: decodes of %s rows (widths that agree: %s%s); one row takes %.2f times as "
-                "long", widths, classes, ", reference kernels" * is_reference, classes.cost(widths),
-            )  # fmt: skip
-            return classes
-    if is_repacked:
-        log.info("exact: no widths agree (%s); loading weights again without repacking", classes)
-        return None
-    raise ConfigError(
-        "--exact is not possible with this model on this machine: the numbers of rows that agree "
-        f"are {classes}, and its cache can take back {engine.max_padding} rows; drop the flag, or "
-        "start with --parallel 1"
-    )
 
 
 def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:

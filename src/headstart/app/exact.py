@@ -1,0 +1,49 @@
+"""Lets an engine compute a row alike whatever is decoded beside it, by widths that agree."""
+
+from __future__ import annotations
+
+import logging
+from time import perf_counter
+
+from headstart.engine.context import LlamaEngine
+from headstart.scheduler.widths import CERTAIN_ROWS, LONG, SHORT, WidthComparison
+from headstart.types.errors import ConfigError
+from headstart.types.widths import WidthClasses
+
+log = logging.getLogger(__name__)
+
+_CHEAP = 2  # rows that a single one may be padded to before weights are unpacked
+
+
+def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasses | None:
+    """Let an engine decode only in widths that agree; returns what was compared.
+
+    None: one row does not agree with several, or only if it is padded to many, since kernels for
+    repacked weights add in another order for a few rows. Without repacking it may.
+
+    Raises:
+        ConfigError: there are no such widths, with the processor's reference kernels neither.
+    """
+    sequences = range(min(engine.num_sequences, 8))
+    for is_reference in (False,) if is_repacked else (False, True):
+        if is_reference:
+            engine.use_reference_kernels()
+        comparison = WidthComparison(engine, sequences, perf_counter, num_rows=CERTAIN_ROWS)
+        classes = comparison.run((SHORT, LONG))
+        assert classes is not None, "nobody interrupts it"
+        widths = classes.choose(engine.max_padding)
+        if widths and (widths.fit(1) <= _CHEAP or not is_repacked):
+            engine.widths, engine.is_alone = widths, classes.is_alone
+            log.info(
+                "exact: decodes of %s rows (widths that agree: %s%s); one row takes %.2f times as "
+                "long", widths, classes, ", reference kernels" * is_reference, classes.cost(widths),
+            )  # fmt: skip
+            return classes
+    if is_repacked:
+        log.info("exact: one row agrees with too few (%s); loading weights unpacked", classes)
+        return None
+    raise ConfigError(
+        "--exact is not possible with this model on this machine: the numbers of rows that agree "
+        f"are {classes}, and its cache can take back {engine.max_padding} rows; drop the flag, or "
+        "start with --parallel 1"
+    )
