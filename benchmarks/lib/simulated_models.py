@@ -156,7 +156,7 @@ class AutoModel(Learner):
                 slot.catch_up,
                 recent=min(slot.unread, READ_A_CALL),
                 prefix=survival[-1] if lead else 1.0,
-                rival=0.0 if lead else sum(survival),
+                to_beat=0.0 if lead else sum(survival),
             )
             for slot, lead, survival in zip(slots, leads, plan.survivals, strict=True)
         ]

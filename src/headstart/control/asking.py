@@ -20,7 +20,7 @@ MOST_SAVED = 8.0  # times of asking: a few requests can begin at once
 
 
 @dataclass(slots=True)
-class Asking:
+class AskingBudget:
     """Of one speculator. Milliseconds."""
 
     cost: float = 0.0  # of asking for one slot

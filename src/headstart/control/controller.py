@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from headstart.control.asking import Asking
+from headstart.control.asking import AskingBudget
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
 from headstart.control.codec import encode, restore
@@ -58,7 +58,7 @@ class Controller:
         self._budget = Budget(self._cost)
         self._model_planner = ModelDraftPlanner(self._cost, self._budget, self._calibration)
         self._rollback = RollbackPrice(self._cost, self._budget)
-        self._asking: dict[str, Asking] = {}  # by text speculator
+        self._asking: dict[str, AskingBudget] = {}  # by text speculator
         self._labels = Labels()
         self._running: set[int] = set()  # numbers of the requests
         self._num_asleep = 0  # further steps in which nobody is asked for these requests
@@ -128,7 +128,7 @@ class Controller:
         asked = plan.wishes
         if handicap := self._rollback.tokens(plan.price):
             asked = {
-                name: [replace(slot, rival=slot.rival + handicap) for slot in slots]
+                name: [replace(slot, to_beat=slot.to_beat + handicap) for slot in slots]
                 for name, slots in asked.items()
             }
         return self._model_planner.plan_together(asked, plan.price)
@@ -178,17 +178,17 @@ class Controller:
         numbers = [sequence.number for sequence in plan.sequences]
         for call in calls:
             name = call.speculator
-            texts = {slot.number: slot.rival for slot in plan.wishes.get(name, ())}
+            texts = {slot.number: slot.to_beat for slot in plan.wishes.get(name, ())}
             saved_ms = -more_ms / len(calls)
             for index, sources in enumerate(plan.sources):
                 num_rows = sources[: plan.lengths[index]].count(name)
                 if not num_rows:
                     continue
                 num_right = sources[: len(record.emitted[index]) - 1].count(name)
-                rival = texts.get(numbers[index], 0.0)
+                to_beat = texts.get(numbers[index], 0.0)
                 # the text's would have had as many rows
                 saved_ms += num_right * token_ms - num_rows * row_ms
-                saved_ms -= max(0.0, rival * token_ms - num_rows * row_ms)
+                saved_ms -= max(0.0, to_beat * token_ms - num_rows * row_ms)
             self._model_planner.observe(call, numbers, step, saved_ms)
 
     def _read_texts(self, plan: StepPlan, step: Step) -> None:
@@ -205,7 +205,7 @@ class Controller:
         slot_ms = self._budget.slot_ms(step)
         for call in texts:
             name, numbers, saved = call.speculator, list[int](), list[float]()
-            asking = self._asking.setdefault(name, Asking())
+            asking = self._asking.setdefault(name, AskingBudget())
             asking.took(shared_ms + call.milliseconds / len(call.indices))
             for index in call.indices:
                 sequence = plan.sequences[index]

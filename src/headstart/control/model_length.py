@@ -101,8 +101,8 @@ def _gains(slot: ModelSlot, forecast: Forecast, num_lengths: int, reading: float
     tokens = forecast.tokens[:num_lengths]
     most = min(num_lengths, bisect_right(LENGTHS, slot.max_tokens))
     tokens[most:] = [tokens[most - 1]] * (len(tokens) - most)
-    prefix, rival = slot.prefix, slot.rival
-    if prefix == 1.0 and not (rival or reading):
+    prefix, to_beat = slot.prefix, slot.to_beat
+    if prefix == 1.0 and not (to_beat or reading):
         return tokens
-    rival += reading
-    return [prefix * x * (1.0 - reading) - rival for x in tokens]
+    to_beat += reading
+    return [prefix * x * (1.0 - reading) - to_beat for x in tokens]

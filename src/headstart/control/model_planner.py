@@ -89,7 +89,7 @@ class ModelDraftPlanner:
                 slot = asking[probed]
                 length = min(slot.max_tokens, PROBE_TOKENS)
                 allowances[auto[probed]] = Allowance(length, can_skip=slot.can_skip, is_probe=True)
-            if not any(slot.rival or slot.prefix < 1.0 for slot in asking):
+            if not any(slot.to_beat or slot.prefix < 1.0 for slot in asking):
                 drafter.num_refused += 1
                 drafter.rest = REST if drafter.num_refused > REST_AFTER else 0
         for i in auto:
@@ -111,7 +111,7 @@ class ModelDraftPlanner:
         planned: dict[str, list[Allowance]] = {}
         for name, slots in asked.items():
             if gains:
-                slots = [replace(s, rival=s.rival + gains.get(s.number, 0.0)) for s in slots]
+                slots = [replace(s, to_beat=s.to_beat + gains.get(s.number, 0.0)) for s in slots]
             allowances = planned[name] = self.plan(name, slots, step)
             gain = self.drafters[name].gain
             for index, (slot, allowance) in enumerate(zip(slots, allowances, strict=True)):
@@ -241,11 +241,11 @@ class ModelDraftPlanner:
             / max(1.0, state.share * self._num_left(slot))
             for state, slot, skip in zip(states, slots, skips, strict=True)
         ]
-        # each pays its own lead, though those of several slots are decoded together
-        lead_price = rate * drafter.cost.round(len(slots), plain)
+        # each pays its own rounds behind, though those of several slots are decoded together
+        round_price = rate * drafter.cost.round(len(slots), plain)
         slots = [
-            replace(slot, rival=slot.rival + lead_price * slot.lead) if slot.lead else slot
-            for slot in slots
+            replace(s, to_beat=s.to_beat + round_price * s.rounds_behind) if s.rounds_behind else s
+            for s in slots
         ]
         base = step.num_verify_base
         price = Price(drafter.cost, rate, curve, base, num_even, plain, reading)
@@ -277,7 +277,7 @@ class ModelDraftPlanner:
         probed = [
             ProbeSlot(
                 slot.number,
-                token * slot.num_recent + round_price * slot.lead,
+                token * slot.num_recent + round_price * slot.rounds_behind,
                 saved * self._num_left(slot) / step.num_slots,
             )
             for slot in slots

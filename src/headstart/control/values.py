@@ -59,10 +59,10 @@ class ModelSlot:
     max_tokens: int  # most tokens it may draft
     catch_up: int = 0  # tokens the draft model has to read first, the newest one not counted
     prefix: float = 1.0  # survival of the text draft that the model would continue; 1 without one
-    rival: float = 0.0  # expected tokens of a text draft that the model's would replace
+    to_beat: float = 0.0  # tokens: what is expected of a text draft that the model's would replace
     num_left: int = 2**30  # most that may still come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
-    lead: int = 0  # rounds in which it reads the text draft that it would continue
+    rounds_behind: int = 0  # rounds in which it reads the text draft that it would continue
     recent: int | None = None  # as `catch_up`, if it leaves out the middle; None: it cannot
 
     @property
@@ -118,7 +118,7 @@ class DraftCall:
     # of a draft model, by answer, else empty: how far it might go, and in how many rounds it first
     # read a text's draft
     allowances: list[Allowance] = field(default_factory=list)
-    leads: list[int] = field(default_factory=list)
+    rounds_behind: list[int] = field(default_factory=list)
     catch_up: int | None = None  # tokens that it read, for all; None: it failed, or is no model
 
     @property
@@ -137,9 +137,9 @@ class DraftCall:
         """Passes of a draft model: one per token, and one for a token below the limit."""
         return max(
             [
-                lead + min(allowance.max_tokens, len(draft.tokens) + 1)
-                for lead, allowance, draft in zip(
-                    self.leads, self.allowances, self.drafts, strict=True
+                behind + min(allowance.max_tokens, len(draft.tokens) + 1)
+                for behind, allowance, draft in zip(
+                    self.rounds_behind, self.allowances, self.drafts, strict=True
                 )
                 if draft.is_ready
             ],

@@ -24,7 +24,7 @@ class _Granted:
 
     index: int
     allowance: Allowance
-    lead: int | None  # rounds in which it reads the text's draft to continue it; None: begins anew
+    rounds_behind: int | None  # in which it reads the text's draft; None: it begins anew
 
 
 class ModelDrafting:
@@ -61,7 +61,7 @@ class ModelDrafting:
         for model in models:
             self._ask_one(plan, model, asked[model.name], allowances[model.name])
 
-    def _lead(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> int | None:
+    def _rounds_behind(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> int | None:
         """Rounds in which it reads the text's draft, if it should continue that."""
         survival, sources = plan.survivals[index], plan.sources[index]
         if not survival or len(survival) >= plan.limits[index]:
@@ -78,16 +78,16 @@ class ModelDrafting:
     def _slot(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> ModelSlot:
         """What a model could do for an answer, for control."""
         sequence, survival = plan.sequences[index], plan.survivals[index]
-        tokens, lead = sequence.text.words, self._lead(plan, index, model)
-        is_behind = lead is not None
+        tokens, behind = sequence.text.words, self._rounds_behind(plan, index, model)
+        is_behind = behind is not None
         return ModelSlot(
             sequence.number,
             plan.limits[index] - len(survival) if is_behind else plan.limits[index],
             model.num_catch_up(sequence.seq_id, tokens),
             recent=model.num_recent(sequence.seq_id, tokens),
             prefix=survival[-1] if is_behind else 1.0,
-            rival=0.0 if is_behind else sum(survival),
-            lead=lead or 0,
+            to_beat=0.0 if is_behind else sum(survival),
+            rounds_behind=behind or 0,
             num_left=sequence.num_left,
             fixed_confidence=sequence.policy.p_min if is_fixed(plan, index) else None,
         )
@@ -110,7 +110,7 @@ class ModelDrafting:
                 plan.gaps[index] = model.name
             else:
                 plan.gaps.pop(index, None)
-            granted.append(_Granted(index, allowance, self._lead(plan, index, model)))
+            granted.append(_Granted(index, allowance, self._rounds_behind(plan, index, model)))
         if granted:
             self._run(plan, model, granted)
 
@@ -122,10 +122,10 @@ class ModelDrafting:
         has_failed = drafts[0].reason == FAILED  # then for all
         catch_up = None if has_failed else _num_read(plan, model, drafts, granted, catch_ups)
         allowances = [one.allowance for one in granted]
-        leads = [one.lead or 0 for one in granted]
+        behind = [one.rounds_behind or 0 for one in granted]
         indices = [one.index for one in granted]
         plan.calls.append(
-            DraftCall(model.name, indices, drafts, milliseconds, allowances, leads, catch_up)
+            DraftCall(model.name, indices, drafts, milliseconds, allowances, behind, catch_up)
         )
         for one, draft in zip(granted, drafts, strict=True):
             if draft.tokens:
@@ -136,7 +136,7 @@ class ModelDrafting:
     def _choose(self, plan: StepPlan, one: _Granted, draft: Draft) -> None:
         """Append the model's draft to the text's, or take it instead if it is worth more."""
         index = one.index
-        before = plan.drafts[index] if one.lead is not None else []
+        before = plan.drafts[index] if one.rounds_behind is not None else []
         found = consider(plan, index, draft, self._controller, before)
         if found is None:
             return
@@ -174,7 +174,7 @@ def _num_read(
         num_read += catch_up
         if not draft.is_ready:
             num_read -= _num_catch_up(plan, model, one)  # what it left for later
-        elif one.lead == 0:
+        elif one.rounds_behind == 0:
             num_read += len(plan.drafts[one.index])
     return max(0, num_read)
 
@@ -190,7 +190,7 @@ def _requests(plan: StepPlan, granted: list[_Granted]) -> Iterator[list[DraftReq
     for one in granted:
         sequence = plan.sequences[one.index]
         text, allowance = sequence.text, one.allowance
-        before = plan.drafts[one.index] if one.lead is not None else []
+        before = plan.drafts[one.index] if one.rounds_behind is not None else []
         legality = None
         if text.legality is not None:
             legality = text.legality.after(before)

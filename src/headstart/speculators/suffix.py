@@ -186,9 +186,9 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         size = min(max_tokens, _FACTOR * longest)
         if best is not None and worth(weight, len(places), size) <= best[0]:
             return best  # also if all places agree
-        leader = _winner(index, places) if 2 * longest < weight else 0
-        tokens = index.copy(places[leader][1], size)
-        partings = _partings(index, places, leader, tokens) if len(places) > 1 else ()
+        chosen = _winner(index, places) if 2 * longest < weight else 0
+        tokens = index.copy(places[chosen][1], size)
+        partings = _partings(index, places, chosen, tokens) if len(places) > 1 else ()
         match_scores, total, least = _weigh(len(tokens), weight, len(places), partings)
         if least < _MIN_SHARE:
             is_enough = _MIN_SHARE.__le__
@@ -200,7 +200,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
             )
         if best is not None and total <= best[0]:
             return best
-        return total, index, places[leader], tokens, match_scores
+        return total, index, places[chosen], tokens, match_scores
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         super().accept(seq_id, emitted, num_accepted)
@@ -250,12 +250,12 @@ then.
 
 
 def _partings(
-    index: SuffixIndex, places: Sequence[Place], leader: int, draft: list[int]
+    index: SuffixIndex, places: Sequence[Place], chosen: int, draft: list[int]
 ) -> tuple[_Parting, ...]:
     """Of the copies that leave the draft, sorted."""
     partings, first = [], draft[0]
     for i, (length, position) in enumerate(places):
-        if i == leader:
+        if i == chosen:
             continue
         if index.tokens[position] != first:
             partings.append((0, length, True))

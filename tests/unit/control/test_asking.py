@@ -8,14 +8,14 @@ import pytest
 from benchmarks.lib.steps import SlotDraft, decode, grant, make_plan, share
 
 from headstart.control import Controller, ModelSlot, Step
-from headstart.control.asking import ASK_SHARE, Asking
+from headstart.control.asking import ASK_SHARE, AskingBudget
 from headstart.control.values import DraftCall
 from headstart.scheduler.step import StepRecord
 
 COST, FAST, SLOW = 0.1, 0.5, 50.0  # milliseconds of asking, and of steps
 
 
-def ask(asking: Asking, step_ms: float, earned: list[float]) -> list[bool]:
+def ask(asking: AskingBudget, step_ms: float, earned: list[float]) -> list[bool]:
     """In which of these steps it is asked."""
     asked = []
     for milliseconds in earned:
@@ -27,20 +27,20 @@ def ask(asking: Asking, step_ms: float, earned: list[float]) -> list[bool]:
 
 
 def test_who_earns_nothing_takes_a_small_share_of_fast_steps() -> None:
-    asked = ask(Asking(), FAST, [0.0] * 2000)
+    asked = ask(AskingBudget(), FAST, [0.0] * 2000)
     assert sum(asked) * COST < 1.3 * ASK_SHARE * 2000 * FAST + 10 * COST
 
 
 def test_on_a_slow_model_everybody_is_asked_in_every_step() -> None:
-    assert all(ask(Asking(), SLOW, [0.0] * 200))
+    assert all(ask(AskingBudget(), SLOW, [0.0] * 200))
 
 
 def test_who_earns_it_is_asked_in_every_step() -> None:
-    assert all(ask(Asking(), FAST, [3 * COST] * 200))
+    assert all(ask(AskingBudget(), FAST, [3 * COST] * 200))
 
 
 def test_a_passage_that_pays_is_found_soon_and_then_followed() -> None:
-    asked = ask(Asking(), FAST, [0.0] * 300 + [10 * COST] * 60)
+    asked = ask(AskingBudget(), FAST, [0.0] * 300 + [10 * COST] * 60)
     first = asked.index(True, 300)
     assert first < 300 + COST / (ASK_SHARE * FAST) + 1
     assert all(asked[first:])
@@ -49,7 +49,7 @@ def test_a_passage_that_pays_is_found_soon_and_then_followed() -> None:
 @pytest.mark.parametrize(("saved", "is_asked"), [(0.0, False), (3 * COST, True)])
 def test_a_new_request_begins_with_what_the_others_earned(saved: float, *, is_asked: bool) -> None:
     """Answers of 50 tokens that nobody can guess take no more of the time than one long one."""
-    asking = Asking()
+    asking = AskingBudget()
     ask(asking, FAST, [saved] * 300)
     asking.end(1)
     asking.savings = -COST
@@ -57,7 +57,7 @@ def test_a_new_request_begins_with_what_the_others_earned(saved: float, *, is_as
 
 
 def test_many_short_requests_take_as_small_a_share_as_a_long_one() -> None:
-    asking, num_asked = Asking(), 0
+    asking, num_asked = AskingBudget(), 0
     for number in range(40):
         for _ in range(50):
             if asking.wanted([number]):
@@ -69,7 +69,7 @@ def test_many_short_requests_take_as_small_a_share_as_a_long_one() -> None:
 
 
 def test_one_slow_call_does_not_silence_a_speculator() -> None:
-    asking = Asking()
+    asking = AskingBudget()
     ask(asking, FAST, [3 * COST] * 50)
     asking.took(100 * COST)
     assert asking.cost < 1.1 * COST
@@ -77,7 +77,7 @@ def test_one_slow_call_does_not_silence_a_speculator() -> None:
 
 
 def test_who_takes_as_long_as_many_steps_is_not_asked_again_before_so_many() -> None:
-    asking = Asking()
+    asking = AskingBudget()
     asked = 0
     for _ in range(100):
         if bool(asking.wanted([1])):
@@ -171,7 +171,7 @@ def test_all_sleep_or_none() -> None:
 
 
 def test_a_first_draft_that_saves_nothing_does_not_silence_a_speculator() -> None:
-    asking = Asking()
+    asking = AskingBudget()
     asking.took(COST)
     asking.earned([0], [0.0], FAST)
     assert asking.wanted([0]) == [0]

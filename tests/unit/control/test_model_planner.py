@@ -64,7 +64,7 @@ def test_a_slot_with_a_good_text_draft_is_left_to_it() -> None:
     controller = learned((4, 4))
     step = Step(2, 2, 100)
     alone, rivalled = grant(
-        controller, {"model": [ModelSlot(1, 16), ModelSlot(2, 16, rival=15.0)]}, step
+        controller, {"model": [ModelSlot(1, 16), ModelSlot(2, 16, to_beat=15.0)]}, step
     )["model"]
     assert alone.max_tokens > 0
     assert rivalled.max_tokens == 0
@@ -203,8 +203,8 @@ def test_draft_prices_follow_measurements() -> None:
 def test_reading_a_text_draft_token_by_token_has_to_be_earned() -> None:
     """A draft that is always right earns a few rounds of reading before it, not any number."""
     controller = learned((4, 4))
-    leads = [ModelSlot(1, 16, prefix=0.98, lead=lead) for lead in (0, 1, 200)]
-    granted = [grant(controller, {"model": [slot]}, STEP)["model"][0].max_tokens for slot in leads]
+    slots = [ModelSlot(1, 16, prefix=0.98, rounds_behind=n) for n in (0, 1, 200)]
+    granted = [grant(controller, {"model": [slot]}, STEP)["model"][0].max_tokens for slot in slots]
     assert granted[0] >= granted[1] > granted[2] == 0
 
 
@@ -212,5 +212,5 @@ def test_rounds_that_read_a_text_draft_are_not_taken_for_dear_ones() -> None:
     """Each round takes 5 ms: calls that read six tokens of a text first say the same price."""
     controller = learned((4, 4))
     for _ in range(20):
-        ran(controller, model_call([Allowance(2)], [[0.9] * 2], 8 * 5.0, leads=[6]), STEP)
+        ran(controller, model_call([Allowance(2)], [[0.9] * 2], 8 * 5.0, rounds_behind=[6]), STEP)
     assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(5.0)

@@ -289,7 +289,7 @@ class Continuing(Controller):
 
     def __init__(self) -> None:
         super().__init__()
-        self.leads: list[int] = []
+        self.behind: list[int] = []
 
     def share(self, plan: StepPlan) -> None:
         plan.lengths = list(map(len, plan.survivals))
@@ -310,7 +310,7 @@ class Continuing(Controller):
         return [0.9] * len(confidence)
 
     def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
-        self.leads += [slot.lead for slots in plan.wishes.values() for slot in slots]
+        self.behind += [slot.rounds_behind for slots in plan.wishes.values() for slot in slots]
         return {
             name: [Allowance(min(2, slot.max_tokens)) for slot in slots]
             for name, slots in plan.wishes.items()
@@ -355,7 +355,7 @@ def test_every_token_of_a_right_head_behind_a_right_text_is_accepted(
     assert stats.num_accepted == stats.num_drafted
     assert scheduler.counts.total.drafts.num_accepted == scheduler.counts.total.drafts.num_drafted
     assert head.describe()["missing_states"] == 0
-    assert {1, 2, 3} <= set(control.leads)
+    assert {1, 2, 3} <= set(control.behind)
 
 
 def test_several_heads_leave_a_text_alone_that_is_as_long_as_they_are_many() -> None:

@@ -32,18 +32,18 @@ def weighed(places: list[tuple[int, list[int]]]) -> tuple[int, tuple[float, ...]
         index.extend([ANY])
         found.append((length, len(index)))
         index.extend([*copy, SEPARATOR])
-    leader = _winner(index, found)
-    draft = places[leader][1]
+    chosen = _winner(index, found)
+    draft = places[chosen][1]
     weight = sum(length for length, _ in places)
     match_scores, total, least = _weigh(
-        len(draft), weight, len(found), _partings(index, found, leader, draft)
+        len(draft), weight, len(found), _partings(index, found, chosen, draft)
     )
-    return leader, tuple(match_scores), total, least
+    return chosen, tuple(match_scores), total, least
 
 
 def test_scores_follow_the_worked_example() -> None:
-    leader, match_scores, total, least = weighed([(4, [1, 2, 3]), (2, [1, 2, 4]), (2, [9])])
-    assert leader == 0
+    chosen, match_scores, total, least = weighed([(4, [1, 2, 3]), (2, [1, 2, 4]), (2, [9])])
+    assert chosen == 0
     assert match_scores == pytest.approx([6 / 9, 8 / 9, 6 / 11])
     assert total == pytest.approx(6 / 9 + 6 / 9 * 8 / 9 + 6 / 9 * 8 / 9 * 6 / 11)
     assert least == pytest.approx(6 / 9 * 8 / 9 * 6 / 11)
@@ -71,8 +71,8 @@ def test_scores_agree_with_counting_votes_token_by_token(
     places: list[tuple[int, list[int]]],
 ) -> None:
     places = sorted(places, key=lambda place: -place[0])
-    leader, match_scores, total, least = weighed(places)
-    draft = places[leader][1]
+    chosen, match_scores, total, least = weighed(places)
+    draft = places[chosen][1]
     expected, alive = [], places
     for i, token in enumerate(draft):
         alive = [(length, copy) for length, copy in alive if i < len(copy)]
