@@ -85,7 +85,7 @@ def run(
     _read_certificate(config)
     with ExitStack() as stack:
         listeners = take_ports(config, stack)
-        stack.enter_context(sigterm_is_no_failure(server))
+        stack.enter_context(stopping_is_no_failure(server))
         scheme = "https" if config.ssl_cert_file else "http"
         announce([address_of(one, scheme) + config.api_prefix for one in listeners])
         server.run(sockets=listeners)
@@ -156,8 +156,8 @@ class StoppableServer(uvicorn.Server):
 
 
 @contextmanager
-def sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
-    """End with exit code 0 on SIGTERM, although uvicorn raises it again after its shutdown."""
+def stopping_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
+    """End with exit code 0 on SIGTERM and Ctrl-C, which uvicorn raises again after its shutdown."""
     # only the main thread may set signal handlers
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -168,12 +168,13 @@ def sigterm_is_no_failure(server: uvicorn.Server) -> Iterator[None]:
         nonlocal has_come
         server.should_exit = has_come = True
 
-    before = signal.signal(signal.SIGTERM, note)
+    before = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:
-        # only if the process ends by it, because children inherit an ignored signal
-        signal.signal(signal.SIGTERM, signal.SIG_IGN if has_come else before)
+        for number, handler in before.items():
+            # only if the process ends by it, because children inherit an ignored signal
+            signal.signal(number, signal.SIG_IGN if has_come else handler)
 
 
 def take_ports(config: ServerConfig, stack: ExitStack) -> list[socket.socket]:

@@ -58,9 +58,7 @@ class BenchOptions:
     seconds: float = option(
         600.0, "begin no further round after this; each line gets three rounds", least=0
     )
-    quick: bool = option(
-        False, "one user, edit and chat, one fixed length; a minute after the server's start"
-    )
+    quick: bool = option(False, "one user, edit and chat, one fixed length; some minutes")
     url: str | None = option(
         None, "measure this server of OpenAI's API, and nothing else; --api-key is its key"
     )

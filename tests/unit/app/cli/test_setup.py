@@ -174,6 +174,9 @@ def test_a_failed_build_names_its_log_and_is_tried_again(clone: Clone) -> None:
     result = clone.setup()
     assert result.returncode != 0
     assert ".venv/libllama-build.log" in result.stderr
+    without = "without LLAMA_WHEELS it is compiled"
+    assert without not in result.stderr
+    assert without in clone.setup(LLAMA_WHEELS="https://wheels.invalid").stderr
     (clone.folder / "broken").unlink()
     assert clone.setup().returncode == 0
 
