@@ -237,7 +237,9 @@ class Drafting:
         self.controller.begin(sequence.number, request.namespace)  # may fail: then nobody is told
         self._begun.add(sequence.number)
         for speculator in self.speculators.values():
-            speculator.begin(sequence.seq_id, sequence.text.words, request.namespace)
+            is_cached = speculator.is_model  # a model's cache is shared as the target's is
+            namespace = sequence.prompt_namespace if is_cached else request.namespace
+            speculator.begin(sequence.seq_id, sequence.text.words, namespace)
 
     def end(self, sequence: Sequence) -> None:
         """Speculators forget the sequence: it leaves its cells, or lost a part of its text."""

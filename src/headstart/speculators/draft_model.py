@@ -93,7 +93,9 @@ class DraftModelSpeculator(Speculator):
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         """Read and translate nothing yet: there may be no drafts for this request."""
         sequence = self._sequence(seq_id)
-        sequence.is_open = sequence.is_new = True
+        if sequence.namespace not in (None, namespace):
+            self._forget([seq_id])
+        sequence.namespace, sequence.is_open, sequence.is_new = namespace, True, True
         sequence.num_history, sequence.prompt = len(prompt), prompt
         sequence.num_caught_up = max(self._held(other, seq_id) for other in self._sequences)
         sequence.gap = range(0)
@@ -107,6 +109,8 @@ class DraftModelSpeculator(Speculator):
 
     def _reusable(self, source: int, seq_id: int, length: int) -> int:
         """How many of the first `length` tokens of one sequence another can begin with."""
+        if self._sequences[source].namespace != self._sequences[seq_id].namespace:
+            return 0
         return self.engine.reusable(source, length, by_copy=source != seq_id)
 
     def _share(self, seq_id: int, sequence: CachedSequence, history: Sequence[int]) -> None:
@@ -315,6 +319,7 @@ class DraftModelSpeculator(Speculator):
         (length,) = np.frombuffer(view[:4], np.int32).tolist()
         end = 4 * (1 + length)
         sequence.hold([])
+        sequence.namespace = None
         while not self.engine.restore_sequence(seq_id, view[end:]):
             if not self._forget(closed_half(self._sequences, {seq_id})):
                 return

@@ -243,6 +243,23 @@ def test_a_history_longer_than_the_draft_models_batch_is_read_in_parts(batch: in
     assert scheduler.counts.total.drafts.num_accepted > 0
 
 
+def test_a_first_token_does_not_wait_for_the_model_and_a_step_only_while_it_reads_a_part() -> None:
+    speculator = DraftModelSpeculator(Model(context_size=512, num_cells=512))
+    speculator.most_read = 64
+    engine = Model(context_size=512, num_cells=512)
+    scheduler = make_scheduler(engine, [speculator], fixed(4))
+    scheduler.submit(replace(REQUEST, prompt=[i % 30 for i in range(400)]))
+    while not scheduler.step().num_emitted:
+        pass
+    assert speculator.num_decoded == 0
+    longest = 0
+    while scheduler.has_work:
+        before = speculator.num_decoded
+        scheduler.step()
+        longest = max(longest, speculator.num_decoded - before)
+    assert 64 <= longest <= 64 + 4
+
+
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.CHECKPOINT])
 @pytest.mark.parametrize("own", [0, 5])  # tokens of each request behind the common ones
 def test_a_prompt_that_several_drafts_begin_with_is_read_once(
@@ -274,6 +291,34 @@ def test_who_waits_for_a_prompt_is_priced_with_what_another_has_read() -> None:
     while not speculator.propose([DraftRequest(0, prompts[0], 1)])[0].tokens:
         assert speculator.num_catch_up(1, prompts[1]) == 19
     assert speculator.num_catch_up(1, prompts[1]) == 19 - 18
+
+
+@pytest.mark.parametrize("seq_id", [0, 1])
+def test_what_it_has_read_for_a_tenant_is_read_again_for_another(seq_id: int) -> None:
+    """In the same cells and in others: how soon drafts begin would tell what others wrote."""
+    speculator, prompt = drafter(), [*range(1, 29)]
+    for tenant, at, num_read in (("a", 0, 28), ("b", seq_id, 28), ("b", 2, 1)):
+        before = speculator.num_decoded
+        speculator.begin(at, prompt, tenant)
+        assert speculator.num_catch_up(at, prompt) == num_read - 1
+        speculator.propose([DraftRequest(at, prompt, 1)])
+        assert speculator.num_decoded - before == num_read
+        speculator.end(at)
+
+
+@pytest.mark.parametrize("share_prompts", [False, True])
+def test_its_cache_is_shared_by_tenants_as_the_targets_is(share_prompts: bool) -> None:
+    requests = [
+        replace(REQUEST, request_id=name, namespace=name, prompt=[i % 30 for i in range(200)])
+        for name in "abcd"
+    ]
+    speculator = DraftModelSpeculator(Model(context_size=512, num_cells=4096))
+    engine = Model(context_size=512, num_cells=4096)
+    scheduler = make_scheduler(
+        engine, [speculator], fixed(4), parallel=4, share_prompts=share_prompts
+    )
+    check(engine, requests, run(scheduler, requests))
+    assert (speculator.num_decoded < 4 * 200) == share_prompts
 
 
 def test_it_does_not_draft_below_the_wanted_probability() -> None:
