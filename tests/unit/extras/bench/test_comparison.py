@@ -63,6 +63,20 @@ def test_a_planted_difference_is_found_and_none_is_invented(seconds: float, verd
     assert f": {verdict}; slower in {int(verdict == 'slower')} of 1 lines" in sentence
 
 
+def test_a_text_that_ends_early_makes_an_arm_neither_slower_nor_faster() -> None:
+    """The time to the first token belongs to fewer tokens then."""
+
+    def play(arm: str, cell: Cell, number: int) -> Round:
+        num_tokens, seconds = (33, 0.03) if arm == AUTO else (64, 0.06)
+        answer = Answer("text", 0.0, [3.0, 3.0 + seconds * num_tokens], num_tokens)
+        return Round([answer] * cell.users)
+
+    scores = compare([OFF, AUTO], [CELL], play, error=0.1, seconds=0.0)[CELL]
+    usual = (33 + 64) / 2
+    expected = (3.0 + 0.06 * usual) / (3.0 + 0.03 * usual)
+    assert scores[AUTO].relative_to(scores[OFF]).mean == pytest.approx(expected)
+
+
 def test_rounds_end_when_the_ratio_is_certain_or_time_is_over() -> None:
     machine = Machine(off=1.0, auto=0.5)
     scores = machine.compare(error=0.05)[CELL]
