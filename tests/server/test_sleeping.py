@@ -193,7 +193,8 @@ def test_the_next_request_of_a_conversation_ends_the_last_one_and_no_other():
         assert text_of(following.result(60).text) == "one"
 
 
-def test_a_request_that_fails_leaves_no_stream_and_wrong_questions_are_named(client):
+def test_a_request_that_fails_leaves_no_stream_and_wrong_questions_are_named(client, worker):
+    worker.go_on()
     bad = client.post(CHAT, json=BODY | {"top_k": "x"}, headers={"X-Conversation-Id": "bad"})
     assert bad.status_code == 400
     error_of(resume(client, "bad"), 404, "not_found_error")
