@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -69,9 +70,21 @@ CURL = [one for one in ALL if str(one.values[0]).startswith("curl")]
 OURS = [one for one in ALL if one not in CURL]
 
 
+# those of sentences and tables, without ones that have placeholders
+INLINE = sorted(
+    {
+        " ".join(command.split())
+        for path in DOCUMENTS
+        for command in re.findall(r"`(headstart [a-z][^`]*)`", path.read_text("utf-8"))
+        if not re.search(r"\.\.\.|\b[A-Z]{3,}\b|backend install|--version", command)
+    }
+)
+
+
 def test_commands_are_found() -> None:
     assert len(CURL) > 30
     assert len(OURS) > 15
+    assert len(INLINE) > 15
 
 
 @pytest.mark.parametrize("command", CURL)
@@ -117,11 +130,20 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_command_of_ours_is_accepted(
     command: str, place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert is_accepted(command)
+
+
+@pytest.mark.parametrize("command", INLINE)
+def test_a_command_in_a_sentence_is_accepted(command: str, place: Path) -> None:
+    assert is_accepted(command)
+
+
+def is_accepted(command: str) -> bool:
     _, *arguments = shlex.split(command, comments=True)
     end = arguments.index("--") if "--" in arguments else len(arguments)
     if "bigram" in command:
         pytest.skip("the reader writes this speculator first")
-    assert main([*arguments[:end], "--print-config", *arguments[end:]]) == 0
+    return main([*arguments[:end], "--print-config", *arguments[end:]]) == 0
 
 
 @pytest.mark.parametrize("command", [p for p in OURS if not NOT_HERE.search(str(p.values[0]))])
@@ -143,6 +165,22 @@ def test_a_command_of_ours_runs(command: str, place: Path) -> None:
             process.terminate()
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0, errors
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.name) for path in DOCUMENTS])
+def test_what_other_commands_name_exists(path: Path) -> None:
+    """Targets of make, extras of the package, our modules and scripts."""
+    text = path.read_text("utf-8")
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    # in code: a sentence may say that "make" does something
+    assert set(re.findall(r"(?:`|^ *)make ([a-z-]+)", text, re.MULTILINE)) <= targets
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = extras["optional-dependencies"]
+    assert set(re.findall(r"(?:'\.|headstart)\[(\w+)\]", text)) <= extras.keys()
+    modules = re.findall(r"python -m ((?:benchmarks|scripts)[\w.]+)", text)
+    scripts = re.findall(r"\bscripts/[\w./]+\w", text)
+    files = [*(f"{module.replace('.', '/')}.py" for module in modules), *scripts]
+    assert [name for name in files if not (ROOT / name).exists()] == []
 
 
 READ_TOGETHER = {

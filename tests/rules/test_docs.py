@@ -114,6 +114,18 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert broken == []
 
 
+def test_links_to_a_heading_lead_to_one() -> None:
+    """Anchors as GitHub makes them: small letters, hyphens for spaces, no other marks."""
+    broken = []
+    for path in [*DOCUMENTS, *PAGES_OF_FOLDERS]:
+        for file, anchor in re.findall(r"\]\(([\w./-]*)#([^)\s]+)\)", path.read_text("utf-8")):
+            text = ((path.parent / file) if file else path).read_text("utf-8")
+            heads = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+            if anchor not in [re.sub(r"[^\w -]", "", h).lower().replace(" ", "-") for h in heads]:
+                broken.append(f"{path.name}: {file}#{anchor}")
+    assert broken == []
+
+
 def test_the_readme_leads_to_every_document() -> None:
     reached, left = set(), [ROOT / "README.md"]
     while left:
