@@ -68,7 +68,8 @@ class WidthComparison:
         room = self._engine.context_size - max(WIDE)
         classes: WidthClasses | None = None
         for length in dict.fromkeys(max(1, min(length, room)) for length in lengths):
-            widths = [n for n in (*range(1, 17), *WIDE) if n <= most]
+            fitting = min(most, self._engine.context_size - length)
+            widths = [n for n in (*range(1, 17), *WIDE) if n <= fitting]
             found: dict[int, _Found] = {}
             try:
                 self._first = None

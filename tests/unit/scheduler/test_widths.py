@@ -22,8 +22,8 @@ Kernel = Callable[[Batch, int], int]
 class Kernels(FakeEngine):
     """A model whose logits depend a little on the kernel."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        super().__init__(order=4, num_cells=4096, context_size=1024)
+    def __init__(self, kernel: Kernel, context_size: int = 1024) -> None:
+        super().__init__(order=4, num_cells=4096, context_size=context_size)
         self._kernel, self._row = kernel, 0
 
     def launch(self, batch: Batch) -> None:
@@ -71,6 +71,15 @@ def test_a_kernel_that_depends_on_the_width_is_found_and_named(
     assert (str(classes), classes.choose()) == (names, chosen)
     assert classes.change == pytest.approx(0.0 if classes.is_one else 0.125, abs=0.13)
     assert not classes.is_alone
+
+
+@pytest.mark.parametrize("context_size", [40, 64, 65])
+def test_in_a_short_context_no_width_is_compared_that_does_not_fit(context_size: int) -> None:
+    """The engine ended whenever it had nothing to do."""
+    engine = Kernels(lambda batch, row: 0, context_size)
+    classes = WidthComparison(engine, range(3), lambda: 0.0).run()
+    assert classes is not None
+    assert max(classes.classes[0]) == max(n for n in ALL if n < context_size)
 
 
 def test_a_server_says_which_widths_its_texts_depend_on_and_what_exactness_costs() -> None:
