@@ -29,7 +29,7 @@ from headstart.types.request import (
 )
 from headstart.types.widths import WidthClasses
 
-TEMPERATURES = (0.0, 1.0)
+TEMPERATURES = (0.0, 0.8, 1.5)
 # how prompts come, and how many tokens are drafted a step where that is fixed
 PROMPTS = {"fresh": 3, "cached": 16, "arriving": 16}
 ARRIVAL_STEPS = 9  # between two that arrive
