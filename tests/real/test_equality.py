@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.real.answers import (
@@ -16,9 +17,12 @@ from tests.real.answers import (
     open_setting,
 )
 
-from headstart.app import demo
+from headstart.app import demo, loading
 from headstart.app.assemble import Models
-from headstart.app.loading import load_target
+from headstart.app.loading import fit_models, load_target
+from headstart.engine.context import LlamaEngine
+from headstart.engine.fit import Fitted
+from headstart.engine.model import Model
 from headstart.scheduler.widths import WidthComparison
 from headstart.types.request import RequestStats, SpeculativeParams
 from headstart.types.widths import WidthClasses
@@ -182,3 +186,23 @@ def test_weights_are_unpacked_where_kernels_for_repacked_ones_compute_one_row_ot
     monkeypatch.setattr(WidthComparison, "run", lambda *_: found.pop(0))
     target = load_target(Setting().config(), Models(demo.path(demo.TARGET), None, is_demo=True))
     assert (target.classes, target.fitted.config.repack, found) == (one, False, [])
+
+
+def test_weights_are_freed_before_they_are_loaded_unpacked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What fits is found out with the memory that the first ones took."""
+    loaded, held = list[Model](), list[list[bool]]()
+
+    def second_only(engine: LlamaEngine, **_: bool) -> WidthClasses | None:
+        loaded.append(engine.model)
+        return WidthClasses(((1, 2, 8),), (), 0.0) if len(loaded) > 1 else None
+
+    def fit(*arguments: Any) -> Fitted:
+        held.append([model.handle is not None for model in loaded])
+        return fit_models(*arguments)
+
+    monkeypatch.setattr(loading, "make_exact", second_only)
+    monkeypatch.setattr(loading, "fit_models", fit)
+    load_target(Setting().config(), Models(demo.path(demo.TARGET), None, is_demo=True))
+    assert held == [[], [False]]

@@ -190,7 +190,8 @@ def load_target(config: Config, models: Models) -> Target:
     if fitted.config.exact:
         classes = make_exact(engine, is_repacked=fitted.config.repack)
     if fitted.config.exact and classes is None:
-        del engine, model
+        engine.close()
+        model.close()
         unpacked = replace(config, engine=replace(config.engine, repack=False))
         return load_target(unpacked, models)
     engine.context_size = most_tokens(config.scheduler, engine.context_size, engine.num_cells)
