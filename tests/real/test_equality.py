@@ -22,11 +22,13 @@ from headstart.app.assemble import Models
 from headstart.app.loading import fit_models, load_target
 from headstart.engine.context import LlamaEngine
 from headstart.engine.fit import Fitted
+from headstart.engine.footprint import HOST, REPACKED, Use, can_measure
 from headstart.engine.model import Model
 from headstart.scheduler.widths import WidthComparison
 from headstart.types.request import RequestStats, SpeculativeParams
 from headstart.types.widths import WidthClasses
 
+needs_measuring = pytest.mark.skipif(not can_measure(), reason="libllama tells on Linux x86-64")
 SAMPLE = (
     Setting("off", 0, 4),
     Setting("draft-model", 4, 1),
@@ -184,8 +186,19 @@ def test_weights_are_unpacked_where_kernels_for_repacked_ones_compute_one_row_ot
     one = WidthClasses(((1, 2, 8),), (), 0.0)
     found = [WidthClasses(apart, (), 0.1), one]
     monkeypatch.setattr(WidthComparison, "run", lambda *_: found.pop(0))
+    monkeypatch.setattr(loading, "uses_of", lambda _: {REPACKED: Use()})
     target = load_target(Setting().config(), Models(demo.path(demo.TARGET), None, is_demo=True))
     assert (target.classes, target.fitted.config.repack, found) == (one, False, [])
+
+
+@needs_measuring
+def test_weights_that_are_not_repacked_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a card, nothing is; then one row is padded to eight at once."""
+    found = WidthClasses(((1,), (8, 12, 16)), (), 0.1)
+    monkeypatch.setattr(WidthComparison, "run", lambda *_: found)
+    monkeypatch.setattr(loading, "uses_of", lambda _: {"CUDA0": Use(), HOST: Use()})
+    target = load_target(Setting().config(), Models(demo.path(demo.TARGET), None, is_demo=True))
+    assert (target.classes, target.fitted.config.repack) == (found, True)
 
 
 def test_weights_are_freed_before_they_are_loaded_unpacked(

@@ -21,7 +21,7 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.draft_context import LlamaDraftContext
 from headstart.engine.embedding import EncoderEngine, LlamaEmbedder
 from headstart.engine.fit import Fitted, Part, fit, free_memory
-from headstart.engine.footprint import HOST
+from headstart.engine.footprint import HOST, REPACKED, can_measure, uses_of
 from headstart.engine.heads import read_facts, why_not
 from headstart.engine.media import Projector
 from headstart.engine.model import Model
@@ -188,7 +188,9 @@ def load_target(config: Config, models: Models) -> Target:
     engine = LlamaEngine(model, fitted.config, fitted.limits)
     classes = None
     if fitted.config.exact:
-        classes = make_exact(engine, is_repacked=fitted.config.repack)
+        # not the weights on a card, nor those of a format without such kernels
+        has_repacked = not can_measure() or REPACKED in uses_of(engine.handle)
+        classes = make_exact(engine, is_repacked=fitted.config.repack and has_repacked)
     if fitted.config.exact and classes is None:
         engine.close()
         model.close()

@@ -21,6 +21,7 @@ from headstart.engine.parameters import Facts, Limits, context_params, model_par
 from headstart.types.errors import ModelError
 
 HOST = "main memory"
+REPACKED = "CPU"  # what is not read as it is, the processor's own
 _MOST_MEASURED = 2**18  # tokens of context
 
 
@@ -47,7 +48,7 @@ class Use:
         return Use(0, int(cache * times), int(compute * times))
 
 
-Uses = dict[str, Use]  # by the device's name; HOST for all that the processor computes with
+Uses = dict[str, Use]  # by the device's name; HOST for what lies in main memory as it is stored
 
 
 @dataclass(frozen=True, slots=True)
