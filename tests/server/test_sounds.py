@@ -158,6 +158,21 @@ def test_what_is_no_transcription_is_a_clear_error(
     assert says in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("is_form", [True, False])
+def test_no_field_of_a_transcription_is_parsed_into_millions_of_objects(
+    client: httpx2.Client, is_form: bool
+) -> None:
+    """The text of a field is not part of the structure of its body, which has a limit."""
+    seed = "[" + "{}," * 999 + "{}]"
+    fields = {"file": encoded(wav(1)), "seed": seed}
+    sent: dict[str, Any] = {"json": fields}
+    if is_form:
+        sent = {"files": {"file": ("a.wav", wav(1)), "seed": (None, seed)}}
+    answer = client.post("/v1/audio/transcriptions", **sent)
+    assert answer.status_code == 400
+    assert "seed is '[{}" in answer.json()["error"]["message"]
+
+
 def test_a_form_keeps_the_bytes_of_its_files() -> None:
     data = bytes(range(256)) * 3 + b"\r\n--b--\r\n\r\n--c\r\n"
     form = b'--c9\r\nContent-Disposition: form-data; filename="name"; name="file"\r\n\r\n'

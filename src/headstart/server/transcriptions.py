@@ -64,9 +64,9 @@ async def transcriptions(http: HttpRequest) -> Response:
 
 
 def _value(given: Any) -> Any:
-    """What a form's text says."""
+    """What a form's text says, such as a number; a long one is none, and is not parsed."""
     try:
-        return orjson.loads(given) if isinstance(given, str) else given
+        return orjson.loads(given) if isinstance(given, str) and len(given) <= 64 else given
     except orjson.JSONDecodeError:
         return given
 
