@@ -114,6 +114,31 @@ def test_a_browser_must_send_json_as_json(client, mark):
         assert response.status_code == status, kind
 
 
+@pytest.mark.parametrize(
+    ("own", "origin", "status"),
+    [
+        (ServerConfig(), None, 400),
+        (ServerConfig(), PAGE, 403),  # a form needs no preflight request
+        (ServerConfig(), "null", 403),
+        (ServerConfig(cors_origins=PAGE), PAGE, 400),
+        (ServerConfig(api_key="secret"), PAGE, 400),
+    ],
+)
+def test_only_pages_that_may_use_the_server_send_it_forms_with_sounds(own, origin, status):
+    """400: the form is read, and has no file."""
+    with serving(config=own) as client:
+        headers = {"Origin": origin or f"http://{own_host(client)}"}
+        keyed = headers | ({"Authorization": "Bearer secret"} if own.api_key else {})
+        form = {"model": (None, "m")}
+        for path in ("/v1/audio/transcriptions", "/audio/transcriptions"):
+            answer = client.post(path, files=form, headers=keyed)
+            assert answer.status_code == status
+            assert status == 403 or "file is required" in answer.json()["error"]["message"]
+        assert client.post("/completion", files=form, headers=keyed).status_code in (403, 415)
+        if own.api_key:
+            assert client.post(path, files=form, headers=headers).status_code == 401
+
+
 def test_a_browser_opens_an_address_that_the_user_types(client):
     typed = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}
     assert client.get("/metrics", headers=typed).status_code == 200

@@ -54,7 +54,7 @@ ANSWERS = (
         "with its `X-Conversation-Id`",
     ),
     (413, "invalid_request_error", "the body is larger than `--max-body-mb`"),
-    (415, "invalid_request_error", "a browser's body that is not `application/json`"),
+    (415, "invalid_request_error", "a browser's body that is neither JSON nor a sound's form"),
     (431, "invalid_request_error", "the head of the request is larger than 64 KiB"),
     (
         429,

@@ -98,7 +98,7 @@ class Guard:
             if self._keys:
                 scope["headstart.is_trusted"] = self._matching(headers) is not None
             return bool(scope["method"] == "OPTIONS")
-        self._websites.check(scope["method"], headers)
+        self._websites.check(scope["method"], scope["path"], headers)
         if scope["method"] == "OPTIONS":
             return True
         if self._keys:

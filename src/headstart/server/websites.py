@@ -2,10 +2,10 @@
 
 Without an API key a page's request must come from a page of this server or of an allowed origin,
 name a known host (against DNS rebinding), and be JSON (forms can send text/plain without a
-preflight request). An image, a script or a link of another site is refused too, except a link to
-the page itself: browsers name no origin then, and a GET may load a router's model. Programs that
-are not browsers send neither Origin nor Sec-Fetch headers, so only the host is checked. With an
-API key any page may send requests, as at llama-server.
+preflight request), or a form with a sound. An image, a script or a link of another site is refused
+too, except a link to the page itself: browsers name no origin then, and a GET may load a router's
+model. Programs that are not browsers send neither Origin nor Sec-Fetch headers, so only the host is
+checked. With an API key any page may send requests, as at llama-server.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from headstart.config import ServerConfig
 from headstart.server.errors import ApiError, shorten
 
 ANY, LOCALHOST = "*", "localhost"
+FORM, SOUNDS = "multipart/form-data", "/audio/transcriptions"
 OWN_SITES = ("none", "same-origin")  # of Sec-Fetch-Site: typed by the user, or from our page
 
 
@@ -39,11 +40,11 @@ class WebsitePolicy:
         self._origins = frozenset(_split(origins))
         self._hides_origin = ANY in self._origins and not config.cors_credentials
 
-    def check(self, method: str, headers: Headers) -> None:
+    def check(self, method: str, path: str, headers: Headers) -> None:
         """Check a request; preflight requests pass, as their answer names no origin.
 
         Raises:
-            ApiError: 403 for an unknown host or page, 415 for a body that is not JSON.
+            ApiError: 403 for an unknown host or page, 415 for another kind of body.
         """
         origin = headers.get("origin")
         if not self._has_keys:
@@ -69,11 +70,14 @@ class WebsitePolicy:
                     "or start the server with --cors-origins '*' or an API key",
                 )
         is_browser = origin is not None or "sec-fetch-site" in headers
-        if method == "POST" and is_browser and not _is_json(headers.get("content-type", "")):
+        kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+        is_json = kind == "application/json" or kind.endswith("+json")
+        is_sound = kind == FORM and path.endswith(SOUNDS)
+        if method == "POST" and is_browser and not is_json and not is_sound:
             raise ApiError(
                 415,
-                f"the content type is {shorten(headers.get('content-type', ''))} but a browser "
-                "must send application/json",
+                f"the content type is {shorten(kind)} but a browser must send application/json, "
+                f"or {FORM} to {SOUNDS}",
             )
 
     def reader(self, origin: str, host: str | None) -> str | None:
@@ -142,8 +146,3 @@ def _is_address(name: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _is_json(content_type: str) -> bool:
-    kind = content_type.partition(";")[0].strip().lower()
-    return kind == "application/json" or kind.endswith("+json")
