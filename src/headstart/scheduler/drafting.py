@@ -249,15 +249,14 @@ class Drafting:
                 speculator.end(sequence.seq_id)
 
     def accept(self, record: StepRecord, indices: list[int]) -> None:
-        """These sequences of the step's have grown."""
+        """A step is over, in which these sequences have grown."""
         told = [
             (record.seq_ids[i], record.emitted[i], record.num_accepted[i])
             for i in indices
             if record.plan.sequences[i].number in self._begun
         ]
-        if told:
-            for speculator in self.speculators.values():
-                speculator.accept(told)
+        for speculator in self.speculators.values():
+            speculator.accept(told)
 
     def save_sequences(self, seq_id: int) -> dict[str, Data]:
         """By speculator, what it has in a cache of its own of an idle sequence."""

@@ -25,6 +25,7 @@ _INTS, _FLOATS = {int}, {float}
 # Calls whose time is reported under the name of another.
 _PHASES = {
     "end": "accept",
+    "go_on": "accept",
     "save_sequence": "accept",
     "restore_sequence": "begin",
     **dict.fromkeys(("observe_states", "truncate", "copy_prefix", "checkpoint"), "observe"),
@@ -189,7 +190,7 @@ class GuardedSpeculator:
         self._tell("checkpoint", [seq_id], seq_id)
 
     def accept(self, texts: Sequence[tuple[int, Sequence[int], int]]) -> None:
-        """Sequences grew: (seq_id, emitted, num_accepted) of each."""
+        """A step is over; (seq_id, emitted, num_accepted) of each sequence that grew."""
         started, accept, failed = self._clock(), self.speculator.accept, self.failed
         for seq_id, emitted, num_accepted in texts:
             if seq_id not in failed:
@@ -198,6 +199,7 @@ class GuardedSpeculator:
                 except (Exception, SystemExit) as error:  # of this sequence alone
                     self._fail("accept", [seq_id], error)
         self._seconds["accept"] += self._clock() - started
+        self._tell("go_on", [seq_id for seq_id, *_ in texts])
 
     def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
         """What it would have to compute again; None if there is nothing or it failed."""

@@ -156,6 +156,9 @@ class Speculator(ABC):
         Called for every sequence and step, whoever drafted, also when nobody did.
         """
 
+    def go_on(self) -> None:
+        """A step is over, perhaps one that only read prompts: do a little of what could wait."""
+
     def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
         """What a cache of its own holds of an idle sequence; None: nothing to restore later."""
         return None

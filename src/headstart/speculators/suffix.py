@@ -202,9 +202,8 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
             return best
         return total, index, places[chosen], tokens, match_scores
 
-    def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        super().accept(seq_id, emitted, num_accepted)
-        self.corpus.go_on(SLICE // max(1, len(self._histories)))  # of a step, together
+    def go_on(self) -> None:
+        self.corpus.go_on(SLICE)
 
     def end(self, seq_id: int) -> None:
         text = self._histories.pop(seq_id, None)

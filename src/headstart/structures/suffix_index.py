@@ -187,7 +187,7 @@ class SuffixIndex:
         """
         tokens, floor, size, number = self.tokens, self.floor, tail.size, tail.number
         # the end of the text, and as much before it as the longest n-gram needs
-        first = max(0, self.num_linked - self._chains[0].n)
+        first = max(0, max(self.num_linked, floor) - self._chains[0].n)
         recent, text = tokens[first:-1].tobytes(), tail.text
         # the shortest n-gram; else no longer one is
         is_recent = recent.rfind(text[-4 * self._chains[-1].n :]) >= 0

@@ -179,6 +179,7 @@ def answer_to(speculator: SuffixSpeculator, prompt: list[int], answer: list[int]
     """One request from begin to end."""
     speculator.begin(0, [*prompt, answer[0]])
     speculator.accept(0, answer[1:], 0)
+    speculator.go_on()
     speculator.end(0)
 
 

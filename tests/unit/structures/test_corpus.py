@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import pytest
+from tests.harness import EOS, Model, fixed, make_scheduler, run
 
 from headstart.speculators import suffix
 from headstart.speculators.suffix import SuffixSpeculator
@@ -21,6 +22,7 @@ from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
 from headstart.types.errors import ConfigError
+from headstart.types.request import Request
 
 VOCABULARY = VocabularyId.of(ByteVocab())
 
@@ -96,6 +98,7 @@ def test_a_step_puts_few_tokens_in_order_however_long_a_text_is(
             if not step:
                 speculator.begin(0, text[:-8])
             speculator.accept(0, text[step - 8 : step - 7 or None], 0)
+            speculator.go_on()
             if step == 7:
                 speculator.end(0)
             most = max(most, linked[-1])
@@ -106,6 +109,44 @@ def test_a_step_puts_few_tokens_in_order_however_long_a_text_is(
             assert look_up(speculator.corpus, text[:8]) == [text[8]]
     assert num_replaced > 3, "it has grown, and was compacted"
     assert most <= len(SIZES) * 4 * 512
+
+
+def test_long_prompts_with_answers_of_two_tokens_are_put_in_order_while_they_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(suffix_index, "SLICE", 512)
+    monkeypatch.setattr(suffix, "SLICE", 512)
+    speculator = SuffixSpeculator(SuffixSpeculator.Options(20_000))
+    engine = Model(2, context_size=2048)
+    scheduler = make_scheduler(engine, [speculator], fixed(4))
+    prompts = np.random.default_rng(0).integers(0, EOS, (80, 1500)).tolist()
+    num_unlinked, sizes = [], []
+    for number, prompt in enumerate(prompts):
+        run(scheduler, [Request(request_id=str(number), prompt=prompt, max_tokens=2)])
+        (index,) = speculator.corpus.indexes("")
+        num_unlinked.append(len(index) - index.num_linked)
+        sizes.append(speculator.corpus.num_bytes)
+    assert len(speculator.corpus) > 17_000
+    assert max(num_unlinked) < 20_000, "no more than is made anew"
+    assert max(sizes[40:]) <= max(sizes[:40])
+
+
+def test_of_what_waits_to_be_put_in_order_only_live_texts_are_searched() -> None:
+    corpus, copied = SuffixCorpus(1000), list[int]()
+
+    class Watched(array):  # type: ignore[type-arg]
+        def __getitem__(self, key: Any) -> Any:
+            found = super().__getitem__(key)
+            if isinstance(key, slice):
+                copied.append(len(found))
+            return found
+
+    for turn in range(100):
+        corpus.add([turn] * 98)
+    (index,) = corpus.indexes("")
+    index.tokens = Watched("i", index.tokens)
+    assert look_up(corpus, [99, 99])
+    assert max(copied) <= 1000
 
 
 def test_texts_survive_closing_and_opening(tmp_path: Path) -> None:
