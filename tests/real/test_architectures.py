@@ -18,8 +18,10 @@ from headstart.config import EngineConfig
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
+from headstart.scheduler.widths import WidthComparison
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import ConfigError
+from headstart.types.widths import WidthClasses
 
 MEMORY = {
     CacheKind.WINDOW: "gemma2 gemma3 gemma3n gemma4 gpt-oss cohere2 olmo2 mimo2 step35",
@@ -274,3 +276,32 @@ def test_a_saved_sequence_comes_back_with_its_checkpoints(model_file: Path) -> N
     if probe.kind is not CacheKind.CUT:
         assert probe.engine.reusable(1, 40) == 40
     assert probe.is_as_fresh(1, TEXT)
+
+
+@pytest.mark.parametrize(
+    ("widths", "num_snapshots", "longest"),
+    [((*range(1, 17), 20, 24), 24, 15), ((*range(1, 9),), 24, 7), ((8, 12, 16), 9, 7)],
+    ids=["all", "few rows", "much padding"],
+)
+def test_an_exact_draft_of_any_length_that_is_allowed_can_be_taken_back(
+    widths: tuple[int, ...],
+    num_snapshots: int,
+    longest: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else the whole text is read again: what takes two decodes or more padding than snapshots."""
+    settings = EngineConfig(context=256, threads=1, gpu_layers=0, exact=True)
+    model = Model(write_model(tmp_path / "tiny.gguf", "qwen35"), settings)
+    engine = LlamaEngine(model, settings, Limits(1, 64, num_snapshots))
+    monkeypatch.setattr(WidthComparison, "run", lambda *_: WidthClasses((widths,), (), 0.0))
+    make_exact(engine)
+    lost = []
+    for length in range(engine.max_rollback + 1):
+        engine.clear(0)
+        for position, num_rows, num_outputs in ((0, 40, 1), (40, 1 + length, 1 + length)):
+            batch = Batch(256)
+            batch.add(0, position, TEXT[:num_rows], num_outputs)
+            engine.decode(batch)
+        lost += [length] * (engine.rewind(0, 41) != 41)
+    assert (engine.max_rollback, lost) == (longest, [])

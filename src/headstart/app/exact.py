@@ -7,8 +7,9 @@ from time import perf_counter
 
 from headstart.engine.context import LlamaEngine
 from headstart.scheduler.widths import CERTAIN_ROWS, LONG, SHORT, WidthComparison
+from headstart.types import CacheKind
 from headstart.types.errors import ConfigError
-from headstart.types.widths import WidthClasses
+from headstart.types.widths import MOST_SHORT, WidthClasses
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,10 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
         widths = classes.choose(engine.max_padding)
         if widths and (widths.fit(1) <= _CHEAP or not is_repacked):
             engine.widths, engine.is_alone = widths, classes.is_alone
+            if engine.cache_kind is CacheKind.ROLLBACK:  # of one decode, with all that pads it
+                sizes = range(1, 1 + min(MOST_SHORT, widths.most))
+                fitting = [n for n in sizes if widths.fit(n) - 1 <= engine.max_padding]
+                engine.max_rollback = min(engine.max_rollback, len(fitting) - 1)
             log.info(
                 "exact: decodes of %s rows (widths that agree: %s%s); one row takes %.2f times as "
                 "long", widths, classes, ", reference kernels" * is_reference, classes.cost(widths),
