@@ -95,11 +95,13 @@ class StateReader(Speculator):
     def num_resumable(self, seq_id: int, length: int) -> int:
         return max(0, length - self._overlap)
 
-    def save_sequence(self, seq_id: int) -> bytes | None:
+    def save_sequence(self, seq_id: int, namespace: str) -> bytes | None:
         known = self.known.get(seq_id, [])
         return np.array([token for token, _ in known], np.int32).tobytes() if known else None
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+    def restore_sequence(
+        self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
+    ) -> None:
         tokens = np.frombuffer(data, np.int32).tolist()
         assert not self.known[seq_id]
         self.known[seq_id] = [

@@ -258,15 +258,16 @@ class Drafting:
         for speculator in self.speculators.values():
             speculator.accept(told)
 
-    def save_sequences(self, seq_id: int) -> dict[str, Data]:
+    def save_sequences(self, seq_id: int, namespace: str) -> dict[str, Data]:
         """By speculator, what it has in a cache of its own of an idle sequence."""
-        saved = {name: one.save_sequence(seq_id) for name, one in self.speculators.items()}
+        everyone = self.speculators.items()
+        saved = {name: one.save_sequence(seq_id, namespace) for name, one in everyone}
         return {name: data for name, data in saved.items() if data is not None}
 
-    def restore_sequences(self, seq_id: int, data: dict[str, Data]) -> None:
+    def restore_sequences(self, seq_id: int, data: dict[str, Data], namespace: str) -> None:
         """Give speculators back what they had; the others compute it again when they need it."""
         for name, saved in data.items():
-            self.speculators[name].restore_sequence(seq_id, saved)
+            self.speculators[name].restore_sequence(seq_id, saved, namespace)
 
     def learn_costs(self, samples: list[Sample], change_ms: float) -> None:
         """Decodes were timed before the first request; see `Controller.learn_costs`."""

@@ -201,13 +201,15 @@ class GuardedSpeculator:
         self._seconds["accept"] += self._clock() - started
         self._tell("go_on", [seq_id for seq_id, *_ in texts])
 
-    def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
+    def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
         """What it would have to compute again; None if there is nothing or it failed."""
-        data: bytes | bytearray | None = self._tell("save_sequence", [seq_id], seq_id)
+        data: bytes | bytearray | None = self._tell("save_sequence", [seq_id], seq_id, namespace)
         return data
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
-        self._tell("restore_sequence", [seq_id], seq_id, data)
+    def restore_sequence(
+        self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
+    ) -> None:
+        self._tell("restore_sequence", [seq_id], seq_id, data, namespace)
 
     def end(self, seq_id: int) -> None:
         self._tell("end", [seq_id], seq_id)

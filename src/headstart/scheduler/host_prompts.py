@@ -289,7 +289,7 @@ class HostPrompts:
         try:
             blocks, others = self.copies.save(cells), dict[str, Data]()
             if blocks and blocks[-1].end == cells.length:
-                others = self._drafting.save_sequences(cells.seq_id)
+                others = self._drafting.save_sequences(cells.seq_id, cells.namespace)
         except (EngineError, MemoryError) as error:
             log.warning("a prompt is not kept: %s", error or "out of memory")
             return None
@@ -357,7 +357,8 @@ class HostPrompts:
         cells.hold(list(stored.tokens[:length]), num_prompt=num_prompt)
         cells.namespace = stored.namespace
         if is_back:
-            self._drafting.restore_sequences(cells.seq_id, dict(stored.others))
+            others = dict(stored.others)
+            self._drafting.restore_sequences(cells.seq_id, others, stored.namespace)
             self._counters.prompts_restored += 1
         self._counters.prompt_tokens_restored += length - before
         if length > before:

@@ -159,11 +159,15 @@ class Speculator(ABC):
     def go_on(self) -> None:
         """A step is over, perhaps one that only read prompts: do a little of what could wait."""
 
-    def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
-        """What a cache of its own holds of an idle sequence; None: nothing to restore later."""
+    def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
+        """What a cache of its own holds of an idle sequence for this namespace; None: nothing to
+        restore later.
+        """
         return None
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+    def restore_sequence(
+        self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
+    ) -> None:
         """Replace an idle sequence by one that was saved, perhaps under another id."""
 
     def end(self, seq_id: int) -> None:

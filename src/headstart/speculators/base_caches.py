@@ -115,7 +115,7 @@ class FollowingSpeculator(Speculator):
     def num_resumable(self, seq_id: int, length: int) -> int:
         return self.sequence(seq_id).states.num_resumable(length)
 
-    def save_sequence(self, seq_id: int) -> bytes | None:
+    def save_sequence(self, seq_id: int, namespace: str) -> bytes | None:
         """The states, then each head's cache; None if there is nothing."""
         sequence = self.sequence(seq_id)
         states = sequence.states
@@ -131,7 +131,9 @@ class FollowingSpeculator(Speculator):
         sizes = np.array([len(part) for part in parts], np.int64)
         return b"".join((sizes.tobytes(), *parts))
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+    def restore_sequence(
+        self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
+    ) -> None:
         view = memoryview(data)
         sizes = np.frombuffer(view, np.int64, 1 + len(self._caches))
         ends = (8 * len(sizes) + np.cumsum([0, *sizes])).tolist()

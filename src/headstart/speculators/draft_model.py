@@ -93,7 +93,7 @@ class DraftModelSpeculator(Speculator):
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         """Read and translate nothing yet: there may be no drafts for this request."""
         sequence = self._sequence(seq_id)
-        if sequence.namespace not in (None, namespace):
+        if sequence.namespace != namespace:
             self._forget([seq_id])
         sequence.namespace, sequence.is_open, sequence.is_new = namespace, True, True
         sequence.num_history, sequence.prompt = len(prompt), prompt
@@ -306,20 +306,24 @@ class DraftModelSpeculator(Speculator):
         if sequence := self._sequences.get(seq_id):
             sequence.accept(emitted, num_accepted, takes_back=not self._keeps_states)
 
-    def save_sequence(self, seq_id: int) -> bytes | bytearray | None:
-        """The tokens in the draft model's cache, then the cache."""
-        sequence = self._sequences.get(seq_id)
-        if sequence is None or sequence.is_open or not sequence.tokens:
+    def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
+        """The tokens in the draft model's cache, then the cache; None if they are another's: of a
+        request that ended at its first token nothing was read.
+        """
+        sequence = self._sequence(seq_id)
+        if sequence.namespace != namespace or sequence.is_open or not sequence.tokens:
             return None
         tokens = np.array([len(sequence.tokens), *sequence.tokens], np.int32).tobytes()
         return tokens + bytes(self.engine.save_sequence(seq_id))
 
-    def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> None:
+    def restore_sequence(
+        self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
+    ) -> None:
         sequence, view = self._sequence(seq_id), memoryview(data)
         (length,) = np.frombuffer(view[:4], np.int32).tolist()
         end = 4 * (1 + length)
         sequence.hold([])
-        sequence.namespace = None
+        sequence.namespace = namespace
         while not self.engine.restore_sequence(seq_id, view[end:]):
             if not self._forget(closed_half(self._sequences, {seq_id})):
                 return

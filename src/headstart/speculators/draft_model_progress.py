@@ -57,7 +57,7 @@ class CachedSequence:
 
     tokenizer: DraftTokenizer
     tokens: list[int] = field(default_factory=list)
-    namespace: str | None = None  # who may use them; None: the next request
+    namespace: str = ""  # who may use them
     synced: int = 0
     num_history: int = 0  # target tokens of the history, as far as accepted
     # of them, given to the tokenizer; what it was given beyond may be a rejected draft

@@ -109,9 +109,9 @@ def test_a_sequence_with_a_gap_is_saved_and_shared_as_what_it_is() -> None:
     drafter.begin(0, TEXT)
     draft(drafter, TEXT, can_skip=True)
     drafter.end(0)
-    saved = drafter.save_sequence(0)
+    saved = drafter.save_sequence(0, "")
     assert saved is not None
-    drafter.restore_sequence(1, saved)
+    drafter.restore_sequence(1, saved, "")
     # from main memory; then from the sequence that has read all
     for seq_id, num_left in ((1, len(TEXT) - 1 - FIRST), (2, 0)):
         drafter.begin(seq_id, TEXT)
