@@ -114,6 +114,30 @@ def test_a_part_of_a_file_and_a_large_file_are_read_when_asked_for(tmp_path, mon
         assert client.get("/large.txt").text == "0123456789" * 10
 
 
+def test_files_are_kept_in_memory_up_to_a_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(page, "MOST_BYTES_IN_ALL", 250)
+    files = [tmp_path / f"{name}.txt" for name in "abcd"]
+    for file in files:
+        file.write_text(file.name * 10)
+    read: list[str] = []
+    really = page._read
+
+    def counted(file, headers):
+        read.append(file.stem)
+        return really(file, headers)
+
+    monkeypatch.setattr(page, "_read", counted)
+    with serving(config=ServerConfig(path=str(tmp_path))) as client:
+        for file in (*files, *files):
+            assert client.get(f"/{file.name}").text == file.name * 10
+        assert read == ["a", "b"]
+        files[0].unlink()
+        assert client.get("/a.txt").status_code == 404
+        for _ in range(2):
+            assert client.get("/c.txt").text == "c.txt" * 10
+        assert read == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize(
     "url", ["/..%2fserver/page.py", "/js/../../config.py", "/%2e%2e/config.py", "/js", "/vendor/"]
 )

@@ -6,6 +6,7 @@ memory, also compressed: the first screen asks for 45 of them.
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import os
 from collections.abc import Mapping
@@ -36,6 +37,7 @@ HEADERS = {
     "X-Content-Type-Options": "nosniff",
 }
 MOST_BYTES_KEPT = 4 * 2**20  # a larger file of --path is read for each request
+MOST_BYTES_IN_ALL = 64 * 2**20  # as they are and compressed; further files are read as those are
 
 
 class Page:
@@ -48,6 +50,7 @@ class Page:
         self._static = StaticFiles()
         # file -> its time and size; the answer for clients that take gzip, and the other
         self._kept: dict[Path, tuple[tuple[int, int], tuple[Response, Response]]] = {}
+        self._reading = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD"):
@@ -58,6 +61,8 @@ class Page:
                 response = await self._respond(file, status, Headers(scope=scope))
                 await response(scope, receive, send)
                 return
+            if file is not None:
+                self._kept.pop(file, None)
         await self._app(scope, receive, send)
 
     async def _respond(self, file: Path, status: os.stat_result, headers: Headers) -> Response:
@@ -69,9 +74,14 @@ class Page:
         if status.st_size > MOST_BYTES_KEPT or "range" in headers:
             return streamed
         version = status.st_mtime_ns, status.st_size
-        if self._kept.get(file, (None,))[0] != version:
-            self._kept[file] = version, await run_in_threadpool(_read, file, streamed.headers)
-        return self._kept[file][1]["gzip" not in headers.get("accept-encoding", "")]
+        async with self._reading:
+            if self._kept.get(file, (None,))[0] != version:
+                self._kept.pop(file, None)
+                size = status.st_size + sum(size for (_, size), _ in self._kept.values())
+                if 2 * size > MOST_BYTES_IN_ALL:
+                    return streamed
+                self._kept[file] = version, await run_in_threadpool(_read, file, streamed.headers)
+            return self._kept[file][1]["gzip" not in headers.get("accept-encoding", "")]
 
 
 def _status_of(file: Path) -> os.stat_result | None:
