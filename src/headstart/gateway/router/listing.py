@@ -171,7 +171,7 @@ class OwnRoutes:
     async def load(self, http: HttpRequest) -> Response:
         """Load a model; the answer does not wait for it."""
         model = await self._named(http)
-        if model.is_running and not model.is_stopping:
+        if self.pool.is_awaited(model) or (model.is_running and not model.is_stopping):
             raise ApiError(400, f"the model {model.name} is already running")
         self.pool.load(model)
         return json_response({"success": True})
@@ -179,7 +179,7 @@ class OwnRoutes:
     async def unload(self, http: HttpRequest) -> Response:
         """Unload a model; the answer does not wait for it."""
         model = await self._named(http)
-        if not model.is_running:
+        if not (model.is_running or self.pool.is_awaited(model)):
             raise ApiError(400, f"the model {model.name} is not running")
         self.pool.unload(model)
         return json_response({"success": True})

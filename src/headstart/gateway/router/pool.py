@@ -137,7 +137,10 @@ class Pool:
         self._spawn(wait())
 
     def unload(self, model: PooledModel) -> None:
-        """End a model; one that still loads is killed."""
+        """End a model; one that still loads is killed, one that is awaited will not be loaded."""
+        if self.is_awaited(model):
+            error = BackendError(f"{model.name} could not be loaded: it was unloaded")
+            self._fail_waiting(model.name, error)
         if not model.is_running or model.is_stopping:
             return
         log.info("unloading %s", model.name)

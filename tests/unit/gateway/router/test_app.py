@@ -225,6 +225,24 @@ async def test_a_model_that_waits_for_room_is_loading() -> None:
     assert (status["value"], "failed" in status) == ("loading", False)
 
 
+async def test_a_model_that_waits_for_room_is_loaded_once_and_can_be_unloaded() -> None:
+    async with router("a", "b", max_models=1) as routed:
+        held, client, b = routed.pool.models["a"], routed.client, {"model": "b"}
+        await routed.pool.acquire(held)
+        asked = asyncio.create_task(client.post("/v1/completions", json=b))
+        while not routed.pool.num_waiting:
+            await asyncio.sleep(0)
+        assert (await client.post("/models/load", json=b)).status_code == 400
+        assert routed.pool.num_waiting == 1
+        assert (await client.post("/models/unload", json=b)).json() == {"success": True}
+        answer = await asked
+        assert (answer.status_code, "it was unloaded" in answer.text) == (502, True)
+        assert (await status_of(client, "b"))["value"] == "unloaded"
+        assert (await client.post("/models/unload", json=b)).status_code == 400
+        routed.pool.release(held)
+        assert loaded(routed.pool) == {"a"}
+
+
 async def test_a_model_that_failed_says_so_and_why() -> None:
     async with router("a") as routed:
         routed.children.failures["a"] = [{"message": "no tensors"}]
