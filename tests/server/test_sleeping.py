@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.thread_transport import ThreadTransport
 
 from headstart.server.app import IdleTimer
 from headstart.server.kept import MAX_STREAMS, KeptStreams
+from headstart.server.prompts import render_messages
 from headstart.types.errors import ModelError, UnavailableError
 from headstart.types.request import FinishEvent
 from headstart.worker.client import WorkerClient
@@ -193,6 +195,30 @@ def test_the_next_request_of_a_conversation_ends_the_last_one_and_no_other():
         assert text_of(following.result(60).text) == "one"
 
 
+def test_an_answer_can_be_stopped_while_its_prompt_is_still_read(monkeypatch):
+    """Stopping it answered 204 and stopped nothing."""
+    is_reading, may_read = threading.Event(), threading.Event()
+    read = render_messages
+
+    def read_later(*args):
+        is_reading.set()
+        assert may_read.wait(60)
+        return read(*args)
+
+    monkeypatch.setattr("headstart.server.chat.render_messages", read_later)
+    worker = FakeWorker()
+    with serving(worker) as client, ThreadPoolExecutor(1) as pool:
+        headers = {"X-Conversation-Id": "x"}
+        asked = pool.submit(client.post, CHAT, json=BODY, headers=headers)
+        assert is_reading.wait(60)
+        named = {"conversation_ids": ["x"]}
+        assert len(client.post("/v1/streams/lookup", json=named).json()) == 1
+        assert client.delete("/v1/stream", params={"conv_id": "x"}).status_code == 204
+        may_read.set()
+        assert "stopped" in error_of(asked.result(60), 409)
+    assert worker.requests == []
+
+
 def test_a_request_that_fails_leaves_no_stream_and_wrong_questions_are_named(client, worker):
     worker.go_on()
     bad = client.post(CHAT, json=BODY | {"top_k": "x"}, headers={"X-Conversation-Id": "bad"})
@@ -210,18 +236,18 @@ async def test_streams_belong_to_their_tenant_and_few_that_are_over_are_kept():
         for _ in range(number):
             yield b"x" * (1 << 20)
 
-    long = streams.begin("a", "long", "")
+    long = streams.begin("a", "long")
     long.write(chunks(5))
     assert b"".join([chunk async for chunk in long.read(1 << 20)])[-4:] == b"xxxx"
     assert (long.num_bytes, long.num_dropped) == (5 << 20, 1 << 20)
     assert streams.find("b", "long") is None
     streams.stop("b", "long")
     for number in range(MAX_STREAMS + 9):
-        streams.begin("a", str(number), "").stop()
+        streams.begin("a", str(number)).stop()
     assert streams.find("a", "long") is None
     assert sum(streams.find("a", str(n)) is not None for n in range(999)) == MAX_STREAMS + 1
     old = streams.find("a", "70")
     assert old
     old.completed_at = int(time.time()) - 301
-    streams.begin("c", "new", "")
+    streams.begin("c", "new")
     assert streams.find("a", "70") is None

@@ -62,36 +62,47 @@ async def answer_prompts(
     dialect: Callable[..., Dialect],
 ) -> Response:
     """Answer the prompts that `read` returns, in the form of `dialect`; it fails as `answer`."""
-    return await answer(http, lambda: dialect(call, body, make_choices(body, read(), call)))
+
+    def prepare() -> Dialect:
+        return dialect(call, body, make_choices(body, read(), call))
+
+    return await answer(http, body, prepare)
 
 
-async def answer(http: HttpRequest, prepare: Callable[[], Dialect]) -> Response:
+async def answer(
+    http: HttpRequest, body: GenerationBody, prepare: Callable[[], Dialect]
+) -> Response:
     """Run a call; `prepare` renders and tokenizes the prompt, off the event loop.
 
     Raises:
         ClientGoneError: the client disconnected before the answer began.
         HeadstartError: before the first event; later errors end the stream.
     """
-    service, conversation = service_of(http), http.headers.get(HEADER)
-    preparing = service.prompt_threads.run(prepare, http.scope["headstart.namespace"])
-    dialect = await (preparing if conversation else unless_left(http.receive, preparing))
-    if conversation and dialect.body.stream:
-        return await _kept(http, dialect, conversation)
+    if body.stream and (conversation := http.headers.get(HEADER)):
+        return await _kept(http, prepare, conversation)
+    dialect = await _prepared(http, prepare, http.receive)
     begun = await _begin(http, dialect, http.receive)
     if isinstance(begun, Response):
         return begun
     return _StreamedAnswer(begun, media_type=dialect.media_type, headers=sse.HEADERS)
 
 
-async def _kept(http: HttpRequest, dialect: Dialect, conversation: str) -> Response:
+async def _prepared(http: HttpRequest, prepare: Callable[[], Dialect], receive: Receive) -> Dialect:
+    run = service_of(http).prompt_threads.run(prepare, http.scope["headstart.namespace"])
+    return await unless_left(receive, run)
+
+
+async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation: str) -> Response:
     """A streamed answer that goes on when its client leaves.
 
     Raises:
         ApiError: it was stopped before it began.
     """
     streams, namespace = service_of(http).streams, http.scope["headstart.namespace"]
-    kept = streams.begin(namespace, conversation, dialect.media_type)
+    kept = streams.begin(namespace, conversation)
     try:
+        dialect = await _prepared(http, prepare, kept.receive)
+        kept.media_type = dialect.media_type
         begun = await _begin(http, dialect, kept.receive)
     except BaseException as error:
         if streams.find(namespace, conversation) is kept:  # not that of the next request

@@ -99,7 +99,7 @@ async def answer_chat(
         prepare_reading(body, call.model, chat, choices)
         return dialect(call, body, choices)
 
-    return await answer(http, prepare)
+    return await answer(http, body, prepare)
 
 
 async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:

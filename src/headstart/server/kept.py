@@ -32,8 +32,8 @@ Item = dict[str, Any]
 class KeptStream:
     """The chunks written so far and the task that writes them; for the answer it is the client."""
 
-    def __init__(self, conversation_id: str, media_type: str) -> None:
-        self.conversation_id, self.media_type = conversation_id, media_type
+    def __init__(self, conversation_id: str) -> None:
+        self.conversation_id, self.media_type = conversation_id, "text/event-stream"
         self.started_at = int(time.time())
         self.completed_at = 0
         self.num_dropped = 0  # bytes of its beginning
@@ -97,7 +97,7 @@ class KeptStreams:
     def __init__(self) -> None:
         self._streams: dict[tuple[str, str], KeptStream] = {}
 
-    def begin(self, namespace: str, conversation_id: str, media_type: str) -> KeptStream:
+    def begin(self, namespace: str, conversation_id: str) -> KeptStream:
         """A new stream; the conversation's last one ends."""
         self.stop(namespace, conversation_id)
         over = [name for name, one in self._streams.items() if one.completed_at]
@@ -106,7 +106,7 @@ class KeptStreams:
         for name in over:
             if self._streams[name].completed_at < oldest or name in own[:-MAX_STREAMS]:
                 del self._streams[name]
-        stream = KeptStream(conversation_id, media_type)
+        stream = KeptStream(conversation_id)
         self._streams[namespace, conversation_id] = stream
         return stream
 
