@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -42,6 +44,8 @@ class ConstraintQueue:
         # by tenant, when it will have its whole share again. Source: the virtual scheduling
         # algorithm of ITU-T I.371, https://www.itu.int/rec/T-REC-I.371
         self._whole: dict[str, float] = {}
+        # tenant, begin and end of what was compiled since
+        self._times: deque[tuple[str, float, float]] = deque()
         self._waiting: dict[str, list[Sequence]] = {}  # by tenant, whose turn is next first
         self._compiling: dict[str, Future[Compiled]] = {}  # by tenant
 
@@ -97,6 +101,7 @@ class ConstraintQueue:
 
     def _compile_next(self) -> None:
         assert self._compiler is not None
+        self._count()
         for tenant in [one for one, future in self._compiling.items() if future.done()]:
             del self._compiling[tenant]
         for tenant, queue in list(self._waiting.items()):
@@ -106,27 +111,30 @@ class ConstraintQueue:
             if new and tenant not in self._compiling and not self._wait(tenant):
                 assert new.request.constraint is not None
                 self._compiling[tenant] = self._compiler.compile(new.request.constraint)
-                self._compiling[tenant].add_done_callback(self._counted(tenant))
+                self._compiling[tenant].add_done_callback(
+                    partial(self._note, tenant, self._clock())
+                )
                 self._waiting[tenant] = self._waiting.pop(tenant)  # the others are next
 
-    def _counted(self, tenant: str) -> Callable[[object], None]:
-        """What to call when a constraint of the tenant that is begun now is compiled."""
-        begun = self._clock()
-        self._whole = {one: at for one, at in list(self._whole.items()) if at > begun}
+    def _note(self, tenant: str, begun: float, _: object) -> None:
+        """Called in the thread that compiled it."""
+        self._times.append((tenant, begun, self._clock()))
 
-        def count(_: object) -> None:
-            now, whole = self._clock(), self._whole
+    def _count(self) -> None:
+        """Take what was compiled off the shares."""
+        while self._times:
+            tenant, begun, now = self._times.popleft()
+            self._whole = whole = {one: at for one, at in self._whole.items() if at > now}
             cost = (now - begun) * SHARE_SECONDS / self._share
             longest = now + 2 * SHARE_SECONDS  # what it took while it was alone counts no more
             whole[tenant] = min(longest, max(now, whole.get(tenant, 0.0)) + cost)
 
-        return count
-
     def _wait(self, tenant: str) -> float:
         """Seconds until constraints of the tenant are compiled again; 0 if they are now."""
-        others = (self._waiting.keys() | self._whole.keys()) - {tenant}
-        wait = self._whole.get(tenant, 0.0) - self._clock() - SHARE_SECONDS
-        return max(0.0, wait) if others else 0.0
+        now = self._clock()
+        others = {one for one, at in self._whole.items() if at > now} | self._waiting.keys()
+        wait = self._whole.get(tenant, 0.0) - now - SHARE_SECONDS
+        return max(0.0, wait) if others - {tenant} else 0.0
 
     def _cached(self, sequence: Sequence) -> Future[Compiled] | None:
         assert self._compiler is not None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from llguidance import LLParserLimits
@@ -283,6 +284,42 @@ def test_a_tenant_has_its_share_of_compiling_while_others_have_constraints_too()
     add(queue, clock, "a", "a5")
     compiler.finish("a5")
     assert ready(queue) == {"b1": None, "a5": None}
+
+
+def test_a_tenant_whose_neighbour_has_its_whole_share_again_is_alone() -> None:
+    clock = Clock()
+    queue, compiler = queued(clock, {"b": ["b1"]})
+    clock.now += 1.0
+    compiler.finish("b1")  # it has its whole share again in 30 s
+    assert ready(queue) == {"b1": None}
+    add(queue, clock, "a", "a1")
+    clock.now += 60.0
+    compiler.finish("a1")
+    assert ready(queue) == {"a1": None}
+    add(queue, clock, "a", "a2")
+    assert ready(queue) == {}
+    assert compiler.begun == ["b1", "a1", "a2"]
+
+
+def test_what_is_compiled_while_the_shares_are_looked_at_counts_too() -> None:
+    clock = Clock()
+    queue, compiler = queued(clock, {"a": ["a1"], "b": ["b1"]})
+    compiled = list[str]()
+
+    class Shares(dict[str, float]):
+        def items(self) -> Any:  # a thread compiles a1 just then
+            found = [*super().items()]
+            if not compiled:
+                compiled.append("a1")
+                compiler.finish("a1")
+            return found
+
+    clock.now += SHARE
+    queue._whole = Shares()
+    compiler.finish("b1")
+    add(queue, clock, "b", "b2")
+    ready(queue)
+    assert queue._whole.keys() == {"a", "b"}
 
 
 def test_only_a_refusal_is_kept() -> None:
