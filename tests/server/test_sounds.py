@@ -177,8 +177,27 @@ def test_a_form_keeps_the_bytes_of_its_files() -> None:
     data = bytes(range(256)) * 3 + b"\r\n--b--\r\n\r\n--c\r\n"
     form = b'--c9\r\nContent-Disposition: form-data; filename="name"; name="file"\r\n\r\n'
     text = b'\r\n--c9\r\ncontent-disposition: form-data; name="m"\r\n\r\n\xc3\xa9\r\n--c9--\r\n'
-    found = read_object(form + data + text)
-    assert found == {"file": encoded(data), "m": "é"}
+    for kind in (
+        "multipart/form-data; boundary=c9",
+        'Multipart/Form-Data;charset=x; boundary="c9"',
+    ):
+        assert read_object(form + data + text, kind) == {"file": encoded(data), "m": "é"}
+
+
+@pytest.mark.parametrize("before", ["", "\r\n", "for programs that know no forms\r\n"])
+@pytest.mark.parametrize(
+    "disposition",
+    [
+        'form-data; name="file"; filename="x.wav"',
+        "form-data; name=file; filename=x.wav",
+        "form-data;filename*=UTF-8''x.wav;NAME=file",
+        'form-data; filename="x; name=y.wav"; name="file"',
+    ],
+)
+def test_a_form_is_read_as_its_head_says(before: str, disposition: str) -> None:
+    head = f'Content-Type: audio/wav; name="x.wav"\r\nContent-Disposition: {disposition}'
+    form = f"{before}--c9\r\n{head}\r\n\r\nabc\r\n--c9--\r\n".encode()
+    assert read_object(form, "multipart/form-data; boundary=c9") == {"file": encoded(b"abc")}
 
 
 def test_a_model_says_that_it_hears(client: httpx2.Client) -> None:

@@ -65,6 +65,10 @@ B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 _parsing, _building = threading.Lock(), threading.Lock()
 MAX_DEPTH = 250
+# of a form and its parts
+FORM = re.compile(r'multipart/form-data\s*;.*?\bboundary="?([^";\s]+)', re.IGNORECASE)
+DISPOSITION = re.compile(rb"^content-disposition:(.{,2000})", re.IGNORECASE | re.MULTILINE)
+PARAMETER = re.compile(rb';\s*([\w*]+)\s*=\s*(?:"([^"]*)"|([^;\s]*))')
 # pydantic's names of types -> JSON's
 JSON_WORDS = {
     "a valid dictionary": "an object",
@@ -79,7 +83,7 @@ JSON_WORDS = {
 
 
 async def read_body(request: HttpRequest, schema: type[B]) -> B:
-    """Parse the body, whatever its content type; a long one off the event loop.
+    """Parse the body, as JSON unless it says that it is a form; a long one off the event loop.
 
     Raises:
         RequestError: the body is not JSON in UTF-8 or does not fit the schema.
@@ -87,8 +91,8 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
     """
     data = await receive_body(request)
     threads: Threads = request.app.state.service.prompt_threads
-    tenant = request.scope["headstart.namespace"]
-    return await parse_off_loop(data, lambda body: parse_body(body, schema), threads, tenant)
+    tenant, kind = request.scope["headstart.namespace"], request.headers.get("content-type", "")
+    return await parse_off_loop(data, lambda body: parse_body(body, schema, kind), threads, tenant)
 
 
 async def receive_body(request: HttpRequest) -> bytes:
@@ -132,19 +136,19 @@ def _parse_long(body: bytes, parse: Callable[[bytes], T]) -> T:
                 gc.enable()
 
 
-def parse_body(body: bytes, schema: type[B]) -> B:
+def parse_body(body: bytes, schema: type[B], content_type: str = "") -> B:
     """Read a body of this class; errors as of `read_body`."""
-    return make_body(schema, read_object(body))
+    return make_body(schema, read_object(body, content_type))
 
 
-def read_object(body: bytes) -> dict[str, Any]:
+def read_object(body: bytes, content_type: str = "") -> dict[str, Any]:
     """The JSON object in a body, or the fields of a form, within the limits of structure.
 
     Raises:
         RequestError: it is something else, or beyond them.
     """
-    if body.startswith(b"--"):  # as no JSON does
-        return read_form(body)
+    if form := FORM.match(content_type):
+        return read_form(body, form[1].encode("latin-1"))
     data = read_json(body)
     if not isinstance(data, dict):
         raise RequestError(f"the body must be a JSON object, not {shorten(data)}")
@@ -162,18 +166,20 @@ def read_object(body: bytes) -> dict[str, Any]:
     return data
 
 
-def read_form(body: bytes) -> dict[str, Any]:
+def read_form(body: bytes, boundary: bytes) -> dict[str, Any]:
     """The texts of a multipart form, and its files in base64. Source: RFC 7578."""
-    boundary = b"\r\n" + body.partition(b"\r\n")[0]
+    boundary = b"\r\n--" + boundary
     parts = (b"\r\n" + body).partition(boundary + b"--")[0]
     found = {}
     for part in parts.split(boundary + b"\r\n", MAX_FIELDS + 1)[1:]:
         head, _, data = part.partition(b"\r\n\r\n")
-        if (name := re.search(rb'[; ]name="([^"]*)"', head)) is None:
+        line = DISPOSITION.search(head)
+        said = {key.lower(): a or b for key, a, b in PARAMETER.findall(line[1] if line else b"")}
+        if b"name" not in said:
             raise RequestError("a part of the form has no name; send it as curl -F name=value does")
-        is_file = b"filename" in head
+        is_file = b"filename" in said or b"filename*" in said
         value = (base64.b64encode(data) if is_file else data).decode("utf-8", "replace")
-        found[name[1].decode("utf-8", "replace")] = value
+        found[said[b"name"].decode("utf-8", "replace")] = value
     check_length("the form", found, MAX_FIELDS, "fields")
     return found
 

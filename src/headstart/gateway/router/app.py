@@ -95,7 +95,7 @@ class Forward:
             elif path == "/v1/stream" and (answer := self._without_model(http)):
                 await answer(scope, receive, send)
             else:
-                model = await self._model(http, body)
+                model = await self._model(http)
                 await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)
         except (ClientDisconnect, ClientGoneError):
             return
@@ -113,7 +113,7 @@ class Forward:
             answer.close()
         return found
 
-    async def _model(self, http: HttpRequest, body: bytes) -> PooledModel:
+    async def _model(self, http: HttpRequest) -> PooledModel:
         """The model that a request names, if it may be used.
 
         Raises:
@@ -122,7 +122,7 @@ class Forward:
         query, conversation = http.query_params, conversation_of(http)
         name: object = query.get("model")
         if http.method == "POST":
-            name = await self._own.named(body, http.scope["headstart.namespace"])
+            name = await self._own.named(http)
         elif conversation and http.scope["path"] == "/v1/stream":
             name = self._streams.model_of(conversation)
         if not isinstance(name, str) or not name:

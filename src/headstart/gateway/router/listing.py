@@ -89,18 +89,21 @@ class OwnRoutes:
         """
         await self.pool.reload(await asyncio.to_thread(self._read_presets))
 
-    async def named(self, body: bytes, tenant: str) -> object:
-        """The field `model` of a JSON body; None if it has none, or there is no body.
+    async def named(self, http: HttpRequest) -> object:
+        """The field `model` of a request's body; None if it has none, or there is no body.
 
         Raises:
             RequestError: the body is no JSON object, or beyond the limits of structure.
             CapacityError: too many bodies wait to be parsed.
         """
+        body, kind = await http.body(), http.headers.get("content-type", "")
         if not body:
             return None
-        return await parse_off_loop(
-            body, lambda one: read_object(one).get("model"), self._threads, tenant
-        )
+
+        def read(body: bytes) -> object:
+            return read_object(body, kind).get("model")
+
+        return await parse_off_loop(body, read, self._threads, http.scope["headstart.namespace"])
 
     def props(self) -> dict[str, Any]:
         """Properties of the router; with ?model= the model's server answers instead."""
@@ -141,7 +144,7 @@ class OwnRoutes:
 
     async def download(self, http: HttpRequest) -> Response:
         """Download a model of the hub; the answer does not wait for it."""
-        name = await self.named(await http.body(), http.scope["headstart.namespace"])
+        name = await self.named(http)
         if not isinstance(name, str) or not name:
             raise ApiError(400, "model must be the name of a model of the hub, user/repo:QUANT")
         if self.pool.find(name) is not None:
@@ -254,7 +257,7 @@ class OwnRoutes:
             self.pool.events.stop_listening(queue)
 
     async def _named(self, http: HttpRequest) -> PooledModel:
-        name = await self.named(await http.body(), http.scope["headstart.namespace"])
+        name = await self.named(http)
         model = self.pool.find(name) if isinstance(name, str) else None
         if model is None:
             raise ApiError(404, f"model {shorten(name)} is not found; GET /models lists them")

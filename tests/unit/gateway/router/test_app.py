@@ -175,9 +175,9 @@ async def test_long_bodies_are_parsed_beside_the_event_loop(monkeypatch) -> None
     """Issue 28, point 8."""
     threads: list[int] = []
 
-    def noting(body):
+    def noting(body, kind):
         threads.append(threading.get_ident())
-        return read_object(body)
+        return read_object(body, kind)
 
     monkeypatch.setattr(listing, "read_object", noting)
     async with router("a") as routed:
