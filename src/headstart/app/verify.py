@@ -167,7 +167,7 @@ def verify(
                     if answers[0] != answers[1]
                 ]
                 verdict.texts[str(way)] = verdict.texts.get(str(way), 0) + len(got)
-                verdict.num_tokens += sum(map(len, got))
+                verdict.num_tokens += sum(len(one) for one in got if isinstance(one, tuple))
                 verdict.differences += tuple(found)
                 tell(way, temperature, len(got), found)
         stats = scheduler.counts.total.drafts

@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 from tests.harness import EOS, Model, Oracle, make_scheduler
 
-from headstart.app.verify import TextComparison, verify
+from headstart.app.cli.verify import COMMAND
+from headstart.app.verify import TEMPERATURES, TextComparison, verify
 from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import Note, emit
@@ -58,6 +59,17 @@ def test_all_texts_of_a_sound_server_are_the_same() -> None:
     said = verdict.describe()
     assert said["different"] == 0
     assert said["ways"]["auto, 3 slots, arriving prompts"] == 10
+
+
+def test_an_error_has_no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "headstart.app.verify._answer", lambda _, requests, way: ["it broke"] * len(requests)
+    )
+    assert run().num_tokens == 0
+
+
+def test_the_help_names_the_temperatures() -> None:
+    assert "temperatures {:g}, {:g} and {:g}".format(*TEMPERATURES) in COMMAND.about
 
 
 def test_a_draft_token_that_leaks_past_verification_is_found(

@@ -138,10 +138,10 @@ COMMAND = Command(
     name="verify",
     about=(
         "Answer the same prompts without speculation and in every other way: each speculator, "
-        "auto, one slot and several, temperatures 0 and 1, with prompts that are fresh, cached, or "
-        "arrive while others are answered. Each text that differs is explained: a near tie, which "
-        "kernels decide by the number of rows, or different, which is a fault. Exit code 1 if any "
-        "text is different. Without -m on the embedded model."
+        "auto, one slot and several, temperatures 0, 0.8 and 1.5, with prompts that are fresh, "
+        "cached, or arrive while others are answered. Each text that differs is explained: a near "
+        "tie, which kernels decide by the number of rows, or different, which is a fault. Exit "
+        "code 1 if any text is different. Without -m on the embedded model."
     ),
     options=VerifyOptions,
     parts=("model", "engine", "draft_engine", "scheduler", "speculation"),
