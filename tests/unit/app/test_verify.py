@@ -151,17 +151,13 @@ class Mistaken(Model):
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
         length = super().restore_sequence(seq_id, data)
-        if length and self.has_begun:
+        if length:
             self.cache[seq_id][0] = EOS - 1
         return length
 
-    @property
-    def has_begun(self) -> bool:
-        return self.num_decodes > 200  # the comparison of widths restores, too
-
     def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         is_back = super().restore_block(seq_id, data)
-        if is_back and self.has_begun:
+        if is_back:
             self.cache[seq_id][0] = EOS - 1
         return is_back
 
