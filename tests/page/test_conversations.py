@@ -217,6 +217,10 @@ def test_images_and_sounds_are_counted_sent_and_shown_in_the_history(
     with Server(["--mmproj", str(mmproj), "-c", "1024", "-t", "1"], tmp_path) as server:
         page, chips = window.page, window.page.locator("#attachments .chip")
         window.open(server.url)
+        counts: list[str] = []
+        page.on(
+            "request", lambda one: counts.append(one.url) if "input_tokens" in one.url else None
+        )
         page.set_input_files("#file", [tmp_path / name for name in ("a.png", "b.wav")])
         expect(chips.first).to_have_text("a.png16 tokens")  # which its cells are
         expect(chips.last).to_have_text(f"b.wav{SOUND_CELLS} tokens")
@@ -224,7 +228,9 @@ def test_images_and_sounds_are_counted_sent_and_shown_in_the_history(
         page.set_input_files("#file", tmp_path / "c.wav")
         expect(chips.last).to_contain_text("a sound takes 0.0 seconds")
         page.get_by_role("button", name="Remove c.wav").click()
+        expect(chips).to_have_count(2)
         window.ask("What is it?")
+        assert len(counts) == 3 * 2  # each file once, with and without it
         window.reload()
         for element, is_shown in (("img", "naturalWidth > 0"), ("audio", "readyState > 0")):
             expect(page.locator(f".message.user .chip {element}")).to_be_visible()

@@ -20,6 +20,8 @@ export class Attachments {
     this.server = server;
     /** @type {Attachment[]} */
     this.list = [];
+    /** @type {WeakMap<Attachment, Promise<number>>} */
+    this.counts = new WeakMap();
   }
 
   /** @param {Iterable<File>} files */
@@ -65,7 +67,9 @@ export class Attachments {
           count.textContent = words.tokensOf(number(tokens));
           count.classList.toggle("problem", tokens > this.server.contextSize);
         };
-        countTokens(one).then(show, (error) => {
+        const counted = this.counts.get(one) ?? countTokens(one);
+        this.counts.set(one, counted);
+        counted.then(show, (error) => {
           if (one.text !== undefined) return;
           count.textContent = error.message; // what is wrong with the file
           count.classList.add("problem");
