@@ -339,7 +339,7 @@ class _Log:
     """What a progress bar writes goes into the log, where standard error is no terminal."""
 
     def write(self, text: str) -> None:
-        if words := text.strip("\r\n \x1b[A"):  # without its movements
+        if words := text.replace("\x1b[A", "").strip():  # without its movements
             logger.info("downloading %s", words)
 
     def flush(self) -> None:

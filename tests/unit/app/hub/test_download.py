@@ -28,11 +28,11 @@ def test_a_repository_becomes_a_file_in_the_cache_that_llama_cpp_shares(
 def test_a_log_says_how_far_a_download_is(
     client: Client, hub: FakeHub, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hub.repos[REPO] = {"big-Q8_0.gguf": bytes(30 * 2**20)}
+    hub.repos[REPO] = {"Aya-Q8_0.gguf": bytes(30 * 2**20)}
     with caplog.at_level("INFO"):
         client.target(REPO)
     (*_, last) = [line for line in caplog.messages if line.startswith("downloading ")]
-    assert "big-Q8_0.gguf: 100%" in last
+    assert last.startswith("downloading Aya-Q8_0.gguf: 100%")
     assert "31.5M/31.5M" in last
 
 
