@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.app.hub.fake_hub import COMMIT, Client, FakeHub
 
-from headstart.app.hub import Hub, choose_drafter, choose_file, hub_cache, parse_reference
+from headstart.app.hub import Hub, _Log, choose_drafter, choose_file, hub_cache, parse_reference
 from headstart.config import ModelConfig
 from headstart.types.errors import ConfigError, ModelError
 
@@ -28,12 +28,19 @@ def test_a_repository_becomes_a_file_in_the_cache_that_llama_cpp_shares(
 def test_a_log_says_how_far_a_download_is(
     client: Client, hub: FakeHub, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hub.repos[REPO] = {"Aya-Q8_0.gguf": bytes(30 * 2**20)}
+    hub.repos[REPO] = {"big-Q8_0.gguf": bytes(30 * 2**20)}
     with caplog.at_level("INFO"):
         client.target(REPO)
     (*_, last) = [line for line in caplog.messages if line.startswith("downloading ")]
-    assert last.startswith("downloading Aya-Q8_0.gguf: 100%")
+    assert "big-Q8_0.gguf: 100%" in last
     assert "31.5M/31.5M" in last
+
+
+def test_a_log_of_a_download_has_whole_names(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        _Log().write("\rAya-8B.gguf: 50% of [DATA\x1b[A\n")
+        _Log().write("\n\x1b[A")
+    assert caplog.messages == ["downloading Aya-8B.gguf: 50% of [DATA"]
 
 
 def test_a_cached_model_is_not_downloaded_again(client: Client, hub: FakeHub) -> None:
