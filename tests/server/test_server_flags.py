@@ -177,12 +177,14 @@ def test_the_address_is_announced_once_requests_can_be_answered_and_ctrl_c_is_no
         announced.append((url, list(loaded)))
         signal.raise_signal(signal.SIGINT)
 
-    # a shell's background job ignores it
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    # a shell's background job ignores it; the server ends with both ignored, as its process would
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         serve(ServerConfig(port=0), worker, load, announce)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)  # children of other tests would inherit it
     [(url, loaded_before)] = announced
     assert url.startswith("http://127.0.0.1:")
     assert loaded_before == ["ready"]
