@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.page.support import Window, expect, worker_that_writes, writes
+from tests.page.test_speed import COUNT, TAKE
 from tests.server.fake_worker import HOLD, FakeWorker
 from tests.server.server_process import Server, until
 from tests.server.serving import serving
@@ -147,8 +148,11 @@ def test_a_server_that_is_killed_in_mid_answer_leaves_what_it_wrote(
 
 
 def test_a_key_costs_no_more_in_a_long_conversation(window: Window) -> None:
-    """By what the browser lays out and styles, and how often it calls functions of our scripts."""
+    """By what the browser lays out and styles, how often it calls functions of our scripts, and
+    the longest text that these make of values.
+    """
     page = window.page
+    page.add_init_script(COUNT)
     work: list[dict[str, int]] = []
     devtools = page.context.new_cdp_session(page)
     devtools.send("Profiler.enable")
@@ -176,6 +180,7 @@ def work_of(page: Page, devtools: CDPSession) -> Iterator[dict[str, int]]:
     found: dict[str, int] = {}
     browser = page.context.browser
     assert browser is not None
+    page.evaluate(TAKE)
     browser.start_tracing(page=page, categories=["devtools.timeline"])
     devtools.send("Profiler.takePreciseCoverage")
     yield found
@@ -194,6 +199,7 @@ def work_of(page: Page, devtools: CDPSession) -> Iterator[dict[str, int]]:
         if "dirtyObjects" in one.get("beginData", {})
     )
     found["elements styled"] = sum(one.get("elementCount", 0) for one in data)
+    found["text"] = page.evaluate(TAKE)["text"]
 
 
 def test_an_answer_goes_on_while_the_page_is_loaded_again(window: Window) -> None:
