@@ -14,14 +14,14 @@ class FakeChunk:
         self.tokens = chunk.ids()
         self.num_cells, self.is_whole, self.num_polls = chunk.num_cells, is_whole, num_polls
 
-    def is_ready(self) -> bool:
+    def is_ready(self, asker: object) -> bool:
         self.num_polls -= 1
         return self.num_polls < 0
 
     def wait(self, seconds: float) -> None:
         """There is nothing to wait for."""
 
-    def drop(self) -> None:
+    def drop(self, asker: object) -> None:
         """It goes on."""
 
 

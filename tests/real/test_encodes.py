@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from tests.images import picture
@@ -14,9 +14,11 @@ from tests.real.image_prompts import BYTES, TARGETS, ask, models, sampling
 
 from headstart.app.assemble import build_scheduler
 from headstart.config import EmbeddingConfig
+from headstart.engine.media import LlamaChunk
 from headstart.scheduler.admission import find_media
+from headstart.types.errors import EngineError
 from headstart.types.media import MediaQuestion
-from headstart.types.request import EmbeddingRequest
+from headstart.types.request import EmbeddingRequest, ErrorEvent, FinishEvent, Request
 
 
 def test_an_image_whose_clients_left_is_not_encoded_unless_another_waits_for_it(
@@ -53,6 +55,57 @@ def test_an_image_whose_clients_left_is_not_encoded_unless_another_waits_for_it(
     media._thread.submit(int).result()
     is_encoded = [chunk._embeddings is not None for chunk in chunks]
     assert is_encoded == [True, True, False, False]
+
+
+def test_who_found_an_image_in_the_cache_takes_its_encoding_from_nobody(tmp_path: Path) -> None:
+    config = Setting("off", 0, 2, exact=False).config()
+    scheduler = build_scheduler(config, models(tmp_path, *TARGETS["causal"]))[0]
+    media: Any = scheduler.media
+
+    def asked(name: str, text: list[int], max_tokens: int) -> Request:
+        return ask(scheduler, name, text, picture(1), BYTES, max_tokens=max_tokens)
+
+    scheduler.submit(asked("before", BYTES[:9], 1))
+    while scheduler.has_work:
+        scheduler.step()
+    media._chunks.clear()  # others came
+    again, other = (asked(name, BYTES[:size], 99) for name, size in (("again", 9), ("other", 8)))
+    is_free = Event()
+    media._thread.submit(is_free.wait)
+    chunk = media.find(other.media[0][1])
+    scheduler.submit(again)
+    while not any(one.is_generating for one in scheduler.running):
+        scheduler.step()
+    assert chunk._embeddings is None, "its cells are known"
+    scheduler.submit(other)
+    while chunk._embeddings is None:
+        scheduler.step()
+    asked_for = chunk._embeddings
+    scheduler.cancel("again")
+    assert chunk._embeddings is asked_for
+    assert not asked_for.cancelled()
+    is_free.set()
+
+
+def test_an_image_whose_encoding_failed_is_encoded_for_the_next_who_asks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Setting("off", 0, 1, exact=False).config()
+    scheduler = build_scheduler(config, models(tmp_path, *TARGETS["causal"]))[0]
+    kinds = []
+    for name in "ab":
+        scheduler.submit(ask(scheduler, name, BYTES[:9], picture(1), BYTES, max_tokens=1))
+        with monkeypatch.context() as patch:
+            if name == "a":
+                patch.setattr(LlamaChunk, "encode", failing)
+            while scheduler.has_work:
+                scheduler.step()
+        kinds.append(type(scheduler.take_events()[-1]))
+    assert kinds == [ErrorEvent, FinishEvent]
+
+
+def failing(chunk: LlamaChunk, context: object, width: int) -> NoReturn:
+    raise EngineError("out of memory")
 
 
 def test_files_of_a_request_that_left_are_not_read_even_if_one_was(

@@ -60,6 +60,7 @@ class LlamaChunk:
         self.positions = _positions(pointer, self.num_cells) if projector.is_mrope else None
         self._projector, self._pointer = projector, pointer
         self._embeddings: Future[NDArray[np.float32]] | None = None
+        self._askers: set[object] = set()  # who wait for them, or use them
 
     @property
     def num_bytes(self) -> int:
@@ -67,17 +68,29 @@ class LlamaChunk:
         # a cell is made of at least so many numbers, in many models
         return 4 * self.num_cells * max(self._projector.width, 3 * 28**2)
 
-    def is_ready(self) -> bool:
+    def is_ready(self, asker: object) -> bool:
+        self._askers.add(asker)
+        return self._begun().done()
+
+    def _begun(self) -> Future[NDArray[np.float32]]:
         if self._embeddings is None:
             self._embeddings = self._projector.encode(self)
-        return self._embeddings.done()
+        return self._embeddings
 
     def wait(self, seconds: float) -> None:
         if self._embeddings is not None:
             wait((self._embeddings,), seconds)
 
-    def drop(self) -> None:
-        if self._embeddings is not None and self._embeddings.cancel():
+    def drop(self, asker: object) -> None:
+        self._askers.discard(asker)
+        future = self._embeddings
+        if future is None:
+            return
+        if not future.done():
+            is_over = not self._askers and future.cancel()
+        else:  # who asks for one that failed has it tried again
+            is_over = future.cancelled() or future.exception() is not None
+        if is_over:
             self._embeddings = None
 
     def embeddings(self) -> NDArray[np.float32]:
@@ -86,9 +99,7 @@ class LlamaChunk:
         Raises:
             EngineError: they could not be computed.
         """
-        self.is_ready()
-        assert self._embeddings is not None
-        return self._embeddings.result()
+        return self._begun().result()
 
     def rows(
         self, seq_id: int, start: int, position: int, offset: int, ids: Sequence[int]

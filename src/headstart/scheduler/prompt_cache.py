@@ -149,7 +149,7 @@ class PromptCache:
         cells = sequence.cells
         assert cells is not None
         for _, chunk in sequence.media:
-            chunk.drop()
+            chunk.drop(sequence)
         cells.hold(cells.tokens[: cells.length], cells.num_exact, sequence.num_prompt)
         cells.user, cells.last_used, sequence.cells = None, now, None
         return cells

@@ -66,14 +66,14 @@ class LoadedChunk(Protocol):
     num_cells: int
     is_whole: bool  # all cells are decoded at once
 
-    def is_ready(self) -> bool:
+    def is_ready(self, asker: object) -> bool:
         """Whether it can be decoded; its embeddings begin to be computed if not."""
 
     def wait(self, seconds: float) -> None:
         """Wait so long for that."""
 
-    def drop(self) -> None:
-        """A request that waited for that has left; one that still waits asks again."""
+    def drop(self, asker: object) -> None:
+        """A request has left, which may have asked; one that still waits asks again if need be."""
 
 
 class MediaStore(Protocol):

@@ -172,7 +172,7 @@ class EmbeddingQueue:
     def _drop(self, job: _Texts) -> None:
         self._jobs.remove(job)
         for chunk in job.chunks.values():
-            chunk.drop()
+            chunk.drop(job)
         if self._long is job:
             self._long = None
 
@@ -187,7 +187,7 @@ class EmbeddingQueue:
         room = self.engine.max_batch_tokens
         group = self._group(room if is_alone else min(room, FEW_TOKENS))
         chunk = self._long.pending_chunk if self._long else None
-        if chunk is not None and not chunk.is_ready():
+        if chunk is not None and not chunk.is_ready(self._long):
             chunk.wait(WAIT_SECONDS if is_alone else 0.0)
             return []
         began = self._clock()
@@ -255,7 +255,7 @@ class EmbeddingQueue:
         now = self._clock()
         done = [job for job in self._jobs if len(job.vectors) == len(job.request.texts)]
         for job in done:
-            self._jobs.remove(job)
+            self._drop(job)
             self._counters.embedding_requests += 1
         return [
             EmbeddingEvent(

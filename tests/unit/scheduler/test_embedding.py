@@ -81,13 +81,13 @@ def test_texts_of_several_requests_share_a_decode(
 class FakeChunk:
     num_cells, is_whole = 2, True
 
-    def is_ready(self) -> bool:
+    def is_ready(self, asker: object) -> bool:
         return True
 
     def wait(self, seconds: float) -> None:
         raise AssertionError("it is ready")
 
-    def drop(self) -> None:
+    def drop(self, asker: object) -> None:
         """It is ready."""
 
 
