@@ -66,6 +66,7 @@ export class Composer {
   showContext(used, size) {
     const box = byId("context");
     box.hidden = !used || !size;
+    if (box.hidden) return; // the first number that is formatted takes long: not while the page loads
     box.textContent = words.context(number(used), number(size));
     box.title = words.contextTitle(number(used), number(size));
     box.classList.toggle("problem", used > 0.9 * size);
