@@ -108,6 +108,30 @@ def failing(chunk: LlamaChunk, context: object, width: int) -> NoReturn:
     raise EngineError("out of memory")
 
 
+def test_behind_a_damaged_file_no_other_of_its_request_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = Setting("off", 0, 1, exact=False).config()
+    scheduler = build_scheduler(config, models(tmp_path, *TARGETS["causal"]))[0]
+    media: Any = scheduler.media
+    read, bitmap = list[bytes](), media._bitmap
+
+    def counted(file: bytes) -> Any:
+        read.append(file)
+        return bitmap(file)
+
+    monkeypatch.setattr(media, "_bitmap", counted)
+    files = (picture(1), picture(2)[:20], picture(3), picture(4))
+    media.ask(MediaQuestion("damaged", files))
+    events = []
+    while media.has_work:
+        events += media.answers(1.0)
+    (event,) = events
+    assert isinstance(event, ErrorEvent)
+    assert "a file is damaged" in event.message
+    assert read == [*files[:2]]
+
+
 def test_files_of_a_request_that_left_are_not_read_even_if_one_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,8 @@ class Projector:
         salt = blake2b(self._id + question.namespace.encode()).digest()
         files = [self._thread.submit(self._read, file, salt) for file in question.files]
         self._questions[question.request_id] = files
+        for file in files:
+            file.add_done_callback(partial(_stop, files))
 
     def cancel(self, request_id: str) -> None:
         for asked in self._questions.pop(request_id, ()):
@@ -306,6 +309,13 @@ class Projector:
                 "a file is damaged; send it in another format, as PNG or WAV"
             )
         return found.bitmap
+
+
+def _stop(files: Sequence[Future[Any]], file: Future[Any]) -> None:
+    """Where a file could not be read, those behind it need not be."""
+    if not file.cancelled() and file.exception() is not None:
+        for one in files:
+            one.cancel()
 
 
 def _text_of(piece: Any) -> tuple[int, ...] | None:
