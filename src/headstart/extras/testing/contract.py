@@ -258,6 +258,7 @@ def _play(
         _show_states(speculator, seq_id, len(history) - 1, [*history[:-1], *verified])
         history.grow(emitted)
         speculator.accept(seq_id, emitted, num_accepted)
+        speculator.go_on()
     speculator.end(seq_id)
     return drafts
 
