@@ -2,8 +2,8 @@
 
     python -m benchmarks.page [-m MODEL] [--loads 20] [--rounds 15]
 
-The first screen is loaded in windows that know nothing, from the request to the moment at which a
-user can write. Then answers are streamed in turn with no page, with the board in a Chromium on this
+The first screen is loaded in windows that know nothing and have drawn themselves, from the request
+to the moment at which a user can write. Then answers are streamed in turn with no page, with the board in a Chromium on this
 machine, and with its stream of events alone, as for a page elsewhere; a round has one of each.
 Beside the speed stands the processor time that a second of it took of the web process and of
 Chromium, which says more on a busy machine.
@@ -40,6 +40,9 @@ READY = """new MutationObserver((_, observer) => {
 }).observe(document, { subtree: true, childList: true, attributes: true });"""
 
 
+SETTLED = 1500  # milliseconds: a new window draws its own buttons with a renderer of its own
+
+
 def first_screens(browser: Browser, url: str, num_loads: int) -> list[float]:
     """Milliseconds of each load."""
     times = []
@@ -47,6 +50,7 @@ def first_screens(browser: Browser, url: str, num_loads: int) -> list[float]:
         context = browser.new_context()
         page = context.new_page()
         page.add_init_script(READY)
+        page.wait_for_timeout(SETTLED)
         page.goto(url)
         page.wait_for_selector("body[data-ready]")
         times.append(page.evaluate("readyAfter"))
