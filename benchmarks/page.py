@@ -3,10 +3,10 @@
     python -m benchmarks.page [-m MODEL] [--loads 20] [--rounds 15]
 
 The first screen is loaded in windows that know nothing and have drawn themselves, from the request
-to the moment at which a user can write. Then answers are streamed in turn with no page, with the board in a Chromium on this
-machine, and with its stream of events alone, as for a page elsewhere; a round has one of each.
-Beside the speed stands the processor time that a second of it took of the web process and of
-Chromium, which says more on a busy machine.
+to the moment at which a user can write. Then answers are streamed in turn with no page, with the
+board in a Chromium on this machine, and with its stream of events alone, as for a page elsewhere; a
+round has one of each. Beside the speed stands the processor time that a second of it took of the
+web process and of Chromium, which says more on a busy machine.
 Needs Playwright and a Chromium (docs/page.md).
 """
 
