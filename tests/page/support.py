@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -19,7 +20,7 @@ from headstart.types.request import (
 )
 
 if TYPE_CHECKING:
-    from playwright.sync_api import ConsoleMessage, Locator, Page
+    from playwright.sync_api import ConsoleMessage, Locator, Page, Route
 
 playwright = pytest.importorskip(
     "playwright.sync_api", reason="Playwright is not installed: run make test-page"
@@ -99,6 +100,18 @@ class Window:
         self.page.fill("#prompt", text)
         self.page.press("#prompt", "Enter")
         return self.answer(wait=wait)
+
+    def draft_always(self) -> None:
+        """Let the server draft in every step: auto goes by what steps take at the moment."""
+
+        def send(route: Route) -> None:
+            body = route.request.post_data_json
+            wishes = body.get("speculative") or {}
+            if wishes.get("mode") != "off":
+                body["speculative"] = wishes | {"mode": "fixed"}
+            route.continue_(post_data=json.dumps(body))
+
+        self.page.route("**/v1/chat/completions", send)
 
     def answer(self, *, wait: bool = True) -> Locator:
         """The last answer."""

@@ -42,6 +42,7 @@ def test_tinted_text_is_what_each_speculator_drafted(window: Window) -> None:
 
 def test_a_real_answer_is_tinted_as_its_provenance_says(window: Window, server: Server) -> None:
     window.open(server.url)
+    window.draft_always()
     window.ask(RENAME)
     tokens = window.kept()["provenance"]["tokens"]
     types = window.page.evaluate("fetch('props').then((r) => r.json())")["speculation"]["types"]

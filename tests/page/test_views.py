@@ -26,6 +26,7 @@ AXE = Path(__file__).parent / "node_modules/axe-core/axe.min.js"
 
 def test_a_comparison_says_equal_in_exact_mode(window: Window, server: Server) -> None:
     window.open(server.url, "compare")
+    window.draft_always()
     page = window.page
     page.fill("#compare-prompt", RENAME)
     page.get_by_role("button", name="Run both").click()
@@ -39,7 +40,6 @@ def test_a_comparison_says_equal_in_exact_mode(window: Window, server: Server) -
     second = page.locator(".side").nth(1)
     expect(second.locator("div > .legend .swatch")).to_have_count(1)  # nobody but the model
     page.wait_for_timeout(300)  # no frame that was asked for comes later and takes it away
-    # which of them drafts is control's choice, by what a step takes at the moment
     drafters = re.compile("suffix|draft-model")
     expect(page.locator(".side").first.locator("div > .legend")).to_contain_text(drafters)
 
