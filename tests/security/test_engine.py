@@ -119,6 +119,19 @@ def test_many_requests_for_a_busy_engine_make_room_for_another_tenant_s():
     theirs.close()
 
 
+def test_a_request_that_is_refused_after_all_takes_nobody_s_place():
+    pipe, theirs = multiprocessing.Pipe()
+    sender = Sender(pipe, refuse_none)
+    for request_id in "1234":
+        sender.send(Request(request_id=request_id, prompt=range(1 << 20), namespace="a"))
+    with pytest.raises(CapacityError):
+        sender.send(Request(request_id="b", prompt=range(1 << 22), namespace="b"))
+    sender.start()
+    assert [pickle.loads(theirs.recv_bytes()).request_id for _ in range(4)] == [*"1234"]
+    sender.close()
+    theirs.close()
+
+
 def test_a_single_prompt_of_any_length_is_sent():
     pipe, theirs = multiprocessing.Pipe()
     sender = Sender(pipe, refuse_none)

@@ -68,8 +68,6 @@ class Sender:
         self._pipe = pipe
         self._refuse = refuse
         self._commands: deque[Command] = deque()
-        self._num_requests = 0
-        self._num_tokens = 0
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="headstart-commands", daemon=True)
@@ -86,7 +84,7 @@ class Sender:
         with self._changed:
             if isinstance(command, Cancel) and self._forget(command.request_id):
                 return
-            surplus = self._count(command) if isinstance(command, _COUNTED) else []
+            surplus = self._make_room(command) if isinstance(command, _COUNTED) else []
             self._commands.append(command)
             self._changed.notify()
         for request in surplus:
@@ -105,27 +103,26 @@ class Sender:
             self._is_closed = True
             self._changed.notify()
 
-    def _count(self, request: Request | EmbeddingRequest) -> list[Request | EmbeddingRequest]:
-        """Count a request; returns those of the tenant that has most which made room for it."""
-        self._num_requests += 1
-        self._num_tokens += _size(request)
+    def _make_room(self, request: Request | EmbeddingRequest) -> list[Request | EmbeddingRequest]:
+        """Take back requests of the tenant that has most, for one of another; returns them."""
+        waiting = [one for one in self._commands if isinstance(one, _COUNTED)]
         surplus: list[Request | EmbeddingRequest] = []
-        while self._num_requests > MAX_REQUESTS or (
-            self._num_requests > 1 and self._num_tokens > MAX_TOKENS
+        while waiting and (
+            len(waiting) >= MAX_REQUESTS or sum(map(_size, waiting)) + _size(request) > MAX_TOKENS
         ):
-            waiting = [one for one in self._commands if isinstance(one, _COUNTED)]
             held = Counter(tenant_of(one.namespace) for one in waiting)
             most = who_gives_way(held, tenant_of(request.namespace))
-            if most is None:
-                self._discount(request)
+            if most is None:  # then nothing is taken back
                 raise CapacityError(
-                    f"{self._num_requests} requests wait for the engine, which is in a long step; "
+                    f"{len(waiting)} requests wait for the engine, which is in a long step; "
                     "try again later"
                 )
-            last = next(one for one in reversed(waiting) if tenant_of(one.namespace) == most)
-            self._commands.remove(last)
-            self._discount(last)
-            surplus.append(last)
+            surplus.append(
+                next(one for one in reversed(waiting) if tenant_of(one.namespace) == most)
+            )
+            waiting.remove(surplus[-1])
+        for one in surplus:
+            self._commands.remove(one)
         return surplus
 
     def _forget(self, request_id: str) -> bool:
@@ -133,14 +130,8 @@ class Sender:
         for command in self._commands:
             if isinstance(command, _COUNTED) and command.request_id == request_id:
                 self._commands.remove(command)
-                self._discount(command)
                 return True
         return False
-
-    def _discount(self, command: Command) -> None:
-        if isinstance(command, _COUNTED):
-            self._num_requests -= 1
-            self._num_tokens -= _size(command)
 
     def _run(self) -> None:
         while True:
@@ -153,8 +144,6 @@ class Sender:
                 self._pipe.send_bytes(pickle.dumps(command, protocol=5))
             except OSError:
                 log.debug("the engine process is gone; a command was dropped")
-            with self._changed:
-                self._discount(command)
         self._pipe.close()  # here, where nobody can be writing to it
 
 
