@@ -12,12 +12,12 @@ from collections.abc import Callable
 from headstart.types.errors import HeadstartError
 from headstart.worker.loop import run_loop
 from headstart.worker.pipes import Command, Stop
-from headstart.worker.transport import Build, Said
+from headstart.worker.transport import Build, ProcessTransport, Said
 
 log = logging.getLogger(__name__)
 
 
-class ThreadTransport:
+class ThreadTransport(ProcessTransport):
     """The loop in a thread of this process."""
 
     def __init__(self, build: Build) -> None:

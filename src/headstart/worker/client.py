@@ -7,7 +7,6 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from headstart.types import errors
 from headstart.types.errors import (
@@ -29,9 +28,9 @@ from headstart.types.request import (
     Work,
 )
 from headstart.types.worker import Deliver
-from headstart.worker.pipes import Cancel, Command, Message
+from headstart.worker.pipes import Cancel, Message
 from headstart.worker.request_log import log_embedding, log_error, log_request
-from headstart.worker.transport import Said
+from headstart.worker.transport import ProcessTransport, Said
 
 log = logging.getLogger(__name__)
 
@@ -41,30 +40,18 @@ STABLE_SECONDS = 60.0  # an engine that was ready for so long counts as one that
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before the second restart in a row, and later ones
 
 
-class Transport(Protocol):
-    """Runs the loop somewhere (see transport.py)."""
-
-    def start(self, hear: Callable[[Said], None]) -> None: ...
-
-    def send(self, command: Command) -> None: ...
-
-    def close(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-
 class WorkerClient:
-    """`Worker` over a transport. Belongs to the loop that called `start`."""
+    """`Worker` over a process. Belongs to the loop that called `start`."""
 
-    def __init__(self, make_transport: Callable[[], Transport]) -> None:
+    def __init__(self, make_transport: Callable[[], ProcessTransport]) -> None:
         self.status = "loading"
         self.failure = ""
         self.info: WorkerInfo | None = None
         # told while the model is "loading", when it was unloaded ("sleeping"), and loaded again
         self.on_change: Callable[..., None] = lambda state, **more: None
         self._make_transport = make_transport
-        self._transport: Transport | None = None
-        self._closing: Transport | None = None  # being closed, in another thread
+        self._transport: ProcessTransport | None = None
+        self._closing: ProcessTransport | None = None  # being closed, in another thread
         self._report = WorkerReport()
         self._deliver: dict[str, Deliver] = {}  # by request_id
         self._failures = 0  # engines in a row that ended before they answered anything
