@@ -164,6 +164,13 @@ def test_choices_of_a_call_are_summed_up_by_speculator():
     assert by_speculator["a"].reasons == {"no match": 4, "below break-even": 2}
 
 
+def test_choices_of_a_call_have_the_sum_of_their_numbers():
+    one = RequestStats(slot_id=3, num_prompt=5, num_near_ties=1, prompt_seconds=0.5)
+    both = sum_stats([one, replace(one, slot_id=2, num_near_ties=2)])
+    assert (both.slot_id, both.num_prompt, both.num_near_ties) == (-1, 10, 3)
+    assert both.prompt_seconds == 1.0
+
+
 def test_the_model_has_aliases_tags_and_a_file_type():
     served = replace(served_model(), aliases=("small",), tags=("a", "b"))
     with serving(model=served) as client:

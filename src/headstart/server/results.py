@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 from headstart.structures.prefix import common_prefix_length
@@ -115,22 +116,16 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
     for one in stats:
         for name, drafts in one.by_speculator.items():
             by_speculator[name] = by_speculator.get(name, SpeculationStats()) + drafts
+    numbers = [
+        one.name
+        for one in fields(RequestStats)
+        if one.type in ("int", "float") and one.name != "slot_id"
+    ]
     return RequestStats(
         drafts=sum((one.drafts for one in stats), SpeculationStats()),
         by_speculator=by_speculator,
-        **{name: sum(getattr(one, name) for one in stats) for name in _SUMMED},
+        **{name: sum(getattr(one, name) for one in stats) for name in numbers},
     )
-
-
-_SUMMED = (
-    "num_prompt",
-    "num_cached",
-    "num_emitted",
-    "num_steps",
-    "queue_seconds",
-    "prompt_seconds",
-    "generation_seconds",
-)
 
 
 def token_probabilities(
