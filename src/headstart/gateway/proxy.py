@@ -94,16 +94,19 @@ class ProxiedAnswer:
             yield piece
 
     async def read(self) -> bytes:
-        """The whole body, for answers to our own requests.
+        """The whole body, for answers to our own requests; closes the answer.
 
         Raises:
             BackendError: as `pieces`, or the body is longer than MAX_READ.
         """
         body = bytearray()
-        async for piece in self.pieces():
-            body += piece
-            if len(body) > MAX_READ:
-                raise BackendError(f"{self._backend.name} sends more than {MAX_READ} bytes")
+        try:
+            async for piece in self.pieces():
+                body += piece
+                if len(body) > MAX_READ:
+                    raise BackendError(f"{self._backend.name} sends more than {MAX_READ} bytes")
+        finally:
+            self.close()
         return bytes(body)
 
     def close(self) -> None:

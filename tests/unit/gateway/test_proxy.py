@@ -272,8 +272,17 @@ async def test_an_answer_that_is_read_here_has_a_limit(monkeypatch) -> None:
         answer = await proxy.open(backend_there, ProxiedRequest("GET", "/"))
         with pytest.raises(BackendError, match="the model sends more than 1000 bytes"):
             await answer.read()
-        answer.close()
+        assert not proxy._busy["the model"]
         proxy.close()
+
+
+async def test_an_answer_that_breaks_off_while_it_is_read_here_leaves_no_connection() -> None:
+    async with dying_after(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{") as url:
+        proxy = Proxy()
+        answer = await proxy.open(Backend(name="the model", url=url), ProxiedRequest("GET", "/"))
+        with pytest.raises(BackendError):
+            await answer.read()
+        assert not proxy._busy["the model"]
 
 
 async def test_only_requests_that_wait_for_so_long_are_broken_off() -> None:

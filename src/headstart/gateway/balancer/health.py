@@ -73,10 +73,7 @@ async def _hear(replica: Replica, proxy: Proxy) -> None:
 async def _get(replica: Replica, proxy: Proxy, path: str) -> tuple[int, bytes, dict[bytes, bytes]]:
     backend = Backend(name=replica.name, url=replica.url, headers=replica.headers)
     answer = await proxy.open(backend, ProxiedRequest("GET", path))
-    try:
-        return answer.status, await answer.read(), dict(answer.headers)
-    finally:
-        answer.close()
+    return answer.status, await answer.read(), dict(answer.headers)
 
 
 def _lose(replica: Replica, reason: str) -> None:

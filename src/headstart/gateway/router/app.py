@@ -107,10 +107,7 @@ class Forward:
             BackendError, ValueError, LookupError: nothing that can be read.
         """
         answer = await self.proxy.open(backend, ProxiedRequest("GET", "/v1/models"))
-        try:
-            found: Mapping[str, Any] = orjson.loads(await answer.read())["data"][0]
-        finally:
-            answer.close()
+        found: Mapping[str, Any] = orjson.loads(await answer.read())["data"][0]
         return found
 
     async def _model(self, http: HttpRequest) -> PooledModel:
@@ -191,7 +188,6 @@ class Forward:
             try:
                 answer = await self.proxy.open(backend, request)
                 said = orjson.loads(await answer.read())
-                answer.close()
                 if answer.status != 200:
                     raise ApiError(answer.status, said["error"]["message"])
                 found += said
