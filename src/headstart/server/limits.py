@@ -48,17 +48,6 @@ def check_length(field: str, value: Sized, limit: int, what: str = "entries") ->
         )
 
 
-def check_bytes(field: str, text: str, limit: int) -> None:
-    """Raise RequestError if the text is longer than the limit in UTF-8."""
-    # characters first, to save the memory of encoding a long text
-    size = len(text) if len(text) > limit else len(text.encode("utf-8", "replace"))
-    if size > limit:
-        raise RequestError(
-            f"{field} holds a text of {size} bytes but at most {limit} are taken; send a "
-            "shorter one"
-        )
-
-
 def is_id(value: Any) -> bool:
     """Whether a value of a body is a whole number, as token ids are."""
     return isinstance(value, int) and not isinstance(value, bool)

@@ -12,11 +12,7 @@ from typing import Any
 from headstart.config import SamplingConfig
 from headstart.server.constraints import default_constraint
 from headstart.server.errors import shorten, wrong_value
-from headstart.server.limits import (
-    MAX_NAMES,
-    check_bytes,
-    check_length,
-)
+from headstart.server.limits import MAX_NAMES, check_length
 from headstart.server.model import RequestDefaults
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
@@ -89,7 +85,7 @@ def sampling_params(
         # libllama searches the vocabulary for each, which takes 20 ms if it is large
         check_length("dry_sequence_breakers", body.dry_sequence_breakers, 32, "texts")
         for breaker in body.dry_sequence_breakers:
-            check_bytes("dry_sequence_breakers", breaker, 256)
+            check_length("dry_sequence_breakers", breaker.encode(), 256, "bytes")
         given["dry_sequence_breakers"] = tuple(body.dry_sequence_breakers)
     changes = {name: value for name, value in given.items() if value is not None}
     return dataclasses.replace(defaults.sampling, **_clamped(changes))
@@ -208,7 +204,7 @@ def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
         if isinstance(token, str):
             texts.append(token)
             check_length("logit_bias", texts, 1024, "texts")
-            check_bytes("logit_bias", token, 1024)
+            check_length("logit_bias", token.encode(), 1024, "bytes")
             ids = vocab.tokenize(token, add_special=False, parse_special=False)
         else:
             ids = [token] if 0 <= token < vocab.size else []  # unknown ids have no effect

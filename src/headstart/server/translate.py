@@ -11,10 +11,7 @@ from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
 from headstart.server.conversation import tagged_thoughts
 from headstart.server.errors import not_supported, wrong_value
-from headstart.server.limits import (
-    MAX_PROMPTS,
-    check_length,
-)
+from headstart.server.limits import MAX_PROMPTS, check_length
 from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
 from headstart.server.sampling import read_names, sampling_params
@@ -182,8 +179,8 @@ def _stop(stop: Any) -> tuple[bytes, ...]:
         raise RequestError("stop must be a text or a list of texts")
     check_length("stop", stops, 64, "texts")
     encoded = tuple(text.encode() for text in stops if text)
-    if (longest := max(map(len, encoded), default=0)) > 1024:
-        raise RequestError(f"stop holds a text of {longest} bytes but at most 1024 are taken")
+    for one in encoded:
+        check_length("stop", one, 1024, "bytes")
     return encoded
 
 
