@@ -25,7 +25,6 @@ from headstart.server.threads import unless_left
 from headstart.types.errors import BackendError
 
 Headers = Sequence[tuple[bytes, bytes]]
-Tap = Callable[[bytes], None]
 
 # they belong to one connection (RFC 9110, 7.6.1), or are written anew for the next
 HOP_BY_HOP = frozenset({
@@ -207,7 +206,10 @@ class Proxy:
 
 
 async def relay(
-    answer: ProxiedAnswer, receive: Receive, send: Send, tap: Tap | None = None
+    answer: ProxiedAnswer,
+    receive: Receive,
+    send: Send,
+    tap: Callable[[bytes], None] | None = None,
 ) -> None:
     """Pass the answer on, piece by piece; `tap` sees each piece after it was sent.
 
@@ -223,7 +225,7 @@ async def relay(
         answer.close()
 
 
-async def _relay(answer: ProxiedAnswer, send: Send, tap: Tap | None) -> None:
+async def _relay(answer: ProxiedAnswer, send: Send, tap: Callable[[bytes], None] | None) -> None:
     await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
     try:
         async for piece in answer.pieces():

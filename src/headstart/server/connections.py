@@ -30,8 +30,6 @@ MAX_PIPELINED = 16  # requests of one connection that wait for earlier answers
 HEAD_SECONDS = 30.0  # from connecting to the end of a request's head
 BODY_SECONDS = 60.0  # between two pieces of a body
 STALL_SECONDS = 60.0  # without reading, once the buffers are full
-OTHER_DESCRIPTORS = 64  # open files that are not connections: models, pipes, the log
-LEAST_CONNECTIONS = 16
 _LONG_HEAD = f"the head of the request is larger than {MAX_HEAD_BYTES >> 10} KiB; shorten it"
 
 
@@ -229,24 +227,25 @@ def affordable(wanted: int) -> int:
     """Connections that the limit on open files allows, after raising it as far as permitted.
 
     Raises:
-        ConfigError: fewer than LEAST_CONNECTIONS.
+        ConfigError: fewer than 16.
     """
     if sys.platform == "win32":
         return wanted
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = wanted + OTHER_DESCRIPTORS
+    others = 64  # open files that are not connections: models, pipes, the log
+    needed = wanted + others
     if soft == resource.RLIM_INFINITY or soft >= needed:
         return wanted
     raised = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
     if raised > soft:
         resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
         soft = raised
-    left = soft - OTHER_DESCRIPTORS
+    left = soft - others
     if left >= wanted:
         return wanted
-    if left < LEAST_CONNECTIONS:
+    if left < 16:
         raise ConfigError(
-            f"this process may open {soft} files, too few for {LEAST_CONNECTIONS} connections "
+            f"this process may open {soft} files, too few for 16 connections "
             f"beside models and pipes; allow {needed} (ulimit -n {needed})"
         )
     log.warning(

@@ -20,7 +20,6 @@ from headstart.types import Vocab
 from headstart.types.constraint import NO_LIMIT, ThoughtLimit, ThoughtMarks
 from headstart.types.errors import RequestError
 
-AnswerStart = Literal["answer", "thoughts", "content"]
 Part = Literal["content", "reasoning_content"]
 
 
@@ -29,7 +28,7 @@ class RenderedChat:
     """A prompt, and how the answer begins in it."""
 
     text: str
-    start: AnswerStart = "answer"  # what the model writes first
+    start: Literal["answer", "thoughts", "content"] = "answer"  # what the model writes first
     content: str = ""  # of the message to be continued
     may_think: bool = True  # unless the body or the prompt's end prevents it
 

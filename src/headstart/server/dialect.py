@@ -42,7 +42,6 @@ from headstart.types.request import (
     TokenLogprob,
 )
 
-FINISH_REASONS = {"eos": "stop", "word": "stop", "length": "length", "cancelled": "stop"}
 Chunk = dict[str, Any]
 
 
@@ -152,8 +151,9 @@ class Choice:
         """OpenAI's word for why it ended."""
         if not self.finish:
             return None
-        reason = FINISH_REASONS[self.finish.reason]
-        return "tool_calls" if reason == "stop" and self.message.calls else reason
+        if self.finish.reason == "length":
+            return "length"
+        return "tool_calls" if self.message.calls else "stop"
 
 
 class Dialect(ABC):

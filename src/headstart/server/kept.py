@@ -24,8 +24,6 @@ from starlette.types import Message
 HEADER = "x-conversation-id"
 MAX_BYTES = 4 << 20  # of a stream; its beginning goes first
 MAX_STREAMS = 64  # that are over, of one tenant
-# The most that all tenants' responses take, as a multiple of what one tenant may keep.
-_TENANTS_WORTH = 4
 Item = dict[str, Any]
 
 
@@ -166,6 +164,7 @@ class ResponseStore:
         parts = (stored.response, stored.input_items, stored.history)
         size = sum(len(orjson.dumps(part)) for part in parts)
         numbers, sizes = self._num_stored, self._num_bytes
+        tenants = 4  # all together may keep as much as so many
         with self._lock:
             self.drop(namespace, stored.response["id"])
             self._stored[namespace, stored.response["id"]] = stored, size
@@ -173,9 +172,9 @@ class ResponseStore:
             sizes[namespace] += size
             while numbers[namespace] > self._max_responses or sizes[namespace] > self._max_bytes:
                 self._drop_oldest(namespace)
-            while len(self) > _TENANTS_WORTH * self._max_responses:
+            while len(self) > tenants * self._max_responses:
                 self._drop_oldest(max(numbers, key=numbers.__getitem__))
-            while sizes.total() > _TENANTS_WORTH * self._max_bytes:
+            while sizes.total() > tenants * self._max_bytes:
                 self._drop_oldest(max(sizes, key=sizes.__getitem__))
 
     def get(self, namespace: str, response_id: str) -> StoredResponse | None:

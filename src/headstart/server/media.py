@@ -32,7 +32,6 @@ from headstart.types.media import MediaChunk, MediaEvent, MediaPart, MediaQuesti
 # in a prompt's text, in the place of a file; nobody else knows it
 MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
 MOST_SECONDS = 10.0  # for a file to be fetched
-Resolve = Callable[[str, int], Awaitable[str]]
 Source = tuple[str, str]
 """What a body says of a file: its kind, empty if only the file tells, and its URL or base64."""
 Media = Sequence[tuple[MediaPart, ...]]
@@ -206,7 +205,9 @@ async def public_address(host: str, port: int) -> str:
     return str(addresses[0])
 
 
-async def fetch(url: str, most_bytes: int, resolve: Resolve = public_address) -> bytes:
+async def fetch(
+    url: str, most_bytes: int, resolve: Callable[[str, int], Awaitable[str]] = public_address
+) -> bytes:
     """The file at a URL.
 
     Raises:

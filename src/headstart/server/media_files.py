@@ -15,13 +15,11 @@ import numpy as np
 from headstart.types.errors import RequestError
 
 MOST_BYTES = 20 << 20  # of a file
-_MOST_TAGS = 8  # in front of a sound; files have one or two
 MOST_PIXELS = 64 << 20  # 200 MB when they are decoded
 LEAST_SECONDS, MOST_SECONDS = 0.1, 600.0  # of a sound; some projectors take it all at once
 RATES = range(4_000, 400_000)  # samples a second
-# bits of a sample, of what WAV files hold
+# bits of a sample, of what WAV files hold: 1 is PCM, 3 floats
 _WAV_BITS = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
-_PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
 # of MP3, for MPEG 1, then for MPEG 2 and 2.5
 _KBITS = ((0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
           (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0))  # fmt: skip
@@ -97,7 +95,7 @@ def as_safe_sound(data: bytes) -> bytes:
         IndexError, KeyError, struct.error: it is damaged.
     """
     at = 0
-    for _ in range(_MOST_TAGS):
+    for _ in range(8):  # files have one or two tags
         if data[at : at + 3] != b"ID3":
             break
         size = data[at + 6] << 21 | data[at + 7] << 14 | data[at + 8] << 7 | data[at + 9]
@@ -132,7 +130,7 @@ def _wav(data: bytes) -> bytes:
         at += 8 + size + size % 2
     head, samples = chunks[b"fmt "], chunks[b"data"]
     tag, channels, rate, _, _, bits = struct.unpack("<HHIIHH", head[:16])
-    if tag == _EXTENSIBLE:
+    if tag == 0xFFFE:  # it stands further behind
         tag = int.from_bytes(head[24:26], "little")
     if bits not in _WAV_BITS.get(tag, ()) or not 1 <= channels <= 8:
         raise RequestError(
@@ -142,7 +140,7 @@ def _wav(data: bytes) -> bytes:
     frame = channels * bits // 8
     samples = samples[: len(samples) // frame * frame]
     _check_length(len(samples) // frame, rate)
-    if tag == _FLOAT:  # no number that is none may reach the model
+    if tag == 3:  # floats; no number that is none may reach the model
         values = np.frombuffer(samples, f"<f{bits // 8}")
         samples = np.clip(np.nan_to_num(values), -1e3, 1e3).astype(values.dtype).tobytes()
     return struct.pack(

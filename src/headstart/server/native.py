@@ -85,11 +85,10 @@ def pick_fields(result: dict[str, Any], paths: Sequence[str]) -> dict[str, Any]:
     picked: dict[str, Any] = {}
     for path in paths:
         value: Any = result
-        for key in path.split("/"):
-            value = value.get(key, _MISSING) if isinstance(value, dict) else _MISSING
-        if value is not _MISSING:
-            picked[path] = value
+        try:
+            for key in path.split("/"):
+                value = value[key]
+        except (KeyError, TypeError):  # it is not there
+            continue
+        picked[path] = value
     return picked
-
-
-_MISSING = object()

@@ -22,7 +22,6 @@ OFF = {
     "adaptive_decay": 0.9, "min_keep": 0, "backend_sampling": False, "preserved_tokens": [],
     "reasoning_in_content": False, "chat_format": "peg-native", "generation_prompt": "",
 }  # fmt: skip
-STOP_TYPES = {"eos": "eos", "word": "word", "length": "limit", "cancelled": "none"}
 
 
 def native_answer(
@@ -30,7 +29,7 @@ def native_answer(
 ) -> dict[str, Any]:
     """The last object of a finished answer."""
     assert choice.finish
-    stats = choice.stats
+    stats, reason = choice.stats, choice.finish.reason
     return {
         "index": choice.index,
         "content": text,
@@ -47,7 +46,7 @@ def native_answer(
         "prompt": choice.prompt.text,
         "has_new_line": "\n" in choice.text,
         "truncated": choice.finish.truncated,
-        "stop_type": STOP_TYPES[choice.finish.reason],
+        "stop_type": {"length": "limit", "cancelled": "none"}.get(reason, reason),
         "stopping_word": choice.finish.stopping_word,
         # in the slot now; the last token is not decoded
         "tokens_cached": min(

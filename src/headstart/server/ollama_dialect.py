@@ -12,7 +12,7 @@ import orjson
 from pydantic import Field
 
 from headstart.server.body import Body, Int, make_body
-from headstart.server.dialect import Choice, Dialect, Piece, call_arguments
+from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
 from headstart.server.errors import not_supported, wrong_value
 from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.server.translate import Call
@@ -26,7 +26,6 @@ OPTIONS = {
         "presence_penalty", "frequency_penalty", "seed", "stop", "mirostat",
     )
 } | {"num_predict": "n_predict", "draft_num_predict": "speculative.n_max"}  # fmt: skip
-NO_LIMIT = -1
 
 
 class OllamaBody(Body):
@@ -95,8 +94,8 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
     """
     options = body.options
     data = {OPTIONS[name]: value for name, value in options.items() if name in OPTIONS}
-    if isinstance(limit := data.get("n_predict"), int) and limit < NO_LIMIT:
-        data["n_predict"] = NO_LIMIT  # -2 means until the context is full
+    if isinstance(limit := data.get("n_predict"), int) and limit < -1:
+        data["n_predict"] = -1  # -2 means until the context is full
     match body.format:
         case None | "":
             pass
@@ -216,12 +215,9 @@ def written_time(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-Line = dict[str, Any]
-
-
-def chat_fields(content: str = "", thoughts: str = "", calls: Sequence[ToolCall] = ()) -> Line:
+def chat_fields(content: str = "", thoughts: str = "", calls: Sequence[ToolCall] = ()) -> Chunk:
     """A part of a message, for /api/chat."""
-    message: Line = {"role": "assistant", "content": content}
+    message: Chunk = {"role": "assistant", "content": content}
     if thoughts:
         message["thinking"] = thoughts
     if calls:
@@ -232,7 +228,7 @@ def chat_fields(content: str = "", thoughts: str = "", calls: Sequence[ToolCall]
     return {"message": message}
 
 
-def generate_fields(content: str = "", thoughts: str = "", calls: Sequence[ToolCall] = ()) -> Line:
+def generate_fields(content: str = "", thoughts: str = "", calls: Sequence[ToolCall] = ()) -> Chunk:
     """A part of a text, for /api/generate, whose requests have no tools."""
     return {"response": content} | ({"thinking": thoughts} if thoughts else {})
 
@@ -245,7 +241,7 @@ class OllamaDialect(Dialect):
 
     def __init__(
         self,
-        fields: Callable[..., Line],
+        fields: Callable[..., Chunk],
         model: str | None,
         call: Call,
         body: GenerationBody,
@@ -257,13 +253,13 @@ class OllamaDialect(Dialect):
         self._model = model or call.model.alias
         self._num_calls_sent = 0
 
-    def encode(self, chunk: Line) -> bytes:
+    def encode(self, chunk: Chunk) -> bytes:
         return orjson.dumps(chunk) + b"\n"
 
-    def encode_error(self, body: Line) -> bytes:
+    def encode_error(self, body: Chunk) -> bytes:
         return self.encode({"error": body["error"]["message"]})
 
-    def deltas(self, choice: Choice, piece: Piece) -> list[Line]:
+    def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
         if choice.parser is None:
             return [self._line(self._fields(piece.text), is_done=False)] if piece.text else []
         lines = []
@@ -277,24 +273,24 @@ class OllamaDialect(Dialect):
                     lines += self._calls(choice, index)
         return lines
 
-    def closing(self, choice: Choice) -> list[Line]:
+    def closing(self, choice: Choice) -> list[Chunk]:
         calls = self._calls(choice, len(choice.message.calls))
         return [*calls, self._line(self._fields(), is_done=True) | self._end(choice)]
 
-    def whole(self) -> Line:
+    def whole(self) -> Chunk:
         (choice,) = self.choices
         found = choice.message
         content = choice.text if choice.parser is None else found.content
         fields = self._fields(content, found.thoughts, found.calls)
         return self._line(fields, is_done=True) | self._end(choice)
 
-    def _calls(self, choice: Choice, end: int) -> list[Line]:
+    def _calls(self, choice: Choice, end: int) -> list[Chunk]:
         """A line with the complete calls that were not sent yet."""
         calls = choice.message.calls[self._num_calls_sent : end]
         self._num_calls_sent = max(self._num_calls_sent, end)
         return [self._line(self._fields(calls=calls), is_done=False)] if calls else []
 
-    def _line(self, fields: Line, *, is_done: bool) -> Line:
+    def _line(self, fields: Chunk, *, is_done: bool) -> Chunk:
         return {
             "model": self._model,
             "created_at": written_time(time.time()),
@@ -302,7 +298,7 @@ class OllamaDialect(Dialect):
             "done": is_done,
         }
 
-    def _end(self, choice: Choice) -> Line:
+    def _end(self, choice: Choice) -> Chunk:
         stats = choice.stats
         total = stats.queue_seconds + stats.prompt_seconds + stats.generation_seconds
         return {

@@ -13,8 +13,6 @@ from headstart.server.kept import Item
 from headstart.server.schemas import ChatBody
 from headstart.types.errors import RequestError
 
-Message = dict[str, Any]
-
 # fields of chat that mean something else here, or are handled here
 _NOT_PASSED = frozenset({"messages", "tools", "tool_choice", "n", "n_cmpl", "logprobs", "echo"})
 
@@ -92,7 +90,7 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
     return make_body(ChatBody, data)
 
 
-def input_messages(given: Any) -> list[Message]:
+def input_messages(given: Any) -> list[Item]:
     """Chat messages of the field `input`.
 
     Raises:
@@ -104,13 +102,13 @@ def input_messages(given: Any) -> list[Message]:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list):
         raise wrong_value("input", given, "a text or a list of items")
-    messages: list[Message] = []
+    messages: list[Item] = []
     for index, item in enumerate(given):
         _add(messages, item, f"input.{index}")
     return messages
 
 
-def _add(messages: list[Message], item: Any, where: str) -> None:
+def _add(messages: list[Item], item: Any, where: str) -> None:
     if not isinstance(item, dict):
         raise wrong_value(where, item, "an object")
     kind, role = item.get("type") or "message", item.get("role")
@@ -145,7 +143,7 @@ def _add(messages: list[Message], item: Any, where: str) -> None:
             raise not_supported(f"{where} is of type {shorten(kind)}, which is not supported")
 
 
-def _assistant(messages: list[Message]) -> Message:
+def _assistant(messages: list[Item]) -> Item:
     """The assistant's message to which the items of one answer belong."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": ""})

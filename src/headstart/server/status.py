@@ -31,7 +31,6 @@ from headstart.types.report import SlotReport, SpeculatorReport, WorkerReport
 from headstart.types.request import Request, SlotAction, SlotEvent
 
 routes = Routes()
-_SLOT_FILE = re.compile(r"[\w. +@-]{1,200}")
 
 
 @routes.get("/health", "/v1/health", answer="`status`: ok")
@@ -174,7 +173,7 @@ def _slot_folder(http: HttpRequest) -> Path:
 
 def _check_name(name: str | None) -> str:
     """Check that the name stays inside of the folder."""
-    if name is None or not _SLOT_FILE.fullmatch(name) or name.startswith("."):
+    if name is None or not re.fullmatch(r"[\w. +@-]{1,200}", name) or name.startswith("."):
         raise RequestError(
             f"filename is {name!r} but must be letters, digits, spaces and . _ + @ - alone"
         )

@@ -153,7 +153,6 @@ def _size(request: Request | EmbeddingRequest) -> int:
 
 
 _HEAD_BYTES = 8  # in front of each item: its size
-_MOST_BYTES = 1 << 16  # of one read
 
 
 def write_item(fd: int, item: object) -> None:
@@ -194,7 +193,7 @@ class ItemReader:
 
     def _read(self) -> None:
         try:
-            data = os.read(self._fd, _MOST_BYTES)
+            data = os.read(self._fd, 1 << 16)
         except BlockingIOError:
             return
         except OSError:

@@ -31,14 +31,12 @@ from headstart.server.listen import run, uvicorn_config
 from headstart.server.routing import json_response
 from headstart.types.errors import ConfigError
 
-Watch = Callable[[], Coroutine[None, None, None]]
-
 
 def create_app(
     config: ServerConfig,
     fleet: Fleet,
     options: RoutingOptions,
-    watch: Watch | None = None,
+    watch: Callable[[], Coroutine[None, None, None]] | None = None,
 ) -> Starlette:
     """Build the app, with the checks of keys, websites and bodies that every server has.
 

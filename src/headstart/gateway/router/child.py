@@ -16,25 +16,25 @@ from typing import Any
 from headstart.gateway.router.presets import ModelPreset
 
 TENANT_HEADER = "X-Headstart-Tenant"
-# of every child, whatever else it was given: only the router sends it requests
-OWN_ARGUMENTS = ("--host=127.0.0.1", "--port=0", f"--tenant-header={TENANT_HEADER}", "--no-page")
 LONGEST_LINE = 2**20  # bytes
-
-
-OnState = Callable[[Mapping[str, Any]], None]
-"""Called with what a child reports: its `state` is loading, loaded, sleeping or failed."""
-
-OnExit = Callable[[int], None]
-"""Called when a child ended with all of its processes; the code is negative for a signal."""
 
 
 class ChildProcess:
     """`headstart serve` in a process, whose own children are in its session."""
 
     def __init__(
-        self, preset: ModelPreset, arguments: Sequence[str], on_state: OnState, on_exit: OnExit
+        self,
+        preset: ModelPreset,
+        arguments: Sequence[str],
+        on_state: Callable[[Mapping[str, Any]], None],
+        on_exit: Callable[[int], None],
     ) -> None:
-        """Start a model's server with further arguments."""
+        """Start a model's server with further arguments.
+
+        Args:
+            on_state: told what it reports: its `state` is loading, loaded, sleeping or failed.
+            on_exit: told when it ended with all of its processes; negative for a signal.
+        """
         self.key = secrets.token_urlsafe(24)
         self._preset, self._arguments = preset, arguments
         self._on_state, self._on_exit = on_state, on_exit
@@ -128,7 +128,8 @@ class ChildProcess:
 
 def command(preset: ModelPreset, arguments: Sequence[str] = ()) -> list[str]:
     """The command line of a model's server; the router's own arguments come last and win."""
-    own = [*OWN_ARGUMENTS, f"--alias={preset.name}"]
+    own = ["--host=127.0.0.1", "--port=0", f"--tenant-header={TENANT_HEADER}", "--no-page"]
+    own.append(f"--alias={preset.name}")
     if not any(one.startswith("--cache-disk=") for one in preset.arguments):
         own.append("--cache-disk=10240")  # MiB, of prompts that outlive their model's server
     return [sys.executable, "-m", "headstart", "serve", *preset.arguments, *arguments, *own]

@@ -13,26 +13,24 @@ from typing import Any, Protocol
 from headstart.server.errors import ApiError
 from headstart.types.errors import ConfigError, ModelError
 
-Event = Mapping[str, Any]
-
 
 class Broadcast:
     """One queue for each listener. Belongs to one asyncio loop."""
 
     def __init__(self) -> None:
-        self._queues: set[asyncio.Queue[Event | None]] = set()
+        self._queues: set[asyncio.Queue[Mapping[str, Any] | None]] = set()
         self._is_over = False
         self.num_told = Counter[tuple[str, str]]()  # by event, and the status in it
 
-    def listen(self) -> asyncio.Queue[Event | None]:
+    def listen(self) -> asyncio.Queue[Mapping[str, Any] | None]:
         """Events from now on; None is the last."""
-        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        queue: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
         if self._is_over:
             queue.put_nowait(None)
         self._queues.add(queue)
         return queue
 
-    def stop_listening(self, queue: asyncio.Queue[Event | None]) -> None:
+    def stop_listening(self, queue: asyncio.Queue[Mapping[str, Any] | None]) -> None:
         self._queues.discard(queue)
 
     def tell(self, event: str, model: str, data: Mapping[str, Any] | None = None) -> None:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from headstart.gateway.proxy import Backend
-from headstart.gateway.router.child import TENANT_HEADER, ChildProcess, OnExit, OnState
+from headstart.gateway.router.child import TENANT_HEADER, ChildProcess
 from headstart.gateway.router.downloads import Broadcast
 from headstart.gateway.router.pooled_model import (
     LOADED,
@@ -35,15 +35,6 @@ log = logging.getLogger(__name__)
 
 # seconds in the queue after which models that are never idle take no new requests for a while
 PATIENCE = 30.0
-STAGE = "text_model"  # the only one of llama-server's stages of loading that is told
-
-Describe = Callable[[Backend], Awaitable[Mapping[str, Any]]]
-"""What a model's server says of it."""
-
-Start = Callable[[ModelPreset, Sequence[str], OnState, OnExit], ChildProcess]
-
-Measure = Callable[[ModelPreset], Awaitable[Estimate]]
-"""What a model would take if no other one were loaded."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,12 +54,14 @@ class Pool:
         self,
         presets: Sequence[ModelPreset],
         limits: LoadLimits,
-        start: Start = ChildProcess,
-        measure: Measure | None = None,
+        start: Callable[..., ChildProcess] = ChildProcess,
+        measure: Callable[[ModelPreset], Awaitable[Estimate]] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`measure`: what a model would take if no other one were loaded."""
         self.events = Broadcast()
-        self.describe: Describe | None = None
+        # what a model's server says of it
+        self.describe: Callable[[Backend], Awaitable[Mapping[str, Any]]] | None = None
         self.models = {preset.name: PooledModel(preset) for preset in presets}
         self._limits = limits
         self._start_child, self._measure, self._clock = start, measure, clock
@@ -301,7 +294,8 @@ class Pool:
                 self._spawn(self._ask_what_it_is(model, model.backend))
                 self._expire_later(model)
             case "loading":
-                progress = {"stages": [STAGE], "current": STAGE, "value": state["progress"]}
+                stage = "text_model"  # the only one of llama-server's stages that is told
+                progress = {"stages": [stage], "current": stage, "value": state["progress"]}
                 self.events.tell(
                     "status_change", model.name, {"status": model.status, "progress": progress}
                 )

@@ -78,7 +78,6 @@ def _announce(urls: Sequence[str], presets: Sequence[ModelPreset]) -> None:
         print(flush=True)
 
 
-MIB = 2**20
 CACHE_RAM = "--cache-ram="
 
 
@@ -102,7 +101,7 @@ class Estimator:
         """
         command = [sys.executable, "-m", "headstart", "devices", "--json", *preset.engine_arguments]
         if self._free:
-            sizes = (f"{name}={size // MIB}" for name, size in self._free.items())
+            sizes = (f"{name}={size >> 20}" for name, size in self._free.items())
             command.append(f"--free-memory={','.join(sizes)}")
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -141,9 +140,9 @@ def read_estimate(preset: ModelPreset, facts: dict[str, Any]) -> Estimate:
     if given:
         cache_ram = int(given[-1].removeprefix(CACHE_RAM))
     else:  # an eighth of main memory, at most the default of `headstart serve`, in MiB
-        cache_ram = min(8192, usable.get(MAIN, 0) // MIB // 8)
+        cache_ram = min(8192, (usable.get(MAIN, 0) >> 20) // 8)
         arguments.append(f"{CACHE_RAM}{cache_ram}")
-    needs[MAIN] = needs.get(MAIN, 0) + cache_ram * MIB + PROCESS_BYTES
+    needs[MAIN] = needs.get(MAIN, 0) + (cache_ram << 20) + PROCESS_BYTES
     # a model that needs more than there is, because its file is mapped, takes all there is
     needs = {name: min(size, usable.get(name, size)) for name, size in needs.items()}
     return Estimate(needs, tuple(arguments), usable)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 
 import httpx2
@@ -15,7 +15,7 @@ from tests.unit.gateway.backends import running
 
 from headstart.config import ServerConfig
 from headstart.gateway.balancer import health, learned, routing
-from headstart.gateway.balancer.app import Watch, create_app
+from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import read
 from headstart.gateway.balancer.options import RoutingOptions
@@ -78,7 +78,7 @@ class Scripted:
 async def routed(
     *backends: Scripted,
     key: str | None = None,
-    watch: Watch | None = None,
+    watch: Callable[[], Coroutine[None, None, None]] | None = None,
     **options: float,
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, Fleet]]:
     """A client of a router before these backends, which rank in this order."""

@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
-from headstart.gateway.router.child import ChildProcess, OnExit, OnState
+from headstart.gateway.router.child import ChildProcess
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LOADED, LoadLimits, PooledModel
 from headstart.gateway.router.presets import CACHE, Estimate, ModelPreset
@@ -66,7 +66,11 @@ class FakeChildren:
         self.gate.set()
 
     def start(
-        self, preset: ModelPreset, arguments: Sequence[str], on_state: OnState, on_exit: OnExit
+        self,
+        preset: ModelPreset,
+        arguments: Sequence[str],
+        on_state: Callable[..., None],
+        on_exit: Callable[[int], None],
     ) -> FakeChild:
         self.log.append(f"{preset.name} started")
         child = FakeChild(self, preset.name, tuple(arguments), on_state, on_exit)

@@ -18,8 +18,10 @@ from headstart.gateway.router.pooled_model import (
     parse_memory,
 )
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
-from headstart.gateway.router.serve import MIB, Estimator, read_estimate, serve
+from headstart.gateway.router.serve import Estimator, read_estimate, serve
 from headstart.types.errors import ConfigError, ModelError
+
+MIB = 2**20
 
 
 def using(needs: dict[str, int], last_used: float = 0.0) -> PooledModel:
