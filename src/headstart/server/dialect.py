@@ -29,7 +29,7 @@ from headstart.server.results import (
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.text.toolcalls.answer_format import AnswerParser
-from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, ToolCall
+from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, Content, ToolCall
 from headstart.text.utf8 import Utf8Decoder
 from headstart.types.request import (
     Event,
@@ -53,7 +53,7 @@ class Piece:
     tokens: Sequence[int] = ()
     logprobs: Sequence[TokenLogprob] = ()
     emissions: Sequence[Emission] = ()  # if the body asks for provenance
-    events: Sequence[AnswerEvent] = ()  # if a parser reads the text
+    events: Sequence[AnswerEvent] = ()  # what the text says
 
 
 @dataclass(slots=True)
@@ -103,20 +103,21 @@ class Choice:
         self._parts.append(text)
         emissions = [] if event.step is None else [(len(self.emissions), event)]
         self.emissions += emissions
-        events = self._read(self.parser.feed(text)) if self.parser else ()
-        return Piece(text, event.tokens, event.logprobs, emissions, events)
+        return Piece(text, event.tokens, event.logprobs, emissions, self._read(text))
 
     def _end(self, event: FinishEvent) -> Piece:
         """Finish; the piece holds the rest of an incomplete character."""
         self.finish = event
         rest = self._decoder.finish()
         self.text = "".join(self._parts) + rest
-        if self.parser is None:
-            return Piece(rest)
-        return Piece(rest, events=self._read(self.parser.feed(rest) + self.parser.finish()))
+        return Piece(rest, events=self._read(rest))
 
-    def _read(self, events: Sequence[AnswerEvent]) -> Sequence[AnswerEvent]:
+    def _read(self, text: str) -> Sequence[AnswerEvent]:
         """Add to the message; calls without an id of the model's own get one."""
+        if self.parser is None:
+            events: list[AnswerEvent] = [Content(text)] if text else []
+        else:
+            events = self.parser.feed(text) + (self.parser.finish() if self.finish else [])
         named = [
             dataclasses.replace(event, call_id="call_" + secrets.token_hex(12))
             if isinstance(event, CallBegin) and not event.call_id
@@ -239,9 +240,8 @@ class SingleDialect(Dialect):
         """The chunk that carries a piece."""
 
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
-        shown = piece.text if choice.parser is None else piece.events
         per_token = piece.tokens and (self.body.return_tokens or self.body.provenance)
-        return [self.delta(choice, piece)] if shown or piece.logprobs or per_token else []
+        return [self.delta(choice, piece)] if piece.events or piece.logprobs or per_token else []
 
     def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
         return [self.delta(choice, Piece()) | self.prompt_progress(event)]

@@ -260,8 +260,6 @@ class OllamaDialect(Dialect):
         return self.encode({"error": body["error"]["message"]})
 
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
-        if choice.parser is None:
-            return [self._line(self._fields(piece.text), is_done=False)] if piece.text else []
         lines = []
         for event in piece.events:
             match event:
@@ -280,8 +278,7 @@ class OllamaDialect(Dialect):
     def whole(self) -> Chunk:
         (choice,) = self.choices
         found = choice.message
-        content = choice.text if choice.parser is None else found.content
-        fields = self._fields(content, found.thoughts, found.calls)
+        fields = self._fields(found.content, found.thoughts, found.calls)
         return self._line(fields, is_done=True) | self._end(choice)
 
     def _calls(self, choice: Choice, end: int) -> list[Chunk]:
