@@ -231,6 +231,15 @@ class Dialect(ABC):
             logprobs, self.call.model.vocab, is_post_sampling=choice.request.post_sampling_probs
         )
 
+    def numbers(self) -> Chunk:
+        """Additions to OpenAI's formats: timings, acceptance, and the seed that was used."""
+        stats = sum_stats([choice.stats for choice in self.choices])
+        return {
+            "timings": timings(stats),
+            "metrics": speculative_metrics(stats, is_whole=self.body.return_metrics),
+            "seed": self.choices[0].request.sampling.seed,
+        }
+
 
 class SingleDialect(Dialect):
     """A format in which a piece is one chunk."""
@@ -269,7 +278,7 @@ class OpenAIDialect(SingleDialect):
         if all(one.finish for one in self.choices):
             if self.body.stream_options.include_usage:
                 chunks.append(self.frame(self.chunk_kind, []) | {"usage": self.usage()})
-            chunks[-1] |= self._numbers()
+            chunks[-1] |= self.numbers()
         return chunks
 
     def whole(self) -> Chunk:
@@ -279,7 +288,7 @@ class OpenAIDialect(SingleDialect):
             entries.append(
                 self.entry(choice, piece, is_whole=True) | {"finish_reason": choice.finish_reason}
             )
-        return self.frame(self.whole_kind, entries) | {"usage": self.usage()} | self._numbers()
+        return self.frame(self.whole_kind, entries) | {"usage": self.usage()} | self.numbers()
 
     def frame(self, kind: str, choices: list[Chunk]) -> Chunk:
         """An object with these `choices`."""
@@ -297,14 +306,8 @@ class OpenAIDialect(SingleDialect):
         num_prompts = len({id(choice.prompt) for choice in self.choices})
         return usage([choice.stats for choice in self.choices], num_prompts)
 
-    def _numbers(self) -> Chunk:
-        """Additions to OpenAI's formats: timings, acceptance, and the seed that was used."""
-        stats = sum_stats([choice.stats for choice in self.choices])
-        numbers = {
-            "timings": timings(stats),
-            "metrics": speculative_metrics(stats, is_whole=self.body.return_metrics),
-            "seed": self.choices[0].request.sampling.seed,
-        }
+    def numbers(self) -> Chunk:
+        numbers = super().numbers()
         if self.body.provenance:
             emissions = [choice.emissions for choice in self.choices]
             numbers["counterfactual"] = counterfactual(emissions)

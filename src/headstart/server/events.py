@@ -17,7 +17,7 @@ from headstart.server.model import Service
 from headstart.server.routing import Routes
 from headstart.server.status import slot_state, speculation_state
 from headstart.structures.rss import resident_bytes
-from headstart.structures.tenants import may_take
+from headstart.structures.tenants import counted, may_take
 from headstart.types.errors import QuotaError
 from headstart.types.report import WorkerReport
 
@@ -41,41 +41,34 @@ class EventFeed:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._listeners: Counter[str] = Counter()  # by tenant
+        self.listeners: Counter[str] = Counter()  # by tenant
         self._latest = b""  # state, rendered
         self._changed = asyncio.Event()  # of the next state, or of the end
         self._is_stopped = False
         # counts of the last three minutes, for those who begin to listen
         self._history: deque[Counts] = deque(maxlen=90)
 
-    def join(self, tenant: str, *, is_alone: bool) -> None:
-        """Count a listener; each must `leave`. `is_alone`: there are no other tenants.
+    def check_place(self, tenant: str, *, is_alone: bool) -> None:
+        """Check that there is a place for a listener. `is_alone`: there are no other tenants.
 
         Raises:
             ApiError: there are too many.
             QuotaError: the tenant must leave as many places to others as it has.
         """
-        if not is_alone and not may_take(self._listeners, tenant, MAX_LISTENERS):
+        if not is_alone and not may_take(self.listeners, tenant, MAX_LISTENERS):
             raise QuotaError(
                 "listeners",
-                f"you have {self._listeners[tenant]} of {MAX_LISTENERS} places for clients of "
+                f"you have {self.listeners[tenant]} of {MAX_LISTENERS} places for clients of "
                 "/events, and as many must stay free for other tenants; poll /slots or /metrics",
                 RETRY_SECONDS,
             )
-        if self._listeners.total() >= MAX_LISTENERS:
+        if self.listeners.total() >= MAX_LISTENERS:
             raise ApiError(
                 503,
                 f"{MAX_LISTENERS} clients listen to /events, and no more can; try again when one "
                 "has left, or poll /slots or /metrics",
                 retry_after=RETRY_SECONDS,
             )
-        self._listeners[tenant] += 1
-
-    def leave(self, tenant: str) -> None:
-        """A listener has gone."""
-        self._listeners[tenant] -= 1
-        if not self._listeners[tenant]:
-            del self._listeners[tenant]
 
     async def listen(self) -> AsyncIterator[bytes]:
         """The state and the last minutes, then each new state; a slow listener skips some."""
@@ -91,7 +84,7 @@ class EventFeed:
         """Make states while somebody listens, and keep the counts of the last minutes."""
         while True:
             report = await self._service.worker.report()
-            if self._listeners:
+            if self.listeners:
                 self._latest = sse.event(self._state(report))
                 self._changed.set()
                 self._changed = asyncio.Event()
@@ -134,14 +127,12 @@ class _Listening(StreamingResponse):
 
     def __init__(self, feed: EventFeed, scope: Scope) -> None:
         self._feed, self._tenant = feed, scope["headstart.namespace"]
-        feed.join(self._tenant, is_alone=not scope["headstart.has_tenants"])
+        feed.check_place(self._tenant, is_alone=not scope["headstart.has_tenants"])
         super().__init__(feed.listen(), media_type="text/event-stream", headers=sse.HEADERS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
+        with counted(self._feed.listeners, self._tenant):
             await super().__call__(scope, receive, send)
-        finally:
-            self._feed.leave(self._tenant)
 
 
 def _speed(history: Iterable[Counts], now: Counts) -> float:

@@ -24,7 +24,7 @@ from headstart.server.extras import Extras
 from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import prefixed
 from headstart.server.websites import ANY, WebsitePolicy
-from headstart.structures.tenants import may_take, namespace_of_key, namespace_of_tenant
+from headstart.structures.tenants import counted, may_take, namespace_of_key, namespace_of_tenant
 from headstart.types.errors import ConfigError, QuotaError
 
 
@@ -78,14 +78,8 @@ class Guard:
         if is_preflight:
             await self._preflight(headers)(scope, receive, send)
             return
-        tenant = scope["headstart.namespace"]
-        self._running[tenant] += 1
-        try:
+        with counted(self._running, scope["headstart.namespace"]):
             await self._app(scope, self._limited(receive, headers), send)
-        finally:
-            self._running[tenant] -= 1
-            if not self._running[tenant]:
-                del self._running[tenant]
 
     def _admit(self, scope: Scope, headers: Headers) -> bool:
         """Check key and readiness, and set the request's namespace.

@@ -6,8 +6,8 @@ import asyncio
 import hashlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
@@ -18,6 +18,7 @@ from starlette.requests import Request as HttpRequest
 from headstart.config import Config, ServerConfig
 from headstart.server.kept import KeptStreams, ResponseStore
 from headstart.server.threads import Threads
+from headstart.structures.tenants import counted
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.find import find_format
@@ -105,8 +106,7 @@ class Service:
         self.started_at, config = self.clock(), self.config
         self.responses = ResponseStore(config.tenant_responses, config.tenant_responses_mb << 20)
 
-    @contextmanager
-    def holding(self, tenant: str, count: int) -> Iterator[None]:
+    def holding(self, tenant: str, count: int) -> AbstractContextManager[None]:
         """Count requests while they wait or run.
 
         Those that cannot fit are refused here: an engine that is sent hundreds of them to refuse
@@ -121,13 +121,7 @@ class Service:
                 f"{self._num_held[tenant]} of your requests wait or run, and {count} more do not "
                 f"fit the {most} that --max-queue and the slots allow; try again later"
             )
-        self._num_held[tenant] += count
-        try:
-            yield
-        finally:
-            self._num_held[tenant] -= count
-            if not self._num_held[tenant]:
-                del self._num_held[tenant]
+        return counted(self._num_held, tenant, count)
 
     def why_not_ready(self, *, with_details: bool = True) -> str | None:
         """Why requests cannot be answered now; None if they can.

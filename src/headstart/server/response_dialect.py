@@ -11,7 +11,6 @@ from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece
 from headstart.server.kept import Item
 from headstart.server.responses_body import ResponsesBody
-from headstart.server.results import speculative_metrics, timings
 from headstart.server.schemas import ChatBody
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
@@ -128,7 +127,7 @@ class ResponsesDialect(Dialect):
         closed = [*opened, *self._close()]
         response = self._finish(choice)
         end = {"type": f"response.{response['status']}", "response": response}
-        return [*closed, end | self._numbers(choice)]
+        return [*closed, end | self.numbers()]
 
     def whole(self) -> dict[str, Any]:
         (choice,) = self.choices
@@ -142,7 +141,7 @@ class ResponsesDialect(Dialect):
             events += [CallBegin(index, one.name, one.call_id), CallArguments(index, one.arguments)]
         self.deltas(choice, Piece("", logprobs=choice.logprobs, events=events))
         self._close()
-        return self._finish(choice) | self._numbers(choice)
+        return self._finish(choice) | self.numbers()
 
     def _finish(self, choice: Choice) -> dict[str, Any]:
         """Keep and return the finished response."""
@@ -194,14 +193,6 @@ class ResponsesDialect(Dialect):
             "output_tokens": stats.num_emitted,
             "output_tokens_details": {"reasoning_tokens": min(num_thoughts, stats.num_emitted)},
             "total_tokens": stats.num_prompt + stats.num_emitted,
-        }
-
-    def _numbers(self, choice: Choice) -> dict[str, Any]:
-        """Additions to OpenAI's format: timings, acceptance, and the seed that was used."""
-        return {
-            "timings": timings(choice.stats),
-            "metrics": speculative_metrics(choice.stats, is_whole=self.body.return_metrics),
-            "seed": choice.request.sampling.seed,
         }
 
 

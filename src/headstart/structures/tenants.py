@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from operator import itemgetter
 from typing import Generic, TypeVar
 
@@ -54,6 +55,18 @@ def who_gives_way(held: Mapping[str, int], tenant: str, amount: int = 1) -> str 
 def may_take(held: Counter[str], tenant: str, places: int) -> bool:
     """Whether a tenant may hold one more of so many places, and leave as many to the others."""
     return held[tenant] < places - held.total()
+
+
+@contextmanager
+def counted(held: Counter[str], tenant: str, number: int = 1) -> Iterator[None]:
+    """Count what a tenant holds for as long as the context lasts."""
+    held[tenant] += number
+    try:
+        yield
+    finally:
+        held[tenant] -= number
+        if not held[tenant]:
+            del held[tenant]
 
 
 def in_turns(items: Iterable[Item], tenant: Callable[[Item], str]) -> list[Item]:
