@@ -131,12 +131,15 @@ def test_blocks_become_messages_in_their_order() -> None:
         ("messages", [{"role": "user", "content": [{"type": "x"}]}], "block of type 'x'"),
         ("tools", [{"name": "web", "type": "web_search"}], "must have a name and an input_schema"),
         ("tool_choice", {"type": "x"}, "tool_choice.type is 'x'"),
+        ("tool_choice", {"type": ["x"]}, r"tool_choice.type is \['x'\]"),
+        ("chat_template_kwargs", "x", "chat_template_kwargs is 'x' but must be an object"),
         ("system", 5, "system must be a text"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(field: str, value: Any, says: str) -> None:
+    fields = {"messages": MESSAGES, "thinking": {"type": "enabled"}, field: value}
     with pytest.raises(HeadstartError, match=says):
-        chat_body(MessagesBody.model_validate({"messages": MESSAGES, field: value}))
+        chat_body(MessagesBody.model_validate(fields))
 
 
 def test_a_list_without_messages_is_a_silent_user(client):

@@ -90,7 +90,8 @@ def chat_body(body: MessagesBody) -> ChatBody:
         if is_on and body.thinking.get("budget_tokens") is not None:
             data["reasoning_budget_tokens"] = body.thinking["budget_tokens"]
         kwargs = data.get("chat_template_kwargs") or {}
-        data["chat_template_kwargs"] = {"enable_thinking": is_on} | kwargs
+        if isinstance(kwargs, dict):  # else the chat's body is refused for it
+            data["chat_template_kwargs"] = {"enable_thinking": is_on} | kwargs
     return make_body(ChatBody, data)
 
 
@@ -212,14 +213,16 @@ def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def _tool_choice(choice: dict[str, Any]) -> dict[str, Any]:
-    kinds: dict[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
-    kind = choice.get("type")
-    if kind == "tool":
-        wanted: Any = {"type": "function", "function": {"name": choice.get("name")}}
-    elif kind in kinds:
-        wanted = kinds[kind]
-    else:
-        raise wrong_value("tool_choice.type", kind, "auto, any, tool or none")
+    wanted: Any
+    match choice.get("type"):
+        case "tool":
+            wanted = {"type": "function", "function": {"name": choice.get("name")}}
+        case "any":
+            wanted = "required"
+        case "auto" | "none" as wanted:
+            pass
+        case kind:
+            raise wrong_value("tool_choice.type", kind, "auto, any, tool or none")
     data: dict[str, Any] = {"tool_choice": wanted}
     if choice.get("disable_parallel_tool_use"):
         data["parallel_tool_calls"] = False
