@@ -114,8 +114,8 @@ class ProcessTransport:
         Raises:
             CapacityError: the engine takes nothing and too many requests wait for it.
         """
-        if self._sender is not None:
-            self._sender.send(command)
+        if (sender := self._sender) is not None:  # `close` asks in a thread of its own
+            sender.send(command)
 
     def close(self) -> None:
         """Stop the engine between two steps; one that takes too long, or still loads, is killed."""
