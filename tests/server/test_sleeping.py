@@ -97,10 +97,9 @@ async def test_a_request_that_comes_as_the_time_is_over_keeps_the_model() -> Non
     await worker.start()
     timer = IdleTimer(worker, 60)
     timer._sleep()
-    await timer.begin()
-    await asyncio.sleep(0.01)
-    assert worker.status == "ready"
-    timer.end()
+    async with timer.awake():
+        await asyncio.sleep(0.01)
+        assert worker.status == "ready"
     await worker.close()
 
 

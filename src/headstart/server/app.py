@@ -159,20 +159,21 @@ class IdleTimer:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def begin(self) -> None:
-        """Note a request and load the model if it is not loaded.
+    @asynccontextmanager
+    async def awake(self) -> AsyncIterator[None]:
+        """Load the model if it is not loaded, and keep it loaded.
 
         Raises:
             UnavailableError: it cannot be loaded.
         """
         self._num_running += 1
         self._cancel()
-        await self._worker.wake()
-
-    def end(self) -> None:
-        """Note the end of a request."""
-        self._num_running -= 1
-        self.restart()
+        try:
+            await self._worker.wake()
+            yield
+        finally:
+            self._num_running -= 1
+            self.restart()
 
     def restart(self) -> None:
         """Start the time again."""
@@ -204,13 +205,9 @@ def waking(app: ASGIApp, *, timer: IdleTimer) -> ASGIApp:
             await app(scope, receive, send)
             return
         try:
-            try:
-                await timer.begin()
-            except HeadstartError as error:
-                await error_response(error)(scope, receive, send)
-                return
-            await app(scope, receive, send)
-        finally:
-            timer.end()
+            async with timer.awake():
+                await app(scope, receive, send)
+        except HeadstartError as error:  # the app answers its own errors
+            await error_response(error)(scope, receive, send)
 
     return answer
