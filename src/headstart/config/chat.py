@@ -14,6 +14,8 @@ from typing import Any
 from headstart.config.fields import option
 from headstart.types.errors import ConfigError
 
+REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatConfig:
@@ -32,7 +34,7 @@ class ChatConfig:
         "auto",
         "where reasoning goes: none leaves it in the content, the others put it into "
         "reasoning_content",
-        choices=("none", "auto", "deepseek", "deepseek-legacy"),
+        choices=REASONING_FORMATS,
     )
     reasoning_budget: int = option(
         -1, "tokens after which reasoning is ended: -1 for no limit, 0 for no reasoning"

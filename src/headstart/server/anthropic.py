@@ -21,7 +21,6 @@ from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.types.errors import RequestError
 
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 # fields of chat that are taken unchanged
 _SAME = (
     "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "seed", "min_p",
@@ -310,7 +309,8 @@ class MessagesDialect(Dialect):
         return self._message(choice) | {"content": blocks, "usage": _usage(choice)}
 
     def _message(self, choice: Choice) -> Chunk:
-        reason = STOP_REASONS.get(choice.finish_reason or "")
+        reasons = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+        reason = reasons.get(choice.finish_reason or "")
         word = choice.finish.stopping_word if choice.finish else ""
         return {
             "id": self.call.id,

@@ -33,8 +33,7 @@ def _whole(value: Any) -> Any:
 
 
 # larger JSON numbers are not exact, and orjson cannot write them back
-MAX_INT = 2**53
-Int = Annotated[int, BeforeValidator(_whole), Field(ge=-MAX_INT, le=MAX_INT)]
+Int = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**53), le=2**53)]
 Seed = Annotated[int, BeforeValidator(_whole), Field(ge=-(2**63), lt=2**64)]
 Count = Annotated[
     Int, BeforeValidator(lambda value: int(value) if isinstance(value, bool) else value)

@@ -17,8 +17,6 @@ from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import ConfigError, RequestError
 
-FORMATS = ("text", "json_object", "json_schema")
-
 
 def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
     """The one constraint of a body; None if it has none.
@@ -91,9 +89,9 @@ def _given(text: str | None, file: str | None, flag: str) -> str | None:
 
 
 def _from_format(value: dict[str, Any]) -> Constraint | None:
-    kind = value.get("type", "text")
-    if kind not in FORMATS:
-        raise wrong_value("response_format.type", kind, f"one of {', '.join(FORMATS)}")
+    kind, kinds = value.get("type", "text"), ("text", "json_object", "json_schema")
+    if kind not in kinds:
+        raise wrong_value("response_format.type", kind, f"one of {', '.join(kinds)}")
     if kind == "text":
         return None
     if kind == "json_object" and value.get("schema") is None:

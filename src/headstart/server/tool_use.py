@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from headstart.config.chat import REASONING_FORMATS
 from headstart.server.conversation import RenderedChat, chat_thoughts, read_tools, thought_marks
 from headstart.server.dialect import Choice
 from headstart.server.errors import shorten, wrong_value
@@ -24,10 +25,6 @@ from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ThoughtMarks
 from headstart.types.errors import RequestError
 
-REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
-# for required calls of models without a form of their own, or whose form cannot be required
-PLAIN_CALLS = MarkedCalls("json", JsonCall(), is_parallel=False)
-
 
 def prepare_reading(
     body: ChatBody, model: ServedModel, chat: RenderedChat, choices: Sequence[Choice]
@@ -37,7 +34,9 @@ def prepare_reading(
     mode, names = _tool_choice(body, tools)
     answer_format = model.answer_format
     if mode == "required" and answer_format.calls is None:
-        answer_format = AnswerFormat(thinking=answer_format.thinking, calls=PLAIN_CALLS)
+        # the model has no form of its own, or one that cannot be required
+        calls = MarkedCalls("json", JsonCall(), is_parallel=False)
+        answer_format = AnswerFormat(thinking=answer_format.thinking, calls=calls)
     options = ReadOptions(
         splits_thoughts=_reasoning_format(body, model) != "none",
         reads_calls=bool(tools) and mode != "none" and body.parse_tool_calls,
