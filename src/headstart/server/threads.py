@@ -12,6 +12,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from starlette.types import Receive
@@ -32,42 +33,28 @@ class ClientGoneError(Exception):
 
 
 class _Job:
-    def __init__(
-        self,
-        function: Callable[[], Any],
-        future: asyncio.Future[Any],
-        loop: asyncio.AbstractEventLoop,
-        tenant: str,
-    ) -> None:
-        self.function, self.future, self.loop, self.tenant = function, future, loop, tenant
+    def __init__(self, function: Callable[[], Any], tenant: str) -> None:
+        self.function, self.tenant = function, tenant
+        self.future: Future[Any] = Future()
         self.is_abandoned = False
 
     def run(self) -> None:
-        result: Any = None
-        error: Exception | None = None
+        if not self.future.set_running_or_notify_cancel():
+            return
         try:
             with watched(self._check):
                 result = self.function()
         except RecursionError:  # caused by the nesting of a body
-            error = RequestError("the body is nested too deep to be read; send less")
-        except Exception as caught:
-            error = caught
-        try:
-            self.loop.call_soon_threadsafe(self._settle, result, error)
-        except RuntimeError:  # the loop is closed: the server ended
-            return
+            words = "the body is nested too deep to be read; send less"
+            self.future.set_exception(RequestError(words))
+        except Exception as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
 
     def _check(self, amount: int) -> None:
         if self.is_abandoned:
             raise AbandonedError
-
-    def _settle(self, result: Any, error: Exception | None) -> None:
-        if self.future.done():
-            return
-        if error is not None:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
 
 
 class Threads:
@@ -92,12 +79,11 @@ class Threads:
         Raises:
             CapacityError: too many jobs wait.
         """
-        loop = asyncio.get_running_loop()
-        job = _Job(function, loop.create_future(), loop, tenant)
+        job = _Job(function, tenant)
         with self._changed:
             self._queue(job)
         try:
-            result: T = await job.future
+            result: T = await asyncio.wrap_future(job.future)
             return result
         finally:
             job.is_abandoned = True
