@@ -39,7 +39,7 @@ class Connection(asyncio.Protocol):
         self._num_buffered = self._num_unused = 0
         self._has_head = self._is_complete = self._is_kept = self._is_lost = False
         self._ends_with_connection = self._is_head_only = False
-        self._waiting: asyncio.Future[None] | None = None
+        self._changed = asyncio.Event()  # not set while the caller waits
 
     def send(self, head: bytes, body: bytes, *, is_head_only: bool) -> None:
         """Send a request and forget the answer to the one before."""
@@ -85,7 +85,7 @@ class Connection(asyncio.Protocol):
 
     def is_silent(self, seconds: float) -> bool:
         """Whether the caller has waited for so long without receiving anything."""
-        return self._waiting is not None and time.monotonic() - self.used_at >= seconds
+        return not self._changed.is_set() and time.monotonic() - self.used_at >= seconds
 
     def close(self) -> None:
         """End the connection at once, whatever is on its way."""
@@ -97,18 +97,12 @@ class Connection(asyncio.Protocol):
         if self._is_lost:
             raise BackendError(f"{self._name} {if_lost}")
         self.used_at = time.monotonic()
-        self._waiting = asyncio.get_running_loop().create_future()
+        self._changed.clear()
         try:
             async with asyncio.timeout(self._silence_seconds):
-                await self._waiting
+                await self._changed.wait()
         except TimeoutError:
             raise BackendError(f"{self._name} {if_late}") from None
-        finally:
-            self._waiting = None
-
-    def _wake(self) -> None:
-        if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_result(None)
 
     # asyncio
 
@@ -126,13 +120,13 @@ class Connection(asyncio.Protocol):
             self.close()
         if self._num_unused > MAX_HEAD:  # httptools would keep an endless head
             self.close()
-        self._wake()
+        self._changed.set()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._has_head and self._ends_with_connection and exc is None and not self._is_lost:
             self._is_complete = True
         self._is_lost = True
-        self._wake()
+        self._changed.set()
 
     # httptools
 

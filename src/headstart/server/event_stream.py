@@ -54,8 +54,8 @@ class EventStream:
         self._num_unread = 0  # tokens and alternatives in `_unread`
         self._num_running = len(requests)
         self._loop = asyncio.get_running_loop()
-        self._waiter: asyncio.Future[None] | None = None  # of `take`
-        self._waits_since = 0.0
+        self._changed = asyncio.Event()  # not set while `take` waits
+        self._waits_since = self._loop.time()
         self._alarm: asyncio.TimerHandle | None = None
         self._watcher: asyncio.Task[None] | None = None
 
@@ -102,11 +102,9 @@ class EventStream:
             HeadstartError: a request failed.
         """
         if not self._unread and self._failure is None:
-            self._waiter, self._waits_since = self._loop.create_future(), self._loop.time()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            self._changed.clear()
+            self._waits_since = self._loop.time()
+            await self._changed.wait()
         if self._failure is not None and not self._unread:
             raise self._failure
         taken = [self._unread.popleft() for _ in range(min(len(self._unread), MOST_AT_ONCE))]
@@ -118,16 +116,12 @@ class EventStream:
     def _watch_silence(self, max_silence: float) -> None:
         """Wake `take` after so long a wait. A timer for each wait would take 5 us a token."""
         left = max_silence
-        if self._waiter is not None:
+        if not self._changed.is_set():
             left -= self._loop.time() - self._waits_since
             if left <= 0.0:
-                self._wake()
+                self._changed.set()
                 left = max_silence
         self._alarm = self._loop.call_later(left, self._watch_silence, max_silence)
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     def _deliver(self, index: int, event: Event | HeadstartError) -> None:
         if isinstance(event, HeadstartError):
@@ -138,7 +132,7 @@ class EventStream:
             self._drop_reader()
             return
         self._unread.append((index, event))
-        self._wake()
+        self._changed.set()
 
     def _drop_reader(self) -> None:
         """End the call of a client that does not read."""
@@ -154,7 +148,7 @@ class EventStream:
     def _fail(self, error: Exception) -> None:
         """Keep the first failure, which `take` raises after the events before it."""
         self._failure = self._failure or error
-        self._wake()
+        self._changed.set()
 
     def _cancel(self) -> None:
         """Cancel the requests; the worker ignores those that are over."""
