@@ -86,6 +86,8 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("n", 0, "from 1 to 4"),
         ("n", 5, "the number of slots"),
         ("stop", 5, "stop must be"),
+        ("lora", "adapter.gguf", "lora is 'adapter.gguf' but must be a list"),
+        ("lora", [{"id": 0, "scale": "much"}], "lora.0.scale is 'much' but must be a number"),
         ("stop", ["a", 1], "stop must be"),
         ("stop", ["a"] * 65, "at most 64"),
         ("stop", "x" * 2000, "2000 bytes but at most 1024"),
@@ -143,7 +145,6 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
     [
         {"mirostat": 2},
         {"lora": [{"id": 0, "scale": 1.0}]},
-        {"lora": "adapter.gguf"},
         {"adaptive_target": 0.5},
         {"adaptive_target": 0},
         {

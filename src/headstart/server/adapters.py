@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, RootModel
+from pydantic import RootModel
 from starlette.requests import Request as HttpRequest
 
-from headstart.server.body import read_json, receive_body
-from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.limits import MAX_ENTRIES, check_length
+from headstart.server.body import make_body, read_json, receive_body
+from headstart.server.errors import not_supported
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
+from headstart.server.schemas import AdapterScale, GenerationBody
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 
 Scales = tuple[float, ...]
 
 routes = Routes()
-
-
-class AdapterScale(BaseModel):
-    """An adapter's id and scale."""
-
-    id: int
-    scale: float
 
 
 class AdapterScales(RootModel[list[AdapterScale]]):
@@ -51,7 +43,8 @@ async def set_adapters(http: HttpRequest) -> dict[str, bool]:
     wanted = read_json(await receive_body(http))
     if not isinstance(wanted, list):
         raise RequestError("Request body must be an array")
-    service.adapter_scales = read_scales(wanted, service.info)
+    lora = make_body(GenerationBody, {"lora": wanted}).lora
+    service.adapter_scales = read_scales(lora or (), service.info)
     return {"success": True}
 
 
@@ -60,14 +53,14 @@ def loaded_scales(info: WorkerInfo) -> Scales:
     return tuple(float(adapter["scale"]) for adapter in info.adapters)
 
 
-def request_scales(lora: Any, default: Scales | None, info: WorkerInfo) -> Scales:
+def request_scales(
+    lora: Sequence[AdapterScale] | None, default: Scales | None, info: WorkerInfo
+) -> Scales:
     """The scales of a request with this field; () stands for those of the command line.
 
     Raises:
-        HeadstartError: the field has the wrong form, or names an unknown adapter.
+        ApiError: the field names an unknown adapter.
     """
-    if lora is not None and not isinstance(lora, list):
-        raise not_supported(f'lora is {shorten(lora)} but must be [{{"id": 0, "scale": 0.5}}, ...]')
     scales = read_scales(lora, info) if lora else default
     return () if scales is None or scales == loaded_scales(info) else scales
 
@@ -84,34 +77,21 @@ def described_scales(scales: Scales, info: WorkerInfo) -> list[dict[str, Any]]:
     return [{"id": i, "scale": scale} for i, scale in enumerate(scales or loaded_scales(info))]
 
 
-def read_scales(entries: Sequence[Any], info: WorkerInfo) -> Scales:
+def read_scales(entries: Sequence[AdapterScale], info: WorkerInfo) -> Scales:
     """A scale for each adapter; 0 for those not named.
 
     Raises:
-        HeadstartError: an entry has the wrong form, or names an unknown adapter.
+        ApiError: an entry names an unknown adapter.
     """
-    check_length("lora", entries, MAX_ENTRIES)
     scales = [0.0] * len(info.adapters)
-    for index, entry in enumerate(entries):
-        number, scale = _read(f"lora.{index}", entry)
-        if 0 <= number < len(scales):
-            scales[number] = scale
-        elif scale:
+    for index, one in enumerate(entries):
+        if 0 <= one.id < len(scales):
+            scales[one.id] = one.scale
+        elif one.scale:
             there = (
                 f"the adapters are 0 to {len(scales) - 1}"
                 if scales
                 else "this server has no adapters; start it with --lora"
             )
-            raise not_supported(f"lora.{index}.id is {number} but {there}")
+            raise not_supported(f"lora.{index}.id is {one.id} but {there}")
     return tuple(scales)
-
-
-def _read(where: str, entry: Any) -> tuple[int, float]:
-    if not isinstance(entry, Mapping):
-        raise not_supported(f"{where} is {shorten(entry)} but must be an object with id and scale")
-    number, scale = entry.get("id", -1), entry.get("scale", 0.0)
-    if isinstance(number, bool) or not isinstance(number, int):
-        raise wrong_value(f"{where}.id", number, "a whole number")
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not math.isfinite(scale):
-        raise wrong_value(f"{where}.scale", scale, "a number")
-    return number, float(scale)

@@ -47,6 +47,13 @@ class SpeculativeBody(Body):
     )
 
 
+class AdapterScale(Body):
+    """An adapter's id and scale."""
+
+    id: Int = -1
+    scale: float = Field(0.0, allow_inf_nan=False)
+
+
 class StreamOptions(Body):
     """How to stream."""
 
@@ -109,8 +116,8 @@ class GenerationBody(SamplingBody):
     speculative: SpeculativeBody = SpeculativeBody()
     mirostat: Int = Field(0, description="only 0")
     adaptive_target: float | None = Field(None, description="only below 0, which is off")
-    lora: Any = Field(
-        None, description="[{id, scale}]: LoRA adapters; those that are not named are off"
+    lora: list[AdapterScale] | None = Field(
+        None, description="LoRA adapters; those that are not named are off"
     )
     reasoning_budget_tokens: Int | None = Field(
         None,
