@@ -27,9 +27,9 @@ def read_constraint(body: GenerationBody, vocab: Vocab) -> Constraint | None:
     readers: dict[str, Callable[[Any], Constraint | None]] = {
         "response_format": _from_format,
         "json_schema": lambda value: _schema("json_schema", value),
-        "grammar": lambda value: _text("grammar", value, _grammar_kind(value)),
-        "regex": lambda value: _text("regex", value, ConstraintKind.REGEX),
-        "lark": lambda value: _text("lark", value, ConstraintKind.LARK),
+        "grammar": _grammar,
+        "regex": lambda value: Constraint(kind=ConstraintKind.REGEX, text=value),
+        "lark": lambda value: Constraint(kind=ConstraintKind.LARK, text=value),
     }
     found: dict[str, Constraint] = {}
     for name, read in readers.items():
@@ -71,7 +71,7 @@ def default_constraint(config: SamplingConfig) -> Constraint | None:
     schema = _given(config.json_schema, config.json_schema_file, "--json-schema-file")
     try:
         if grammar:
-            return _text("--grammar", grammar, _grammar_kind(grammar))
+            return _grammar(grammar)
         return _schema("--json-schema", orjson.loads(schema)) if schema else None
     except RequestError as error:
         raise ConfigError(str(error)) from error
@@ -113,16 +113,10 @@ def _schema(field: str, value: Any) -> Constraint:
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=orjson.dumps(value).decode())
 
 
-def _text(field: str, value: Any, kind: ConstraintKind) -> Constraint:
-    if not isinstance(value, str):
-        raise wrong_value(field, value, "a text")
-    return Constraint(kind=kind, text=value)
-
-
-def _grammar_kind(value: Any) -> ConstraintKind:
+def _grammar(text: str) -> Constraint:
     """Lark if it begins with %llguidance, as at llama-server; else GBNF."""
-    is_lark = isinstance(value, str) and value.lstrip().startswith("%llguidance")
-    return ConstraintKind.LARK if is_lark else ConstraintKind.GBNF
+    is_lark = text.lstrip().startswith("%llguidance")
+    return Constraint(kind=ConstraintKind.LARK if is_lark else ConstraintKind.GBNF, text=text)
 
 
 def _triggers(body: GenerationBody, vocab: Vocab) -> tuple[bytes, ...]:

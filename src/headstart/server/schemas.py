@@ -151,9 +151,9 @@ class GenerationBody(SamplingBody):
         None, description="type text, json_object or json_schema"
     )
     json_schema: Any = Field(None, description="the answer is JSON of this schema")
-    grammar: Any = Field(None, description="GBNF; Lark if it begins with %llguidance")
-    regex: Any = Field(None, description="the whole answer matches it; Rust's syntax")
-    lark: Any = Field(None, description="a grammar in llguidance's Lark")
+    grammar: str | None = Field(None, description="GBNF; Lark if it begins with %llguidance")
+    regex: str | None = Field(None, description="the whole answer matches it; Rust's syntax")
+    lark: str | None = Field(None, description="a grammar in llguidance's Lark")
     grammar_lazy: bool = Field(
         False, description="the constraint begins at one of grammar_triggers"
     )
