@@ -128,29 +128,35 @@ class EmbeddingQueue:
                 f"an image has more than {self.engine.max_batch_tokens} tokens, which are embedded "
                 "at once; start with a larger --ubatch-size"
             )
-        while self._jobs and self._num_waiting + request.num_tokens > MAX_WAITING:
-            self._make_place(request)
+        self._make_room(request)
         self._jobs.append(_Texts(request, self._clock(), chunks))
 
-    @property
-    def _num_waiting(self) -> int:
-        return sum(job.request.num_tokens for job in self._jobs)
+    def _make_room(self, request: EmbeddingRequest) -> None:
+        """Refuse the newest requests of the tenants that have most tokens here, for another's.
 
-    def _make_place(self, request: EmbeddingRequest) -> None:
-        """Refuse the newest request of the tenant that has most tokens here, for another's."""
-        held: Counter[str] = Counter()
-        for job in self._jobs:
-            held[job.tenant] += job.request.num_tokens
-        most = who_gives_way(held, tenant_of(request.namespace), request.num_tokens)
-        if most is None:
-            raise CapacityError(f"{self._num_waiting} tokens wait to be embedded; try again later")
-        last = max((job for job in self._jobs if job.tenant == most), key=lambda job: job.submitted)
-        words = (
-            f"{held[most]} of {self._num_waiting} tokens that wait to be embedded are yours: "
-            "this request made room for another tenant; try again later"
-        )
-        self._drop(last)
-        self._refused.append(error_event(last.request.request_id, QuotaError("queue", words)))
+        Raises:
+            CapacityError: that would not be enough; then none is refused.
+        """
+        jobs, surplus = list(self._jobs), dict[_Texts, str]()
+        while jobs:
+            held: Counter[str] = Counter()
+            for job in jobs:
+                held[job.tenant] += job.request.num_tokens
+            if held.total() + request.num_tokens <= MAX_WAITING:
+                break
+            most = who_gives_way(held, tenant_of(request.namespace), request.num_tokens)
+            if most is None:
+                waiting = sum(job.request.num_tokens for job in self._jobs)
+                raise CapacityError(f"{waiting} tokens wait to be embedded; try again later")
+            last = max((job for job in jobs if job.tenant == most), key=lambda job: job.submitted)
+            jobs.remove(last)
+            surplus[last] = (
+                f"{held[most]} of {held.total()} tokens that wait to be embedded are yours: "
+                "this request made room for another tenant; try again later"
+            )
+        for job, words in surplus.items():
+            self._drop(job)
+            self._refused.append(error_event(job.request.request_id, QuotaError("queue", words)))
 
     def _check(self, index: int, text: Sequence[int]) -> None:
         if not text or min(text) < 0 or max(text) >= self.engine.vocab_size:

@@ -177,6 +177,17 @@ def test_not_everything_may_wait(queue: EmbeddingQueue, monkeypatch: pytest.Monk
         queue.submit(EmbeddingRequest("b", ((1,) * 11,)))
 
 
+def test_what_is_refused_after_all_takes_no_place(
+    queue: EmbeddingQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "MAX_WAITING", 50)
+    for tenant, length in (("a", 8), ("a", 8), ("a", 8), ("c", 10), ("c", 10)):
+        queue.submit(EmbeddingRequest("x", ((1,) * length,), tenant))
+    with pytest.raises(CapacityError, match="44 tokens wait"):  # a would give up 8, and c nothing
+        queue.submit(EmbeddingRequest("b", ((1,) * 22,), "b"))
+    assert not any(isinstance(one, ErrorEvent) for one in queue.step(is_alone=True))
+
+
 def test_a_tenant_with_much_to_embed_holds_up_no_other(
     queue: EmbeddingQueue, engine: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
