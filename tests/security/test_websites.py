@@ -316,6 +316,15 @@ def test_an_engine_that_refuses_for_another_tenant_is_429_and_says_when_to_come_
         assert 'headstart_quota_refusals_total{quota="queue"} 1\n' in client.get("/metrics").text
 
 
+def test_what_is_refused_on_ollama_s_paths_is_counted_and_says_when_to_come_back():
+    worker = FakeWorker(lambda request: [QuotaError("queue", "9 of 9 are yours", 7)])
+    with serving(worker) as client:
+        refused = client.post("/api/generate", json={"prompt": "x", "raw": True})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "7")
+        assert refused.json() == {"error": "9 of 9 are yours"}
+        assert 'headstart_quota_refusals_total{quota="queue"} 1\n' in client.get("/metrics").text
+
+
 def test_a_call_of_more_requests_than_fit_is_refused_before_the_engine_sees_it():
     worker = FakeWorker(lambda request: [*say(request, b"x")[:-1], HOLD])
     worker.info_when_ready = replace(INFO, max_requests=6)

@@ -153,8 +153,8 @@ def error_body(error: Exception) -> dict[str, Any]:
             return _shape(500, "internal error; the server's log has the details")
 
 
-def error_response(error: Exception) -> Response:
-    """Return the HTTP response for an exception."""
+def error_response(error: Exception, path: str = "") -> Response:
+    """Return the HTTP response for an exception; on Ollama's paths in its form."""
     body = error_body(error)
     status = body["error"]["code"]
     headers = dict(INERT)
@@ -163,6 +163,8 @@ def error_response(error: Exception) -> Response:
     retry_after = error.retry_after if isinstance(error, ApiError | QuotaError) else None
     if status == 503 or retry_after:
         headers["Retry-After"] = str(retry_after or 1)
+    if path.startswith("/api/"):
+        body["error"] = body["error"]["message"]
     return Response(orjson.dumps(body), status, headers, media_type="application/json")
 
 
@@ -189,7 +191,7 @@ def _answer(request: Request, error: Exception) -> Response:
     log_failure(error)
     if isinstance(error, QuotaError):
         request.app.state.refusals[error.quota] += 1
-    return error_response(error)
+    return error_response(error, request.url.path)
 
 
 def _answer_http(request: Request, error: Exception) -> Response:

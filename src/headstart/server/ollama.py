@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -17,7 +17,7 @@ from headstart.server.answer import answer_prompts, new_call
 from headstart.server.body import make_body, read_body
 from headstart.server.chat import answer_chat
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs
-from headstart.server.errors import error_body, log_failure, wrong_value
+from headstart.server.errors import wrong_value
 from headstart.server.infill import fill_in
 from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import Service, service_of
@@ -42,30 +42,14 @@ from headstart.server.ollama_dialect import (
     written_time,
 )
 from headstart.server.prompts import Prompt, read_prompts
-from headstart.server.routing import Handler, Routes, json_response
+from headstart.server.routing import Routes
 from headstart.server.schemas import NativeBody
 from headstart.types import Vocab
-from headstart.types.errors import HeadstartError, RequestError
+from headstart.types.errors import RequestError
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent
 
 routes = Routes()
-
-
-def _in_its_form(handler: Handler) -> Handler:
-    """Decorator: errors in Ollama's form, {"error": message}."""
-
-    @wraps(handler)
-    async def guarded(http: HttpRequest) -> Any:
-        try:
-            return await handler(http)
-        except HeadstartError as error:
-            log_failure(error)
-            body = error_body(error)["error"]
-            headers = {"Retry-After": "1"} if body["code"] == 503 else None
-            return json_response({"error": body["message"]}, body["code"], headers)
-
-    return guarded
 
 
 @routes.get("/api/version", answer="`version`: of the Ollama whose API this is a subset of")
@@ -88,7 +72,6 @@ async def ollama_ps(http: HttpRequest) -> dict[str, Any]:
 
 
 @routes.post("/api/show", body=OllamaShowBody, answer="`details`, `model_info`, `capabilities`")
-@_in_its_form
 async def ollama_show(http: HttpRequest) -> dict[str, Any]:
     """Describe the model."""
     await read_body(http, OllamaShowBody)
@@ -116,7 +99,6 @@ async def ollama_show(http: HttpRequest) -> dict[str, Any]:
     body=OllamaChatBody,
     answer="lines of JSON with `message`; the last has `done` and the durations",
 )
-@_in_its_form
 async def ollama_chat(http: HttpRequest) -> Response | dict[str, Any]:
     """Answer messages."""
     request = await read_body(http, OllamaChatBody)
@@ -131,7 +113,6 @@ async def ollama_chat(http: HttpRequest) -> Response | dict[str, Any]:
     body=OllamaGenerateBody,
     answer="lines of JSON with `response`; the last has `done` and the durations",
 )
-@_in_its_form
 async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
     """Answer a prompt, continue it (`raw`), or fill in before a `suffix`."""
     request = await read_body(http, OllamaGenerateBody)
@@ -154,7 +135,6 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
 
 
 @routes.post("/api/embed", body=OllamaEmbedBody, answer="`embeddings`: a list of vectors")
-@_in_its_form
 async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
     """Turn texts into vectors of length 1."""
     started = time.monotonic()
@@ -178,7 +158,6 @@ async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
 
 
 @routes.post("/api/embeddings", body=OllamaEmbeddingsBody, answer="`embedding`: a vector")
-@_in_its_form
 async def ollama_embeddings(http: HttpRequest) -> dict[str, Any]:
     """Turn a text into a vector that is not normalized."""
     service = service_of(http)
