@@ -98,12 +98,8 @@ class WorkerClient:
         if self.status != "ready" or self._deliver or transport is None:
             return
         log.info("nobody asks for anything: the model is unloaded until the next request")
-        self.status, self._transport, self._hearing, self._closing = (
-            "sleeping",
-            None,
-            None,
-            transport,
-        )
+        self.status, self._closing = "sleeping", transport
+        self._transport = self._hearing = None
         self._unloading = asyncio.create_task(asyncio.to_thread(transport.close))
         self.on_change("sleeping")
 

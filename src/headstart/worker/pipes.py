@@ -188,7 +188,7 @@ class ItemReader:
         of cycles with his descriptors open.
         """
         self._loop.remove_reader(self._fd)
-        self._take = _ignore
+        self._take = lambda item: None
         self._on_end = lambda: None
 
     def _read(self) -> None:
@@ -218,7 +218,3 @@ class ItemReader:
         item = bytes(self._unread[_HEAD_BYTES:end])
         del self._unread[:end]
         return item
-
-
-def _ignore(item: object) -> None:
-    """Take what comes after `stop`."""

@@ -250,10 +250,7 @@ class _PipeReader:
 
     def receive(self, seconds: float | None) -> Sequence[Command]:
         commands: list[Command] = []
-        while self._poll.poll(0 if commands else _milliseconds(seconds)):
+        milliseconds = None if seconds is None else 1000.0 * seconds
+        while self._poll.poll(0 if commands else milliseconds):
             commands.append(pickle.loads(self._pipe.recv_bytes()))
         return commands
-
-
-def _milliseconds(seconds: float | None) -> float | None:
-    return None if seconds is None else 1000.0 * seconds
