@@ -200,7 +200,7 @@ class Proxy:
                 _, connection = await loop.create_connection(
                     make, parts.hostname or "", port, ssl=tls
                 )
-        except OSError:  # a time-out is one
+        except (OSError, UnicodeError):  # a time-out is one; a name may be none
             raise BackendError(f"{backend.name} cannot be reached", was_sent=False) from None
         return connection
 

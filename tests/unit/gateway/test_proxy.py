@@ -285,6 +285,12 @@ async def test_an_answer_that_breaks_off_while_it_is_read_here_leaves_no_connect
         assert not proxy._busy["the model"]
 
 
+async def test_a_name_that_is_none_cannot_be_reached() -> None:
+    backend = Backend(name="the model", url="http://10.0.0..2:80")
+    with pytest.raises(BackendError, match="cannot be reached"):
+        await Proxy().open(backend, ProxiedRequest("GET", "/"))
+
+
 async def test_only_requests_that_wait_for_so_long_are_broken_off() -> None:
     async def backend(scope, receive, send):
         await receive()

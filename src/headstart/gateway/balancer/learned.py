@@ -155,12 +155,9 @@ class Prefixes:
         for block in reversed(blocks):
             self._blocks[block] = None
             self._blocks.move_to_end(block)
-        self._shrink()
+        while self.num_bytes > self.capacity_bytes:
+            self._blocks.popitem(last=False)
 
     def clear(self) -> None:
         """Forget everything: the replica was restarted."""
         self._blocks.clear()
-
-    def _shrink(self) -> None:
-        while self.num_bytes > self.capacity_bytes:
-            self._blocks.popitem(last=False)
