@@ -6,10 +6,13 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
-from headstart.server.media import fetch, public_address
+from headstart.config import ServerConfig
+from headstart.server.media import _file_of, fetch, public_address
+from headstart.server.media_files import MOST_BYTES, safe_file
 from headstart.types.errors import RequestError
 
 
@@ -72,3 +75,12 @@ def test_what_is_too_large_or_leads_inside_is_refused(site: str, path: str, says
 def test_addresses_inside_are_refused(url: str) -> None:
     with pytest.raises(RequestError):
         asyncio.run(fetch(url, 100))
+
+
+def test_no_more_of_a_local_file_is_read_than_may_be_used(tmp_path: Path) -> None:
+    with (tmp_path / "film").open("wb") as file:
+        file.truncate(10 * MOST_BYTES)
+    held = _file_of("file://film", ServerConfig(media_path=str(tmp_path)))
+    assert len(held) == MOST_BYTES + 1
+    with pytest.raises(RequestError, match=f"but at most {MOST_BYTES} are taken"):
+        safe_file(held)

@@ -167,7 +167,8 @@ def _local(name: str, folder: str | None) -> bytes:
     try:
         path = (root / name).resolve()
         if path.is_relative_to(root) and path.is_file():
-            return path.read_bytes()
+            with path.open("rb") as file:
+                return file.read(MOST_BYTES + 1)  # one that is larger is refused for it
     except (OSError, ValueError):  # as if it were not there
         pass
     raise RequestError(f"file://{shorten(name)} is not in the folder of --media-path")
