@@ -112,9 +112,10 @@ class ChildProcess:
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
         """Write its log, with its name before each line."""
         prefix = f"[{self._preset.name}] "
-        with contextlib.suppress(ValueError):  # a line without an end
-            while line := await output.readline():
-                sys.stderr.write(prefix + line.decode("utf-8", "replace"))
+        while not output.at_eof():
+            with contextlib.suppress(ValueError):  # longer than LONGEST_LINE, and left out
+                line = await output.readline()
+                sys.stderr.write(prefix + line.decode("utf-8", "replace") if line else "")
 
     def _send(self, number: signal.Signals, *, to_all: bool = False) -> None:
         if self._process is None:

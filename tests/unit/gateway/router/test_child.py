@@ -74,6 +74,15 @@ async def test_a_child_says_how_it_is_doing_and_ends_when_asked(run, capfd) -> N
     assert "[m] hello from a child" in capfd.readouterr().err
 
 
+async def test_a_child_goes_on_after_a_line_that_is_too_long_to_be_logged(
+    run, capfd, monkeypatch
+) -> None:
+    monkeypatch.setattr(child, "LONGEST_LINE", 1000)
+    _, heard = run(HELLO + "print('x' * 300_000, flush=True); print('after'); sys.exit(4)")
+    assert await asyncio.wait_for(heard.code, 20) == 4
+    assert "[m] after" in capfd.readouterr().err
+
+
 async def test_a_child_that_fails_says_why(run) -> None:
     _, heard = run(FAILS)
     assert await asyncio.wait_for(heard.code, 20) == 3
