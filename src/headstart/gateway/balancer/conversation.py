@@ -21,9 +21,6 @@ from headstart.server.body import read_object
 TURN, PART = b"\x1e", b"\x1f"
 MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
 MAX_ANSWER_BYTES = 2**18
-# most templates write them before the messages, so a change in them is one at the beginning
-HEAD_FIELDS = ("model", "tools", "system", "instructions", "chat_template_kwargs")
-LIMITS = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +46,12 @@ def read(body: bytes, namespace: str = "") -> Asked:
     said = b"".join(_said(found))
     if not said:
         return Asked()
-    head = b"".join([namespace.encode(), *(_plain(found.get(name)) for name in HEAD_FIELDS)])
+    # most templates write them before the messages, so a change in them is one at the beginning
+    names = ("model", "tools", "system", "instructions", "chat_template_kwargs")
+    head = b"".join([namespace.encode(), *(_plain(found.get(name)) for name in names)])
     text = (blake2b(head, digest_size=16).digest() + said)[:MAX_TEXT_BYTES]
-    limits = [found[name] for name in LIMITS if isinstance(found.get(name), int)]
+    known = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
+    limits = [found[name] for name in known if isinstance(found.get(name), int)]
     return Asked(
         text=text,
         blocks=block_hashes(text),

@@ -19,7 +19,6 @@ log = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 5.0  # for an answer to a poll
 PATIENCE = 3  # polls in a row without an answer, before a replica counts as unhealthy
-_GAUGE = re.compile(rb"^llamacpp:requests_(processing|deferred) (\d+)", re.MULTILINE)
 
 
 async def watch(fleet: Fleet, proxy: Proxy, poll_seconds: float) -> None:
@@ -52,7 +51,8 @@ async def _poll(replica: Replica, proxy: Proxy) -> None:
 async def _hear(replica: Replica, proxy: Proxy) -> None:
     """Read its counts; without them, count the requests that this balancer sent to it."""
     status, body, headers = await _get(replica, proxy, "/metrics")
-    counts = {name.decode(): int(value) for name, value in _GAUGE.findall(body)}
+    gauges = re.findall(rb"^llamacpp:requests_(processing|deferred) (\d+)", body, re.MULTILINE)
+    counts = {name.decode(): int(value) for name, value in gauges}
     started = headers.get(b"process-start-time-unix", b"").decode("latin-1")
     num_slots = replica.reported.num_slots
     if replica.started_at != started:

@@ -29,8 +29,6 @@ from headstart.types.errors import BackendError, CapacityError
 
 log = logging.getLogger(__name__)
 
-STORED = re.compile(r"(?:/v1)?/responses/([^/]+)")  # GET, DELETE and what follows them
-
 
 class Routing:
     """ASGI app: passes each request to a replica of a fleet.
@@ -67,7 +65,7 @@ class Routing:
         if not self._tenant_header:
             namespace = namespace or _namespace(_key_headers(request))
         asked = Asked()
-        if found := STORED.match(scope["path"]):
+        if found := re.match("(?:/v1)?/responses/([^/]+)", scope["path"]):  # a stored one
             asked = Asked(needs=found[1])
         elif request.method == "POST":
             parse = partial(read, namespace=namespace)

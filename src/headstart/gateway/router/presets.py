@@ -45,10 +45,6 @@ class Estimate:
     usable: Bytes = field(default_factory=dict)  # what was free when this was asked
 
 
-# files that belong to a model: its projector, and heads that draft for it
-_COMPANION = re.compile(r"mmproj|^(mtp|eagle3|dflash|dspark)-", re.IGNORECASE)
-
-
 def models_of_folder(folder: Path) -> dict[str, Path]:
     """Name -> file; for a split model its first part.
 
@@ -76,4 +72,6 @@ def _file_of(files: list[Path]) -> Path | None:
 
 
 def _is_model(path: Path) -> bool:
-    return path.name.endswith(".gguf") and path.is_file() and not _COMPANION.search(path.name)
+    # not what belongs to one: its projector, and heads that draft for it
+    companion = re.search(r"mmproj|^(mtp|eagle3|dflash|dspark)-", path.name, re.IGNORECASE)
+    return path.name.endswith(".gguf") and path.is_file() and not companion
