@@ -226,7 +226,8 @@ async def test_an_engine_that_cannot_be_made_is_tried_again_and_health_says_why(
     client = await started_client(transports)
     transports.errors = [OSError(24, "Too many open files"), OSError(12, "Cannot allocate memory")]
     transports.made[0].hear(WorkerDeadError("killed"))
-    await asyncio.sleep(0.01)
+    while "no new engine process" not in client.failure:
+        await asyncio.sleep(0)
     assert client.status == "restarting"
     assert "Too many open files" in client.failure
     with pytest.raises(UnavailableError, match="Too many open files"):
