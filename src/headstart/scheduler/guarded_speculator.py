@@ -20,12 +20,12 @@ from headstart.types.speculation_stats import SpeculationStats
 log = logging.getLogger(__name__)
 
 FAILED = "speculator failed"
+_FAILED_DRAFT = Draft(reason=FAILED, is_ready=False)
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _INTS, _FLOATS = {int}, {float}
 # Calls whose time is reported under the name of another.
 _PHASES = {
     "end": "accept",
-    "go_on": "accept",
     "save_sequence": "accept",
     "restore_sequence": "begin",
     **dict.fromkeys(("observe_states", "truncate", "copy_prefix", "checkpoint"), "observe"),
@@ -65,28 +65,21 @@ class GuardedSpeculator:
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, no longer than asked for; empty where it failed."""
         # Noted before the call, in which a speculator may change the requests.
-        seq_ids = [r.seq_id for r in requests]
-        limits = [r.max_tokens for r in requests]
-        drafts: list[Draft] | None = self._guarded(
-            "propose",
-            seq_ids,
-            lambda: self._checked(self.speculator.propose(requests), seq_ids, limits),
-        )
-        return [Draft(reason=FAILED, is_ready=False)] * len(seq_ids) if drafts is None else drafts
-
-    def _checked(
-        self, drafts: Sequence[Draft], seq_ids: Sequence[int], limits: Sequence[int]
-    ) -> list[Draft]:
-        """The drafts as they may be used. A bad one costs its own sequence the speculator, not
-        those of other requests that were drafted for in the same call.
-        """
-        checked = []
-        for draft, seq_id, limit in zip(listed(drafts, len(seq_ids)), seq_ids, limits, strict=True):
-            try:
-                checked.append(self._cut(draft, limit))
-            except Exception as error:
-                self._fail("propose", [seq_id], explained(draft, error))
-                checked.append(Draft(reason=FAILED, is_ready=False))
+        asked = [(request.seq_id, request.max_tokens) for request in requests]
+        checked, started = list[Draft](), self._clock()
+        try:
+            drafts = listed(self.speculator.propose(requests), len(asked))
+            for draft, (seq_id, limit) in zip(drafts, asked, strict=True):
+                try:
+                    checked.append(self._cut(draft, limit))
+                except Exception as error:  # it costs its own sequence the speculator, no other
+                    self._fail("propose", [seq_id], explained(draft, error))
+                    checked.append(_FAILED_DRAFT)
+        except (Exception, SystemExit) as error:
+            self._fail("propose", [seq_id for seq_id, _ in asked], error)
+            checked = [_FAILED_DRAFT] * len(asked)
+        self.last_seconds = self._clock() - started
+        self._seconds["propose"] += self.last_seconds
         return checked
 
     def _cut(self, draft: Draft, max_tokens: int) -> Draft:
@@ -191,15 +184,18 @@ class GuardedSpeculator:
 
     def accept(self, texts: Sequence[tuple[int, Sequence[int], int]]) -> None:
         """A step is over; (seq_id, emitted, num_accepted) of each sequence that grew."""
-        started, accept, failed = self._clock(), self.speculator.accept, self.failed
+        started, speculator, failed = self._clock(), self.speculator, self.failed
         for seq_id, emitted, num_accepted in texts:
             if seq_id not in failed:
                 try:
-                    accept(seq_id, emitted, num_accepted)
+                    speculator.accept(seq_id, emitted, num_accepted)
                 except (Exception, SystemExit) as error:  # of this sequence alone
                     self._fail("accept", [seq_id], error)
+        try:
+            speculator.go_on()
+        except (Exception, SystemExit) as error:
+            self._fail("go_on", [seq_id for seq_id, *_ in texts], error)
         self._seconds["accept"] += self._clock() - started
-        self._tell("go_on", [seq_id for seq_id, *_ in texts])
 
     def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
         """What it would have to compute again; None if there is nothing or it failed."""
@@ -251,21 +247,14 @@ class GuardedSpeculator:
 
     def _tell(self, name: str, seq_ids: Sequence[int] | set[int], *arguments: Any) -> Any:
         """Call its method of this name; None if that raises."""
-        return self._guarded(name, seq_ids, lambda: getattr(self.speculator, name)(*arguments))
-
-    def _guarded(
-        self, name: str, seq_ids: Sequence[int] | set[int], call: Callable[[], Any]
-    ) -> Any:
-        """Make the call of this name; None if it raises."""
         started = self._clock()
         try:
-            return call()
+            return getattr(self.speculator, name)(*arguments)
         except (Exception, SystemExit) as error:  # a draft is never worth a request
             self._fail(name, seq_ids, error)
             return None
         finally:
-            self.last_seconds = self._clock() - started
-            self._seconds[_PHASES.get(name, name)] += self.last_seconds
+            self._seconds[_PHASES.get(name, name)] += self._clock() - started
 
     def _fail(self, name: str, seq_ids: Sequence[int] | set[int], error: BaseException) -> None:
         """Called while the exception is handled."""
