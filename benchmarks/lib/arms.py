@@ -184,8 +184,14 @@ class ArmTotals:
         A group that is answered at once ends with its slowest text alone, where a server that is
         never idle begins the next one.
         """
-        full = [step for run in self.runs for step in run.steps if step.num_slots == len(run.texts)]
-        return sum(step.num_emitted for step in full) / sum(step.step_seconds for step in full)
+        full = [
+            step
+            for run in self.runs
+            for step in run.steps
+            if len(step.plan.decoded) == len(run.texts)
+        ]
+        seconds = sum(step.finished - step.plan.started for step in full)
+        return sum(step.num_emitted for step in full) / seconds
 
     @property
     def num_drafted(self) -> int:

@@ -61,7 +61,8 @@ def loop_rate(
     sampling = SamplingParams(temperature=0.8, ignore_eos=True)
     request = Request(request_id="", prompt=prompt, sampling=sampling, max_tokens=num_tokens)
     run = answer(scheduler, [request])
-    return (num_tokens - 1) / sum(step.step_seconds for step in run.steps[1:]), run.texts[0]
+    seconds = sum(step.finished - step.plan.started for step in run.steps[1:])
+    return (num_tokens - 1) / seconds, run.texts[0]
 
 
 def server_rate(client: Client, prompt: Sequence[int], num_tokens: int) -> float:

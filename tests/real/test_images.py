@@ -200,7 +200,7 @@ def test_prompts_with_images_come_back_after_a_restart_and_encode_nothing(
 
     def act(scheduler: Scheduler, action: str) -> None:
         scheduler.act_on_slot(SlotAction("s", action, 0, str(tmp_path / "slot.bin")))
-        while scheduler.slot_actions:
+        while scheduler.slot_actions.waiting:
             for event in scheduler.slot_actions.go_on():
                 assert isinstance(event, SlotEvent), event
 

@@ -38,7 +38,7 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     batch, num = plan.batch, plan.num_generating
     batch.clear()
     del plan.sequences[num:]
-    plan.num_rows, plan.starts = [0] * num, [0] * num
+    plan.num_rows, plan.starts, plan.decoded = [0] * num, [0] * num, []
     seq_ids, positions, tokens = list[int](), list[int](), list[int]()
     for index, sequence in enumerate(plan.sequences):
         cells = sequence.cells
@@ -47,6 +47,7 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
         drafted = plan.drafts[index][: plan.lengths[index]]
         rows, start = 1 + len(drafted), cells.length
         plan.num_rows[index], plan.starts[index] = rows, start
+        plan.decoded.append((index, sequence))
         seq_ids += [cells.seq_id] * rows
         positions += range(start, start + rows)
         tokens.append(cells.tokens[-1])
@@ -55,7 +56,6 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     plan.num_outputs = list(plan.num_rows)
     if plan.prompts:
         _add_prompts(plan, engine, order)
-    plan.decoded = [(i, plan.sequences[i]) for i, rows in enumerate(plan.num_rows) if rows]
 
 
 def prompt_rows(num_others: int, wanted: int, tile: int) -> int:
@@ -103,6 +103,7 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
             num_outputs = max(1, num_outputs)
         tokens = sequence.text.tokens[start : start + rows]
         batch.add(sequence.seq_id, start, tokens, num_outputs)
+        plan.decoded.append((len(plan.sequences), sequence))
         plan.sequences.append(sequence)
         plan.num_rows.append(rows)
         plan.starts.append(start)
@@ -134,8 +135,7 @@ def pad(plan: StepPlan, engine: Engine) -> None:
 def unpad(plan: StepPlan, engine: Engine) -> None:
     """Forget the padding rows."""
     batch, spare = plan.batch, engine.padding_sequence
-    if not plan.num_padding or spare is None:
-        return
+    assert spare is not None
     if not engine.sends_graphs:
         engine.clear(spare)
         return

@@ -50,9 +50,6 @@ class Committer:
         num = len(plan.sequences)
         record.emitted, record.num_accepted = [()] * num, [0] * num
         record.texts, record.logprobs = [b""] * num, [()] * num
-        record.lengths = [
-            start + rows for start, rows in zip(plan.starts, plan.num_rows, strict=True)
-        ]
         endings: list[tuple[Sequence, Ending]] = []
         verified = self._verify_all(plan, logits, record, endings)
         grown = []

@@ -46,14 +46,14 @@ class ConstraintQueue:
         self._whole: dict[str, float] = {}
         # tenant, begin and end of what was compiled since
         self._times: deque[tuple[str, float, float]] = deque()
-        self._waiting: dict[str, list[Sequence]] = {}  # by tenant, whose turn is next first
+        self.waiting: dict[str, list[Sequence]] = {}  # by tenant, whose turn is next first
         self._compiling: dict[str, Future[Compiled]] = {}  # by tenant
 
     def __len__(self) -> int:
-        return sum(map(len, self._waiting.values()))
+        return sum(map(len, self.waiting.values()))
 
     def __iter__(self) -> Iterator[Sequence]:
-        return chain.from_iterable(self._waiting.values())
+        return chain.from_iterable(self.waiting.values())
 
     def prepare(self) -> None:
         """Begin to read the vocabulary, which the first constraint would else wait for."""
@@ -70,7 +70,7 @@ class ConstraintQueue:
             raise NotSupportedError(
                 "constraints are not supported here: no grammar engine is loaded"
             )
-        self._waiting.setdefault(sequence.tenant, []).append(sequence)
+        self.waiting.setdefault(sequence.tenant, []).append(sequence)
         self._compile_next()
 
     def remove(self, request_id: str) -> list[Sequence]:
@@ -90,13 +90,13 @@ class ConstraintQueue:
 
     def _take(self, belongs: Callable[[Sequence], bool]) -> list[Sequence]:
         taken = [
-            sequence for queue in self._waiting.values() for sequence in queue if belongs(sequence)
+            sequence for queue in self.waiting.values() for sequence in queue if belongs(sequence)
         ]
         for sequence in taken:
-            queue = self._waiting[sequence.tenant]
+            queue = self.waiting[sequence.tenant]
             queue.remove(sequence)
             if not queue:
-                del self._waiting[sequence.tenant]
+                del self.waiting[sequence.tenant]
         return taken
 
     def _compile_next(self) -> None:
@@ -104,7 +104,7 @@ class ConstraintQueue:
         self._count()
         for tenant in [one for one, future in self._compiling.items() if future.done()]:
             del self._compiling[tenant]
-        for tenant, queue in list(self._waiting.items()):
+        for tenant, queue in list(self.waiting.items()):
             if len(self._compiling) >= self._compiler.num_threads:
                 return
             new = next((one for one in queue if self._cached(one) is None), None)
@@ -114,7 +114,7 @@ class ConstraintQueue:
                 self._compiling[tenant].add_done_callback(
                     partial(self._note, tenant, self._clock())
                 )
-                self._waiting[tenant] = self._waiting.pop(tenant)  # the others are next
+                self.waiting[tenant] = self.waiting.pop(tenant)  # the others are next
 
     def _note(self, tenant: str, begun: float, _: object) -> None:
         """Called in the thread that compiled it."""
@@ -132,7 +132,7 @@ class ConstraintQueue:
     def _wait(self, tenant: str) -> float:
         """Seconds until constraints of the tenant are compiled again; 0 if they are now."""
         now = self._clock()
-        others = {one for one, at in self._whole.items() if at > now} | self._waiting.keys()
+        others = {one for one, at in self._whole.items() if at > now} | self.waiting.keys()
         wait = self._whole.get(tenant, 0.0) - now - SHARE_SECONDS
         return max(0.0, wait) if others - {tenant} else 0.0
 

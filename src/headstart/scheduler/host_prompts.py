@@ -129,11 +129,13 @@ class HostPrompts:
         if is_new or self._is_behind:
             self.set_aside()
             return
+        if not self._engine.has_blocks:
+            return
         idle = [cells for cells in self._cells if cells.user is None and cells.length]
+        if not idle or not any(cells.user for cells in self._cells):
+            return
         lengths = [cells.length for cells in self._cells]
-        are_few = all(lengths) or 2 * sum(lengths) > self._engine.num_cells
-        is_used = any(cells.user for cells in self._cells)
-        if self._engine.has_blocks and idle and is_used and are_few:
+        if all(lengths) or 2 * sum(lengths) > self._engine.num_cells:
             oldest = min(idle, key=lambda one: one.last_used)
             is_known = oldest.last_used == self._kept_ahead  # to look again is O(context)
             if not is_known and self._has_room(oldest) and self.keep(oldest):

@@ -19,9 +19,9 @@ each also looks at the cells of the other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
 from dataclasses import dataclass
 
+from headstart.config import SchedulerConfig
 from headstart.scheduler.admission import Tenants
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import StepPlan
@@ -53,19 +53,16 @@ class PromptOrder:
         return rows
 
     def limit(
-        self,
-        prompts: list[Sequence],
-        answering: Collection[str],
-        least: int,
-        most: int,
-        milliseconds: float,
+        self, prompts: list[Sequence], running: list[Sequence], config: SchedulerConfig, most: int
     ) -> int:
         """Most prompt rows of the next step: few while tenants wait for the next token of an
         answer, unless all of these give way to the tenant whose prompts come first.
         """
+        answering = {sequence.tenant for sequence in running if sequence.is_generating}
+        milliseconds = config.prefill_ms
         if not answering:
             return self.num_rows(_ALONE, most, _ALONE_SHARE * milliseconds)
-        rows = self.num_rows(least, most, milliseconds)
+        rows = self.num_rows(config.prefill_chunk, most, milliseconds)
         first = self._by_tenant([one for one in prompts if one.leader is None] or prompts)[0]
         tenant = first[0].tenant
         if self._row_ms and all(self._tenants.gives_way(one, tenant) for one in answering):

@@ -163,6 +163,8 @@ class Events:
 
     def read(self, record: StepRecord) -> None:
         """Tell the tokens of a step, then the requests that ended in it."""
+        if record.num_rows:
+            self._add_step(record)
         grown = []
         for index, sequence in record.plan.decoded:
             if index >= record.plan.num_generating:
@@ -173,6 +175,16 @@ class Events:
             self._events.append(_tokens(record, grown))
         for end in record.left:
             self._events.append(self._end(end))
+
+    def _add_step(self, record: StepRecord) -> None:
+        """Add one step to the sums over the life of a scheduler."""
+        plan, counters = record.plan, self._counters
+        counters.num_decodes += 1
+        counters.busy_slots += len(plan.decoded)
+        counters.padding_rows += plan.num_padding
+        counters.draft_seconds += plan.drafted - plan.started
+        counters.target_seconds += record.now - plan.drafted
+        counters.other_seconds += record.finished - record.now
 
     def _tell_prompt(self, record: StepRecord, index: int, sequence: Sequence) -> None:
         request, first = sequence.request, sequence.first_token
@@ -250,16 +262,3 @@ def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDra
             for offer in offers
         ),
     )
-
-
-def add_step(counters: Counters, record: StepRecord) -> None:
-    """Add one step to the sums over the life of a scheduler."""
-    if not record.num_rows:
-        return
-    counters.num_decodes += 1
-    counters.busy_slots += record.num_slots
-    counters.padding_rows += record.plan.num_padding
-    decode, draft = record.target_ms / 1000.0, record.draft_ms / 1000.0
-    counters.target_seconds += decode
-    counters.draft_seconds += draft
-    counters.other_seconds += record.step_seconds - decode - draft

@@ -24,7 +24,7 @@ from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.observed_engine import observed
 from headstart.scheduler.prompt_cache import PromptCache, choose_pauses
 from headstart.scheduler.prompt_order import PromptOrder
-from headstart.scheduler.readers import Counts, Events, add_step
+from headstart.scheduler.readers import Counts, Events
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.slot_actions import SlotActions
 from headstart.scheduler.step import End, ReadRecord, StepPlan, StepRecord
@@ -80,7 +80,6 @@ class Scheduler:
         # hands on what `take_events` returns, whenever a record was read
         self.deliver: Callable[[], object] = lambda: None
         self.readers: list[ReadRecord] = [drafting.read, self.counts.read, self.events.read]
-        self.readers.append(lambda record: add_step(self.counters, record))
         self.record: StepRecord | None = None  # that was not read yet
         self.num_failed_decodes = 0  # since the last one that worked
         self.warm_up: WarmUp | None = None  # goes on while there is no work; the loop's
@@ -107,8 +106,8 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do, or to tell."""
-        is_asked = self.compiling or self.slot_actions or self.waiting or self.running
-        return bool(is_asked or self._left or self.record)
+        is_asked = self.compiling.waiting or self.slot_actions.waiting or self.waiting
+        return bool(is_asked or self.running or self._left or self.record)
 
     def know_widths(self, classes: WidthClasses, *, is_exact: bool = False) -> None:
         """What widths of decodes change; with `is_exact` all have widths that agree."""
@@ -224,17 +223,21 @@ class Scheduler:
         is_even = self.engine.cache_kind is CacheKind.ROLLBACK
         plan = StepPlan(self._batch, self.clock(), is_even=is_even)
         self.cache.host.copies.begin_step(is_alone=not self.running)
-        self._take_ready()
-        self._admit()
+        if not self.running:
+            self.wait_for_threads()
+        if self.slot_actions.waiting or self.compiling.waiting:
+            self._take_ready()
+        num_running = len(self.running)
+        if self.waiting and num_running < len(self.cells):
+            self._admit()
+        self.cache.share(self.running)
+        is_new = self._sets_aside and len(self.running) > num_running and not self.waiting
+        self.cache.host.go_on(is_new=is_new)
         answers, plan.prompts = self.turns.choose(self.running)
         plan.answer(answers)
         if plan.prompts:
-            tenants = {sequence.tenant for sequence in self.running if sequence.is_generating}
-            least, milliseconds = self.config.prefill_chunk, self.config.prefill_ms
             most = self.engine.max_batch_tokens
-            plan.max_prompt_rows = self._order.limit(
-                plan.prompts, tenants, least, most, milliseconds
-            )
+            plan.max_prompt_rows = self._order.limit(plan.prompts, self.running, self.config, most)
         if answers:
             engine = self.engine
             batching.limit_drafts(plan, engine, len(self.cells))
@@ -252,7 +255,8 @@ class Scheduler:
     def _build(self, plan: StepPlan) -> None:
         """Fill the batch from the plan as it is now."""
         batching.build(plan, self.engine, self._order)
-        batching.pad(plan, self.engine)
+        if plan.num_padding:
+            batching.pad(plan, self.engine)
 
     def make_room(self, plan: StepPlan) -> None:
         """Free cells: drop padding, drafts, idle prefixes, then preempt a request."""
@@ -267,7 +271,8 @@ class Scheduler:
         """The decode failed: the requests of this batch fail, the others and the worker live on."""
         log.error("decode failed: %s", error)
         self.num_failed_decodes += 1
-        batching.unpad(plan, self.engine)
+        if plan.num_padding:
+            batching.unpad(plan, self.engine)
         for _, sequence in plan.decoded:
             self.leave(sequence, failure(error))
         plan.decoded, plan.num_rows, plan.num_padding = [], [0] * len(plan.num_rows), 0
@@ -275,17 +280,17 @@ class Scheduler:
 
     def commit(self, plan: StepPlan, logits: Logits) -> StepRecord:
         """Write what the batch's rows say into a record, and end what is over."""
-        record = StepRecord(plan, self.clock())
-        if record.num_rows:
-            spans = zip(plan.num_rows, plan.starts, strict=True)
-            attended = sum([rows * (start + rows // 2) for rows, start in spans])
-            record.context = attended // record.num_rows
-        record.seq_ids = [
-            -1 if sequence.cells is None else sequence.cells.seq_id for sequence in plan.sequences
-        ]
+        record, attended = StepRecord(plan, self.clock()), 0
+        spans = zip(plan.sequences, plan.starts, plan.num_rows, strict=True)
+        for sequence, start, rows in spans:
+            record.seq_ids.append(-1 if sequence.cells is None else sequence.cells.seq_id)
+            record.lengths.append(start + rows)
+            attended += rows * (start + rows // 2)
+        record.context = attended // max(1, record.num_rows)
         if plan.batch.num_rows:
             self.num_failed_decodes = 0
-            batching.unpad(plan, self.engine)
+            if plan.num_padding:
+                batching.unpad(plan, self.engine)
             if plan.max_prompt_rows:
                 self._order.count(plan, record.target_ms)
         for sequence, ending in self._committer.commit(plan, logits, record):
@@ -324,9 +329,7 @@ class Scheduler:
         )
 
     def wait_for_threads(self) -> None:
-        """Where there is nothing else to do, wait a little for what threads do."""
-        if self.running:
-            return
+        """There is nothing else to do: wait a little for what threads do."""
         loading = [one.loading for one in self.waiting if one.loading and not one.loading.done()]
         if len(loading) == len(self.waiting):
             files = [self.slot_actions.file] if self.slot_actions.file else []
@@ -336,7 +339,6 @@ class Scheduler:
         """Go on with slots whose files are read or written; queue the requests whose constraint is
         ready, refuse those that have none.
         """
-        self.wait_for_threads()
         for event in self.slot_actions.go_on():
             self.events.add(event)
         for sequence, error in self.compiling.take_ready() if self.compiling else ():
@@ -347,9 +349,8 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Give waiting requests free cells, with the longest known prefix; the tenants in turn."""
-        num_running, num_loading = len(self.running), 0
-        has_room = num_running < len(self.cells)
-        for sequence in self._tenants.order(self.waiting, self.running) if has_room else ():
+        num_loading = 0
+        for sequence in self._tenants.order(self.waiting, self.running):
             if self.cache.waits(sequence):
                 continue
             if len(self.cells) - len(self.running) <= num_loading:  # which are for these
@@ -369,9 +370,6 @@ class Scheduler:
             self._tenants.serve(sequence.tenant)
             self.cache.place(sequence, placement)
             self._start(sequence)
-        self.cache.share(self.running)
-        is_new = self._sets_aside and len(self.running) > num_running and not self.waiting
-        self.cache.host.go_on(is_new=is_new)
 
     def _has_begun(self, sequence: Sequence) -> bool:
         """Make what chooses its tokens. False if that failed, or goes on in the next step."""

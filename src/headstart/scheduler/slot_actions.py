@@ -38,11 +38,8 @@ class SlotActions:
     def __init__(self, cache: PromptCache, engine: Engine, clock: Callable[[], float]) -> None:
         self._cache, self._engine, self._clock = cache, engine, clock
         self._thread = ThreadPoolExecutor(1, "headstart-slots")
-        self._waiting: deque[tuple[SlotAction, Steps]] = deque()
+        self.waiting: deque[tuple[SlotAction, Steps]] = deque()
         self.file: Future[Any] | None = None  # that the first of them waits for
-
-    def __len__(self) -> int:
-        return len(self._waiting)
 
     def add(self, action: SlotAction) -> None:
         """Do it when those before it are done.
@@ -50,17 +47,17 @@ class SlotActions:
         Raises:
             CapacityError: too many wait.
         """
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self.waiting) >= MOST_WAITING:
             raise CapacityError(
                 f"{MOST_WAITING} slots wait to be saved or restored; try again when one is done"
             )
-        self._waiting.append((action, self._perform(action)))
+        self.waiting.append((action, self._perform(action)))
 
     def go_on(self) -> list[SlotEvent | ErrorEvent]:
         """Do what needs no file; the events of the actions that are over."""
         events: list[SlotEvent | ErrorEvent] = []
-        while self._waiting and (self.file is None or self.file.done()):
-            (action, steps), done = self._waiting[0], self.file
+        while self.waiting and (self.file is None or self.file.done()):
+            (action, steps), done = self.waiting[0], self.file
             self.file = None
             try:
                 error = None if done is None else done.exception()
@@ -76,7 +73,7 @@ class SlotActions:
             except MemoryError:
                 full = EngineError("there is not enough main memory for the state of a slot")
                 events.append(error_event(action.request_id, full))
-            self._waiting.popleft()
+            self.waiting.popleft()
         return events
 
     def _perform(self, action: SlotAction) -> Steps:

@@ -164,26 +164,11 @@ class StepRecord:
         return sum(map(len, self.emitted))
 
     @property
-    def num_slots(self) -> int:
-        """Sequences that had rows."""
-        return len(self.plan.decoded)
-
-    @property
     def num_computed(self) -> int:
         """Rows that the decode took time for."""
         answers = self.plan.num_rows[: self.plan.num_generating]
         spare = len(answers) * max(answers, default=0) - sum(answers)
         return self.num_rows + spare * self.plan.is_even
-
-    @property
-    def num_verify_rows(self) -> int:
-        """Rows with logits."""
-        return sum(self.plan.num_outputs)
-
-    @property
-    def num_prompt_rows(self) -> int:
-        """Rows without."""
-        return sum(self.plan.num_rows) - self.num_verify_rows
 
     @property
     def target_ms(self) -> float:
@@ -199,10 +184,6 @@ class StepRecord:
     def draft_ms(self) -> float:
         """Before the decode: admitting and drafting."""
         return 1000.0 * (self.plan.drafted - self.plan.started)
-
-    @property
-    def step_seconds(self) -> float:
-        return self.finished - self.plan.started
 
     @property
     def is_exact(self) -> bool:

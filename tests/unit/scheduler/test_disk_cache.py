@@ -310,7 +310,7 @@ def test_requests_go_on_while_files_are_written_and_read(
     ends = {event.request_id for event in scheduler.take_events()}
     assert ends == {"c2.0"}
     go_on.set()
-    while scheduler.slot_actions:
+    while scheduler.slot_actions.waiting:
         scheduler.step()
     (event,) = scheduler.take_events()
     assert isinstance(event, SlotEvent)

@@ -193,7 +193,7 @@ def moved_out(scheduler: Scheduler) -> int:
 def act(scheduler: Scheduler, action: str, slot_id: int, path: Path | str = "", **who) -> int:
     """Tokens that were saved, restored or erased."""
     scheduler.act_on_slot(SlotAction("s", action, slot_id, path=str(path), **who))
-    while scheduler.slot_actions:
+    while scheduler.slot_actions.waiting:
         scheduler.step()
     (event,) = scheduler.take_events()
     if isinstance(event, ErrorEvent):

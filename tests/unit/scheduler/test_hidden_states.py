@@ -145,7 +145,7 @@ def test_a_slot_that_was_read_from_a_file_is_a_text_of_which_no_state_is_known(
     ask(scheduler, engine, greedy("first", prompt_of(1)))
     for action in ("save", "erase", "restore"):
         scheduler.act_on_slot(SlotAction("x", action, 0, str(tmp_path / "slot")))
-    while scheduler.slot_actions:
+    while scheduler.slot_actions.waiting:
         scheduler.step()
     scheduler.take_events()
     ask(scheduler, engine, greedy("turn", [*prompt_of(1), 7]))
