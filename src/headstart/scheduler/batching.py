@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from headstart.scheduler.prompt_order import PromptOrder
-from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import StepPlan
 from headstart.types import Engine
 
@@ -143,15 +142,3 @@ def unpad(plan: StepPlan, engine: Engine) -> None:
     engine.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
     batch.wants_logits[start : batch.num_rows] = 0
     batch.num_outputs -= plan.num_padding
-
-
-def split(running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-    """Those that generate, and those that read their prompt; see `Sequence.is_generating`."""
-    answers, prompts = list[Sequence](), list[Sequence]()
-    for sequence in running:
-        text, cells = sequence.text, sequence.cells
-        num_tokens = len(text.tokens)
-        is_known = cells is not None and num_tokens - cells.length == 1
-        is_answer = is_known and num_tokens + text.num_dropped > sequence.num_prompt
-        (answers if is_answer else prompts).append(sequence)
-    return answers, prompts

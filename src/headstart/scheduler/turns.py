@@ -11,17 +11,9 @@ rest, because libllama reads tokens or embeddings in a decode, not both.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum, auto
 
-from headstart.scheduler.batching import split
 from headstart.scheduler.sequence import Sequence
 from headstart.types.media import LoadedChunk
-
-
-class _Turn(Enum):
-    ALL = auto()
-    ANSWERS = auto()
-    PROMPTS = auto()
 
 
 class Turns:
@@ -31,25 +23,30 @@ class Turns:
         """`prefill_chunk`: rows that a prompt may have beside answers."""
         self.adapters: AdapterTurns | None = None  # where requests may differ in them
         self._tile = attention_tile if prefill_chunk >= attention_tile else 1
-        self._turn = _Turn.ALL
-        self._was_image = False  # the last step
+        self._was_prompts = self._was_image = False  # whether the last step had only these
         self._awaited: list[LoadedChunk] = []  # images that are encoded
 
     def choose(self, running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
         """The answers and the prompts that take part in the next step."""
-        answers, prompts = split(self.adapters.choose(running) if self.adapters else running)
-        texts, at_images = self._apart(prompts)
-        self._was_image = bool(at_images) and not (self._was_image and (answers or texts))
+        answers, prompts, at_images = list[Sequence](), list[Sequence](), list[Sequence]()
+        for sequence in self.adapters.choose(running) if self.adapters else running:
+            text, cells = sequence.text, sequence.cells
+            num_tokens = len(text.tokens)
+            # as `Sequence.is_generating`, without a call
+            is_known = cells is not None and num_tokens - cells.length == 1
+            is_answer = is_known and num_tokens + text.num_dropped > sequence.num_prompt
+            (answers if is_answer else prompts).append(sequence)
+        self._awaited = []
+        if prompts:
+            prompts, at_images = self._apart(prompts)
+        self._was_image = bool(at_images) and not (self._was_image and (answers or prompts))
         if self._was_image:
             return [], at_images[:1]
-        prompts = texts
-        if self._tile > 1:
-            self._turn = self._next(answers, prompts)
-            if self._turn is _Turn.ANSWERS:
-                prompts = []
-            elif self._turn is _Turn.PROMPTS:
-                answers = []
-        return answers, prompts
+        if not prompts or not self._is_worth_two(answers, prompts):
+            self._was_prompts = False
+            return answers, prompts
+        self._was_prompts = not self._was_prompts
+        return ([], prompts) if self._was_prompts else (answers, [])
 
     def wait(self, seconds: float) -> None:
         """Wait a little for an image: there is nothing else to do."""
@@ -61,7 +58,6 @@ class Turns:
         others wait until theirs is encoded.
         """
         texts, at_images = list[Sequence](), list[Sequence]()
-        self._awaited = []
         for sequence in prompts:
             pending = sequence.pending_media if sequence.leader is None else None
             if pending is None:
@@ -72,14 +68,15 @@ class Turns:
                 self._awaited.append(pending[0])
         return texts, at_images
 
-    def _next(self, answers: list[Sequence], prompts: list[Sequence]) -> _Turn:
+    def _is_worth_two(self, answers: list[Sequence], prompts: list[Sequence]) -> bool:
+        """Whether answers and prompts in two steps take less time than in one."""
+        if self._tile == 1:
+            return False
         num_unread = sum(one.num_pending for one in prompts if one.leader is None)
         if not num_unread or len(answers) + num_unread < self._tile:
-            return _Turn.ALL
+            return False
         # reading the weights twice would take longer than a tile that looks at all of these
-        if sum(one.num_decoded for one in answers) < 256:
-            return _Turn.ALL
-        return _Turn.ANSWERS if self._turn is _Turn.PROMPTS else _Turn.PROMPTS
+        return sum(one.num_decoded for one in answers) >= 256
 
 
 STEPS = 8  # of a turn while others wait
