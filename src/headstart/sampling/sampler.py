@@ -79,7 +79,7 @@ class Sampler:
         `legal`: mask of the tokens to choose from; None for all.
         """
         if self._is_argmax:
-            biased = self._with_bias(logits)
+            biased = logits if self._biased is None else self._with_bias(logits)
             allowed = biased if legal is None else _masked(biased, legal)
             token = int(allowed.argmax())
             if math.isnan(allowed[token]):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -27,9 +26,7 @@ class OwnedTokens(list[int]):
 
     __slots__ = ()
 
-    def grow(self, tokens: Iterable[int]) -> None:
-        """Append tokens."""
-        list.extend(self, tokens)
+    grow = list.extend
 
     def drop(self, start: int, end: int) -> None:
         """Take out tokens[start:end]."""
