@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -102,7 +103,26 @@ class Drafting:
             plan.drop_all(_CONTROL_FAILED)
             return
         try:
-            self._draft(plan, batch_limits, can_pad=can_pad)
+            indices = self._draftable(plan)
+            if not indices or self.controller.sleeps(plan, self._text_names, self._model_names):
+                for name in self._model_names:
+                    plan.reasons.update(((index, name), RESTING) for index in indices)
+                if can_pad and (plan.num_generating > 1 or self.controller.holds_width):
+                    self._price(plan, batch_limits, can_pad=can_pad)
+                    self.controller.share(plan)
+                return
+            self._price(plan, batch_limits, can_pad=can_pad)
+            started = self._clock()
+            self._ask_texts(plan, indices)
+            asked = self._clock()
+            self._models.ask(plan, indices)
+            resumed = self._clock()
+            self.controller.share(plan)
+            for index, length in enumerate(plan.lengths):
+                if length < len(plan.survivals[index]):
+                    _note_reasons(plan, index, length)
+            asking = asked - started + self._clock() - resumed
+            plan.asking_ms = self._reading_ms + 1000.0 * asking
         except Exception as error:  # a draft is never worth a request
             self.fail(error)
             plan.answer(plan.sequences)
@@ -128,29 +148,10 @@ class Drafting:
         log.exception("control failed: nothing is drafted from now on")
         self.failure = f"{type(error).__name__}: {error}"
 
-    def _draft(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
-        indices = self._draftable(plan)
-        if not indices or self.controller.sleeps(plan, self._text_names, self._model_names):
-            for name in self._model_names:
-                plan.reasons.update(((index, name), RESTING) for index in indices)
-            self._pad(plan, batch_limits, can_pad=can_pad)
-            return
-        self._price(plan, batch_limits, can_pad=can_pad)
-        started = self._clock()
-        self._ask_texts(plan, indices)
-        asked = self._clock()
-        self._models.ask(plan, indices)
-        resumed = self._clock()
-        self.controller.share(plan)
-        for index, survival in enumerate(plan.survivals):
-            if survival:
-                _note_reasons(plan, index, plan.lengths[index])
-        plan.asking_ms = self._reading_ms + 1000.0 * (asked - started + self._clock() - resumed)
-
     def _price(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
         """The step as control sees it."""
         num = plan.num_generating
-        unread = sum([sequence.num_pending for sequence in plan.prompts])
+        unread = sum([one.num_pending for one in plan.prompts]) if plan.prompts else 0
         context = sum([len(sequence.text.tokens) for sequence in plan.sequences]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
         num_reading = len(plan.prompts)
@@ -175,28 +176,22 @@ class Drafting:
                 may_draft.append(index)
         return may_draft
 
-    def _pad(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
-        """Add rows to a step without drafts where that is faster."""
-        num = plan.num_generating
-        if can_pad and (num > 1 or self.controller.holds_width):
-            self._price(plan, batch_limits, can_pad=can_pad)
-            self.controller.share(plan)
-
     def _ask_texts(self, plan: StepPlan, indices: list[int]) -> None:
         """Ask each text speculator once for all answers; take for each the draft worth most."""
-        found: list[dict[str, Draft]] = [{} for _ in plan.sequences]  # by speculator
+        found = defaultdict[int, dict[str, Draft]](dict)  # by answer and speculator
         for speculator in self._texts:
             name = speculator.name
             may_draft, asked, requests = askable(plan, indices, speculator, found), [], []
             wanted = self.controller.wanted(name, [plan.sequences[i].number for i in may_draft])
             for index in may_draft:
                 sequence = plan.sequences[index]
+                cells, namespace = sequence.cells, sequence.request.namespace
+                assert cells is not None
                 # users get what they set by hand
                 if sequence.number in wanted or is_fixed(plan, index):
-                    tokens, namespace = sequence.text.words, sequence.request.namespace
-                    limit, seq_id = plan.limits[index], sequence.seq_id
                     asked.append(index)
-                    requests.append(DraftRequest(seq_id, tokens, limit, namespace=namespace))
+                    limit, words = plan.limits[index], sequence.text.words
+                    requests.append(DraftRequest(cells.seq_id, words, limit, namespace=namespace))
             if not asked:
                 continue
             drafts = speculator.propose(requests)
@@ -321,13 +316,10 @@ class Drafting:
 
 def _note_reasons(plan: StepPlan, index: int, length: int) -> None:
     """Why only the first `length` tokens of the draft are verified."""
-    survival = plan.survivals[index]
-    if length == len(survival):
-        return
     sources = plan.sources[index]
     if length:
         left_out = set(sources) - set(sources[:length])
         plan.reasons.update({(index, name): BELOW_BREAK_EVEN for name in left_out})
     else:
-        is_short = len(survival) < plan.sequences[index].policy.n_min
+        is_short = len(sources) < plan.sequences[index].policy.n_min
         plan.reasons[index, ""] = "shorter than n_min" if is_short else BELOW_BREAK_EVEN

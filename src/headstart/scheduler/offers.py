@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from headstart.control.controller import Controller
@@ -23,7 +23,7 @@ def askable(
     plan: StepPlan,
     indices: list[int],
     speculator: GuardedSpeculator,
-    found: Sequence[Collection[str]],
+    found: Sequence[Collection[str]] | Mapping[int, Collection[str]],
 ) -> list[int]:
     """The answers that this speculator may draft for.
 
