@@ -24,6 +24,7 @@ class _Granted:
 
     index: int
     allowance: Allowance
+    catch_up: int  # tokens that it reads before it drafts as allowed, the newest one not counted
     rounds_behind: int | None  # in which it reads the text's draft; None: it begins anew
 
 
@@ -101,7 +102,8 @@ class ModelDrafting:
     ) -> None:
         """Let one of them draft as far as control allows."""
         granted = []
-        for index, allowance in zip(indices, allowances, strict=True):
+        slots = plan.wishes[model.name]
+        for index, slot, allowance in zip(indices, slots, allowances, strict=True):
             has_failed = plan.sequences[index].seq_id in model.failed  # in `num_catch_up`
             if has_failed or not allowance.max_tokens:
                 plan.miss(index, model.name, FAILED if has_failed else BELOW_BREAK_EVEN)
@@ -110,17 +112,19 @@ class ModelDrafting:
                 plan.gaps[index] = model.name
             else:
                 plan.gaps.pop(index, None)
-            granted.append(_Granted(index, allowance, self._rounds_behind(plan, index, model)))
+            is_short = allowance.can_skip and slot.recent is not None
+            catch_up = slot.recent if is_short else slot.catch_up
+            behind = self._rounds_behind(plan, index, model)
+            granted.append(_Granted(index, allowance, catch_up, behind))
         if granted:
             self._run(plan, model, granted)
 
     def _run(self, plan: StepPlan, model: GuardedSpeculator, granted: list[_Granted]) -> None:
-        catch_ups = [_num_catch_up(plan, model, one) for one in granted]
         with _requests(plan, granted) as requests:
             drafts = model.propose(requests)
         milliseconds = 1000.0 * model.last_seconds
         has_failed = drafts[0].reason == FAILED  # then for all
-        catch_up = None if has_failed else _num_read(plan, model, drafts, granted, catch_ups)
+        catch_up = None if has_failed else _num_read(plan, model, drafts, granted)
         allowances = [one.allowance for one in granted]
         behind = [one.rounds_behind or 0 for one in granted]
         indices = [one.index for one in granted]
@@ -152,8 +156,8 @@ class ModelDrafting:
             plan.take(index, tokens, sources, survival)
 
 
-def _num_catch_up(plan: StepPlan, model: GuardedSpeculator, one: _Granted) -> int:
-    """Tokens that the model reads before it drafts as allowed, the newest one not counted."""
+def _num_left(plan: StepPlan, model: GuardedSpeculator, one: _Granted) -> int:
+    """Tokens that the model left for later, of those that it reads before it drafts as allowed."""
     sequence = plan.sequences[one.index]
     seq_id, tokens = sequence.seq_id, sequence.text.words
     if one.allowance.can_skip and (recent := model.num_recent(seq_id, tokens)) is not None:
@@ -166,14 +170,13 @@ def _num_read(
     model: GuardedSpeculator,
     drafts: list[Draft],
     granted: list[_Granted],
-    catch_ups: list[int],
 ) -> int:
     """Tokens that the model read in a call, of those that it lacked for each answer."""
     num_read = 0
-    for one, draft, catch_up in zip(granted, drafts, catch_ups, strict=True):
-        num_read += catch_up
+    for one, draft in zip(granted, drafts, strict=True):
+        num_read += one.catch_up
         if not draft.is_ready:
-            num_read -= _num_catch_up(plan, model, one)  # what it left for later
+            num_read -= _num_left(plan, model, one)
         elif one.rounds_behind == 0:
             num_read += len(plan.drafts[one.index])
     return max(0, num_read)
