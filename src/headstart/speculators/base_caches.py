@@ -11,7 +11,6 @@ Knows tokens, states and lengths; subclasses decide what is read and when.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -26,15 +25,6 @@ from headstart.types.state_batch import MERGED_ROWS, DraftContext, StateBatch
 _DECODE_WORK = 2**23
 CONTEXT_FULL = "draft context full"
 _WAITING_BYTES = 64 << 20  # of states of one sequence, before they are read
-
-
-@dataclass(slots=True)
-class FollowedSequence:
-    """One sequence of the target, and the rows of it in the drafter's caches."""
-
-    states: TargetStates
-    held: list[int]  # length of each head's cache; rows from `states.read` on are drafts
-    last_used: int = 0  # number of the draft call
 
 
 class FollowingSpeculator(Speculator):
@@ -54,7 +44,7 @@ class FollowingSpeculator(Speculator):
         self.batch = StateBatch(self.context.max_batch_tokens, context.state_width)
         self.num_decoded = 0  # rows
         self.lost: dict[str, int] = {}  # times that caches could not follow, by reason
-        self.sequences: dict[int, FollowedSequence] = {}
+        self.sequences: dict[int, TargetStates] = {}
         self._caches = range(0 if context.shares_target else context.num_heads)
         self._layers = tuple(layers)
         # 256 rows may wait, whatever they take
@@ -66,14 +56,13 @@ class FollowingSpeculator(Speculator):
             self.context.max_batch_tokens if context.blocks else 0, self.width, has_tokens=False
         )
 
-    def sequence(self, seq_id: int) -> FollowedSequence:
+    def sequence(self, seq_id: int) -> TargetStates:
         """What is known of a sequence of the target; an empty one if nothing is."""
-        sequence = self.sequences.get(seq_id)
-        if sequence is None:
-            num_heads = self.context.num_heads
-            states = TargetStates(num_heads, self.width)
-            sequence = self.sequences[seq_id] = FollowedSequence(states, [0] * num_heads)
-        return sequence
+        states = self.sequences.get(seq_id)
+        if states is None:
+            states = TargetStates(self.context.num_heads, self.width)
+            self.sequences[seq_id] = states
+        return states
 
     def id_of(self, seq_id: int, head: int) -> int:
         """The head's own sequence."""
@@ -84,23 +73,22 @@ class FollowingSpeculator(Speculator):
         layers = [decoded.states[layer] for layer in self._layers]
         for start, end in _runs(decoded.seq_ids):
             seq_id, position = int(decoded.seq_ids[start]), int(decoded.positions[start])
-            sequence = self.sequence(seq_id)
+            states = self.sequence(seq_id)
             tokens = decoded.tokens[start:end].tolist()
             parts = [rows[start:end] for rows in layers]
             rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
-            if not sequence.states.observe(position, tokens, rows):
+            if not states.observe(position, tokens, rows):
                 self._lose(seq_id, "the beginning is not known")
             self.cut(seq_id)
-            if sequence.states.num_states > self._most_waiting:
+            if states.num_states > self._most_waiting:
                 self._read_waiting(seq_id)
 
     def truncate(self, seq_id: int, length: int) -> None:
-        self.sequence(seq_id).states.truncate(length)
+        self.sequence(seq_id).truncate(length)
         self.cut(seq_id)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        states = self.sequence(source).states.copy(length)
-        self.sequences[target] = FollowedSequence(states, list(states.read))
+        states = self.sequences[target] = self.sequence(source).copy(length)
         for head in self._caches:
             read, of_target = states.read[head], self.id_of(target, head)
             if read <= states.first:
@@ -110,15 +98,14 @@ class FollowingSpeculator(Speculator):
                 return
 
     def checkpoint(self, seq_id: int) -> None:
-        self.sequence(seq_id).states.checkpoint()
+        self.sequence(seq_id).checkpoint()
 
     def num_resumable(self, seq_id: int, length: int) -> int:
-        return self.sequence(seq_id).states.num_resumable(length)
+        return self.sequence(seq_id).num_resumable(length)
 
     def save_sequence(self, seq_id: int, namespace: str) -> bytes | None:
         """The states, then each head's cache; None if there is nothing."""
-        sequence = self.sequence(seq_id)
-        states = sequence.states
+        states = self.sequence(seq_id)
         if not states.length:
             return None
         states.settle()
@@ -139,7 +126,7 @@ class FollowingSpeculator(Speculator):
         ends = (8 * len(sizes) + np.cumsum([0, *sizes])).tolist()
         parts = [view[start:end] for start, end in pairwise(ends)]
         states = TargetStates.from_bytes(parts[0], self.context.num_heads, self.width)
-        self.sequences[seq_id] = FollowedSequence(states, list(states.read))
+        self.sequences[seq_id] = states
         for head, part in enumerate(parts[1:]):
             own = self.id_of(seq_id, head)
             if not len(part):
@@ -154,8 +141,7 @@ class FollowingSpeculator(Speculator):
         Raises:
             ContextFullError: there is no room for them.
         """
-        sequence = self.sequence(seq_id)
-        states, batch = sequence.states, self.batch
+        states, batch = self.sequence(seq_id), self.batch
         end = min(states.length, states.read[head] + num_rows)
         if not self._caches:
             states.read[head] = end
@@ -169,7 +155,7 @@ class FollowingSpeculator(Speculator):
             self.add_verified(self.id_of(seq_id, head), start, tokens, states.before(start, stop))
             if batch.num_rows:
                 self.decode()
-            states.read[head] = sequence.held[head] = stop
+            states.read[head] = states.held[head] = stop
 
     def catch_up(self, seq_ids: Sequence[int], head: int) -> list[NDArray[np.float32]]:
         """A head reads the target's rows that it lacks, of all these sequences in one decode.
@@ -183,7 +169,7 @@ class FollowingSpeculator(Speculator):
         Raises:
             ContextFullError: there is no room for them.
         """
-        known = [self.sequence(seq_id).states for seq_id in seq_ids]
+        known = [self.sequence(seq_id) for seq_id in seq_ids]
         for seq_id, states in zip(seq_ids, known, strict=True):
             num_rows = states.length - states.read[head]
             if num_rows > min(MERGED_ROWS, self.batch.capacity - 1):
@@ -216,15 +202,15 @@ class FollowingSpeculator(Speculator):
             added = []
             while waiting and batch.num_rows + len(waiting[-1][1]) <= batch.capacity:
                 seq_id, rows = waiting.pop()
-                states = self.sequence(seq_id).states
+                states = self.sequence(seq_id)
                 start = states.length + 1 - len(rows)
                 tokens = states.tokens[start : states.length]
                 batch.add_rows(self.id_of(seq_id, head), start, tokens, rows[:-1])
-                added.append(self.sequence(seq_id))
+                added.append(states)
             if batch.num_rows:
                 self.decode()
-            for sequence in added:
-                sequence.states.read[head] = sequence.held[head] = sequence.states.length
+            for states in added:
+                states.read[head] = states.held[head] = states.length
 
     def _encoded(self, parts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
         """What rows are made of besides their tokens, from states of the target."""
@@ -279,15 +265,15 @@ class FollowingSpeculator(Speculator):
 
     def cut(self, seq_id: int) -> None:
         """Drop rows of drafts, and of texts that did not go on like that, from the caches."""
-        sequence = self.sequence(seq_id)
+        states = self.sequence(seq_id)
         for head in self._caches:
-            held, read = sequence.held[head], sequence.states.read[head]
-            if held > read:
-                if read > sequence.states.first:
+            read = states.read[head]
+            if states.held[head] > read:
+                if read > states.first:
                     self.context.truncate(self.id_of(seq_id, head), read)
                 else:
                     self.context.clear(self.id_of(seq_id, head))
-            sequence.held[head] = read
+            states.held[head] = read
 
     def make_room(self, busy: Sequence[int]) -> None:
         """Forget the least recently used idle sequences; if there are none, the busy ones."""
@@ -295,8 +281,8 @@ class FollowingSpeculator(Speculator):
             return
         idle = [
             seq_id
-            for seq_id, sequence in self.sequences.items()
-            if seq_id not in busy and max(sequence.held) > sequence.states.first
+            for seq_id, states in self.sequences.items()
+            if seq_id not in busy and max(states.held) > states.first
         ]
         idle.sort(key=lambda seq_id: self.sequences[seq_id].last_used)
         for seq_id in idle[: len(idle) // 2 + 1] or busy:
@@ -304,7 +290,7 @@ class FollowingSpeculator(Speculator):
 
     def _read_waiting(self, seq_id: int) -> None:
         """More states wait than there is memory for."""
-        states = self.sequence(seq_id).states
+        states = self.sequence(seq_id)
         try:
             for head in range(self.context.num_heads):
                 self.read(seq_id, head, states.length)
@@ -319,12 +305,9 @@ class FollowingSpeculator(Speculator):
 
     def forget(self, seq_id: int) -> None:
         """Empty the drafter's caches of a sequence; they go on with what comes."""
-        if not self._caches or seq_id not in self.sequences:
-            return
-        sequence = self.sequences[seq_id]
-        sequence.states.forget_caches()
-        self.clear_own(seq_id)
-        sequence.held = list(sequence.states.read)
+        if self._caches and seq_id in self.sequences:
+            self.sequences[seq_id].forget_caches()
+            self.clear_own(seq_id)
 
     def clear_own(self, seq_id: int) -> None:
         """Free the cells that the drafter has for a sequence."""

@@ -85,7 +85,7 @@ class StateSpeculator(FollowingSpeculator):
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Verified rows that the first head has not read."""
-        states = self.sequence(seq_id).states
+        states = self.sequence(seq_id)
         return max(0, states.length - states.read[0])
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
@@ -115,7 +115,7 @@ class StateSpeculator(FollowingSpeculator):
         return round_ms, reading_ms / size
 
     def describe(self) -> dict[str, Any]:
-        known = [sequence.states for sequence in self.sequences.values()]
+        known = self.sequences.values()
         return {
             "rows_decoded": self.num_decoded,
             "waiting_states": sum(states.num_states for states in known),
@@ -124,9 +124,11 @@ class StateSpeculator(FollowingSpeculator):
         }
 
     def _begin(self, request: DraftRequest) -> StateDraft:
-        sequence = self.sequence(request.seq_id)
-        sequence.last_used = self._num_calls
-        states, length = sequence.states, len(request.tokens) - 1 - request.num_drafted
+        states, length = (
+            self.sequence(request.seq_id),
+            len(request.tokens) - 1 - request.num_drafted,
+        )
+        states.last_used = self._num_calls
         draft = StateDraft(request, states=states)
         if states.length != length or not states.num_states:
             draft.reason = "the target's states are missing"
@@ -195,7 +197,7 @@ class StateSpeculator(FollowingSpeculator):
         batch.add_rows(own, start, known, first)
         if tokens:
             batch.add_rows(own, length + 1, tokens, np.stack(draft.guessed))
-        self.sequence(seq_id).held[head] = length + 1 + len(tokens)
+        states.held[head] = length + 1 + len(tokens)
         return batch.num_rows
 
     def _add_next(self, drafts: Sequence[StateDraft]) -> None:
@@ -210,7 +212,7 @@ class StateSpeculator(FollowingSpeculator):
             tokens.append(so_far[-1])
             positions.append(self._position(draft, len(so_far)))
             seq_ids.append(self.id_of(seq_id, 0))
-            self.sequence(seq_id).held[0] = positions[-1] + 1
+            draft.states.held[0] = positions[-1] + 1
         batch.extend(seq_ids, positions, tokens)
 
     def _position(self, draft: StateDraft, num_tokens: int) -> int:

@@ -78,7 +78,7 @@ class DflashSpeculator(StateSpeculator):
         for draft in drafts:
             seq_id, start = draft.request.seq_id, draft.states.length + 1
             self._block.add(seq_id, start, [draft.request.tokens[-1], *masks], size)
-            self.sequence(seq_id).held[0] = start + size
+            draft.states.held[0] = start + size
         logits = self.context.decode(self._block)
         self.num_decoded += self._block.num_rows
         return logits, self.context.outputs() if self.blocks.has_confidence else logits[:0]

@@ -23,14 +23,16 @@ class TargetStates:
 
     tokens[0 : length]       in the target's cache
     tokens[length : ]        were there, or will be: rows made of them are good if they come (again)
-    first <= read[i]         cache i of the drafter holds rows first to read[i] - 1
+    first <= read[i]         cache i of the drafter holds rows first to read[i] - 1 ...
+    read[i] <= held[i]       ... and behind them, up to held[i] - 1, those of drafts
     states                   of the last tokens before `length`: of all that were not read, and one
     """
 
     def __init__(self, num_caches: int, width: int) -> None:
         self.tokens: list[int] = []
         self.length = self.first = 0
-        self.read = [0] * num_caches
+        self.read, self.held = [0] * num_caches, [0] * num_caches
+        self.last_used = 0  # number of the draft call
         self.num_missing = 0  # rows that were read without the state before them
         self.checkpoints: dict[int, States] = {}  # by length: the state of the last token
         self._width = width
@@ -94,6 +96,7 @@ class TargetStates:
         other.checkpoints = dict(self.checkpoints)
         other._append(self._live)
         other.truncate(length)
+        other.held = list(other.read)
         return other
 
     def checkpoint(self) -> None:
@@ -118,6 +121,7 @@ class TargetStates:
         self.settle()
         self.first = 0 if self._count == self.length else self.length - self._count + 1
         self.read = [self.first] * len(self.read)
+        self.held = list(self.read)
 
     def expect(self, token: int, cache: int) -> None:
         """This cache holds a row of the token that the target decodes next."""
@@ -174,6 +178,7 @@ class TargetStates:
         at += 8 * num_checkpoints
         made.tokens = np.frombuffer(data, np.int32, made.length, at).tolist()
         rows = np.frombuffer(data, np.float32, -1, at + 4 * made.length).reshape(-1, width)
+        made.held = list(made.read)
         made._append(rows[:count])
         made.checkpoints = dict(zip(lengths, rows[count:].copy(), strict=True))
         return made
