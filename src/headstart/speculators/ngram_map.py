@@ -18,11 +18,12 @@ from abc import abstractmethod
 from array import array
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from headstart.config import option
 from headstart.speculators.base import register
 from headstart.speculators.base_texts import TextSpeculator, agreeing_scores
+from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
@@ -55,72 +56,50 @@ class NgramMapOptions:
             )
 
 
-class _Continuation(NamedTuple):
-    """A place to copy from, how many of how many agree with it, and the key of its length limit."""
+class _KeyedText(SuffixIndex):
+    """A text, and how long drafts of its keys tend to be right: from 1 to `longest` tokens,
+    `longest` at first.
 
-    position: int
-    num_agreeing: int
-    num_places: int
-    key: Hashable
-
-
-class AdaptiveLength:
-    """How long drafts of some key tend to be right: from 1 to `longest` tokens, `longest` at first.
-
-    A miss after a tokens sets a + 1 (one more than was right, so that a key is tried
-    again); a draft that was right to its end doubles it; one of which only a right part was seen
-    says nothing.
+    A miss after a tokens sets a + 1 (one more than was right, so that a key is tried again); a
+    draft that was right to its end doubles it; one of which only a right part was seen says
+    nothing.
     """
 
-    __slots__ = ("_guess", "_key", "_lengths", "_longest")
+    __slots__ = ("_guess", "_guessed", "_lengths", "_longest")
 
-    def __init__(self, longest: int) -> None:
-        self._longest = longest
+    def __init__(self, options: NgramMapOptions, text: Sequence[int]) -> None:
+        self._longest = options.size_m
         self._lengths: dict[Hashable, int] = {}
-        self._key: Hashable = None
+        self._guessed: Hashable = None
         self._guess: Sequence[int] = ()
+        super().__init__((options.size_n,), options.size_n, text=text)
 
-    def of(self, key: Hashable) -> int:
+    def length_of(self, key: Hashable) -> int:
         return self._lengths.get(key, self._longest)
 
     def watch(self, key: Hashable, guess: Sequence[int]) -> None:
-        """The next `learn` judges this guess; an empty one is not judged."""
-        self._key, self._guess = key, guess
-
-    def learn(self, emitted: Sequence[int]) -> None:
-        """These tokens came; compare them with the guess."""
-        guess = self._guess
-        if not guess:
-            return
-        num_right = 0
-        for token, guessed in zip(emitted, guess, strict=False):
-            if token != guessed:
-                break
-            num_right += 1
-        self._guess = ()
-        if num_right == len(guess):
-            self._set(min(self._longest, 2 * max(num_right, self.of(self._key))))
-        elif num_right < len(emitted):
-            self._set(min(self._longest, num_right + 1))
-
-    def _set(self, value: int) -> None:
-        if len(self._lengths) >= MAX_KEYS and self._key not in self._lengths:
-            del self._lengths[next(iter(self._lengths))]
-        self._lengths[self._key] = value
-
-
-class _KeyedText(SuffixIndex):
-    """A text, and how long the drafts of its keys tend to be right."""
-
-    __slots__ = ("lengths",)
-
-    def __init__(self, options: NgramMapOptions, text: Sequence[int]) -> None:
-        self.lengths = AdaptiveLength(options.size_m)
-        super().__init__((options.size_n,), options.size_n, text=text)
+        """What comes next judges this guess; an empty one is not judged."""
+        self._guessed, self._guess = key, guess
 
     def extend(self, new: Sequence[int]) -> None:
         super().extend(new)
-        self.lengths.learn(new)
+        guess, self._guess = self._guess, ()
+        if not guess:
+            return
+        num_right = common_prefix_length(list(new), list(guess))
+        if num_right == len(guess):
+            self._set(min(self._longest, 2 * max(num_right, self.length_of(self._guessed))))
+        elif num_right < len(new):
+            self._set(min(self._longest, num_right + 1))
+
+    def _set(self, length: int) -> None:
+        if len(self._lengths) >= MAX_KEYS and self._guessed not in self._lengths:
+            del self._lengths[next(iter(self._lengths))]
+        self._lengths[self._guessed] = length
+
+
+_Continuation = tuple[int, int, int, Hashable]
+"""A place to copy from, how many of how many agree with it, and the key of its length limit."""
 
 
 class _NgramMap(TextSpeculator[_KeyedText]):
@@ -136,23 +115,22 @@ class _NgramMap(TextSpeculator[_KeyedText]):
         return _KeyedText(self._options, text)
 
     def _draft(self, history: _KeyedText, request: DraftRequest) -> Draft:
-        lengths = history.lengths
         places = history.places(max(self._num_places, self._options.min_hits))
         if len(places) < self._options.min_hits:
-            lengths.watch(None, ())
             return Draft(
                 speculator=self.name, reason="fewer hits than min-hits" if places else "no match"
             )
         choice = self._choose(history, places)
         if choice is None:
-            lengths.watch(None, ())
             return Draft(speculator=self.name, reason="no continuation dominates")
-        tokens = history.copy(choice.position, min(lengths.of(choice.key), request.max_tokens))
-        lengths.watch(choice.key, tokens)
-        weight = self._options.size_n * choice.num_agreeing
-        scores = list(agreeing_scores(weight, choice.num_agreeing, len(tokens)))
+        position, num_agreeing, num_places, key = choice
+        tokens = history.copy(position, min(history.length_of(key), request.max_tokens))
+        history.watch(key, tokens)
+        scores = list(
+            agreeing_scores(self._options.size_n * num_agreeing, num_agreeing, len(tokens))
+        )
         if scores:
-            scores[0] *= choice.num_agreeing / choice.num_places
+            scores[0] *= num_agreeing / num_places
         return Draft(tokens, scores, self.name)
 
     _num_places: ClassVar[int]  # that `_choose` wants to see
@@ -170,7 +148,7 @@ class NgramMapKSpeculator(_NgramMap):
     _num_places = 1
 
     def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:
-        return _Continuation(places[0][1], 1, 1, index.key)
+        return places[0][1], 1, 1, index.key
 
 
 @register
@@ -192,4 +170,4 @@ class NgramMapK4vSpeculator(_NgramMap):
         num_best = len(values[best])
         if num_best < 2 * (len(places) - num_best):
             return None
-        return _Continuation(values[best][0], num_best, len(places), (index.key, best))
+        return values[best][0], num_best, len(places), (index.key, best)
