@@ -209,9 +209,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         text = self._histories.pop(seq_id, None)
         if text is None or text.prompt is _NO_PROMPT or not self._options.corpus_tokens:
             return
-        if not self.corpus.add(text.tokens, text.namespace):
-            return
-        answer = self.corpus.newest(text.namespace)
+        answer = self.corpus.add(text.tokens, text.namespace)
         if answer is not None:
             self._answers[text.prompt] = answer
             self._answers.move_to_end(text.prompt)

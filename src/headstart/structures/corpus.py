@@ -170,27 +170,29 @@ class SuffixCorpus:
     def __len__(self) -> int:
         return self._num_tokens
 
-    def add(self, tokens: Sequence[int], namespace: str = "") -> bool:
-        """Keep a text; False if it was known."""
+    def add(self, tokens: Sequence[int], namespace: str = "") -> KeptText | None:
+        """Keep a text; None if it was known."""
         text = array("i", tokens)
         return self._add(_key_of(namespace), text[max(0, len(text) - self._capacity + 1) :])
 
-    def _add(self, key: bytes, text: array[int], row: int | None = None) -> bool:
+    def _add(self, key: bytes, text: array[int], row: int | None = None) -> KeptText | None:
         """Keep a text, which may have a row in the file already."""
         marks = _marks(text)
         texts = self._texts.get(key) or _NamespaceTexts(self._num_added)
         part, mark = texts.unknown_part(text, marks)
         if not part:
-            return False
+            return None
         if row is None:
             row = self._store_text(key, part)
         self._texts[key] = texts
         with self._counted(texts):
             texts.add(part, [*marks, mark], row)
+        before = texts.num_before
+        kept = KeptText(key, before + texts.starts[-1], before + len(texts.index))
         self._unfinished[key] = None
         self._num_added += len(part) + 1
         self._make_room()
-        return True
+        return kept
 
     def go_on(self, num_tokens: int = SLICE) -> None:
         """Put some of what was added in order, one namespace after another. Belongs into every
@@ -250,16 +252,6 @@ class SuffixCorpus:
             return []
         keys = (_key_of(namespace), _PUBLIC) if namespace else (_PUBLIC,)
         return [texts[key].index for key in keys if key in texts]
-
-    def newest(self, namespace: str) -> KeptText | None:
-        """The text that was added last to this namespace; None if it had to make room at once."""
-        key = _key_of(namespace)
-        texts = self._texts.get(key)
-        if texts is None:
-            return None
-        return KeptText(
-            key, texts.num_before + texts.starts[-1], texts.num_before + len(texts.index)
-        )
 
     def where(self, answer: KeptText) -> tuple[SuffixIndex, range] | None:
         """The index that has a text, and its positions there; None once it is forgotten."""

@@ -35,16 +35,16 @@ class Twin:
         self.capacity = capacity
         self.texts: dict[str, list[Held]] = {}
 
-    def add(self, name: str, tokens: Sequence[int]) -> bool:
+    def add(self, name: str, tokens: Sequence[int]) -> Held | None:
         text = tuple(tokens)[max(0, len(tokens) - self.capacity + 1) :]
         known = {beginning for held in self.texts.get(name, ()) for beginning in held.beginnings}
         ends = [*range(BLOCK, len(text), BLOCK), len(text)] if text else []
         num_known = next((i for i, end in enumerate(ends) if text[:end] not in known), None)
         if num_known is None:
-            return False
+            return None
         part = text[max(0, num_known * BLOCK - MAX_MATCH) :]
         if part in known:
-            return False
+            return None
         held = Held(part, {*(text[:end] for end in ends), part} - known)
         self.texts.setdefault(name, []).append(held)
         while self.size > self.capacity:
@@ -52,7 +52,7 @@ class Twin:
             del self.texts[fullest][0]
             if not self.texts[fullest]:
                 del self.texts[fullest]
-        return True
+        return held
 
     @property
     def size(self) -> int:
@@ -60,9 +60,6 @@ class Twin:
 
     def size_of(self, name: str) -> int:
         return sum(len(held.tokens) + 1 for held in self.texts[name])
-
-    def newest(self, name: str) -> Held | None:
-        return self.texts[name][-1] if name in self.texts else None
 
     def seen_by(self, name: str) -> list[list[int]]:
         """The tokens that a namespace may look into, in the order of the indexes."""
@@ -117,11 +114,10 @@ def test_texts_and_answers_are_those_of_lists_of_texts(
         for name, which, size, run in steps:
             text = [*(earlier[which][:size] if which < len(earlier) else []), *run]
             earlier.append(text)
-            assert corpus.add(text, name) == twin.add(name, text)
+            answer, held = corpus.add(text, name), twin.add(name, text)
+            assert (answer is None) == (held is None)
             assert len(corpus) == twin.size <= capacity
             assert corpus.num_texts == sum(map(len, twin.texts.values()))
-            answer, held = corpus.newest(name), twin.newest(name)
-            assert (answer is None) == (held is None)
             if answer is not None and held is not None:
                 answers.append((answer, held))
             for answer, held in answers:
