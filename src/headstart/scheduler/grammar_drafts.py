@@ -59,12 +59,11 @@ def _parts(ahead: Lookahead, draft: Draft, max_tokens: int) -> tuple[Draft, ...]
             continue
         start = at
         while at < min(end, start + max_tokens) and not (at > start and ahead.forced()):
-            num_read = ahead.num_read
             if not ahead.read_legal(draft.tokens[at : at + 1]):
                 end = at
             else:
                 at += 1
-                if ahead.num_read == num_read:  # the end of the turn
+                if ahead.is_over:
                     end = at
         if at == start:
             break

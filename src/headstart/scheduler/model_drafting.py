@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from headstart.control.controller import Controller
@@ -189,32 +189,30 @@ def _requests(plan: StepPlan, granted: list[_Granted]) -> Iterator[list[DraftReq
     Where it continues a text draft, that draft stands at the end of the sequence's tokens
     meanwhile: O(draft), where a copy of the history would be O(context) a step.
     """
-    requests, lent = [], []
-    for one in granted:
-        sequence = plan.sequences[one.index]
-        text, allowance = sequence.text, one.allowance
-        before = plan.drafts[one.index] if one.rounds_behind is not None else []
-        legality = None
-        if text.legality is not None:
-            legality = text.legality.after(before)
-        if before:
-            lent.append((text.words, len(text.words)))
-            text.words.grow(before)
-        requests.append(
-            DraftRequest(
-                sequence.seq_id,
-                text.words,
-                allowance.max_tokens,
-                max(allowance.min_confidence, sequence.policy.p_min),
-                None if sequence.request.sampling.is_greedy else text.sampler.couple,
-                sequence.request.namespace,
-                legality,
-                len(before),
-                allowance.can_skip,
+    requests = []
+    with ExitStack() as loans:
+        for one in granted:
+            sequence = plan.sequences[one.index]
+            text, words, state = sequence.text, sequence.text.words, sequence.text.legality
+            before = plan.drafts[one.index] if one.rounds_behind is not None else []
+            legality = None
+            if state is not None and state.is_active and not state.is_over:
+                legality = loans.enter_context(state.lookahead())
+                legality.read_legal(before)
+            if before:
+                loans.callback(words.drop, len(words), len(words) + len(before))
+                words.grow(before)
+            requests.append(
+                DraftRequest(
+                    sequence.seq_id,
+                    words,
+                    one.allowance.max_tokens,
+                    max(one.allowance.min_confidence, sequence.policy.p_min),
+                    None if sequence.request.sampling.is_greedy else text.sampler.couple,
+                    sequence.request.namespace,
+                    legality,
+                    len(before),
+                    one.allowance.can_skip,
+                )
             )
-        )
-    try:
         yield requests
-    finally:
-        for tokens, length in lent:
-            tokens.drop(length, len(tokens))

@@ -199,15 +199,28 @@ def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(
     assert [d.num_accepted for d in drafts] == [d.num_drafted for d in drafts]
 
 
+def test_a_models_draft_copies_no_state_of_a_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That would be O(answer) in every step."""
+    monkeypatch.delattr(GrammarState, "copied")
+    engine, model = bytes_engine(), DraftModelSpeculator(bytes_engine())
+    requests = make_constrained(3, CONSTRAINTS["json_schema"], 0.0)
+    answers = run(make_scheduler(engine, [model]), requests)
+    check(engine, requests, answers)
+    drafts = [one.finish.stats.by_speculator["draft-model"] for one in answers.values()]
+    assert sum(one.num_drafted for one in drafts) > 5
+
+
 def test_a_draft_model_of_greedy_requests_picks_the_best_legal_token() -> None:
-    legality = state(b'{"name": "').after([*b"An"])
-    request = DraftRequest(0, [1], 9, legality=legality)
-    builder = DraftBuilder(request, 9, Preference("argmax"))
-    logits = np.zeros(TOKENS.size, np.float32)
-    logits[[ord("x"), ord("t"), ord("n")]] = 3.0, 2.0, 1.0
-    assert builder.extend(logits, 0.0) == ord("t")
-    assert builder.extend(logits, 0.0) == ord("o")
-    assert builder.finish()[1][1] == 1.0
+    with state(b'{"name": "').lookahead() as legality:
+        assert legality.read_legal(b"An") == 2
+        request = DraftRequest(0, [1], 9, legality=legality)
+        builder = DraftBuilder(request, 9, Preference("argmax"))
+        logits = np.zeros(TOKENS.size, np.float32)
+        logits[[ord("x"), ord("t"), ord("n")]] = 3.0, 2.0, 1.0
+        assert builder.extend(logits, 0.0) == ord("t")
+        assert builder.extend(logits, 0.0) == ord("o")
+        assert builder.finish()[1][1] == 1.0
+    assert not legality.legal_mask(ord("o")).any()  # whoever kept it changes nothing
 
 
 CLOSING = b" so: </t>"
