@@ -70,7 +70,7 @@ class Drafting:
         self._texts = [one for one in everyone if not one.is_model]
         self._text_names = [one.name for one in self._texts]
         self._model_names = [one.name for one in everyone if one.is_model]
-        self._models = ModelDrafting([one for one in everyone if one.is_model], controller, clock)
+        self._models = ModelDrafting([one for one in everyone if one.is_model], controller)
         self._reading_ms = 0.0  # that control took for the last record with drafts
         self._begun: set[int] = set()  # numbers of the sequences that speculators know
         for speculator in everyone:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
@@ -31,13 +31,10 @@ class _Granted:
 class ModelDrafting:
     """Asks the models of a worker."""
 
-    def __init__(
-        self, models: list[GuardedSpeculator], controller: Controller, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, models: list[GuardedSpeculator], controller: Controller) -> None:
         self._models = models
         self._names = {model.name for model in models}
         self._controller = controller
-        self._clock = clock
 
     def ask(self, plan: StepPlan, indices: list[int]) -> None:
         """Let models draft where control expects it to pay, one at most for each answer."""

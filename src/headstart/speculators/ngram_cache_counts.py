@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -45,15 +45,6 @@ def slide(key: int, token: int) -> int:
 def shorter(key: int, n: int) -> int:
     """The packed last n tokens of a packed n-gram with at least n."""
     return key & _MASKS[n - 1]
-
-
-def unpack(key: int) -> tuple[int, ...]:
-    """The n-gram of a number made by `pack`."""
-    ngram: list[int] = []
-    while key:
-        ngram.append((key & (1 << _WIDTH) - 1) - 1)
-        key >>= _WIDTH
-    return tuple(reversed(ngram))
 
 
 def _ngrams(keys: Sequence[int]) -> NDArray[np.int32]:
@@ -200,11 +191,6 @@ class NgramCounts:
             if 100 * count >= min_percent * found.total:
                 return token, count / (found.total + 1 / n)
         return None
-
-    def items(self) -> Iterator[tuple[tuple[int, ...], dict[int, int]]]:
-        """All n-grams with their counts, oldest first."""
-        for key in self._table:
-            yield unpack(key), dict(self.after(key) or {})
 
     def save(self, path: Path, vocabulary: VocabularyId) -> None:
         """Write llama.cpp's file, atomically; with the mark of the vocabulary if `is_marked`."""

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.speculators.text_support import items_of, unpack
 
-from headstart.speculators.ngram_cache_counts import CountedHistory, NgramCounts, pack, unpack
+from headstart.speculators.ngram_cache_counts import CountedHistory, NgramCounts, pack
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ModelError
 
@@ -30,9 +31,8 @@ def test_counting_in_pieces_equals_counting_the_whole(pieces: list[list[int]]) -
     history = CountedHistory([])
     for piece in pieces:
         history.extend(piece)
-    assert dict(history.counts.items()) == count_by_hand(
-        [token for piece in pieces for token in piece]
-    )
+    whole = [token for piece in pieces for token in piece]
+    assert items_of(history.counts) == count_by_hand(whole)
 
 
 @given(
@@ -69,7 +69,7 @@ def test_a_saved_file_loads_as_it_was(
     counts = NgramCounts()
     counts.learn(text, 0)
     counts.save(path, VOCABULARY)
-    assert dict(NgramCounts.load(path, VOCABULARY).items()) == dict(counts.items())
+    assert items_of(NgramCounts.load(path, VOCABULARY)) == items_of(counts)
     assert [file.name for file in path.parent.iterdir()] == ["cache.bin"]
 
 
@@ -163,7 +163,7 @@ def test_those_that_are_kept_are_the_commonest_of_them_the_newest(
             rarest = sorted(twin, key=lambda ngram: twin[ngram].total())
             for ngram in rarest[: len(twin) - limit + limit // 8]:
                 del twin[ngram]
-        assert dict(counts.items()) == twin
+        assert items_of(counts) == twin
 
 
 def test_of_equally_rare_ngrams_the_oldest_go_first() -> None:

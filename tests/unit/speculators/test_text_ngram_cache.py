@@ -8,7 +8,7 @@ import struct
 from pathlib import Path
 
 import pytest
-from tests.unit.speculators.text_support import VOCABULARY, accept, propose, tokens_of
+from tests.unit.speculators.text_support import VOCABULARY, accept, items_of, propose, tokens_of
 
 from headstart.speculators import ngram_cache
 from headstart.speculators.ngram_cache import NgramCacheSpeculator
@@ -237,7 +237,7 @@ def test_what_another_process_wrote_is_not_overwritten(
     assert not second.describe()["dynamic_file_is_written"]
     saved = {
         token
-        for ngram, counts in NgramCounts.load(path, VOCABULARY).items()
+        for ngram, counts in items_of(NgramCounts.load(path, VOCABULARY)).items()
         for token in (*ngram, *counts)
     }
     assert saved == {0, 1, 2, 3, 7, 8, 9}

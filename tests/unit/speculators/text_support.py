@@ -5,10 +5,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from headstart.speculators.base import Speculator
+from headstart.speculators.ngram_cache_counts import NgramCounts
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types import Draft, DraftRequest
 
 VOCABULARY = VocabularyId(100, bytes(16))
+
+
+def unpack(key: int) -> tuple[int, ...]:
+    """The n-gram of a number made by `pack`."""
+    ngram: list[int] = []
+    while key:
+        ngram.append((key & (1 << 24) - 1) - 1)
+        key >>= 24
+    return tuple(reversed(ngram))
+
+
+def items_of(counts: NgramCounts) -> dict[tuple[int, ...], dict[int, int]]:
+    """All n-grams with what followed them."""
+    return {unpack(key): dict(counts.after(key) or {}) for key in counts._table}
 
 
 def propose(
