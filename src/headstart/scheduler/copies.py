@@ -11,7 +11,7 @@ from math import inf
 
 from headstart.scheduler.host_cache import HostCache, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells
-from headstart.structures.prefix_tree import packed
+from headstart.structures.prefix_index import packed
 from headstart.types import Engine
 
 BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B

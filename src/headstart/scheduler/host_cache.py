@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from headstart.structures.checkpoints import Data, unpack
-from headstart.structures.prefix_tree import PrefixTree
+from headstart.structures.prefix_index import PrefixIndex
 from headstart.structures.tenants import tenant_of
 from headstart.types.media import chunk_begin
 
@@ -33,7 +33,7 @@ class StoredPrompt:
     """One text and the caches that were computed for it."""
 
     namespace: str
-    tokens: array[int]  # see `prefix_tree.packed`
+    tokens: array[int]  # see `prefix_index.packed`
     blocks: tuple[StoredBlock, ...]  # in order, without gaps
     num_prompt: int = 0  # tokens that were asked; those behind them are the answer
     last_used: float = 0.0  # seconds since the epoch
@@ -69,7 +69,7 @@ class HostCache:
         self._prompts: dict[StoredPrompt, None] = {}  # the one used last is the last
         self._held: Counter[str] = Counter()  # bytes, by tenant
         self._uses: Counter[StoredBlock] = Counter()  # prompts that have a block
-        self._trees: defaultdict[str, PrefixTree[StoredPrompt]] = defaultdict(PrefixTree)
+        self._indexes: defaultdict[str, PrefixIndex[StoredPrompt]] = defaultdict(PrefixIndex)
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -79,10 +79,10 @@ class HostCache:
         return reversed(self._prompts)
 
     def find(self, namespace: str, tokens: array[int]) -> tuple[StoredPrompt | None, int]:
-        """A prompt with the longest common prefix, and its length. O(that length)."""
-        if namespace not in self._trees:
+        """A prompt with the longest common prefix, and its length. O(tokens)."""
+        if namespace not in self._indexes:
             return None, 0
-        prompt, shared = self._trees[namespace].find(tokens)
+        prompt, shared = self._indexes[namespace].find(tokens)
         return prompt, chunk_begin(tokens, shared)
 
     def holds(self, namespace: str, tokens: array[int]) -> bool:
@@ -106,16 +106,16 @@ class HostCache:
         if prompt.num_bytes > self.max_bytes:
             self.dropped(prompt)
             return False
-        alike, num_common = self._trees[prompt.namespace].find(prompt.tokens)
+        alike, num_common = self._indexes[prompt.namespace].find(prompt.tokens)
         if alike is not None and not prompt.is_whole:
             ends = {block.end for block in prompt.blocks}
             known = {one.end: one for one in alike.known(num_common) if one.end in ends}
             blocks = tuple(known.get(block.end, block) for block in prompt.blocks)
             if blocks != prompt.blocks:
                 prompt = replace(prompt, blocks=blocks)
-        for other in self._trees[prompt.namespace].beginnings(prompt.tokens):
+        for other in self._indexes[prompt.namespace].beginnings(prompt.tokens):
             self.take(other)
-        self._trees[prompt.namespace].add(prompt.tokens, prompt)
+        self._indexes[prompt.namespace].add(prompt.tokens, prompt)
         self._prompts[prompt] = None
         self._count(prompt, 1)
         while self.num_bytes > self.max_bytes:
@@ -127,10 +127,10 @@ class HostCache:
     def take(self, prompt: StoredPrompt) -> None:
         """Remove a prompt, which must be in the store."""
         del self._prompts[prompt]
-        tree = self._trees[prompt.namespace]
-        tree.remove(prompt.tokens, prompt)
-        if tree.is_empty:
-            del self._trees[prompt.namespace]
+        index = self._indexes[prompt.namespace]
+        index.remove(prompt.tokens, prompt)
+        if index.is_empty:
+            del self._indexes[prompt.namespace]
         self._count(prompt, -1)
 
     def _surplus(self) -> StoredPrompt:

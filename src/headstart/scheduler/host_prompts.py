@@ -19,7 +19,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.host_cache import HostCache, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
 from headstart.structures.checkpoints import Data, unpack
-from headstart.structures.prefix_tree import packed
+from headstart.structures.prefix_index import packed
 from headstart.types import CacheKind, Engine
 from headstart.types.errors import CapacityError, EngineError
 from headstart.types.report import Counters

@@ -109,8 +109,9 @@ class ModelDrafting:
                 plan.gaps[index] = model.name
             else:
                 plan.gaps.pop(index, None)
-            is_short = allowance.can_skip and slot.recent is not None
-            catch_up = slot.recent if is_short else slot.catch_up
+            catch_up = slot.catch_up
+            if allowance.can_skip and slot.recent is not None:
+                catch_up = slot.recent
             behind = self._rounds_behind(plan, index, model)
             granted.append(_Granted(index, allowance, catch_up, behind))
         if granted:

@@ -14,7 +14,7 @@ from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence, num_shared
 from headstart.scheduler.step import StepPlan
 from headstart.structures.prefix import common_prefix_length
-from headstart.structures.prefix_tree import packed
+from headstart.structures.prefix_index import packed
 from headstart.types import CacheKind, Engine
 from headstart.types.media import chunk_begin
 

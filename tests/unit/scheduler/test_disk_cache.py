@@ -24,7 +24,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures import sequence_files
 from headstart.structures.checkpoints import pack
-from headstart.structures.prefix_tree import packed
+from headstart.structures.prefix_index import packed
 from headstart.structures.prompt_files import read_prompt
 from headstart.structures.prompt_names import PromptIndex, StoredFile, root_of
 from headstart.types import CacheKind

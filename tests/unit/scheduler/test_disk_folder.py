@@ -11,7 +11,7 @@ import pytest
 from tests.unit.scheduler.test_disk_cache import cache, files, settled, stored
 
 from headstart.scheduler import disk_cache
-from headstart.structures.prefix_tree import packed
+from headstart.structures.prefix_index import packed
 from headstart.structures.prompt_names import PromptIndex, StoredFile, root_of
 
 

@@ -29,7 +29,7 @@ from headstart.scheduler.host_cache import StoredBlock
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import Speculator
-from headstart.structures.prefix_tree import packed
+from headstart.structures.prefix_index import packed
 from headstart.types import Batch, Draft, DraftRequest
 from headstart.types.errors import EngineError, InvalidParameterError
 from headstart.types.request import ErrorEvent, Request, SlotAction, SlotEvent

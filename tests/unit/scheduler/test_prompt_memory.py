@@ -29,7 +29,7 @@ from tests.unit.scheduler.conversations import (
 from headstart.scheduler.host_cache import HostCache, StoredBlock, StoredPrompt
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.speculators.draft_model import DraftModelSpeculator
-from headstart.structures.prefix_tree import packed
+from headstart.structures.prefix_index import packed
 from headstart.types import CacheKind
 from headstart.types.errors import EngineError
 

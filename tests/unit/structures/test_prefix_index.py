@@ -1,4 +1,4 @@
-"""The prefix tree against a plain list of all that was added."""
+"""The index of prefixes against a plain list of all that was added."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from headstart.structures.prefix_tree import PrefixTree, packed
+from headstart.structures.prefix_index import PrefixIndex, packed
 
 
 def common(one: list[int], other: list[int]) -> int:
@@ -19,23 +19,23 @@ def common(one: list[int], other: list[int]) -> int:
 @pytest.mark.parametrize("seed", range(20))
 def test_it_finds_what_a_list_of_all_finds(seed: int) -> None:
     random = Random(seed)
-    tree: PrefixTree[int] = PrefixTree()
+    index: PrefixIndex[int] = PrefixIndex()
     known: dict[int, list[int]] = {}
     keys = {}
     for number in range(300):
         tokens = [random.randrange(3) for _ in range(random.randrange(1, 12))]
         if random.random() < 0.6:
             known[number], keys[number] = tokens, packed(tokens)
-            tree.add(keys[number], number)
+            index.add(keys[number], number)
         elif known:
             gone = random.choice(list(known))
             del known[gone]
-            tree.remove(keys.pop(gone), gone)
-        assert tree.is_empty == (not known)
+            index.remove(keys.pop(gone), gone)
+        assert index.is_empty == (not known)
         query = [random.randrange(3) for _ in range(random.randrange(12))]
-        item, length = tree.find(packed(query))
+        item, length = index.find(packed(query))
         assert length == max((common(one, query) for one in known.values()), default=0)
         assert (item is None) == (length == 0)
         assert item is None or common(known[item], query) == length
         begun = [n for n, one in known.items() if common(one, query) == len(one)]
-        assert sorted(tree.beginnings(packed(query))) == sorted(begun)
+        assert sorted(index.beginnings(packed(query))) == sorted(begun)

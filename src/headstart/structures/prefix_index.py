@@ -1,0 +1,68 @@
+"""Token lists in sorted order: what has the longest common prefix with a text stands beside the
+place where that would stand, so few are compared, however many there are.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+from headstart.structures.prefix import common_prefix_length
+
+Item = TypeVar("Item")
+_TOKEN_BYTES = 4
+
+
+def packed(tokens: Iterable[int]) -> array[int]:
+    """Tokens as they are compared: four bytes each."""
+    return array("i", tokens)
+
+
+class PrefixIndex(Generic[Item]):
+    """Items by their tokens, see `packed`; not thread-safe."""
+
+    def __init__(self) -> None:
+        self._texts: list[bytes] = []  # sorted
+        self._items: list[Item] = []  # whose tokens these are
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._items
+
+    def add(self, tokens: array[int], item: Item) -> None:
+        """The last of those with the same tokens is found first."""
+        text = tokens.tobytes()
+        at = bisect_right(self._texts, text)
+        self._texts.insert(at, text)
+        self._items.insert(at, item)
+
+    def remove(self, tokens: array[int], item: Item) -> None:
+        """Remove an item that was added with these tokens."""
+        at = self._items.index(item, bisect_left(self._texts, tokens.tobytes()))
+        del self._texts[at], self._items[at]
+
+    def find(self, tokens: array[int]) -> tuple[Item | None, int]:
+        """An item with the longest common prefix, and its length; None and 0 if there is none."""
+        best: Item | None = None
+        text, most = tokens.tobytes(), 0
+        at = bisect_right(self._texts, text)
+        for near in range(max(0, at - 1), min(at + 1, len(self._texts))):
+            length = common_prefix_length(self._texts[near], text) // _TOKEN_BYTES
+            if length > most:
+                best, most = self._items[near], length
+        return best, most
+
+    def beginnings(self, tokens: array[int]) -> list[Item]:
+        """All items whose tokens these begin with."""
+        text, found = tokens.tobytes(), list[Item]()
+        at = bisect_right(self._texts, text)
+        while at:
+            at -= 1
+            length = common_prefix_length(self._texts[at], text)
+            if length == len(self._texts[at]):
+                found.append(self._items[at])
+            else:  # what stands between agrees as far, and goes on otherwise
+                at = bisect_right(self._texts, text[:length], 0, at)
+        return found
