@@ -115,7 +115,8 @@ class Drafting:
             started = self._clock()
             self._ask_texts(plan, indices)
             asked = self._clock()
-            self._models.ask(plan, indices)
+            if self._model_names:
+                self._models.ask(plan, indices)
             resumed = self._clock()
             self.controller.share(plan)
             for index, length in enumerate(plan.lengths):

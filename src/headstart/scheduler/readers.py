@@ -162,12 +162,17 @@ class Events:
         return rows
 
     def read(self, record: StepRecord) -> None:
-        """Tell the tokens of a step, then the requests that ended in it."""
+        """Tell the tokens of a step, then the requests that ended in it; add up its times."""
+        plan, counters, grown = record.plan, self._counters, list[int]()
         if record.num_rows:
-            self._add_step(record)
-        grown = []
-        for index, sequence in record.plan.decoded:
-            if index >= record.plan.num_generating:
+            counters.num_decodes += 1
+            counters.busy_slots += len(plan.decoded)
+            counters.padding_rows += plan.num_padding
+            counters.draft_seconds += plan.drafted - plan.started
+            counters.target_seconds += record.now - plan.drafted
+            counters.other_seconds += record.finished - record.now
+        for index, sequence in plan.decoded:
+            if index >= plan.num_generating:
                 self._tell_prompt(record, index, sequence)
             if record.emitted[index]:
                 grown.append(index)
@@ -175,16 +180,6 @@ class Events:
             self._events.append(_tokens(record, grown))
         for end in record.left:
             self._events.append(self._end(end))
-
-    def _add_step(self, record: StepRecord) -> None:
-        """Add one step to the sums over the life of a scheduler."""
-        plan, counters = record.plan, self._counters
-        counters.num_decodes += 1
-        counters.busy_slots += len(plan.decoded)
-        counters.padding_rows += plan.num_padding
-        counters.draft_seconds += plan.drafted - plan.started
-        counters.target_seconds += record.now - plan.drafted
-        counters.other_seconds += record.finished - record.now
 
     def _tell_prompt(self, record: StepRecord, index: int, sequence: Sequence) -> None:
         request, first = sequence.request, sequence.first_token

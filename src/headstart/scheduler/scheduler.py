@@ -231,8 +231,9 @@ class Scheduler:
         if self.waiting and num_running < len(self.cells):
             self._admit()
         self.cache.share(self.running)
-        is_new = self._sets_aside and len(self.running) > num_running and not self.waiting
-        self.cache.host.go_on(is_new=is_new)
+        if len(self.running) < len(self.cells):
+            is_new = self._sets_aside and len(self.running) > num_running and not self.waiting
+            self.cache.host.go_on(is_new=is_new)
         answers, plan.prompts = self.turns.choose(self.running)
         plan.answer(answers)
         if plan.prompts:

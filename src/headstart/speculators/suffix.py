@@ -131,8 +131,10 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         return _AlignedText(text, Alignment(self._variants), namespace)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        namespaces = {one.namespace for one in requests}
-        self._visible = {namespace: self.corpus.indexes(namespace) for namespace in namespaces}
+        self._visible.clear()
+        for one in requests:
+            if one.namespace not in self._visible:
+                self._visible[one.namespace] = self.corpus.indexes(one.namespace)
         return super().propose(requests)
 
     def _draft(self, history: _AlignedText, request: DraftRequest) -> Draft:
@@ -203,7 +205,8 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         return total, index, places[chosen], tokens, match_scores
 
     def go_on(self) -> None:
-        self.corpus.go_on(SLICE)
+        if self.corpus.unfinished:
+            self.corpus.go_on(SLICE)
 
     def end(self, seq_id: int) -> None:
         text = self._histories.pop(seq_id, None)

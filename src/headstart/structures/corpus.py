@@ -145,7 +145,7 @@ class SuffixCorpus:
     def __init__(self, capacity: int = 2_000_000, store: TextStore | None = None) -> None:
         self._capacity = capacity
         self._texts: dict[bytes, _NamespaceTexts] = {}
-        self._unfinished: dict[bytes, None] = {}  # whose index is not in order, the next one first
+        self.unfinished: dict[bytes, None] = {}  # whose index is not in order, the next one first
         self._num_added = 0  # tokens ever
         self._num_tokens = self.num_texts = self.num_bytes = 0  # of all namespaces
         self._store: TextStore | None = None
@@ -164,7 +164,7 @@ class SuffixCorpus:
         for row, namespace, tokens in store.take_texts():
             if not self._add(namespace, tokens, row):
                 store.drop([row])
-        while self._unfinished:
+        while self.unfinished:
             self.go_on(self._capacity)
 
     def __len__(self) -> int:
@@ -189,7 +189,7 @@ class SuffixCorpus:
             texts.add(part, [*marks, mark], row)
         before = texts.num_before
         kept = KeptText(key, before + texts.starts[-1], before + len(texts.index))
-        self._unfinished[key] = None
+        self.unfinished[key] = None
         self._num_added += len(part) + 1
         self._make_room()
         return kept
@@ -198,14 +198,14 @@ class SuffixCorpus:
         """Put some of what was added in order, one namespace after another. Belongs into every
         step: a long text is found again at once, but not at once fast.
         """
-        key = next(iter(self._unfinished), None)
+        key = next(iter(self.unfinished), None)
         if key is None:
             return
-        del self._unfinished[key]
+        del self.unfinished[key]
         if (texts := self._texts.get(key)) is not None:
             with self._counted(texts):
                 if texts.go_on(num_tokens):
-                    self._unfinished[key] = None
+                    self.unfinished[key] = None
 
     def _make_room(self) -> None:
         rows: list[int] = []
@@ -214,7 +214,7 @@ class SuffixCorpus:
             with self._counted(texts):
                 row = texts.drop_oldest()
             rows += () if row is None else (row,)
-            self._unfinished[key] = None
+            self.unfinished[key] = None
             if not texts.starts:
                 del self._texts[key]
         if rows and self._store is not None:
