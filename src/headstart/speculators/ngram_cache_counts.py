@@ -22,6 +22,7 @@ from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ModelError
 
 MAX_NGRAM = 4
+PIECE = 1024  # tokens of a text that are counted at once: about a millisecond
 _WIDTH = 24  # bits of a token in a packed n-gram; ids are below 2^24 - 1
 _MASKS = tuple((1 << _WIDTH * n) - 1 for n in range(1, MAX_NGRAM + 1))
 _ABSENT = -1
@@ -294,18 +295,27 @@ class NgramCounts:
 
 
 class CountedHistory:
-    """The `tokens` of a request, the first `num_prompt` of them given, and `counts` over all."""
+    """The `tokens` of a request, the first `num_prompt` of them given, and `counts` over them; a
+    long prompt is counted piece by piece, as the text grows.
+    """
 
-    __slots__ = ("counts", "namespace", "num_prompt", "tokens")
+    __slots__ = ("_num_counted", "counts", "namespace", "num_prompt", "tokens")
 
     def __init__(self, prompt: Sequence[int], namespace: str = "") -> None:
         self.namespace = namespace
         self.num_prompt = len(prompt)
         self.tokens = array("i", prompt)
         self.counts = NgramCounts()
-        self.counts.learn(self.tokens, 0)
+        self._num_counted = 0
+        self._count()
 
     def extend(self, new: Sequence[int]) -> None:
-        start = len(self.tokens)
         self.tokens.extend(new)
-        self.counts.learn(self.tokens, start)
+        self._count()
+
+    def _count(self) -> None:
+        """Count a piece of what is left, because the engine's loop waits for it."""
+        start = self._num_counted
+        self._num_counted = min(len(self.tokens), start + PIECE)
+        first = max(0, start - MAX_NGRAM)
+        self.counts.learn(self.tokens[first : self._num_counted], start - first)

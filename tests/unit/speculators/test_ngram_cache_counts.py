@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.speculators.text_support import items_of, unpack
 
-from headstart.speculators.ngram_cache_counts import CountedHistory, NgramCounts, pack
+from headstart.speculators.ngram_cache_counts import PIECE, CountedHistory, NgramCounts, pack
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ModelError
 
@@ -33,6 +33,17 @@ def test_counting_in_pieces_equals_counting_the_whole(pieces: list[list[int]]) -
         history.extend(piece)
     whole = [token for piece in pieces for token in piece]
     assert items_of(history.counts) == count_by_hand(whole)
+
+
+def test_a_long_prompt_is_counted_in_pieces_while_the_text_grows() -> None:
+    """All slots wait for it: 10,000 tokens at once took as long as some steps."""
+    text = [i * i % 40 for i in range(10 * PIECE)]
+    history, num_before = CountedHistory(text), 0
+    while (num := sum(sum(one.values()) for one in items_of(history.counts).values())) > num_before:
+        assert num - num_before <= 4 * PIECE
+        num_before = num
+        history.extend([])
+    assert items_of(history.counts) == count_by_hand(text)
 
 
 @given(
