@@ -36,28 +36,22 @@ class ModelDrafting:
         self._names = {model.name for model in models}
         self._controller = controller
 
-    def ask(self, plan: StepPlan, indices: list[int]) -> None:
+    def ask(self, plan: StepPlan, may_draft: list[int]) -> None:
         """Let models draft where control expects it to pay, one at most for each answer."""
-        asked: dict[str, list[int]] = {}
+        asked: list[tuple[GuardedSpeculator, list[int]]] = []
         for model in self._models:
-            candidates = askable(plan, indices, model, plan.sources)
+            candidates = askable(plan, may_draft, model, plan.sources)
             numbers = [plan.sequences[index].number for index in candidates]
             if any(is_fixed(plan, index) for index in candidates) or (
                 numbers and self._controller.wanted(model.name, numbers)
             ):
-                asked[model.name] = candidates
+                asked.append((model, candidates))
+                plan.wishes[model.name] = [self._slot(plan, index, model) for index in candidates]
             else:  # `ModelDraftPlanner.sleeps` decides it
                 plan.reasons.update(((index, model.name), RESTING) for index in candidates)
-        if not asked:
-            return
-        models = [model for model in self._models if model.name in asked]
-        plan.wishes = {
-            model.name: [self._slot(plan, index, model) for index in asked[model.name]]
-            for model in models
-        }
-        allowances = self._controller.grant(plan)
-        for model in models:
-            self._ask_one(plan, model, asked[model.name], allowances[model.name])
+        allowances = self._controller.grant(plan) if asked else {}
+        for model, indices in asked:
+            self._ask_one(plan, model, indices, allowances[model.name])
 
     def _rounds_behind(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> int | None:
         """Rounds in which it reads the text's draft, if it should continue that."""

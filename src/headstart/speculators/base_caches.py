@@ -10,7 +10,9 @@ Knows tokens, states and lengths; subclasses decide what is read and when.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -44,7 +46,10 @@ class FollowingSpeculator(Speculator):
         self.batch = StateBatch(self.context.max_batch_tokens, context.state_width)
         self.num_decoded = 0  # rows
         self.lost: dict[str, int] = {}  # times that caches could not follow, by reason
-        self.sequences: dict[int, TargetStates] = {}
+        # what is known of each sequence of the target
+        self.sequences = defaultdict[int, TargetStates](
+            partial(TargetStates, context.num_heads, self.width)
+        )
         self._caches = range(0 if context.shares_target else context.num_heads)
         self._layers = tuple(layers)
         # 256 rows may wait, whatever they take
@@ -56,14 +61,6 @@ class FollowingSpeculator(Speculator):
             self.context.max_batch_tokens if context.blocks else 0, self.width, has_tokens=False
         )
 
-    def sequence(self, seq_id: int) -> TargetStates:
-        """What is known of a sequence of the target; an empty one if nothing is."""
-        states = self.sequences.get(seq_id)
-        if states is None:
-            states = TargetStates(self.context.num_heads, self.width)
-            self.sequences[seq_id] = states
-        return states
-
     def id_of(self, seq_id: int, head: int) -> int:
         """The head's own sequence."""
         return seq_id * self.context.num_heads + head
@@ -73,7 +70,7 @@ class FollowingSpeculator(Speculator):
         layers = [decoded.states[layer] for layer in self._layers]
         for start, end in _runs(decoded.seq_ids):
             seq_id, position = int(decoded.seq_ids[start]), int(decoded.positions[start])
-            states = self.sequence(seq_id)
+            states = self.sequences[seq_id]
             tokens = decoded.tokens[start:end].tolist()
             parts = [rows[start:end] for rows in layers]
             rows = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
@@ -84,11 +81,11 @@ class FollowingSpeculator(Speculator):
                 self._read_waiting(seq_id)
 
     def truncate(self, seq_id: int, length: int) -> None:
-        self.sequence(seq_id).truncate(length)
+        self.sequences[seq_id].truncate(length)
         self.cut(seq_id)
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
-        states = self.sequences[target] = self.sequence(source).copy(length)
+        states = self.sequences[target] = self.sequences[source].copy(length)
         for head in self._caches:
             read, of_target = states.read[head], self.id_of(target, head)
             if read <= states.first:
@@ -98,14 +95,14 @@ class FollowingSpeculator(Speculator):
                 return
 
     def checkpoint(self, seq_id: int) -> None:
-        self.sequence(seq_id).checkpoint()
+        self.sequences[seq_id].checkpoint()
 
     def num_resumable(self, seq_id: int, length: int) -> int:
-        return self.sequence(seq_id).num_resumable(length)
+        return self.sequences[seq_id].num_resumable(length)
 
     def save_sequence(self, seq_id: int, namespace: str) -> bytes | None:
         """The states, then each head's cache; None if there is nothing."""
-        states = self.sequence(seq_id)
+        states = self.sequences[seq_id]
         if not states.length:
             return None
         states.settle()
@@ -141,7 +138,7 @@ class FollowingSpeculator(Speculator):
         Raises:
             ContextFullError: there is no room for them.
         """
-        states, batch = self.sequence(seq_id), self.batch
+        states, batch = self.sequences[seq_id], self.batch
         end = min(states.length, states.read[head] + num_rows)
         if not self._caches:
             states.read[head] = end
@@ -169,7 +166,7 @@ class FollowingSpeculator(Speculator):
         Raises:
             ContextFullError: there is no room for them.
         """
-        known = [self.sequence(seq_id) for seq_id in seq_ids]
+        known = [self.sequences[seq_id] for seq_id in seq_ids]
         for seq_id, states in zip(seq_ids, known, strict=True):
             num_rows = states.length - states.read[head]
             if num_rows > min(MERGED_ROWS, self.batch.capacity - 1):
@@ -202,7 +199,7 @@ class FollowingSpeculator(Speculator):
             added = []
             while waiting and batch.num_rows + len(waiting[-1][1]) <= batch.capacity:
                 seq_id, rows = waiting.pop()
-                states = self.sequence(seq_id)
+                states = self.sequences[seq_id]
                 start = states.length + 1 - len(rows)
                 tokens = states.tokens[start : states.length]
                 batch.add_rows(self.id_of(seq_id, head), start, tokens, rows[:-1])
@@ -265,7 +262,7 @@ class FollowingSpeculator(Speculator):
 
     def cut(self, seq_id: int) -> None:
         """Drop rows of drafts, and of texts that did not go on like that, from the caches."""
-        states = self.sequence(seq_id)
+        states = self.sequences[seq_id]
         for head in self._caches:
             read = states.read[head]
             if states.held[head] > read:
@@ -290,7 +287,7 @@ class FollowingSpeculator(Speculator):
 
     def _read_waiting(self, seq_id: int) -> None:
         """More states wait than there is memory for."""
-        states = self.sequence(seq_id)
+        states = self.sequences[seq_id]
         try:
             for head in range(self.context.num_heads):
                 self.read(seq_id, head, states.length)

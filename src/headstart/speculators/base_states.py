@@ -85,7 +85,7 @@ class StateSpeculator(FollowingSpeculator):
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Verified rows that the first head has not read."""
-        states = self.sequence(seq_id)
+        states = self.sequences[seq_id]
         return max(0, states.length - states.read[0])
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
@@ -125,7 +125,7 @@ class StateSpeculator(FollowingSpeculator):
 
     def _begin(self, request: DraftRequest) -> StateDraft:
         states, length = (
-            self.sequence(request.seq_id),
+            self.sequences[request.seq_id],
             len(request.tokens) - 1 - request.num_drafted,
         )
         states.last_used = self._num_calls

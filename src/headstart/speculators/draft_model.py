@@ -14,6 +14,7 @@ Timor et al. 2025, https://arxiv.org/abs/2502.05202 (other vocabularies).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -84,15 +85,15 @@ class DraftModelSpeculator(Speculator):
         self.num_decoded = 0  # rows
         self.most_read = 256  # tokens of texts in one step, so that others do not wait
         self._translator = translator
-        self._make_tokenizer = make_draft_tokenizer(translator, self.options.sampling)
-        self._sequences: dict[int, CachedSequence] = {}
+        make_tokenizer = make_draft_tokenizer(translator, self.options.sampling)
+        self._sequences = defaultdict[int, CachedSequence](lambda: CachedSequence(make_tokenizer()))
         self._keeps_states = engine.cache_kind is not CacheKind.CUT
         self._num_calls = 0
         self._batch = Batch(engine.max_batch_tokens)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         """Read and translate nothing yet: there may be no drafts for this request."""
-        sequence = self._sequence(seq_id)
+        sequence = self._sequences[seq_id]
         if sequence.namespace != namespace:
             self._forget([seq_id])
         sequence.namespace, sequence.is_open, sequence.is_new = namespace, True, True
@@ -133,7 +134,7 @@ class DraftModelSpeculator(Speculator):
             return self._propose(requests)
         except ContextFullError:
             for request in requests:
-                sequence = self._sequence(request.seq_id)
+                sequence = self._sequences[request.seq_id]
                 num_held = len(sequence.tokens) + len(sequence.gap)
                 sequence.num_caught_up = min(sequence.num_caught_up, num_held)
             self._make_room({r.seq_id for r in requests})
@@ -141,7 +142,7 @@ class DraftModelSpeculator(Speculator):
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self._num_calls += 1
-        drafts = [DraftInProgress(r, sequence=self._sequence(r.seq_id)) for r in requests]
+        drafts = [DraftInProgress(r, sequence=self._sequences[r.seq_id]) for r in requests]
         room = min(max(self.most_read, 2 * len(requests)), self._batch.capacity)
         for drafting in drafts:
             self._prepare(drafting, room)
@@ -310,7 +311,7 @@ class DraftModelSpeculator(Speculator):
         """The tokens in the draft model's cache, then the cache; None if they are another's: of a
         request that ended at its first token nothing was read.
         """
-        sequence = self._sequence(seq_id)
+        sequence = self._sequences[seq_id]
         if sequence.namespace != namespace or sequence.is_open or not sequence.tokens:
             return None
         tokens = np.array([len(sequence.tokens), *sequence.tokens], np.int32).tobytes()
@@ -319,7 +320,7 @@ class DraftModelSpeculator(Speculator):
     def restore_sequence(
         self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
     ) -> None:
-        sequence, view = self._sequence(seq_id), memoryview(data)
+        sequence, view = self._sequences[seq_id], memoryview(data)
         (length,) = np.frombuffer(view[:4], np.int32).tolist()
         end = 4 * (1 + length)
         sequence.hold([])
@@ -333,12 +334,6 @@ class DraftModelSpeculator(Speculator):
         """Keep the cache: the next turn of a chat starts with it."""
         if sequence := self._sequences.get(seq_id):
             sequence.is_open, sequence.last = False, None
-
-    def _sequence(self, seq_id: int) -> CachedSequence:
-        sequence = self._sequences.get(seq_id)
-        if sequence is None:
-            sequence = self._sequences[seq_id] = CachedSequence(self._make_tokenizer())
-        return sequence
 
     def _make_room(self, busy: set[int]) -> None:
         """Forget closed sequences; if there are none, all (they catch up again)."""

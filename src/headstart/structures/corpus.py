@@ -153,7 +153,8 @@ class SuffixCorpus:
             self._load(store)
 
     def _load(self, store: TextStore) -> None:
-        if (num_tokens := store.num_tokens) > 2 * self._capacity:
+        texts, store.texts = store.texts, []
+        if (num_tokens := sum(len(one.tokens) for one in texts)) > 2 * self._capacity:
             store.close()
             raise ConfigError(
                 f"corpus {store.path} holds {num_tokens} tokens but "
@@ -161,7 +162,7 @@ class SuffixCorpus:
                 f"{self._capacity}, so most would be lost; raise it, or name another file"
             )
         self._store = store
-        for row, namespace, tokens in store.take_texts():
+        for row, namespace, tokens in texts:
             if not self._add(namespace, tokens, row):
                 store.drop([row])
         while self.unfinished:

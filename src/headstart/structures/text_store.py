@@ -11,7 +11,7 @@ import os
 import shutil
 import sqlite3
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import count as count_from
 from pathlib import Path
 from typing import NamedTuple
@@ -43,7 +43,7 @@ class _DamageError(Exception):
 
 
 class TextStore:
-    """An open file. `take_texts` yields what it held, oldest first.
+    """An open file. `texts` has what it held, oldest first; whoever reads them takes them out.
 
     Args:
         patience_seconds: how long to wait for a process that holds the file: the engine of a
@@ -58,7 +58,7 @@ class TextStore:
         self, path: Path, vocabulary: VocabularyId, patience_seconds: float = 10.0
     ) -> None:
         self.path, self._vocabulary = path, vocabulary
-        self._texts: list[StoredText] = []
+        self.texts: list[StoredText] = []
         self._create()
         self._db = self._connect()
         try:
@@ -154,7 +154,7 @@ class TextStore:
             tokens.frombytes(data)
             if not tokens or not 0 <= min(tokens) <= max(tokens) < self._vocabulary.size:
                 raise _DamageError(f"text {row} has tokens of another vocabulary")
-            self._texts.append(StoredText(row, namespace, tokens))
+            self.texts.append(StoredText(row, namespace, tokens))
         (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             raise _DamageError(found)
@@ -177,11 +177,11 @@ class TextStore:
             shutil.copy(self.path, copy)
             self.close()
             os.truncate(self.path, 0)
-            self._db, texts, self._texts = self._connect(), self._texts, []
+            self._db, texts, self.texts = self._connect(), self.texts, []
             self._lock()
             self._make_tables()
             for _, namespace, tokens in texts:
-                self._texts.append(StoredText(self.add(namespace, tokens), namespace, tokens))
+                self.texts.append(StoredText(self.add(namespace, tokens), namespace, tokens))
         except (OSError, sqlite3.DatabaseError) as error:
             self.close()
             raise self._unusable(error) from error
@@ -199,16 +199,6 @@ class TextStore:
             f"corpus file {self.path} cannot be read or written: {error}; make room, or name "
             "another file"
         )
-
-    @property
-    def num_tokens(self) -> int:
-        """Of the texts not taken yet."""
-        return sum(len(text.tokens) for text in self._texts)
-
-    def take_texts(self) -> Iterator[StoredText]:
-        """Yield what the file held when it was opened; nothing is kept in memory."""
-        texts, self._texts = self._texts, []
-        yield from texts
 
     def add(self, namespace: bytes, tokens: array[int]) -> int:
         """Write a text; returns its row. After that, killing the process cannot lose it.

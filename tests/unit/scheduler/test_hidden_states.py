@@ -205,7 +205,7 @@ def test_states_that_wait_are_read_when_they_are_too_many() -> None:
     speculator._most_waiting = 40
     scheduler = make_scheduler(engine, [speculator], fixed(0), prefill_chunk=16)
     ask(scheduler, engine, greedy("r", prompt_of(1, 200)))
-    states = speculator.sequence(0)
+    states = speculator.sequences[0]
     assert min(states.read) > 150
     assert states.num_states <= 60
 
