@@ -119,7 +119,8 @@ class Sampler:
         if len(ids) == 1:
             token = int(ids[0])
             return TokenChoice(token, 1.0, token, 1.0)
-        coupled = self._drawn(ids, scores, position)
+        noise = gumbel(self.params.seed, position + self.num_dropped, ids)
+        coupled = int((scores + noise).argmax())
         best = int(scores.argmax())
         weights = _weights(scores)
         total = float(weights.sum())
@@ -171,13 +172,6 @@ class Sampler:
             self._filters.accept(token)
         if self._window is not None:
             self._window.extend(tokens)
-
-    def _drawn(self, ids: NDArray[np.int32], scores: NDArray[np.float32], position: int) -> int:
-        """Index of the candidate chosen by the noise; a single candidate needs none."""
-        position += self.num_dropped
-        return (
-            int((scores + gumbel(self.params.seed, position, ids)).argmax()) if len(ids) > 1 else 0
-        )
 
     def _survivors(
         self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
