@@ -57,7 +57,8 @@ class DflashSpeculator(StateSpeculator):
             for row in range(index * size + first, (index + 1) * size):
                 if not draft.is_active:
                     break
-                self._extend_by(draft, logits[row], states[row] if len(states) else None)
+                score = float(states[row][0]) if self.blocks.has_confidence else None
+                draft.extend(logits[row], logits[:0], score)
 
     def _read(self, drafts: Sequence[StateDraft]) -> None:
         """Read the states of what was verified, the last one too: the block stands behind it."""
@@ -83,12 +84,6 @@ class DflashSpeculator(StateSpeculator):
         self.num_decoded += self._block.num_rows
         return logits, self.context.outputs() if self.blocks.has_confidence else logits[:0]
 
-    def _extend_by(
-        self, draft: StateDraft, logits: NDArray[np.float32], state: NDArray[np.float32] | None
-    ) -> None:
-        """Pick the next token from its row."""
-        draft.extend(logits, logits[:0])
-
     def _draft_nothing(self) -> None:
         self._block.clear()
         self._block.add(0, 0, [self.blocks.mask_id] * self.blocks.size, self.blocks.size)
@@ -106,8 +101,3 @@ class DsparkSpeculator(DflashSpeculator):
     """
 
     name = "dspark"
-
-    def _extend_by(
-        self, draft: StateDraft, logits: NDArray[np.float32], state: NDArray[np.float32] | None
-    ) -> None:
-        draft.extend(logits, logits[:0], None if state is None else float(state[0]))
