@@ -139,11 +139,6 @@ class Sampler:
         order = np.argsort(-weights, kind="stable")
         return ids[order].copy(), weights[order] / weights.sum()
 
-    @property
-    def is_free(self) -> bool:
-        """Whether any token may come next: no constraint, no limit of thoughts."""
-        return self.legality is None and self.thoughts is None
-
     def closing(self) -> Sequence[int]:
         """Tokens that must follow because the reasoning budget is used up; none while the text is
         constrained.

@@ -204,7 +204,8 @@ class Drafting:
                 else:
                     plan.miss(index, name, draft.reason or "no match")
         for index in indices:
-            if found[index] or not plan.sequences[index].text.sampler.is_free:
+            sampler = plan.sequences[index].text.sampler
+            if found[index] or sampler.legality or sampler.thoughts:
                 self._choose_text(plan, index, found[index])
 
     def _choose_text(self, plan: StepPlan, index: int, drafts: dict[str, Draft]) -> None:

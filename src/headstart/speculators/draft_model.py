@@ -137,7 +137,9 @@ class DraftModelSpeculator(Speculator):
                 sequence = self._sequences[request.seq_id]
                 num_held = len(sequence.tokens) + len(sequence.gap)
                 sequence.num_caught_up = min(sequence.num_caught_up, num_held)
-            self._make_room({r.seq_id for r in requests})
+            # closed sequences make room; if there are none, all, which catch up again
+            closed = closed_half(self._sequences, {request.seq_id for request in requests})
+            self._forget(closed or list(self._sequences))
             return [Draft(reason="draft context full", is_ready=False)] * len(requests)
 
     def _propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
@@ -334,10 +336,6 @@ class DraftModelSpeculator(Speculator):
         """Keep the cache: the next turn of a chat starts with it."""
         if sequence := self._sequences.get(seq_id):
             sequence.is_open, sequence.last = False, None
-
-    def _make_room(self, busy: set[int]) -> None:
-        """Forget closed sequences; if there are none, all (they catch up again)."""
-        self._forget(closed_half(self._sequences, busy) or list(self._sequences))
 
     def _forget(self, seq_ids: list[int]) -> bool:
         """Free their cells; False if there are none of them."""
