@@ -9,12 +9,14 @@ from headstart.scheduler.step import StepPlan
 from headstart.types import Engine
 
 
-def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> None:
-    """Bound each answer's draft, and say why a draft may be no longer.
+def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[int]:
+    """Bound each answer's draft; returns those that may have one, of the others it says why not.
 
     Bounded by what it may still emit (the step adds one token of its own), by its context, by
-    what the cache can roll back, and by a fair share of the batch's rows and outputs.
+    what the cache can roll back, by a fair share of the batch's rows and outputs, and by what the
+    user wants.
     """
+    may_draft = []
     num = plan.num_generating
     reserved = num_slots - num  # prompts that end in this step need one output each
     outputs = (engine.max_outputs - reserved) // num - 1
@@ -29,7 +31,19 @@ def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> None:
         left = sequence.most_tokens - len(text.tokens) - text.num_dropped - 1
         if left < limit:
             limit, reason = left, "max_tokens reached"
-        plan.limits[index], plan.reasons[index, ""] = limit, reason
+        policy = sequence.policy
+        if policy.reason:
+            limit, reason = 0, policy.reason
+        elif limit > 0:
+            limit = min(limit, policy.n_max)
+            if text.sampler.thoughts is not None:
+                limit = min(limit, sequence.num_free)
+        plan.limits[index] = limit
+        if limit > 0:
+            may_draft.append(index)
+        else:
+            plan.reasons[index, ""] = reason
+    return may_draft
 
 
 def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:

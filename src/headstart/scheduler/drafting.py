@@ -19,6 +19,7 @@ from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.control.cost_samples import Sample
 from headstart.control.values import DraftCall, Step, with_gap
+from headstart.scheduler.batching import limit_drafts
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ModelDrafting
@@ -32,7 +33,7 @@ from headstart.scheduler.step import (
     StepRecord,
 )
 from headstart.structures.checkpoints import Data
-from headstart.types import NO_DRAFT, Draft, DraftRequest
+from headstart.types import NO_DRAFT, Draft, DraftRequest, Engine
 from headstart.types.request import SpeculativeParams
 
 log = logging.getLogger(__name__)
@@ -91,27 +92,26 @@ class Drafting:
         check_wishes(params, self.config, self.speculators)
         return make_policy(params, self.config, self.speculators, self.unusable)
 
-    def draft(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
-        """Write the drafts of all answers into the plan, and rows to add that nobody needs.
-
-        Args:
-            plan: `limits` say how long the drafts may be.
-            batch_limits: most rows and most outputs of the batch.
-            can_pad: rows may be added where a wider step takes less time.
-        """
+    def draft(self, plan: StepPlan, engine: Engine, num_slots: int) -> None:
+        """Write the drafts of all answers into the plan, and rows to add that nobody needs."""
         if self.failure:
             plan.drop_all(_CONTROL_FAILED)
             return
         try:
-            indices = self._draftable(plan)
+            for sequence in plan.sequences:
+                if not sequence.policy.reason and sequence.number not in self._begun:
+                    self._begin(sequence)
+            indices = limit_drafts(plan, engine, num_slots)
+            # rows may be added where a wider step takes less time
+            can_pad = engine.padding_sequence is not None and not plan.prompts
             if not indices or self.controller.sleeps(plan, self._text_names, self._model_names):
                 for name in self._model_names:
                     plan.reasons.update(((index, name), RESTING) for index in indices)
                 if can_pad and (plan.num_generating > 1 or self.controller.holds_width):
-                    self._price(plan, batch_limits, can_pad=can_pad)
+                    self._price(plan, engine, can_pad=can_pad)
                     self.controller.share(plan)
                 return
-            self._price(plan, batch_limits, can_pad=can_pad)
+            self._price(plan, engine, can_pad=can_pad)
             started = self._clock()
             self._ask_texts(plan, indices)
             asked = self._clock()
@@ -149,33 +149,15 @@ class Drafting:
         log.exception("control failed: nothing is drafted from now on")
         self.failure = f"{type(error).__name__}: {error}"
 
-    def _price(self, plan: StepPlan, batch_limits: tuple[int, int], *, can_pad: bool) -> None:
+    def _price(self, plan: StepPlan, engine: Engine, *, can_pad: bool) -> None:
         """The step as control sees it."""
         num = plan.num_generating
         unread = sum([one.num_pending for one in plan.prompts]) if plan.prompts else 0
         context = sum([len(sequence.text.tokens) for sequence in plan.sequences]) // num
         num_rows = num + min(unread, plan.max_prompt_rows)
+        most = engine.max_batch_tokens, engine.max_outputs
         num_reading = len(plan.prompts)
-        plan.price = Step(num, num_rows, context, *batch_limits, can_pad, plan.is_even, num_reading)
-
-    def _draftable(self, plan: StepPlan) -> list[int]:
-        """The answers that may have a draft; speculators are told of the first step of each."""
-        may_draft = []
-        for index, sequence in enumerate(plan.sequences):
-            policy, limit = sequence.policy, plan.limits[index]
-            if policy.reason:
-                plan.limits[index], plan.reasons[index, ""] = 0, policy.reason
-                continue
-            if sequence.number not in self._begun:
-                self._begin(sequence)
-            limit = min(limit, policy.n_max)
-            if sequence.text.sampler.thoughts is not None:
-                limit = min(limit, sequence.num_free)
-            plan.limits[index] = limit
-            if limit > 0:
-                plan.reasons.pop((index, ""), None)  # what bounds it
-                may_draft.append(index)
-        return may_draft
+        plan.price = Step(num, num_rows, context, *most, can_pad, plan.is_even, num_reading)
 
     def _ask_texts(self, plan: StepPlan, indices: list[int]) -> None:
         """Ask each text speculator once for all answers; take for each the draft worth most."""

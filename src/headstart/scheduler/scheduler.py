@@ -240,12 +240,8 @@ class Scheduler:
             most = self.engine.max_batch_tokens
             plan.max_prompt_rows = self._order.limit(plan.prompts, self.running, self.config, most)
         if answers:
-            engine = self.engine
-            batching.limit_drafts(plan, engine, len(self.cells))
-            can_pad = engine.padding_sequence is not None and not plan.prompts
-            limits = (engine.max_batch_tokens, engine.max_outputs)
-            self.drafting.draft(plan, limits, can_pad=can_pad)
-            if engine.cache_kind is CacheKind.CHECKPOINT:
+            self.drafting.draft(plan, self.engine, len(self.cells))
+            if self.engine.cache_kind is CacheKind.CHECKPOINT:
                 self.cache.keep_states(plan, self.clock)
         plan.drafted = self.clock()
         self._build(plan)

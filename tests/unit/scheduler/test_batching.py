@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.harness import (
+    AUTO,
+    Letters,
     Model,
     Oracle,
     check,
@@ -20,12 +22,13 @@ from tests.harness import (
 
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.batching import limit_drafts, prompt_rows
+from headstart.scheduler.policy import make_policy
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.step import StepPlan
 from headstart.testing import FakeEngine
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
-from headstart.types.request import Request
+from headstart.types.request import Request, SpeculativeParams
 
 
 @given(st.integers(1, 300), st.integers(64, 2048))
@@ -48,23 +51,26 @@ def test_without_tiles_every_chunk_is_kept(others: int, wanted: int) -> None:
 
 def limit(num_tokens: int, max_tokens: int, engine: FakeEngine, num_slots: int) -> tuple[int, str]:
     request = Request(request_id="a", prompt=[1] * num_tokens, max_tokens=max_tokens)
-    plan = StepPlan(Batch(1), 0.0)
-    plan.answer([sequence_of(request, cells=Cells(0))])
-    limit_drafts(plan, engine, num_slots)
-    return plan.limits[0], plan.reasons[0, ""]
+    plan, policy = StepPlan(Batch(1), 0.0), make_policy(SpeculativeParams(), AUTO, ["text"], "")
+    sequence = sequence_of(request, cells=Cells(0), policy=policy)
+    sequence.begin(engine, Letters())
+    plan.answer([sequence])
+    may_draft = limit_drafts(plan, engine, num_slots)
+    assert may_draft == [0] * (plan.limits[0] > 0)
+    return plan.limits[0], plan.reasons.get((0, ""), "")
 
 
 @pytest.mark.parametrize(
     ("num_tokens", "max_tokens", "num_slots", "expected"),
     [
-        (8, 5, 1, (4, "max_tokens reached")),
+        (8, 5, 1, (4, "")),
         (8, 1, 1, (0, "max_tokens reached")),
-        (60, 50, 1, (3, "context full")),
+        (60, 50, 1, (3, "")),
         (63, 50, 1, (0, "context full")),
         (8, 50, 128, (0, "batch full")),
     ],
 )
-def test_the_narrowest_bound_is_named(
+def test_the_narrowest_bound_holds_and_is_named_where_it_allows_no_draft(
     num_tokens: int, max_tokens: int, num_slots: int, expected: tuple[int, str]
 ) -> None:
     assert limit(num_tokens, max_tokens, FakeEngine(context_size=64), num_slots) == expected
