@@ -12,7 +12,6 @@ from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 
 from headstart.structures.rolling import namespace_id
@@ -39,16 +38,10 @@ def _marks(text: array[int]) -> list[int]:
     return marks
 
 
-@dataclass(frozen=True, slots=True)
-class KeptText:
-    """A text, by where it begins and ends among all tokens that its namespace ever added.
-
-    It holds no index: that would keep a large one alive after it was replaced.
-    """
-
-    key: bytes
-    start: int
-    end: int
+KeptText = tuple[bytes, int, int]
+"""A text: its namespace, and where it begins and ends among all tokens that this ever added. No
+index, which would keep a large one alive after it was replaced.
+"""
 
 
 class _NamespaceTexts:
@@ -189,7 +182,7 @@ class SuffixCorpus:
         with self._counted(texts):
             texts.add(part, [*marks, mark], row)
         before = texts.num_before
-        kept = KeptText(key, before + texts.starts[-1], before + len(texts.index))
+        kept = key, before + texts.starts[-1], before + len(texts.index)
         self.unfinished[key] = None
         self._num_added += len(part) + 1
         self._make_room()
@@ -254,12 +247,13 @@ class SuffixCorpus:
         keys = (_key_of(namespace), _PUBLIC) if namespace else (_PUBLIC,)
         return [texts[key].index for key in keys if key in texts]
 
-    def where(self, answer: KeptText) -> tuple[SuffixIndex, range] | None:
+    def where(self, text: KeptText) -> tuple[SuffixIndex, range] | None:
         """The index that has a text, and its positions there; None once it is forgotten."""
-        texts = self._texts.get(answer.key)
-        if texts is None or answer.start - texts.num_before < texts.index.floor:
+        key, start, end = text
+        texts = self._texts.get(key)
+        if texts is None or start - texts.num_before < texts.index.floor:
             return None
-        return texts.index, range(answer.start - texts.num_before, answer.end - texts.num_before)
+        return texts.index, range(start - texts.num_before, end - texts.num_before)
 
     def close(self) -> None:
         """Flush and close the file; the texts stay usable."""
