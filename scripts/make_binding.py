@@ -72,9 +72,10 @@ class Writer:
 
 
 def names() -> list[str]:
-    """What the engine, the tests and the benchmarks use of the headers."""
+    """What the engine, the tests and the benchmarks use of the headers; `binding` has the rest."""
     files = (f for folder in ("src", "tests", "benchmarks") for f in (ROOT / folder).rglob("*.py"))
-    return sorted({name for file in files for name in USED.findall(file.read_text("utf-8"))})
+    used = {name for file in files for name in USED.findall(file.read_text("utf-8"))}
+    return sorted(used & ALL.keys())
 
 
 def written() -> str:

@@ -12,9 +12,10 @@ from tests.architectures import write_model
 from tests.heads import AFTER, WIDTH, aligned_values, continuation
 
 from headstart.config import EngineConfig
-from headstart.engine import extension
+from headstart.engine.c_batch import floats_at
 from headstart.engine.context import LlamaEngine
 from headstart.engine.draft_context import LlamaDraftContext
+from headstart.engine.library import api
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.types import Batch
@@ -44,14 +45,12 @@ def open_drafter(path: Path, target: LlamaEngine) -> LlamaDraftContext:
 def features_of(target: LlamaEngine, tokens: list[int], width: int) -> np.ndarray:
     """The inputs of the layers that draft models here read, side by side."""
     for layer in drafters.LAYERS:
-        extension.set_layer_input(target.handle, layer, is_on=True)
+        api.llama_set_embeddings_layer_inp(target.handle, layer, True)
     batch = Batch(128)
     batch.add(0, 0, tokens, 1)
     target.decode(batch)
-    layers = [
-        extension.layer_input(target.handle, layer, len(tokens), width) for layer in drafters.LAYERS
-    ]
-    return np.concatenate(layers, axis=1)
+    found = [api.llama_get_embeddings_layer_inp(target.handle, layer) for layer in drafters.LAYERS]
+    return np.concatenate([floats_at(one, len(tokens), width) for one in found], axis=1)
 
 
 def test_encoded_features_are_those_of_the_model(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from tests.heads import VOCAB_SIZE, only_heads, with_heads
 from tests.models import OTHER_MERGES, broken, tiny_llama
 
 from headstart.config import EngineConfig
-from headstart.engine import extension
 from headstart.engine.drafters import speculator_for, state_layers, why_not
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.model import Model
@@ -124,15 +123,6 @@ def test_an_assistant_belongs_to_one_shape_of_gemma(gemma: Path, tmp_path: Path)
     )
     fits = tmp_path / "fits.gguf"
     assert "key_length_swa of 64 and the target's have 32" in str(refusal(fits, narrow))
-
-
-def test_a_library_without_a_symbol_takes_only_its_speculators_along(
-    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = extension._find
-    monkeypatch.setattr(extension, "_find", lambda n: None if "target_layer" in n else found(n))
-    reason = refusal(drafters.eagle3(tmp_path / "eagle3.gguf"), target)
-    assert "does not export llama_model_target_layer_ids" in str(reason)
 
 
 def test_a_header_answers_for_keys_that_are_absent_or_of_another_type(target: Path) -> None:

@@ -8,12 +8,14 @@ from functools import cache, partial
 from typing import Any
 
 from headstart.engine import signatures
-from headstart.engine.find_library import load, load_beside, loaded_with
+from headstart.engine.find_library import load, load_beside, loaded_with, remedy
+from headstart.types.errors import ModelError
 
 _lib, folder = load()
 _mtmd = cache(partial(load_beside, folder))
 ggml = cache(partial(loaded_with, folder))
-# of ggml.h, ggml-backend.h, ggml-cpu.h and gguf.h, which the binding of llama-cpp-python lacks
+# of ggml.h, ggml-backend.h, ggml-cpu.h and gguf.h, which the binding of llama-cpp-python lacks, and
+# of llama.h what is an address here
 OF_GGML = """
 uint64 ggml_backend_dev_count()
 void* ggml_backend_dev_get(uint64)
@@ -54,12 +56,26 @@ void* gguf_get_val_data(void*, int64)
 char* gguf_get_val_str(void*, int64)
 void* gguf_init_from_file(char*, gguf_init_params)
 void ggml_backend_cpu_set_use_ref(void*, bool)
+void* llama_get_embeddings(void*)
+void* llama_get_embeddings_seq(void*, int32)
+void* llama_get_logits(void*)
 """
+# exported though no header names them; behind each the names that compilers gave it
+UNNAMED = """
+void llama_set_embeddings_nextn(void*, bool, bool) _Z26llama_set_embeddings_nextnP13llama_contextbb ?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z
+void* llama_get_embeddings_nextn(void*) _Z26llama_get_embeddings_nextnP13llama_context ?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z
+void llama_set_nextn_layer_offset(void*, int32) _Z28llama_set_nextn_layer_offsetP13llama_contexti ?llama_set_nextn_layer_offset@@YAXPEAUllama_context@@H@Z
+void llama_set_embeddings_layer_inp(void*, uint32, bool) _Z30llama_set_embeddings_layer_inpP13llama_contextjb ?llama_set_embeddings_layer_inp@@YAXPEAUllama_context@@I_N@Z
+void* llama_get_embeddings_layer_inp(void*, uint32) _Z30llama_get_embeddings_layer_inpP13llama_contextj ?llama_get_embeddings_layer_inp@@YAPEAMPEAUllama_context@@I@Z
+uint32 llama_model_target_layer_ids_n(void*) _Z30llama_model_target_layer_ids_nPK11llama_model ?llama_model_target_layer_ids_n@@YAIPEBUllama_model@@@Z
+void* llama_get_memory_breakdown(void*, void*) _Z26llama_get_memory_breakdownPK13llama_context
+void* llama_context_get_sched(void*) _ZNK13llama_context9get_schedEv
+"""  # noqa: E501
 STRUCTURES = signatures.STRUCTURES | {"gguf_init_params": "bool no_alloc, void* ctx"}
 _FUNCTIONS = {
-    name: (result, arguments)
-    for result, name, arguments in re.findall(
-        r"(\S+) (\w+)\((.*)\)", signatures.FUNCTIONS + OF_GGML
+    name: (result, arguments, [name, *exported.split()])
+    for result, name, arguments, exported in re.findall(
+        r"(\S+) (\w+)\((.*)\)(.*)", signatures.FUNCTIONS + OF_GGML + UNNAMED
     )
 }
 
@@ -86,7 +102,7 @@ def type_of(name: str) -> Any:
 
 def arguments_of(function: str) -> list[Any]:
     """The types of a function's result, then of its arguments."""
-    result, arguments = _FUNCTIONS[function]
+    result, arguments, _ = _FUNCTIONS[function]
     return [type_of(name) for name in (result, *arguments.split(", ")) if name]
 
 
@@ -105,7 +121,11 @@ def __getattr__(name: str) -> Any:
     if name in STRUCTURES or name.endswith(("_callback", "_t")):
         found = type_of(name)
     elif name in _FUNCTIONS:
-        found = getattr(_library_of(name), name)
+        library, names = _library_of(name), _FUNCTIONS[name][2]
+        exported = next((one for one in names if hasattr(library, one)), None)
+        if exported is None:
+            raise ModelError(f"this libllama does not export {name}; {remedy()}")
+        found = library[exported]
         found.restype, *found.argtypes = arguments_of(name)
     if found is None:
         raise AttributeError(f"{name} is not bound; run scripts/make_binding.py")

@@ -1,4 +1,4 @@
-"""Rows as libllama takes them."""
+"""Rows as libllama takes them, and the numbers that it gives for them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from headstart.engine.library import api
 from headstart.types import Batch
+from headstart.types.errors import EngineError
 
 
 def c_batch(batch: Batch) -> tuple[Any, Any]:
@@ -29,6 +30,18 @@ def c_batch(batch: Batch) -> tuple[Any, Any]:
     made.seq_id = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
     made.logits = _pointer(batch.wants_logits, ctypes.c_int8)
     return made, (counts, pointers)
+
+
+def floats_at(address: int | None, rows: int, width: int) -> NDArray[np.float32]:
+    """What libllama computed of the last decode, shape (rows, width): a view until the next one.
+
+    Raises:
+        EngineError: it computed or kept nothing.
+    """
+    if not address:
+        raise EngineError("libllama kept no such numbers of the last decode")
+    memory: Any = (ctypes.c_float * (rows * width)).from_address(address)
+    return np.frombuffer(memory, np.float32).reshape(rows, width)
 
 
 def _pointer(array: NDArray[Any], kind: Any) -> Any:

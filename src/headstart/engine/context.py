@@ -6,7 +6,6 @@ unified cache."""
 
 from __future__ import annotations
 
-import ctypes
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from time import perf_counter
@@ -17,12 +16,12 @@ from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
 from headstart.engine.adapters import Adapters
-from headstart.engine.c_batch import c_batch
+from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.devices import attention_tile
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
 from headstart.engine.hidden_states import HiddenStates
-from headstart.engine.library import api, get_logits, take_errors, use_reference_kernels
+from headstart.engine.library import api, take_errors, use_reference_kernels
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
@@ -301,13 +300,11 @@ class LlamaEngine(Sequences):
         num_outputs, asked = self._launched.num_outputs, perf_counter()
         if not num_outputs:
             return np.empty((0, self.vocab_size), np.float32)
-        address = get_logits(self.handle)  # waits for the result
+        address = api.llama_get_logits(self.handle)  # waits for the result
         self._asynchrony.observe(
             self._decode_seconds, asked - self._handed_over, perf_counter() - asked
         )
-        memory: Any = (ctypes.c_float * (num_outputs * self.vocab_size)).from_address(address)
-        logits: Logits = np.frombuffer(memory, np.float32).reshape(num_outputs, self.vocab_size)
-        return logits
+        return floats_at(address, num_outputs, self.vocab_size)
 
     def _c_batch_of(self, batch: Batch) -> Any:
         """The same batch for libllama."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
-from headstart.engine import extension
+from headstart.engine.c_batch import floats_at
 from headstart.engine.context import UNLIMITED, LlamaEngine
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, take_errors
@@ -61,14 +61,14 @@ class LlamaDraftContext(LlamaEngine):
         self.num_heads = int(api.llama_model_n_layer_nextn(handle)) if is_heads else 1
         self._output_width = self.state_width = int(api.llama_model_n_embd_out(handle))
         if not self._is_heads:
-            num_layers = len(extension.target_layers(handle))
+            num_layers = int(api.llama_model_target_layer_ids_n(handle))
             self.feature_width = num_layers * int(api.llama_model_n_embd(target_handle))
             self._encoding = StateBatch(self.max_batch_tokens, self.feature_width, has_tokens=False)
         self.blocks = _blocks(model) if architecture == _BLOCK else None
         if self.blocks:
             is_causal = model.metadata().get("dflash.attention.causal") == "true"
             api.llama_set_causal_attn(self.handle, is_causal)
-        extension.set_states(self.handle, is_on=True, outputs_only=True)
+        api.llama_set_embeddings_nextn(self.handle, True, True)  # of output rows only
 
     def _adjust(self, params: Any) -> None:
         params.ctx_other = self._target.handle
@@ -87,7 +87,7 @@ class LlamaDraftContext(LlamaEngine):
 
     def launch(self, batch: Batch) -> None:
         if (head := getattr(batch, "head", 0)) != self._head:
-            extension.set_head(self.handle, head)
+            api.llama_set_nextn_layer_offset(self.handle, head)
             self._head = head
         self._num_rows = batch.num_outputs
         super().launch(batch)
@@ -95,7 +95,9 @@ class LlamaDraftContext(LlamaEngine):
     def outputs(self) -> NDArray[np.float32]:
         if not self._num_rows:
             return np.empty((0, self._output_width), np.float32)
-        return extension.states(self.handle, self._num_rows, self._output_width)
+        return floats_at(
+            api.llama_get_embeddings_nextn(self.handle), self._num_rows, self._output_width
+        )
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         size = self.max_batch_tokens
@@ -115,7 +117,7 @@ class LlamaDraftContext(LlamaEngine):
                 f"llama_encode returned {status} for {rows} rows: "
                 f"{take_errors() or 'no reason given'}"
             )
-        return extension.states(self.handle, rows, self.state_width).copy()
+        return floats_at(api.llama_get_embeddings_nextn(self.handle), rows, self.state_width).copy()
 
 
 def _blocks(model: Model) -> Blocks:

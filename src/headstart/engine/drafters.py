@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from headstart.engine import extension, hidden_states
+from headstart.engine import hidden_states
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.parameters import Facts
 from headstart.types import LAST_STATE
@@ -70,8 +70,6 @@ def why_not(path: Path, target: Path, facts: Facts) -> str | None:
     check = _CHECKS.get(draft.architecture)
     if check is None:
         return f"{draft.architecture} models do not read hidden states"
-    if missing := extension.why_not(_SYMBOLS[draft.architecture]):
-        return missing
     if reason := _why_not_vocabulary(draft, whole):
         return reason
     if any(layer < 0 for layer in draft.numbers(f"{draft.architecture}.target_layers")):
@@ -211,9 +209,4 @@ _CHECKS: dict[str, Callable[[GgufHeader, GgufHeader, Facts], str | None]] = {
     _EAGLE3: _why_not_eagle3,
     _DFLASH: _why_not_dflash,
     _ASSISTANT: _why_not_assistant,
-}
-_SYMBOLS = {
-    _EAGLE3: extension.TARGET_LAYERS,
-    _DFLASH: extension.TARGET_LAYERS,
-    _ASSISTANT: extension.HEADS,
 }

@@ -6,9 +6,7 @@ one micro-batch, unless the pooling takes the last token's vector of a causal mo
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
-from ctypes import c_void_p
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,7 +15,7 @@ from numpy.typing import NDArray
 
 from headstart.config import POOLINGS, EmbeddingConfig, EngineConfig
 from headstart.engine.adapters import Adapters
-from headstart.engine.c_batch import c_batch
+from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api, take_errors
@@ -170,18 +168,11 @@ class LlamaEmbedder:
 
     def _vectors(self, texts: Sequence[Sequence[int]]) -> list[NDArray[np.float32]]:
         if self.pooling != "none":
-            return [self._row(api.llama_get_embeddings_seq(self._handle, i), 1)
-                    for i in range(len(texts))]  # fmt: skip
+            rows = (api.llama_get_embeddings_seq(self._handle, i) for i in range(len(texts)))
+            return [floats_at(row, 1, self.size).copy() for row in rows]
         ends = np.cumsum([len(text) for text in texts])
-        every = self._row(api.llama_get_embeddings(self._handle), int(ends[-1]))
+        every = floats_at(api.llama_get_embeddings(self._handle), int(ends[-1]), self.size).copy()
         return np.split(every, ends[:-1])
-
-    def _row(self, pointer: Any, count: int) -> NDArray[np.float32]:
-        if not pointer:
-            raise EngineError("libllama made no vectors of these tokens")
-        address = ctypes.cast(pointer, c_void_p).value
-        memory: Any = (ctypes.c_float * (count * self.size)).from_address(address or 0)
-        return np.frombuffer(memory, np.float32).reshape(count, self.size).copy()
 
     def close(self) -> None:
         if getattr(self, "_handle", None):

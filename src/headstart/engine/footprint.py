@@ -9,14 +9,14 @@ from __future__ import annotations
 import ctypes
 import platform
 import sys
-from ctypes import c_uint64, c_void_p
+from ctypes import c_uint64
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headstart.config import EngineConfig
 from headstart.engine import library
-from headstart.engine.library import api, prototype
+from headstart.engine.library import api
 from headstart.engine.parameters import Facts, Limits, context_params, model_params
 from headstart.types.errors import ModelError
 
@@ -113,11 +113,7 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
 
 def can_measure() -> bool:
     """Whether `uses_of` supports the calling convention of this platform."""
-    is_known = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
-    return is_known and hasattr(api._lib, _BREAKDOWN)
-
-
-_BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
+    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
 
 
 def uses_of(context: Any) -> Uses:
@@ -126,9 +122,8 @@ def uses_of(context: Any) -> Uses:
     Not in the public API: a C++ function that returns a std::map. It is built in memory of ours, as
     the x86-64 ABI has it, and read as libstdc++ lays it out.
     """
-    ask = prototype(api._lib, _BREAKDOWN, c_void_p, c_void_p, c_void_p)
     header = (c_uint64 * 6)()  # comparator; colour, root, first, last; number of nodes
-    ask(ctypes.addressof(header), context)
+    api.llama_get_memory_breakdown(ctypes.addressof(header), context)
     uses: Uses = {}
     pending = [header[2]]
     while pending:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from headstart.engine import extension, hidden_states
+from headstart.engine import hidden_states
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.model import Model, check_file
 from headstart.types import LAST_STATE
@@ -79,7 +79,7 @@ def _why_none(header: GgufHeader) -> str | None:
     # They rotate by one position only: libllama aborts where the model has several.
     if name == "glm4moe" and any(header.numbers(f"{name}.rope.dimension_sections")):
         return f"libllama does not compute the heads of {name} models with several positions a row"
-    return extension.why_not(extension.HEADS)
+    return None
 
 
 def why_not(heads: Model, target: Model, num_sequences: int) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.engine import extension
+from headstart.engine.c_batch import floats_at
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts
 from headstart.types import LAST_STATE
@@ -37,15 +37,10 @@ _WITH_LAST_OUTPUT = frozenset(("deepseek4", "mimo2", "nemotron_h", "nemotron_h_m
 def why_not(facts: Facts, layers: Collection[int]) -> str | None:
     """Why a model cannot show these states, in words; None if it can."""
     inputs = {layer for layer in layers if layer != LAST_STATE}
-    if LAST_STATE in layers:
-        if reason := extension.why_not(extension.NEXTN):
-            return reason
-        if facts.architecture not in _WITH_LAST_STATE:
-            return f"libllama does not show the last state of {facts.architecture} models"
+    if LAST_STATE in layers and facts.architecture not in _WITH_LAST_STATE:
+        return f"libllama does not show the last state of {facts.architecture} models"
     if not inputs:
         return None
-    if reason := extension.why_not(extension.LAYER_INPUTS):
-        return reason
     if facts.architecture not in _WITH_LAYER_INPUTS:
         return f"libllama does not show what enters the layers of {facts.architecture} models"
     last = facts.num_layers - (facts.architecture not in _WITH_LAST_OUTPUT)
@@ -73,16 +68,20 @@ class HiddenStates:
             raise ModelError(f"{reason}; leave out the speculator that reads it")
         for layer in sorted(set(layers) - set(self.layers)):
             if layer == LAST_STATE:
-                extension.set_states(self._context, is_on=True)
+                api.llama_set_embeddings_nextn(self._context, True, False)
             else:
-                extension.set_layer_input(self._context, layer, is_on=True)
+                api.llama_set_embeddings_layer_inp(self._context, layer, True)
         self.layers = tuple(sorted({*self.layers, *layers}))
 
     def of(self, num_rows: int) -> dict[int, NDArray[np.float32]]:
         """By layer, of all rows of the last decode: views until the next one."""
         return {
-            layer: extension.states(self._context, num_rows, self._last_width)
+            layer: floats_at(
+                api.llama_get_embeddings_nextn(self._context), num_rows, self._last_width
+            )
             if layer == LAST_STATE
-            else extension.layer_input(self._context, layer, num_rows, self._width)
+            else floats_at(
+                api.llama_get_embeddings_layer_inp(self._context, layer), num_rows, self._width
+            )
             for layer in self.layers
         }

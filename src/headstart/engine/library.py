@@ -1,4 +1,4 @@
-"""The one door to libllama: import, logging, prototypes of hot calls, unbound symbols.
+"""The one door to libllama: import, version, logging.
 
 libllama aborts the process on many mistakes (see the checks in `context.py` and `model.py`), so
 nothing outside this folder calls it.
@@ -6,14 +6,12 @@ nothing outside this folder calls it.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from ctypes import c_void_p
 from typing import Any
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
@@ -22,14 +20,15 @@ os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger
 if not os.environ.get("OMP_WAIT_POLICY"):
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-from headstart.engine import binding as api  # after the variables, which it reads when it loads
+from headstart.engine import binding  # after the variables, which it reads when it loads
 from headstart.engine.find_library import remedy
-from headstart.types.errors import ConfigError, ModelError
+from headstart.types.errors import ConfigError
 
 log = logging.getLogger("headstart.libllama")
+api = binding
 
-if not hasattr(api, "llama_version") or api.llama_version().decode() != api.VERSION:
-    found = api.llama_version().decode() if hasattr(api, "llama_version") else "older"
+found = api.llama_version().decode() if hasattr(api._lib, "llama_version") else "older"
+if found != api.VERSION:
     raise ConfigError(
         f"the libllama in {api.folder} is {found}, but this Headstart needs {api.VERSION} exactly; "
         f"{remedy()}"
@@ -127,46 +126,13 @@ def system_info() -> str:
     return str(api.llama_print_system_info(), "utf-8").strip()
 
 
-def prototype(library: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """A prototype for a name or a result that the binding does not have."""
-    address = ctypes.cast(getattr(library, name), c_void_p).value or 0
-    return ctypes.CFUNCTYPE(result, *arguments)(address)
-
-
-get_logits = prototype(api._lib, "llama_get_logits", c_void_p, c_void_p)
-
-
 def use_reference_kernels(context: Any) -> None:
     """Make the CPU backend compute every row alike, whatever shares the batch.
 
     Not in the public API: reaches the context's scheduler through an exported C++ method.
-
-    Raises:
-        ModelError: this build of libllama does not export what is needed.
     """
-    try:
-        get_scheduler = prototype(api._lib, "_ZNK13llama_context9get_schedEv", c_void_p, c_void_p)
-        set_reference = api.ggml_backend_cpu_set_use_ref
-    except (AttributeError, OSError) as error:
-        raise ModelError(
-            f"--exact needs a symbol this libllama does not export: {error}"
-        ) from error
-    scheduler = get_scheduler(context)
+    scheduler = api.llama_context_get_sched(context)
     for index in range(api.ggml_backend_sched_get_n_backends(scheduler)):
         backend = api.ggml_backend_sched_get_backend(scheduler, index)
         if api.ggml_backend_name(backend) == b"CPU":
-            set_reference(backend, True)
-
-
-__all__ = [
-    "api",
-    "get_logits",
-    "log_to",
-    "muted",
-    "prototype",
-    "start",
-    "system_info",
-    "take_errors",
-    "use_reference_kernels",
-    "version",
-]
+            api.ggml_backend_cpu_set_use_ref(backend, True)

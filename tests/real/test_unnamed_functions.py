@@ -1,4 +1,4 @@
-"""Symbols outside libllama's public header: what they return, and who needs a missing one."""
+"""Symbols outside libllama's public header: what they return."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from tests.architectures import tiny_hybrid
 from tests.models import tiny_llama
 
 from headstart.config import EngineConfig
-from headstart.engine import extension
+from headstart.engine.c_batch import floats_at
 from headstart.engine.context import LlamaEngine
 from headstart.engine.library import api
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.types import Batch
-from headstart.types.errors import ModelError
+from headstart.types.errors import EngineError, ModelError
 
-EVERYTHING = {*extension.HEADS, *extension.TARGET_LAYERS}
 CONFIG = EngineConfig(context=256, batch=64, ubatch=16, threads=1, gpu_layers=0)
 
 
@@ -26,37 +25,17 @@ def open_engine(path: Path, num_sequences: int = 2) -> LlamaEngine:
     return LlamaEngine(Model(path, CONFIG), CONFIG, Limits(num_sequences, 64, 4))
 
 
-def test_this_libllama_has_every_symbol() -> None:
-    assert extension.why_not(EVERYTHING) is None
-
-
-def test_a_missing_symbol_is_named_and_takes_only_its_users_along(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Lacking:
-        def __getattr__(self, name: str) -> object:
-            if "layer_inp" in name:
-                raise AttributeError(name)
-            return getattr(library, name)
-
-    library = api._lib
-    extension._find.cache_clear()
-    monkeypatch.setattr(api, "_lib", Lacking())
-    try:
-        assert extension.why_not(extension.HEADS) is None
-        reason = extension.why_not(extension.TARGET_LAYERS)
-        assert reason is not None
-        assert "llama_set_embeddings_layer_inp" in reason
-        with pytest.raises(ModelError, match="llama_get_embeddings_layer_inp"):
-            extension.symbol("llama_get_embeddings_layer_inp")
-    finally:
-        extension._find.cache_clear()
+def test_a_function_that_libllama_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "_lib", object())
+    vars(api).pop("llama_set_nextn_layer_offset", None)
+    with pytest.raises(ModelError, match="does not export llama_set_nextn_layer_offset"):
+        api.llama_set_nextn_layer_offset(None, 0)
 
 
 def test_layer_inputs_are_the_embeddings_in_the_order_of_the_batch(tmp_path: Path) -> None:
     """What enters layer 0 is the token's embedding, also where there are several micro-batches."""
     engine = open_engine(tiny_llama(tmp_path / "llama.gguf"))
-    extension.set_layer_input(engine.handle, 0, is_on=True)
+    engine.publish_states([0])
     tokens = {0: [5, 6, 7] * 7, 1: [9, 8] * 3}
     seen: dict[int, np.ndarray] = {}
     for seqs in ((0,), (1, 0)):
@@ -66,7 +45,7 @@ def test_layer_inputs_are_the_embeddings_in_the_order_of_the_batch(tmp_path: Pat
         for seq in seqs:
             batch.add(seq, 0, tokens[seq], 1)
         engine.decode(batch)
-        inputs = extension.layer_input(engine.handle, 0, batch.num_rows, 64)
+        inputs = engine.hidden_states()[0]
         for row, token in enumerate(batch.tokens[: batch.num_rows].tolist()):
             expected = seen.setdefault(token, inputs[row].copy())
             assert (inputs[row] == expected).all()
@@ -78,12 +57,13 @@ def test_states_of_all_rows_and_of_output_rows_agree(tmp_path: Path) -> None:
     engine = open_engine(tiny_hybrid(tmp_path / "hybrid.gguf"))
     rows = []
     for outputs_only in (False, True):
-        extension.set_states(engine.handle, is_on=True, outputs_only=outputs_only)
+        api.llama_set_embeddings_nextn(engine.handle, True, outputs_only)
         engine.clear(0)
         batch = Batch(64)
         batch.add(0, 0, [3, 1, 4, 1, 5], 2)
         engine.decode(batch)
-        rows.append(extension.states(engine.handle, 2 if outputs_only else 5, 64).copy())
+        states = api.llama_get_embeddings_nextn(engine.handle)
+        rows.append(floats_at(states, 2 if outputs_only else 5, 64).copy())
     assert np.abs(rows[0][3:] - rows[1]).max() < 1e-4
 
 
@@ -92,5 +72,5 @@ def test_asking_for_states_that_were_not_kept_is_an_error(tmp_path: Path) -> Non
     batch = Batch(64)
     batch.add(0, 0, [3, 1, 4], 1)
     engine.decode(batch)
-    with pytest.raises(ModelError, match="no hidden states"):
-        extension.states(engine.handle, 3, 64)
+    with pytest.raises(EngineError, match="kept no such numbers"):
+        floats_at(api.llama_get_embeddings_nextn(engine.handle), 3, 64)
