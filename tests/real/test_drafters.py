@@ -14,7 +14,7 @@ from tests.heads import VOCAB_SIZE, only_heads, with_heads
 from tests.models import OTHER_MERGES, broken, tiny_llama
 
 from headstart.config import EngineConfig
-from headstart.engine.drafters import speculator_for, state_layers, why_not
+from headstart.engine.drafters import read_drafter, state_layers, why_not
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.model import Model
 from headstart.types import LAST_STATE
@@ -25,7 +25,7 @@ Write = Callable[[Path], Path]
 
 
 def refusal(draft: Path, target: Path) -> str | None:
-    return why_not(draft, target, Model(target, CONFIG).facts)
+    return why_not(read_drafter(draft), target, Model(target, CONFIG).facts)
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,12 @@ def test_a_file_says_who_drafts_with_it(tmp_path: Path) -> None:
         "gemma4-assistant": drafters.assistant(tmp_path / "assistant.gguf"),
         "mtp": only_heads(tmp_path / "heads.gguf", "step35"),
     }
-    assert {name: speculator_for(path) for name, path in files.items()} == {n: n for n in files}
-    assert speculator_for(with_heads(tmp_path / "whole.gguf", "step35")) == "draft-model"
+    found = {name: read_drafter(path).speculator for name, path in files.items()}
+    assert found == {name: name for name in files}
+    whole = with_heads(tmp_path / "whole.gguf", "step35")
+    assert read_drafter(whole).speculator == "draft-model"
     with pytest.raises(ModelError, match="cannot be read as a GGUF"):
-        speculator_for(broken(tmp_path / "broken.gguf", "truncated-header"))
+        read_drafter(broken(tmp_path / "broken.gguf", "truncated-header"))
 
 
 def test_layers_come_in_the_order_of_the_draft_model(tmp_path: Path) -> None:

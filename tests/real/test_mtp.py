@@ -12,8 +12,9 @@ from tests.real.answers import Setting, open_setting
 from tests.real.support import without_draft
 
 from headstart.app.assemble import Models, build_scheduler
-from headstart.app.loading import find_heads, fit_models
+from headstart.app.loading import fit_models
 from headstart.config import Config, EngineConfig, SpeculationConfig
+from headstart.engine.drafters import find_heads
 from headstart.engine.footprint import HOST, can_measure
 from headstart.types.errors import ConfigError, ModelError
 
@@ -45,8 +46,8 @@ def test_no_mtp_leaves_the_weights_of_the_heads_unloaded(tmp_path: Path) -> None
     if not can_measure():
         pytest.skip("this build of libllama does not tell what it takes")
     fitted = [
-        fit_models(config_of(mtp=heads is not None), Models(path, None, is_demo=False, heads=heads))
-        for heads in (find_heads(path, None), None)
+        fit_models(config_of(mtp=heads is not None), Models(path, None, False, drafter=heads))
+        for heads in (find_heads(path), None)
     ]
     with_them, without = (fit.uses[HOST].weights for fit in fitted)
     assert without < 0.9 * with_them
@@ -56,8 +57,8 @@ def test_no_mtp_leaves_the_weights_of_the_heads_unloaded(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("architecture", "more", "says"),
     [
-        ("mimo2", {}, "their architecture is mimo2 and the model's is step35"),
-        ("step35", {"embedding_length": WIDTH}, "their state is 288 and the model's is"),
+        ("mimo2", {}, "its architecture is mimo2 and the model's is step35"),
+        ("step35", {"embedding_length": WIDTH}, "its width is 288 and the model's is"),
     ],
 )
 def test_heads_of_another_model_are_refused_by_name(

@@ -62,17 +62,14 @@ def check(config: Config) -> None:
     Raises:
         ConfigError, ModelError: settings that cannot work.
     """
-    from headstart.app.model_files import may_have_draft_model
+    from headstart.app.model_files import may_have_drafter
     from headstart.app.process import cpus_of
-    from headstart.app.speculation import wanted_types, wants_heads
+    from headstart.app.speculation import ANY, wanted_types
     from headstart.server.constraints import default_constraint
     from headstart.text.chat_template import template_by_hand
 
-    wanted_types(
-        config.speculation,
-        has_draft_model=may_have_draft_model(config),
-        has_heads=None if wants_heads(config) else False,  # the files are not there yet
-    )
+    # the files are not there yet
+    wanted_types(config.speculation, ANY if may_have_drafter(config) else None)
     cpus_of(config.engine)
     default_constraint(config.sampling)
     template_by_hand(config.server)
@@ -89,7 +86,7 @@ def build_scheduler(
         ConfigError, ModelError: something cannot be used; the message says what and why.
     """
     from headstart.app.cards import remarks
-    from headstart.app.loading import load_drafters, load_target, make_drafting
+    from headstart.app.loading import load_drafter, load_target, make_drafting
     from headstart.app.model_files import choose_speculators
     from headstart.app.saved_control import load_control
     from headstart.app.speculation import capped_options
@@ -103,6 +100,7 @@ def build_scheduler(
     from headstart.worker.embedding import EmbeddingQueue
 
     models = choose_speculators(config, models)
+    drafter = models.drafter
     for remark in capped_options(config.speculation):
         log.warning("%s", remark)
     learned = load_control(config, models)
@@ -115,10 +113,10 @@ def build_scheduler(
     kinds = [device.kind for device in list_devices(config.engine)]
     for remark in (*fitted.remarks, *remarks(kinds, config.engine.gpu_layers)):
         log.warning("%s", remark)
-    drafters = load_drafters(config, models, target)
+    drafting_parts = load_drafter(config, models, target)
     if rpc:
         rpc.notice_lost_workers(config.engine)
-    drafting = make_drafting(config, models.types, target, drafters, learned)
+    drafting = make_drafting(config, models.types, target, drafting_parts, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
     compiler = GrammarCompiler(model.vocab)
@@ -140,14 +138,14 @@ def build_scheduler(
         scheduler.readers.append(recorder.read)
     info = WorkerInfo(
         target=model.info(engine.context_size, engine.cache_kind.value),
-        draft=_draft_info(drafters),
+        draft=_draft_info(drafting_parts),
         num_slots=config.scheduler.parallel,
         max_requests=config.scheduler.parallel + config.scheduler.max_queue,
         context_size=engine.context_size,
         max_batch_tokens=engine.max_batch_tokens,
         speculation=drafting.describe()
         | {"state": str(learned.file or ""), "state_not_used": learned.not_used}
-        | {"heads": models.heads.describe() if models.heads else None},
+        | {"heads": drafter.describe() if drafter and drafter.num_heads else None},
         system=f"{library.version()}; {library.system_info()}",
         embedding=embedding,
         why_no_text=target.why_no_text,

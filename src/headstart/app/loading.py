@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +14,17 @@ from headstart.app.model_files import Models
 from headstart.app.saved_control import SavedControl
 from headstart.app.speculation import make_speculator
 from headstart.config import LEAST_CONTEXT, Config, EngineConfig, SchedulerConfig
-from headstart.engine import drafters
 from headstart.engine.adapters import Adapters
 from headstart.engine.context import LlamaEngine
 from headstart.engine.draft_context import LlamaDraftContext
+from headstart.engine.drafters import Drafter, state_layers, why_not
 from headstart.engine.embedding import EncoderEngine, LlamaEmbedder
 from headstart.engine.fit import Fitted, Part, fit, free_memory
 from headstart.engine.footprint import HOST, REPACKED, can_measure, uses_of
-from headstart.engine.heads import read_facts, why_not
+from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.media import Projector
 from headstart.engine.model import Model
-from headstart.engine.parameters import Limits
+from headstart.engine.parameters import ENCODERS, Limits
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.structures.vocabulary_id import VocabularyId
@@ -47,67 +46,6 @@ def _max_draft(config: Config) -> int:
     return 0 if speculation.mode is DraftMode.OFF else speculation.longest_draft(DraftMode.AUTO)
 
 
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Multi-token heads of the target: in its own file, or in one beside it."""
-
-    path: Path
-    count: int
-    is_in_target: bool
-
-    def describe(self) -> dict[str, Any]:
-        """For /props and the log."""
-        where = "of its own" if self.is_in_target else f"of {self.path.name}"
-        words = f"{self.count} multi-token head{'s' * (self.count > 1)} {where}"
-        return {"path": str(self.path), "num_heads": self.count, "words": words}
-
-    def settings(self, config: Config, base: EngineConfig) -> EngineConfig:
-        """Of their context. Each head has sequences, and so cells, of its own."""
-        parallel = config.scheduler.parallel
-        own = config.draft_engine.applied_to(base, parallel)
-        num_cells = own.context + parallel * (1 + _max_draft(config))  # room for drafts
-        return replace(own, context=num_cells * self.count, mtp=True)
-
-    def limits(self, config: Config) -> Limits:
-        """Requirements on their context."""
-        parallel = config.scheduler.parallel
-        outputs = parallel * (MERGED_ROWS + 1 + self.count)
-        return Limits(
-            parallel * self.count, outputs, 0, is_heads=True, shares_weights=self.is_in_target
-        )
-
-
-def find_heads(target: Path, draft: Path | None) -> Heads | None:
-    """The heads to draft with, if there are some.
-
-    They are in the draft model's file, in the target's own, or in one beside it named mtp-*, as the
-    hub stores them: of several that fit, the one whose name is most like the target's.
-
-    Raises:
-        ModelError: a file is missing or no GGUF.
-    """
-    facts = read_facts(target)
-    if facts.why_none:
-        log.warning("multi-token heads are not used: %s", facts.why_none)
-    if draft is not None:
-        found = read_facts(draft)
-        return Heads(draft, found.num_heads, False) if found.is_heads_alone else None
-    if facts.num_heads:
-        return Heads(target, facts.num_heads, True)
-    beside = {path: read_facts(path) for path in sorted(target.parent.glob("mtp-*.gguf"))}
-    fitting = [path for path, file in beside.items() if not file.why_not_heads_of(facts)]
-    if not fitting:
-        return None
-
-    def num_common(path: Path) -> int:  # characters with which both names begin
-        pairs = zip(path.name.removeprefix("mtp-"), target.name, strict=False)
-        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-    path = max(fitting, key=num_common)
-    log.info("multi-token heads were found beside %s: %s", target.name, path)
-    return Heads(path, beside[path].num_heads, False)
-
-
 def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = None) -> Fitted:
     """Settings with which the target and its drafters fit into memory.
 
@@ -118,22 +56,15 @@ def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = 
         ConfigError: they cannot; the message says what to lower.
         ModelError: libllama cannot read one of them.
     """
-    parallel, longest = config.scheduler.parallel, _max_draft(config)
-    draft, heads = models.draft, models.heads
-
-    def beside(settings: EngineConfig) -> list[Part]:
-        parts = []
-        if draft is not None:
-            parts.append(Part(draft, *_draft_limits(config, draft, settings)))
-        if heads is not None:
-            parts.append(Part(heads.path, heads.settings(config, settings), heads.limits(config)))
-        return parts
-
+    parallel, longest, drafter = config.scheduler.parallel, _max_draft(config), models.drafter
     limits = Limits(parallel, parallel * (1 + longest), longest)
     is_asked = config.speculation.draft_max is not None or config.speculation.spec == "fixed"
-    mtp = heads is not None and heads.is_in_target
-    reads_states = heads is not None or (draft is not None and drafters.reads_states(draft))
+    mtp = drafter is not None and drafter.is_in_target
+    reads_states = drafter is not None and drafter.reads_states
     part = Part(models.target, replace(config.engine, mtp=mtp), limits, is_asked, reads_states)
+
+    def beside(settings: EngineConfig) -> list[Part]:
+        return [drafter_part(config, drafter, settings)] if drafter else []
 
     def assumed() -> dict[str, int]:
         found = free_memory() | dict(free or {})
@@ -164,11 +95,9 @@ def only_embeds(config: Config, path: Path) -> bool:
     """Whether the model serves embeddings only.
 
     Raises:
-        ModelError: libllama cannot read it.
+        ModelError: it is missing or no GGUF file.
     """
-    if not config.embedding.is_on:
-        return False
-    return Model(path, config.engine, vocab_only=True).facts.is_encoder
+    return config.embedding.is_on and GgufHeader(path).architecture in ENCODERS
 
 
 def load_target(config: Config, models: Models) -> Target:
@@ -226,82 +155,56 @@ def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:
     return most
 
 
-def load_drafters(config: Config, models: Models, target: Target) -> dict[str, Any]:
-    """The drafters of a target, by the names under which speculators ask for them.
-
-    Raises:
-        ModelError: something does not belong to the target.
-    """
-    engine, fitted, draft, heads = target.engine, target.fitted, models.draft, models.heads
-    loaded: dict[str, Any] = {}
-    if draft and isinstance(engine, LlamaEngine) and drafters.reads_states(draft):
-        loaded["context"], loaded["layers"] = _load_state_reader(config, draft, engine, fitted)
-    elif draft:
-        loaded["engine"] = load_draft(config, draft, fitted)
-    if heads is not None and isinstance(engine, LlamaEngine):
-        loaded["heads"] = _load_heads(config, heads, engine, fitted)
-    return loaded
-
-
-def load_draft(config: Config, path: Path, fitted: Fitted) -> LlamaEngine:
-    """The draft model's engine.
-
-    Raises:
-        ModelError: libllama cannot make it; the server does not start without it.
-    """
-    settings, limits = _draft_limits(config, path, fitted.config)
-    limits = replace(limits, checkpoint_bytes=fitted.limits.checkpoint_bytes)
-    return LlamaEngine(Model(path, settings), settings, limits)
-
-
-def _load_state_reader(
-    config: Config, path: Path, target: LlamaEngine, fitted: Fitted
-) -> tuple[LlamaDraftContext, tuple[int, ...]]:
-    """The context of a draft model that reads hidden states, and the layers that they come from.
-
-    Raises:
-        ModelError: it does not belong to this target.
-    """
-    settings, limits = _draft_limits(config, path, fitted.config)
-    if reason := drafters.why_not(path, target.model.path, target.model.facts):
-        raise ModelError(
-            f"{path} cannot draft for {target.model.path.name}: {reason}; name a draft model that "
-            "was made for it"
-        )
-    layers = drafters.state_layers(path, target.model.facts.num_layers)
-    model = Model(path, settings, is_drafter=True)
-    return LlamaDraftContext(model, settings, limits, target), layers
-
-
-def _draft_limits(config: Config, path: Path, base: EngineConfig) -> tuple[EngineConfig, Limits]:
-    """Settings of a draft model's context beside a target with `base`, and what it must do."""
+def drafter_part(config: Config, drafter: Drafter, base: EngineConfig) -> Part:
+    """Settings of a drafter's context beside a target with `base`, and what it must do."""
     parallel = config.scheduler.parallel
     own = config.draft_engine.applied_to(base, parallel)
-    if not drafters.reads_states(path):
-        return own, Limits(parallel, parallel, 0)
-    rows = max(MERGED_ROWS + 2, drafters.block_size(path))
-    cells = own.context + parallel * (rows + _max_draft(config))  # room for drafts
-    return replace(own, context=cells), Limits(parallel, parallel * rows, 0, reads_states=True)
+    if not drafter.reads_states:
+        return Part(drafter.path, own, Limits(parallel, parallel, 0))
+    num_heads = drafter.num_heads or 1  # each has sequences, and so cells, of its own
+    rows = max(MERGED_ROWS + 1 + num_heads, drafter.block_size)
+    cells = num_heads * (own.context + parallel * (rows + _max_draft(config)))  # room for drafts
+    is_heads = drafter.num_heads > 0
+    limits = Limits(
+        parallel * num_heads,
+        parallel * rows,
+        0,
+        is_heads=is_heads,
+        shares_weights=drafter.is_in_target,
+        reads_states=not is_heads,
+    )
+    return Part(drafter.path, replace(own, context=cells, mtp=is_heads), limits)
 
 
-def _load_heads(
-    config: Config, heads: Heads, target: LlamaEngine, fitted: Fitted
-) -> LlamaDraftContext:
-    """The context of the target's multi-token heads.
+def load_drafter(config: Config, models: Models, target: Target) -> dict[str, Any]:
+    """What drafts for a target, by the names under which speculators ask for it.
 
     Raises:
-        ModelError: they are of another model; libllama would abort.
+        ModelError: it does not belong to the target, or libllama cannot make it; the server does
+            not start without it.
     """
-    settings, limits = heads.settings(config, fitted.config), heads.limits(config)
-    model = target.model
-    if not heads.is_in_target:
-        model = Model(heads.path, settings, is_drafter=True)
-    if reason := why_not(model, target.model, limits.num_sequences):
+    drafter, engine = models.drafter, target.engine
+    if drafter is None:
+        return {}
+    part = drafter_part(config, drafter, target.fitted.config)
+    if not drafter.reads_states:
+        room = target.fitted.limits.checkpoint_bytes
+        limits = replace(part.limits, checkpoint_bytes=room)
+        return {"engine": LlamaEngine(Model(drafter.path, part.config), part.config, limits)}
+    assert isinstance(engine, LlamaEngine), "a model that only embeds has no drafter"
+    facts = engine.model.facts
+    if not drafter.num_heads and (reason := why_not(drafter, engine.model.path, facts)):
         raise ModelError(
-            f"the multi-token heads in {heads.path} cannot draft for {target.model.path.name}: "
-            f"{reason}; or start with --no-mtp"
+            f"{drafter.path} cannot draft for {engine.model.path.name}: {reason}; name a draft "
+            "model that was made for it, or leave it out"
         )
-    return LlamaDraftContext(model, settings, limits, target, is_heads=True)
+    model = engine.model
+    if not drafter.is_in_target:
+        model = Model(drafter.path, part.config, is_drafter=True)
+    context = LlamaDraftContext(model, part.config, part.limits, engine)
+    if drafter.num_heads:
+        return {"heads": context}
+    return {"context": context, "layers": state_layers(drafter.path, facts.num_layers)}
 
 
 def make_drafting(
@@ -317,7 +220,7 @@ def make_drafting(
         config: their options.
         types: their names, in order of preference.
         target: the loaded model.
-        loaded: what drafts beside it, from `load_drafters`.
+        loaded: what drafts beside it, from `load_drafter`.
         learned: what control knows.
 
     Raises:

@@ -27,7 +27,7 @@ from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, ModelError
 
 if TYPE_CHECKING:
-    from headstart.app.loading import Heads
+    from headstart.engine.drafters import Drafter
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ class Models:
     draft: Path | None
     is_demo: bool
     projector: Path | None = None  # reads images for the target
-    heads: Heads | None = None  # multi-token heads for the target
+    drafter: Drafter | None = None  # which drafts: the draft model, or multi-token heads
     types: tuple[str, ...] = ()  # names of speculators, in order of preference
 
 
@@ -99,16 +99,25 @@ def _local(flag: str, path: str | None, remote_flag: str, reference: str | None)
     return found
 
 
-def may_have_draft_model(config: Config) -> bool:
-    """Whether one was named, may be found in the target's repository, or is the embedded one."""
-    from headstart.app.speculation import needs_draft_model, type_names
+def may_have_drafter(config: Config) -> bool:
+    """Whether a file that drafts was named, is embedded, or may be found in or beside the target's:
+    it is not looked for.
+    """
+    from headstart.app.speculation import wants_heads
 
-    model, types = config.model, config.speculation.spec_type
+    model = config.model
     if model.draft_model or model.draft_hf_repo:
         return True
     if model.hf_repo:
-        return needs_draft_model(drafters_wanted(config))
-    return not model.model and (types is None or needs_draft_model(type_names(types)))
+        return bool(drafters_wanted(config))
+    return wants_heads(config) or (not model.model and _may_use_draft_model(config))
+
+
+def _may_use_draft_model(config: Config) -> bool:
+    from headstart.app.speculation import needs_draft_model, type_names
+
+    types = config.speculation.spec_type
+    return types is None or needs_draft_model(type_names(types))
 
 
 def drafters_wanted(config: Config) -> tuple[str, ...]:
@@ -143,11 +152,10 @@ def _fetch_beside(config: Config, repository: Repository, file: str, target: Pat
         ModelError: `--spec-type` asks for it and it cannot be downloaded.
     """
     from headstart.app.speculation import WITH_HEADS
-    from headstart.engine.heads import read_facts
+    from headstart.engine.drafters import read_drafter, read_heads, why_not_heads
 
-    facts = read_facts(target)
     is_heads = f"{WITH_HEADS}-" in file.rsplit("/", 1)[-1]
-    if is_heads and facts.num_heads:
+    if is_heads and read_heads(target)[0]:
         return None  # the target's own share its weights
     try:
         path = repository.fetch(split_parts(repository.paths, file))
@@ -156,7 +164,7 @@ def _fetch_beside(config: Config, repository: Repository, file: str, target: Pat
             raise
         log.warning("%s is not used: %s", file, error)
         return None
-    if is_heads and (reason := read_facts(path).why_not_heads_of(facts)):
+    if is_heads and (reason := why_not_heads(read_drafter(path), target)):
         log.warning("%s is not used: %s", path, reason)
         return None
     log.info("%s was found in the repository of %s and drafts for it", path, target.name)
@@ -170,34 +178,28 @@ def choose_speculators(config: Config, models: Models) -> Models:
         ConfigError: speculators that cannot be used together, or with these models.
         ModelError: a file is missing or no GGUF.
     """
-    from headstart.app.loading import find_heads, only_embeds
-    from headstart.app.speculation import (
-        WITH_HEADS,
-        needs_draft_model,
-        wanted_types,
-        wants_heads,
-    )
-    from headstart.engine.drafters import speculator_for
+    from headstart.app.loading import only_embeds
+    from headstart.app.speculation import WITH_HEADS, uses_file, wanted_types, wants_heads
+    from headstart.engine.drafters import find_heads, read_drafter, why_not_heads
 
-    draft = models.draft
-    if models.is_demo and not may_have_draft_model(config):
-        draft = None
-    heads = find_heads(models.target, draft) if wants_heads(config) else None
-    if heads is not None and heads.path == draft:
-        draft = None
-    draft_type = speculator_for(draft) if draft else None
-    if draft_type == WITH_HEADS:
-        raise ConfigError(
-            f"{draft} has multi-token heads and nothing else, and they are left out here; "
-            "drop --no-mtp, or leave out --draft-model"
-        )
-    types = wanted_types(
-        config.speculation,
-        has_draft_model=draft is not None,
-        has_heads=heads is not None,
-        draft_type=draft_type,
-    )
-    if only_embeds(config, models.target):
+    drafter, draft, target = None, models.draft, models.target
+    if draft and not (models.is_demo and not _may_use_draft_model(config)):
+        drafter = read_drafter(draft)
+    elif wants_heads(config):
+        drafter = find_heads(target)
+    if drafter and drafter.speculator == WITH_HEADS:
+        if not wants_heads(config):
+            raise ConfigError(
+                f"{draft} has multi-token heads and nothing else, and they are left out here; "
+                "drop --no-mtp, or leave out --draft-model"
+            )
+        if reason := None if drafter.is_in_target else why_not_heads(drafter, target):
+            raise ModelError(
+                f"the multi-token heads in {drafter.path} cannot draft for {target.name}: "
+                f"{reason}; or start with --no-mtp"
+            )
+    types = wanted_types(config.speculation, drafter.speculator if drafter else None)
+    if only_embeds(config, target):
         types = ()
-    draft = draft if needs_draft_model(types) else None
-    return replace(models, draft=draft, heads=heads, types=types)
+    is_used = drafter is not None and any(uses_file(name) for name in types)
+    return replace(models, drafter=drafter if is_used else None, types=types)

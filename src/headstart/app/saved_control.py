@@ -38,13 +38,11 @@ def load_control(config: Config, models: Models) -> SavedControl:
         ConfigError: `--spec-state` names a file that was learned for others or cannot be written.
         ModelError: a model file cannot be read.
     """
-    from headstart.engine.model import check_file
+    from headstart.engine.gguf_header import check_file
 
-    files = {"target": models.target}
-    if models.draft is not None:
-        files["draft model"] = models.draft
-    if models.heads is not None and not models.heads.is_in_target:
-        files["heads"] = models.heads.path
+    files, drafter = {"target": models.target}, models.drafter
+    if drafter and not drafter.is_in_target:
+        files["heads" if drafter.num_heads else "draft model"] = drafter.path
     for file in files.values():
         check_file(file)
     controller, named = Controller(), config.speculation.spec_state

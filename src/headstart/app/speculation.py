@@ -24,6 +24,7 @@ AUTO_TYPES: tuple[str, ...] = ("suffix",)
 WITH_DRAFT_MODEL = "draft-model"
 WITH_HEADS = "mtp"
 NONE = "none"
+ANY = "any"  # in place of the speculator that a file is for
 
 
 def needs_draft_model(names: Sequence[str]) -> bool:
@@ -31,9 +32,9 @@ def needs_draft_model(names: Sequence[str]) -> bool:
     return any(name in SPECULATORS and SPECULATORS[name].needs_draft_model for name in names)
 
 
-def needs_heads(names: Sequence[str]) -> bool:
-    """Whether one of these speculators drafts with the target's multi-token heads."""
-    return any(name in SPECULATORS and SPECULATORS[name].needs_heads for name in names)
+def uses_file(name: str) -> bool:
+    """Whether a speculator drafts with a file: a draft model, or multi-token heads."""
+    return needs_draft_model([name]) or (name in SPECULATORS and SPECULATORS[name].needs_heads)
 
 
 def wants_heads(config: Config) -> bool:
@@ -41,23 +42,16 @@ def wants_heads(config: Config) -> bool:
     types = config.speculation.spec_type
     if not config.engine.mtp or config.speculation.mode is DraftMode.OFF:
         return False
-    return types is None or needs_heads(type_names(types))
+    return types is None or WITH_HEADS in type_names(types)
 
 
-def wanted_types(
-    config: SpeculationConfig,
-    *,
-    has_draft_model: bool,
-    has_heads: bool | None = False,
-    draft_type: str | None = None,
-) -> tuple[str, ...]:
+def wanted_types(config: SpeculationConfig, drafter: str | None) -> tuple[str, ...]:
     """Names of the speculators to load, in order of preference.
 
     Args:
         config: what was asked for.
-        has_draft_model: there is one.
-        has_heads: so have multi-token heads; None: not known yet.
-        draft_type: the speculator that the draft model's file is for; None: not known yet.
+        drafter: the speculator that the file of a draft model or of multi-token heads is for; ANY:
+            there may be one, which was not read yet; None: there is none.
 
     Raises:
         ConfigError: an unknown name, a draft model or an option that nothing would use, an option
@@ -66,29 +60,17 @@ def wanted_types(
     _check_state(config.spec_state)
     if config.spec == DraftMode.OFF.value or config.spec_type == NONE:
         return ()
-    if config.spec_type is None:
-        drafter = draft_type or WITH_DRAFT_MODEL
-        models = (drafter,) * has_draft_model + (WITH_HEADS,) * bool(has_heads)
-        if config.spec == DraftMode.FIXED.value:
-            names = models[:1] or ("ngram-simple",)
-        else:
-            names = (*AUTO_TYPES, *models)
-    else:
-        may_be_heads = has_heads is None and needs_heads(type_names(config.spec_type))
-        names = _named_types(
-            config.spec_type, has_draft_model=has_draft_model, may_be_unused=may_be_heads
-        )
-        if has_heads is False and needs_heads(names):
-            raise ConfigError(
-                f"--spec-type names {WITH_HEADS} but the model has no multi-token heads (or "
-                "--no-mtp leaves them out); leave it out, or name a GGUF with its heads with "
-                "--draft-model"
-            )
-        if has_draft_model and draft_type:
-            _check_draft_type(names, draft_type)
     options = config.options
-    if has_draft_model and draft_type is None:
-        options = {name: o for name, o in options.items() if not needs_draft_model([name])}
+    if config.spec_type is None:
+        with_file = () if drafter in (None, ANY) else (drafter,)
+        if config.spec == DraftMode.FIXED.value:
+            names = with_file or ("ngram-simple",)
+        else:
+            names = (*AUTO_TYPES, *with_file)
+        if drafter == ANY:
+            options = {name: o for name, o in options.items() if not uses_file(name)}
+    else:
+        names = _named_types(config.spec_type, drafter)
     _check_options(options, names)
     return names
 
@@ -113,7 +95,8 @@ def capped_options(config: SpeculationConfig) -> list[str]:
     ]
 
 
-def _named_types(spec_type: str, *, has_draft_model: bool, may_be_unused: bool) -> tuple[str, ...]:
+def _named_types(spec_type: str, drafter: str | None) -> tuple[str, ...]:
+    """The speculators of `--spec-type`; at most one of them uses a file, and must fit it."""
     names = type_names(spec_type)
     if not names or NONE in names:
         raise ConfigError(
@@ -124,32 +107,37 @@ def _named_types(spec_type: str, *, has_draft_model: bool, may_be_unused: bool) 
             raise ConfigError(
                 f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and {NONE}"
             )
-    users = [name for name in names if needs_draft_model([name])]
-    if users and not has_draft_model:
-        raise ConfigError(
-            f"--spec-type names {users[0]} but no draft model is given; add --draft-model FILE"
-        )
+    users = [name for name in names if uses_file(name)]
     if len(users) > 1:
         raise ConfigError(
             f"--spec-type names {' and '.join(users)}, but the draft model has one cache and one "
             "of them can use it; leave out the others"
         )
-    if has_draft_model and not (users or may_be_unused):
+    if not users and drafter is not None:
         raise ConfigError(
             f"a draft model is given but --spec-type does not name {WITH_DRAFT_MODEL}; add it "
             "there or leave out one of them"
         )
+    if users and drafter is None and needs_draft_model(users):
+        raise ConfigError(
+            f"--spec-type names {users[0]} but no draft model is given; add --draft-model FILE"
+        )
+    if users and drafter is None:
+        raise ConfigError(
+            f"--spec-type names {WITH_HEADS} but the model has no multi-token heads (or --no-mtp "
+            "leaves them out); leave it out, or name a GGUF with its heads with --draft-model"
+        )
+    if users and drafter not in (ANY, *users) and not _drafts_with_any(users[0], drafter):
+        raise ConfigError(
+            f"--spec-type names {users[0]} but the draft model's file is for {drafter}; name "
+            "that, or leave out --spec-type"
+        )
     return names
 
 
-def _check_draft_type(names: Sequence[str], draft_type: str) -> None:
-    """Check that the speculators fit the draft model's file."""
-    wrong = [name for name in names if needs_draft_model([name]) and name != draft_type]
-    if wrong:
-        raise ConfigError(
-            f"--spec-type names {wrong[0]} but the draft model's file is for {draft_type}; name "
-            "that, or leave out --spec-type"
-        )
+def _drafts_with_any(name: str, drafter: str | None) -> bool:
+    """Whether a speculator takes any whole model, as one of another package may."""
+    return drafter == WITH_DRAFT_MODEL and not SPECULATORS[name].needs_states
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:

@@ -42,10 +42,9 @@ def open_disk(config: Config, models: Models) -> DiskCache | None:
     if not scheduler.cache_ram:
         log.warning("--cache-disk is not used: prompts go there through --cache-ram, which is 0")
         return None
-    drafters = [models.draft, models.heads.path if models.heads else None]
     own = _facts(config.engine)
     streams = scheduler.parallel if config.engine.exact else 1  # caches: a state names their number
-    facts = [ModelId.of(file).digest for file in drafters if file]
+    facts = [ModelId.of(models.drafter.path).digest] if models.drafter else []
     facts += [*models.types, own, repr(config.draft_engine)]
     place = DiskPlace(
         folder=prompts_folder(scheduler),

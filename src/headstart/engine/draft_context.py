@@ -38,27 +38,25 @@ class LlamaDraftContext(LlamaEngine):
         config: EngineConfig,
         limits: Limits,
         target: LlamaEngine,
-        *,
-        is_heads: bool = False,
     ) -> None:
         """Create the context.
 
         Args:
             model: the draft model, or the target's with its heads.
             config: its settings; drafts need not be exact.
-            is_heads: run the multi-token heads of the model.
+            limits: with `is_heads` it runs the multi-token heads of the model.
 
         Raises:
             ModelError: libllama cannot create it, or lacks a symbol.
         """
         architecture = model.facts.architecture
-        self._target, self._is_heads = target, is_heads or architecture == _ASSISTANT
+        self._target, self._is_heads = target, limits.is_heads or architecture == _ASSISTANT
         self._head = self._num_rows = self.feature_width = 0
         self.shares_target = architecture == _ASSISTANT
         config = replace(config, exact=False, swa_full=True, ctx_checkpoints=0)
         super().__init__(model, config, limits)
         handle, target_handle = model.handle, target.model.handle
-        self.num_heads = int(api.llama_model_n_layer_nextn(handle)) if is_heads else 1
+        self.num_heads = int(api.llama_model_n_layer_nextn(handle)) if limits.is_heads else 1
         self._output_width = self.state_width = int(api.llama_model_n_embd_out(handle))
         if not self._is_heads:
             num_layers = int(api.llama_model_target_layer_ids_n(handle))

@@ -1,4 +1,4 @@
-"""Which speculator uses a GGUF that is named as draft model, and whether it fits the target.
+"""Which files draft for a target, with which speculator, and whether they fit.
 
 libllama aborts on most mismatches, or reads foreign memory; so everything is compared here first,
 from the metadata of both files.
@@ -6,45 +6,138 @@ from the metadata of both files.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from headstart.engine import hidden_states
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.parameters import Facts
 from headstart.types import LAST_STATE
 
-_DRAFT_MODEL, _EAGLE3, _DFLASH, _DSPARK = "draft-model", "eagle3", "dflash", "dspark"
-_ASSISTANT, _HEADS = "gemma4-assistant", "mtp"
-_ARCHITECTURES = {_EAGLE3: _EAGLE3, _DFLASH: _DFLASH, _ASSISTANT: _ASSISTANT}
+log = logging.getLogger(__name__)
+# speculators, by whose names the files that they draft with are told apart
+DRAFT_MODEL, HEADS, _DSPARK = "draft-model", "mtp", "dspark"
+# architectures of models that read hidden states, which are names of speculators too
+_EAGLE3, _DFLASH, _ASSISTANT = "eagle3", "dflash", "gemma4-assistant"
 _TOKENS = "tokenizer.ggml.tokens"
+# whose heads libllama computes
+HEAD_ARCHITECTURES = frozenset((
+    "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe",
+    "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
+))  # fmt: skip
 
 
-def speculator_for(path: Path) -> str:
-    """The name of the speculator that drafts with this file.
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A file that drafts for a target."""
+
+    path: Path
+    speculator: str  # the name of that which drafts with it
+    num_heads: int = 0  # multi-token heads in it
+    is_in_target: bool = False  # they are those of the target's own file
+    block_size: int = 0  # rows of a block, of a model that drafts in blocks
+
+    @property
+    def reads_states(self) -> bool:
+        """Whether it drafts from hidden states of the target."""
+        return self.speculator != DRAFT_MODEL
+
+    def describe(self) -> dict[str, Any]:
+        """Of multi-token heads, for /props and the log."""
+        where = "of its own" if self.is_in_target else f"of {self.path.name}"
+        words = f"{self.num_heads} multi-token head{'s' * (self.num_heads > 1)} {where}"
+        return {"path": str(self.path), "num_heads": self.num_heads, "words": words}
+
+
+def read_drafter(path: Path) -> Drafter:
+    """What a file that is named as draft model is for.
 
     Raises:
-        ModelError: it is no GGUF file.
+        ModelError: it is missing or no GGUF file.
     """
     header = GgufHeader(path)
-    architecture = header.architecture
-    if architecture == _DFLASH and header.shape("markov_w1.weight"):
-        return _DSPARK
-    if architecture in _ARCHITECTURES:
-        return _ARCHITECTURES[architecture]
-    has_heads = header.number(f"{architecture}.nextn_predict_layers") > 0
-    return _HEADS if has_heads and not header.shape("blk.0.attn_norm.weight") else _DRAFT_MODEL
+    name = header.architecture
+    if name == _DFLASH:
+        speculator = _DSPARK if header.shape("markov_w1.weight") else _DFLASH
+        return Drafter(path, speculator, block_size=header.number("dflash.block_size", 16))
+    if name in (_EAGLE3, _ASSISTANT):
+        return Drafter(path, name)
+    has_heads = header.number(f"{name}.nextn_predict_layers") > 0
+    if has_heads and not header.shape("blk.0.attn_norm.weight"):
+        return Drafter(path, HEADS, num_heads=read_heads(path)[0])
+    return Drafter(path, DRAFT_MODEL)
 
 
-def reads_states(path: Path) -> bool:
-    """Whether this file drafts from hidden states of a target."""
-    return GgufHeader(path).architecture in _ARCHITECTURES
+def read_heads(path: Path) -> tuple[int, str]:
+    """Number of multi-token heads in a model's file, and why those that it has cannot be used.
 
-
-def block_size(path: Path) -> int:
-    """Rows of a block of a model that drafts in blocks; 0 of another."""
+    Raises:
+        ModelError: it is missing or no GGUF file.
+    """
     header = GgufHeader(path)
-    return header.number("dflash.block_size", 16) if header.architecture == _DFLASH else 0
+    name = header.architecture
+    count = header.number(f"{name}.nextn_predict_layers")
+    if count and name not in HEAD_ARCHITECTURES:
+        return 0, f"libllama does not compute the heads of {name} models"
+    # They rotate by one position only: libllama aborts where the model has several.
+    if count and name == "glm4moe" and any(header.numbers(f"{name}.rope.dimension_sections")):
+        words = "models with several positions a row"
+        return 0, f"libllama does not compute the heads of {name} {words}"
+    last = header.number(f"{name}.block_count") - 1
+    is_split = header.number("split.count") > 1  # the weights of heads are in another part
+    if not is_split and not header.shape(f"blk.{last}.nextn.eh_proj.weight"):
+        return 0, ""  # left out by who made the file
+    return count, ""
+
+
+def find_heads(target: Path) -> Drafter | None:
+    """The multi-token heads to draft with, if there are some.
+
+    They are in the target's own file, or in one beside it named mtp-*, as the hub stores them: of
+    several that fit, the one whose name is most like the target's.
+
+    Raises:
+        ModelError: a file is missing or no GGUF.
+    """
+    count, reason = read_heads(target)
+    if reason:
+        log.warning("multi-token heads are not used: %s", reason)
+    if count:
+        return Drafter(target, HEADS, count, is_in_target=True)
+    beside = [read_drafter(path) for path in sorted(target.parent.glob("mtp-*.gguf"))]
+    fitting = [one for one in beside if not why_not_heads(one, target)]
+    if not fitting:
+        return None
+
+    def num_common(one: Drafter) -> int:  # characters with which both names begin
+        pairs = zip(one.path.name.removeprefix("mtp-"), target.name, strict=False)
+        return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+    found = max(fitting, key=num_common)
+    log.info("multi-token heads were found beside %s: %s", target.name, found.path)
+    return found
+
+
+def why_not_heads(drafter: Drafter, target: Path) -> str | None:
+    """Why a file has no multi-token heads for a target, in words; None if it has."""
+    if drafter.speculator != HEADS:
+        return "it is no file of multi-token heads"
+    if not drafter.num_heads:
+        return read_heads(drafter.path)[1] or "it has no weights of heads"
+    own, other = GgufHeader(drafter.path), GgufHeader(target)
+    pairs = {
+        "architecture": (own.architecture, other.architecture),
+        "width": (_width(own), _width(other)),
+        "vocabulary": (own.count(_TOKENS), other.count(_TOKENS)),
+    }
+    for name, (has, wanted) in pairs.items():
+        if has != wanted:
+            return f"its {name} is {has} and the model's is {wanted}"
+    return None
 
 
 def state_layers(path: Path, num_target_layers: int) -> tuple[int, ...]:
@@ -55,18 +148,18 @@ def state_layers(path: Path, num_target_layers: int) -> tuple[int, ...]:
     return _layers(header, num_target_layers)
 
 
-def why_not(path: Path, target: Path, facts: Facts) -> str | None:
-    """Why this file cannot draft for that target, in words; None if it can.
+def why_not(drafter: Drafter, target: Path, facts: Facts) -> str | None:
+    """Why this file cannot draft from the hidden states of that target, in words; None if it can.
 
     Args:
-        path: the draft model, of a kind that reads hidden states.
+        drafter: the file.
         target: the file of the target.
         facts: of the loaded target.
 
     Raises:
         ModelError: one of the files cannot be read.
     """
-    draft, whole = GgufHeader(path), GgufHeader(target)
+    draft, whole = GgufHeader(drafter.path), GgufHeader(target)
     check = _CHECKS.get(draft.architecture)
     if check is None:
         return f"{draft.architecture} models do not read hidden states"

@@ -7,6 +7,7 @@ first.
 from __future__ import annotations
 
 import ctypes
+import os
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,34 @@ _NUMBERS: dict[int, Any] = {
 }
 
 
+def check_file(path: Path) -> None:
+    """Reject what libllama would refuse with less helpful words.
+
+    Raises:
+        ModelError: missing, a folder, unreadable, too short or not GGUF.
+    """
+    if not path.exists():
+        raise ModelError(f"model file {path} does not exist")
+    if path.is_dir():
+        ggufs = sorted(p.name for p in path.glob("*.gguf"))
+        raise ModelError(
+            f"{path} is a folder; name a file in it"
+            + (f", for instance {ggufs[0]}" if ggufs else "")
+        )
+    if not os.access(path, os.R_OK):
+        raise ModelError(f"model file {path} is not readable by this user")
+    with path.open("rb") as file:
+        head = file.read(24)
+    if not head:
+        raise ModelError(f"{path} is empty; download it again")
+    if head[:4] != b"GGUF":
+        raise ModelError(
+            f"{path} is not a GGUF file (it does not begin with GGUF); convert the model first"
+        )
+    if len(head) < 24:
+        raise ModelError(f"{path} is cut off after {len(head)} bytes; download it again")
+
+
 class GgufHeader:
     """The metadata of one file."""
 
@@ -39,8 +68,9 @@ class GgufHeader:
         """Read it.
 
         Raises:
-            ModelError: it is no GGUF file.
+            ModelError: it is missing or no GGUF file.
         """
+        check_file(path)
         self.path = path
         self._file = api.gguf_init_from_file(str(path).encode(), api.gguf_init_params(True, None))
         if not self._file:

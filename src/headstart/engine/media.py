@@ -26,7 +26,7 @@ from headstart.engine import library
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api
 from headstart.engine.machine import default_threads
-from headstart.engine.model import Model, check_file
+from headstart.engine.model import Model
 from headstart.types.errors import EngineError, InvalidParameterError, ModelError
 from headstart.types.media import MediaChunk, MediaEvent, MediaPart, MediaQuestion
 from headstart.types.request import ErrorEvent, error_event
@@ -146,7 +146,6 @@ class Projector:
         Raises:
             ModelError: it is no projector, or of another model.
         """
-        check_file(path)
         self._check_kind(path)
         params = api.mtmd_context_params_default()
         params.use_gpu = images.mmproj_offload and config.gpu_layers != 0

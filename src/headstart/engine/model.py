@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
 from headstart.config import EngineConfig
 from headstart.engine import library
-from headstart.engine.gguf_header import GgufHeader
+from headstart.engine.gguf_header import GgufHeader, check_file
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts, model_params
 from headstart.engine.vocab import LlamaVocab
@@ -156,31 +155,3 @@ def is_wrong_with_amx(path: Path) -> bool:
         return False
     header = GgufHeader(path)
     return any(header.number(f"{header.architecture}.{key}") for key in _STACKED)
-
-
-def check_file(path: Path) -> None:
-    """Reject what libllama would refuse with less helpful words.
-
-    Raises:
-        ModelError: missing, a folder, unreadable, too short or not GGUF.
-    """
-    if not path.exists():
-        raise ModelError(f"model file {path} does not exist")
-    if path.is_dir():
-        ggufs = sorted(p.name for p in path.glob("*.gguf"))
-        raise ModelError(
-            f"{path} is a folder; name a file in it"
-            + (f", for instance {ggufs[0]}" if ggufs else "")
-        )
-    if not os.access(path, os.R_OK):
-        raise ModelError(f"model file {path} is not readable by this user")
-    with path.open("rb") as file:
-        head = file.read(24)
-    if not head:
-        raise ModelError(f"{path} is empty; download it again")
-    if head[:4] != b"GGUF":
-        raise ModelError(
-            f"{path} is not a GGUF file (it does not begin with GGUF); convert the model first"
-        )
-    if len(head) < 24:
-        raise ModelError(f"{path} is cut off after {len(head)} bytes; download it again")

@@ -15,12 +15,13 @@ from headstart.engine.machine import default_threads
 from headstart.types.errors import ConfigError
 
 MOST_WIDTH = 64  # rows that are compared to find widths that agree
+_MOST_SEQUENCES = 255  # of a context of libllama, and one that is spare
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
 # Whose snapshots libllama mixes up after a rollback, when several sequences share a batch; see the
 # fuzz test in tests/real/test_architectures.py.
 _MIXED_SNAPSHOTS = frozenset(("lfm2", "lfm2moe"))
 # libllama makes no cache for these, so they embed texts and generate none
-_ENCODERS = frozenset((
+ENCODERS = frozenset((
     "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert",
     "eurobert", "modern-bert", "gemma-embedding",
 ))  # fmt: skip
@@ -37,11 +38,6 @@ class Facts:
     vocab_size: int
     architecture: str = ""
     num_experts: int = 0
-
-    @property
-    def is_encoder(self) -> bool:
-        """Whether the model only turns texts into vectors."""
-        return self.architecture in _ENCODERS
 
     @classmethod
     def of(cls, handle: Any) -> Facts:
@@ -122,7 +118,7 @@ def context_params(
     Raises:
         ConfigError: settings that contradict each other or the model.
     """
-    if facts.is_encoder and not embeds:
+    if facts.architecture in ENCODERS and not embeds:
         raise ConfigError(
             f"{facts.architecture} models generate no text and cannot draft; start with "
             "--embeddings, or with --rerank if it is a reranker"
@@ -172,6 +168,11 @@ def context_params(
         raise ConfigError(
             f"--parallel is {limits.num_sequences} but libllama computes {facts.architecture} "
             "models wrongly for several requests at once; start with --parallel 1"
+        )
+    if limits.num_sequences > _MOST_SEQUENCES:
+        raise ConfigError(
+            f"all slots and heads together need {limits.num_sequences} sequences and libllama has "
+            f"{_MOST_SEQUENCES}; lower --parallel"
         )
     if params.n_batch < limits.num_sequences:
         raise ConfigError(

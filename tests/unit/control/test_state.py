@@ -189,7 +189,7 @@ def test_a_device_or_pipe_is_neither_read_nor_replaced(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="not a regular file"):
         claim_state(pipe, TARGET)
     with pytest.raises(ConfigError, match="not a regular file"):
-        wanted_types(SpeculationConfig(spec_state=str(pipe)), has_draft_model=False)
+        wanted_types(SpeculationConfig(spec_state=str(pipe)), None)
     assert stat.S_ISFIFO(pipe.stat().st_mode)
 
 

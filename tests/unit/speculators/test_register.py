@@ -12,7 +12,13 @@ import pytest
 from tests.fake_draft_context import LAYERS, FakeDraftContext
 
 from headstart.app.cli.settings import settings_of
-from headstart.app.speculation import capped_options, make_speculator, wanted_types, wants_heads
+from headstart.app.speculation import (
+    ANY,
+    capped_options,
+    make_speculator,
+    wanted_types,
+    wants_heads,
+)
 from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.control.controller import Controller
 from headstart.speculators import SPECULATORS, Speculator, register
@@ -102,24 +108,24 @@ def test_who_knows_one_constructor_knows_the_others(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "spec_type", "has_draft_model", "names"),
+    ("spec", "spec_type", "drafter", "names"),
     [
-        (None, None, False, ("suffix",)),
-        ("auto", None, True, ("suffix", "draft-model")),
-        ("fixed", None, False, ("ngram-simple",)),
-        ("fixed", None, True, ("draft-model",)),
-        ("off", "suffix", False, ()),
-        (None, "none", False, ()),
-        (None, "ngram-mod, suffix,ngram-mod", False, ("ngram-mod", "suffix")),
-        (None, "suffix,draft-simple", True, ("suffix", "draft-model")),
-        (None, "draft-model,draft-simple", True, ("draft-model",)),
+        (None, None, None, ("suffix",)),
+        ("auto", None, "draft-model", ("suffix", "draft-model")),
+        ("fixed", None, None, ("ngram-simple",)),
+        ("fixed", None, "draft-model", ("draft-model",)),
+        ("off", "suffix", None, ()),
+        (None, "none", None, ()),
+        (None, "ngram-mod, suffix,ngram-mod", None, ("ngram-mod", "suffix")),
+        (None, "suffix,draft-simple", "draft-model", ("suffix", "draft-model")),
+        (None, "draft-model,draft-simple", "draft-model", ("draft-model",)),
     ],
 )
 def test_the_defaults_and_what_is_named(
-    spec: str | None, spec_type: str | None, has_draft_model: bool, names: tuple[str, ...]
+    spec: str | None, spec_type: str | None, drafter: str | None, names: tuple[str, ...]
 ) -> None:
     config = SpeculationConfig(spec=spec, spec_type=spec_type)
-    assert wanted_types(config, has_draft_model=has_draft_model) == names
+    assert wanted_types(config, drafter) == names
 
 
 def test_a_speculator_of_another_package_may_use_the_draft_model(
@@ -130,12 +136,12 @@ def test_a_speculator_of_another_package_may_use_the_draft_model(
 
     monkeypatch.setitem(SPECULATORS, "second", Second)
     config = SpeculationConfig(spec_type="second")
-    assert wanted_types(config, has_draft_model=True) == ("second",)
+    assert wanted_types(config, "draft-model") == ("second",)
     with pytest.raises(ConfigError, match="names second but no draft model is given"):
-        wanted_types(config, has_draft_model=False)
+        wanted_types(config, None)
     both = SpeculationConfig(spec_type="suffix,second,draft-model")
     with pytest.raises(ConfigError, match="second and draft-model, but the draft model has one"):
-        wanted_types(both, has_draft_model=True)
+        wanted_types(both, "draft-model")
 
 
 def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
@@ -153,26 +159,32 @@ def test_a_constructor_that_asks_for_what_there_is_not_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("spec_type", "has_draft_model", "says"),
+    ("spec_type", "drafter", "says"),
     [
-        ("nope", False, "'nope'; there are dflash, draft-model, dspark, eagle3"),
-        ("", False, "--spec-type is '' but must name speculators"),
-        (",", False, "must name speculators"),
-        ("suffix,none", False, "'suffix,none' but must name speculators, or none alone"),
-        ("draft-model", False, "add --draft-model FILE"),
-        ("suffix", True, "does not name draft-model"),
-        ("draft-simple", False, "add --draft-model FILE"),
-        ("draft-eagle3", False, "names eagle3 but no draft model is given"),
-        ("dspark,draft-model", True, "dspark and draft-model, but the draft model has one cache"),
-        ("suffix,draft-mtp", False, "names mtp but the model has no multi-token heads"),
-        ("draft-dflash", False, "names dflash but no draft model is given"),
+        ("nope", None, "'nope'; there are dflash, draft-model, dspark, eagle3"),
+        ("", None, "--spec-type is '' but must name speculators"),
+        (",", None, "must name speculators"),
+        ("suffix,none", None, "'suffix,none' but must name speculators, or none alone"),
+        ("draft-model", None, "add --draft-model FILE"),
+        ("suffix", "draft-model", "does not name draft-model"),
+        ("draft-simple", None, "add --draft-model FILE"),
+        ("draft-eagle3", None, "names eagle3 but no draft model is given"),
+        (
+            "dspark,draft-model",
+            "draft-model",
+            "dspark and draft-model, but the draft model has one cache",
+        ),
+        ("suffix,draft-mtp", None, "names mtp but the model has no multi-token heads"),
+        ("draft-dflash", None, "names dflash but no draft model is given"),
+        ("draft-eagle3", "draft-model", "eagle3 but the draft model's file is for draft-model"),
+        ("draft-model", "eagle3", "draft-model but the draft model's file is for eagle3"),
     ],
 )
 def test_a_name_that_cannot_be_used_is_refused(
-    spec_type: str, has_draft_model: bool, says: str
+    spec_type: str, drafter: str | None, says: str
 ) -> None:
     with pytest.raises(ConfigError, match=says):
-        wanted_types(SpeculationConfig(spec_type=spec_type), has_draft_model=has_draft_model)
+        wanted_types(SpeculationConfig(spec_type=spec_type), drafter)
 
 
 def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy() -> None:
@@ -183,12 +195,9 @@ def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy
     with pytest.raises(
         ConfigError, match=r"--spec-ngram-cache-lookup-cache-static.*--spec-type suffix,ngram-cache"
     ):
-        wanted_types(SpeculationConfig(options=options), has_draft_model=False)
+        wanted_types(SpeculationConfig(options=options), None)
     for spec, spec_type in ((None, "ngram-cache"), ("off", None), (None, "none")):
-        wanted_types(
-            SpeculationConfig(spec=spec, spec_type=spec_type, options=options),
-            has_draft_model=False,
-        )
+        wanted_types(SpeculationConfig(spec=spec, spec_type=spec_type, options=options), None)
 
 
 @pytest.mark.parametrize(
@@ -199,9 +208,7 @@ def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(
     name: str, options: dict[str, float]
 ) -> None:
     with pytest.raises(ConfigError, match=name):
-        wanted_types(
-            SpeculationConfig(spec_type=name, options={name: options}), has_draft_model=False
-        )
+        wanted_types(SpeculationConfig(spec_type=name, options={name: options}), None)
 
 
 def test_a_length_set_by_hand_that_is_never_reached_is_told_with_the_remedy() -> None:
@@ -225,29 +232,23 @@ def test_a_state_file_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> 
     ):
         for spec in ("auto", "off"):
             with pytest.raises(ConfigError, match=says):
-                wanted_types(
-                    SpeculationConfig(spec=spec, spec_state=str(path)), has_draft_model=False
-                )
+                wanted_types(SpeculationConfig(spec=spec, spec_state=str(path)), None)
 
 
 def test_a_state_file_of_ours_or_none_is_taken(tmp_path: Path) -> None:
     Controller().save(tmp_path / "state")
     (tmp_path / "touched").touch()
     for name in ("state", "touched", "absent"):
-        wanted_types(SpeculationConfig(spec_state=str(tmp_path / name)), has_draft_model=False)
-    wanted_types(SpeculationConfig(spec_state="none"), has_draft_model=False)
+        wanted_types(SpeculationConfig(spec_state=str(tmp_path / name)), None)
+    wanted_types(SpeculationConfig(spec_state="none"), None)
 
 
 def test_heads_are_used_where_there_are_some_and_nobody_names_others() -> None:
     auto, fixed = SpeculationConfig(), SpeculationConfig(spec="fixed")
-    found = wanted_types(auto, has_draft_model=False, has_heads=True)
-    assert found == ("suffix", "mtp")
-    found = wanted_types(auto, has_draft_model=True, has_heads=True)
-    assert found == ("suffix", "draft-model", "mtp")
-    assert wanted_types(fixed, has_draft_model=False, has_heads=True) == ("mtp",)
+    assert wanted_types(auto, "mtp") == ("suffix", "mtp")
+    assert wanted_types(fixed, "mtp") == ("mtp",)
     named = SpeculationConfig(spec_type="draft-mtp,suffix")
-    assert wanted_types(named, has_draft_model=False, has_heads=True) == ("mtp", "suffix")
-    assert wanted_types(named, has_draft_model=True, has_heads=None) == ("mtp", "suffix")
+    assert wanted_types(named, "mtp") == wanted_types(named, ANY) == ("mtp", "suffix")
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-from headstart.app.loading import load_draft, make_translator
-from headstart.app.speculation import WITH_DRAFT_MODEL, make_speculator
+from headstart.app.loading import drafter_part, make_translator
+from headstart.app.speculation import make_speculator
 from headstart.config import Config, EngineConfig
-from headstart.engine import drafters
+from headstart.engine.context import LlamaEngine
+from headstart.engine.drafters import DRAFT_MODEL, read_drafter
 from headstart.engine.filters import LlamaFilters
-from headstart.engine.fit import Fitted
 from headstart.engine.model import Model
-from headstart.engine.parameters import Limits
 from headstart.extras.distill.acceptance import Replayed, replay
 from headstart.extras.distill.texts import RecordedText
 from headstart.sampling.sampler import Sampler
@@ -64,7 +63,8 @@ class Candidates:
             ConfigError: it reads the target's hidden states, which are not recorded.
             ModelError: it cannot draft for this target.
         """
-        if drafters.reads_states(path):
+        drafter = read_drafter(path)
+        if drafter.reads_states:
             raise ConfigError(
                 f"{path.name} drafts from the target's hidden states, which are not recorded; "
                 "headstart bench measures it"
@@ -74,13 +74,14 @@ class Candidates:
         config = replace(
             self.config, engine=engine, scheduler=replace(self.config.scheduler, parallel=WIDTH)
         )
-        draft = load_draft(config, path, Fitted(engine, Limits(WIDTH, WIDTH, 0)))
+        part = drafter_part(config, drafter, engine)
+        draft = LlamaEngine(Model(path, part.config), part.config, part.limits)
         parts = self._parts() | {
             "engine": lambda: draft,
             "translator": lambda: make_translator(config, self.target, draft.model),
         }
         options = self.config.speculation.options
-        speculator = make_speculator(WITH_DRAFT_MODEL, options, parts)
+        speculator = make_speculator(DRAFT_MODEL, options, parts)
         replayed = replay(speculator, texts, self.sampler, WIDTH)
         prices = speculator.time_decodes(time.perf_counter)
         assert prices is not None
