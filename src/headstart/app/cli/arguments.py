@@ -10,13 +10,39 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from headstart.app.cli import llama_server
-from headstart.app.cli.llama_server import OFF, ON, flags
+from headstart.app.cli.llama_server import OFF, ON
 from headstart.app.cli.resolve import Given
 from headstart.app.cli.settings import Setting, closest
+from headstart.config import read_switch
 from headstart.types.errors import ConfigError
 
 HELP = ("-h", "--help", "--usage", "--help-all")
 SWITCHES = (*HELP, "--print-config")
+
+
+class Names:
+    """Whose each spelling and each variable is, for the settings of a command: a flag of
+    llama-server that a setting takes is the setting's.
+    """
+
+    def __init__(self, settings: Iterable[Setting]) -> None:
+        self.owners: dict[str, Setting | llama_server.Flag] = {}
+        for owner in (*settings, *llama_server.flags()):
+            for name in (*owner.spellings, *owner.variables):
+                self.owners.setdefault(name, owner)
+
+    def texts(self, name: str, text: str, origin: str) -> dict[str, str]:
+        """By setting, what NAME = TEXT stands for, in a preset or the environment.
+
+        Raises:
+            ConfigError: it is refused.
+        """
+        owner = self.owners[name]
+        if name.startswith(llama_server.NEGATIVE):
+            text = OFF
+        elif name in owner.negatives:
+            text = OFF if not text or read_switch(text, origin) else ON
+        return {owner.name: text} if isinstance(owner, Setting) else owner.apply_text(text, origin)
 
 
 class Arguments:
@@ -33,7 +59,7 @@ class Arguments:
         self.help_word: str | None = None  # after a flag that asks for help
         self.file: str | None = None
         self._command, self._argv, self._next = command, argv, 0
-        self._by_name = {name: one for one in settings for name in one.spellings}
+        self._owners = Names(settings).owners
         self._names = {one.name for one in settings}
         while self._next < len(argv):
             argument = argv[self._next]
@@ -56,8 +82,7 @@ class Arguments:
         return name, value if has_value else None
 
     def _is_known(self, name: str) -> bool:
-        own = (*SWITCHES, "--config")
-        return name in own or name in self._by_name or name in llama_server.by_name()
+        return name in (*SWITCHES, "--config") or name in self._owners
 
     def _read_flag(self, name: str, value: str | None) -> None:
         if name in SWITCHES:
@@ -67,15 +92,15 @@ class Arguments:
                 self._next = len(self._argv)
         elif name == "--config":
             self.file = self._value(name, value)
-        elif setting := self._by_name.get(name):
-            self.given[setting.name] = self._read_setting(setting, name, value)
-        elif flag := llama_server.by_name().get(name):
-            self._read_other(flag, name, value)
-        else:
-            near = closest(name, [*self._by_name, *llama_server.by_name()])
+        elif (owner := self._owners.get(name)) is None:
+            near = closest(name, [one for one in self._owners if one.startswith("-")])
             raise ConfigError(
                 f"there is no flag {name}{near} (all flags: headstart {self._command} --help-all)"
             )
+        elif isinstance(owner, Setting):
+            self.given[owner.name] = self._read_setting(owner, name, value)
+        else:
+            self._read_other(owner, name, value)
 
     def _read_setting(self, setting: Setting, name: str, value: str | None) -> str | bool:
         option = setting.option
@@ -142,24 +167,13 @@ def from_environment(
         ConfigError: a variable of llama-server that is refused.
     """
     found: dict[str, Given] = {}
-
-    def note(setting: str, name: str, text: str) -> None:
-        found.setdefault(setting, Given(text, f"environment {name}", name))
-
-    for one in settings:
-        if text := environment.get(one.environment_name):
-            note(one.name, one.environment_name, text)
-        for flag in one.theirs:
-            if variable := flag.variable_in(environment):
-                note(one.name, *variable)
+    names = Names(settings)
     serves = any(setting.part == "server" for setting in settings)
-    taken = {flag for setting in settings for flag in setting.theirs}
-    for flag in flags():
-        variable = None if flag in taken else flag.variable_in(environment)
-        if variable and serves and variable[0].startswith("LLAMA_"):
-            name, value = variable
-            for setting, text in flag.apply_text(value, f"{name}={value}").items():
-                note(setting, name, text)
+    for name, owner in names.owners.items():
+        text = environment.get(name)
+        if text and (isinstance(owner, Setting) or (serves and name.startswith("LLAMA_"))):
+            for setting, given in names.texts(name, text, f"{name}={text}").items():
+                found.setdefault(setting, Given(given, f"environment {name}", name))
     return found
 
 
@@ -171,46 +185,41 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
     Raises:
         ConfigError: a name of ours that does not exist.
     """
-    names = sorted(name for name, value in environment.items() if value)
-    _refuse_unknown([name for name in names if name.startswith(PREFIX)], settings)
-    if not settings:
-        return None
-    known = {name for flag in flags() for name in (flag.environment, flag.negative_environment)}
-    unread = [name for name in names if name.startswith(LLAMA_SERVERS) and name not in known]
-    if not unread:
+    # no settings: two are for any command, the others for a router's children, examples and tests
+    known = {PREFIX + name for name in ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")}
+    known |= Names(settings).owners.keys()
+    unread = sorted({name for name, value in environment.items() if value} - known)
+    if any(name.startswith(PREFIX) for name in unread):
+        every = Names([*_all_commands(), *settings])
+        known |= every.owners.keys()
+        for name in [name for name in unread if name.startswith(PREFIX) and name not in known]:
+            _refuse(name, every, known)
+    unread = [name for name in unread if name.startswith(LLAMA_SERVERS)]
+    if not unread or not settings:
         return None
     hint = _closest(unread[0], known, LLAMA_SERVERS) if len(unread) == 1 else ""
     return f"not read: {', '.join(unread)}; llama-server has no such variable{hint}"
+
+
+def _refuse(name: str, names: Names, known: Iterable[str]) -> None:
+    """Raise for a name with our prefix that no command reads, unless it is another program's."""
+    end = name.removeprefix(PREFIX)
+    if OF_KUBERNETES.fullmatch(end):
+        return
+    flags = [dashes + end.lower().replace("_", "-") for dashes in ("--", "-")]
+    meant = next((names.owners[flag] for flag in flags if flag in names.owners), None)
+    hint = _closest(name, known, PREFIX)
+    if isinstance(meant, Setting):
+        hint = f"; did you mean {meant.environment_name}?"
+    raise ConfigError(
+        f"{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
+    )
 
 
 def _closest(name: str, known: Iterable[str], prefix: str) -> str:
     """As `closest`, without the common prefix, which would make any two names alike."""
     ends = [one.removeprefix(prefix) for one in known if one.startswith(prefix)]
     return closest(name.removeprefix(prefix), ends, prefix)
-
-
-def _refuse_unknown(names: Sequence[str], settings: Sequence[Setting]) -> None:
-    """Raise for the first name with our prefix that no command reads."""
-    known = {setting.environment_name for setting in settings}
-    # no settings: two are for any command, the others for a router's children, examples and tests
-    known |= {PREFIX + name for name in ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")}
-    if known.issuperset(names):
-        return
-    every = [*settings, *_all_commands()]
-    known |= {setting.environment_name for setting in every}
-    spellings = {
-        PREFIX + alias.lstrip("-").replace("-", "_").upper(): setting.environment_name
-        for setting in every
-        for alias in setting.aliases
-    }
-    for name in names:
-        if name in known or OF_KUBERNETES.fullmatch(name.removeprefix(PREFIX)):
-            continue
-        right = spellings.get(name)
-        hint = f"; did you mean {right}?" if right else _closest(name, known, PREFIX)
-        raise ConfigError(
-            f"{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
-        )
 
 
 def _all_commands() -> list[Setting]:

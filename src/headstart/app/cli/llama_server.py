@@ -17,6 +17,7 @@ from headstart.config import read_switch
 from headstart.types.errors import ConfigError
 
 ON, OFF = "on", "off"  # the values of a flag without a value
+NEGATIVE = "LLAMA_ARG_NO_"  # begins a variable that switches a flag off, whatever its value
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +47,14 @@ class Flag:
     verdicts: tuple[Verdict, ...] = ()  # none: a setting works the same
 
     @property
-    def negative_environment(self) -> str:
-        """The variable that switches the flag off, whatever its value."""
-        return self.environment.replace("LLAMA_ARG_", "LLAMA_ARG_NO_") if self.negatives else ""
+    def spellings(self) -> tuple[str, ...]:
+        return (*self.names, *self.negatives)
 
-    def variable_in(self, environment: Mapping[str, str]) -> tuple[str, str] | None:
-        """Name and value of the variable that sets it; an empty one counts as absent."""
-        if environment.get(self.negative_environment):
-            return self.negative_environment, OFF
-        text = environment.get(self.environment)
-        return (self.environment, text) if text else None
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Names in the environment, before the flag's own that which switches it off."""
+        negative = self.environment.replace("LLAMA_ARG_", NEGATIVE) if self.negatives else ""
+        return tuple(dict.fromkeys(filter(None, (negative, self.environment))))
 
     def judge(self, value: str) -> Verdict:
         """The verdict on a value; the one for any value comes last."""
@@ -101,7 +100,7 @@ def flags() -> tuple[Flag, ...]:
 @cache
 def by_name() -> Mapping[str, Flag]:
     """Spelling -> flag."""
-    return {name: flag for flag in flags() for name in (*flag.names, *flag.negatives)}
+    return {name: flag for flag in flags() for name in flag.spellings}
 
 
 def flags_named(*names: str) -> tuple[Flag, ...]:

@@ -159,9 +159,7 @@ def _without_reserved(
     reserved = {"HEADSTART_CONFIG"}  # what it sets is among the arguments
     for setting in settings:
         if setting.option.for_router:
-            reserved.add(setting.environment_name)
-            for flag in setting.theirs:
-                reserved |= {flag.environment, flag.negative_environment}
+            reserved.update(setting.variables)
     return {name: value for name, value in environment.items() if name not in reserved}
 
 

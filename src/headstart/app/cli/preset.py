@@ -12,9 +12,8 @@ import configparser
 from collections.abc import Sequence
 from pathlib import Path
 
-from headstart.app.cli import llama_server
+from headstart.app.cli.arguments import Names
 from headstart.app.cli.settings import Setting, closest
-from headstart.config import read_switch
 from headstart.types.errors import ConfigError
 
 EVERY_MODEL = "*"
@@ -47,11 +46,17 @@ def read_sections(file: Path, settings: Sequence[Setting]) -> dict[str, dict[str
         ConfigError: an unreadable file, or a flag that is unknown or refused.
     """
     found: dict[str, dict[str, str]] = {}
-    for name, keys in _sections(file).items():
-        found[name] = {key: value for key, value in keys.items() if key in ROUTER_KEYS}
-        for key, value in keys.items():
-            if key not in (*ROUTER_KEYS, "version"):
-                found[name] |= _setting(file, key, value, settings)
+    names = Names(settings)
+    for section, keys in _sections(file).items():
+        found[section] = {key: value for key, value in keys.items() if key in ROUTER_KEYS}
+        for key, text in keys.items():
+            if key in (*ROUTER_KEYS, "version"):
+                continue
+            name = next((one for one in (f"--{key}", f"-{key}", key) if one in names.owners), None)
+            if name is None:
+                near = closest(key, [one.lstrip("-") for one in names.owners])
+                raise ConfigError(f"{file} sets {key!r}, which is no flag{near}")
+            found[section] |= names.texts(name, text, f"{key} = {text} in {file}")
     return found
 
 
@@ -71,24 +76,3 @@ def _sections(file: Path) -> dict[str, dict[str, str]]:
         reason = " ".join(str(error).split())
         raise ConfigError(f"the preset {file} is not valid: {reason}") from None
     return {name: dict(parser[name]) for name in parser.sections()}
-
-
-def _setting(file: Path, key: str, value: str, settings: Sequence[Setting]) -> dict[str, str]:
-    origin = f"{key} = {value} in {file}"
-    names = {f"--{key}", f"-{key}"}
-    for setting in settings:
-        if names.intersection(setting.negatives):
-            is_off = setting.read(value, f"{key} in {file}")
-            return {setting.name: llama_server.OFF if is_off else llama_server.ON}
-        if names.intersection(setting.spellings) or key in (
-            flag.environment for flag in setting.theirs
-        ):
-            return {setting.name: value}
-    for flag in llama_server.flags():
-        if names.intersection(flag.negatives):
-            is_off = not value or read_switch(value, f"{key} in {file}")
-            return flag.apply_text(llama_server.OFF if is_off else llama_server.ON, origin)
-        if names.intersection(flag.names) or flag.environment == key:
-            return flag.apply_text(value, origin)
-    near = closest(key, [name.lstrip("-") for name in llama_server.by_name()])
-    raise ConfigError(f"{file} sets {key!r}, which is no flag{near}")

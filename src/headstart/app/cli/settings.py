@@ -63,6 +63,11 @@ class Setting:
         return "HEADSTART_" + self.name.upper()
 
     @property
+    def variables(self) -> tuple[str, ...]:
+        """Names in the environment; of several that are set the first counts."""
+        return (self.environment_name, *(name for flag in self.theirs for name in flag.variables))
+
+    @property
     def short_flag(self) -> str | None:
         """The first single-dash spelling."""
         return next((alias for alias in self.aliases if not alias.startswith("--")), None)
