@@ -1,61 +1,29 @@
 """Everything that can be set, once: names, defaults, flags and help."""
 
-from headstart.config.chat import ChatConfig, SamplingConfig
-from headstart.config.engine import (
-    CACHE_TYPES,
-    LEAST_CONTEXT,
-    POOLINGS,
-    DraftEngineConfig,
-    EmbeddingConfig,
-    EngineConfig,
-    ImageConfig,
-    rpc_endpoints,
-)
-from headstart.config.fields import (
-    Option,
-    check_ranges,
-    flag_of,
-    option,
-    option_of,
-    read_switch,
-)
-from headstart.config.logs import LogConfig
-from headstart.config.server import RecordingConfig, RouterConfig, ServerConfig, ToolsConfig
-from headstart.config.settings import (
-    SPECULATOR_ALIASES,
-    Config,
-    ModelConfig,
-    SchedulerConfig,
-    SpeculationConfig,
-    read_weights,
-)
-
-__all__ = [
-    "CACHE_TYPES",
-    "LEAST_CONTEXT",
-    "POOLINGS",
-    "SPECULATOR_ALIASES",
-    "ChatConfig",
-    "Config",
-    "DraftEngineConfig",
-    "EmbeddingConfig",
-    "EngineConfig",
-    "ImageConfig",
-    "LogConfig",
-    "ModelConfig",
-    "Option",
-    "RecordingConfig",
-    "RouterConfig",
-    "SamplingConfig",
-    "SchedulerConfig",
-    "ServerConfig",
-    "SpeculationConfig",
-    "ToolsConfig",
-    "check_ranges",
-    "flag_of",
-    "option",
-    "option_of",
-    "read_switch",
-    "read_weights",
-    "rpc_endpoints",
-]
+from headstart.config.chat import ChatConfig as ChatConfig
+from headstart.config.chat import SamplingConfig as SamplingConfig
+from headstart.config.engine import CACHE_TYPES as CACHE_TYPES
+from headstart.config.engine import LEAST_CONTEXT as LEAST_CONTEXT
+from headstart.config.engine import POOLINGS as POOLINGS
+from headstart.config.engine import DraftEngineConfig as DraftEngineConfig
+from headstart.config.engine import EmbeddingConfig as EmbeddingConfig
+from headstart.config.engine import EngineConfig as EngineConfig
+from headstart.config.engine import ImageConfig as ImageConfig
+from headstart.config.engine import rpc_endpoints as rpc_endpoints
+from headstart.config.fields import Option as Option
+from headstart.config.fields import check_ranges as check_ranges
+from headstart.config.fields import flag_of as flag_of
+from headstart.config.fields import option as option
+from headstart.config.fields import option_of as option_of
+from headstart.config.fields import read_switch as read_switch
+from headstart.config.logs import LogConfig as LogConfig
+from headstart.config.server import RecordingConfig as RecordingConfig
+from headstart.config.server import RouterConfig as RouterConfig
+from headstart.config.server import ServerConfig as ServerConfig
+from headstart.config.server import ToolsConfig as ToolsConfig
+from headstart.config.settings import SPECULATOR_ALIASES as SPECULATOR_ALIASES
+from headstart.config.settings import Config as Config
+from headstart.config.settings import ModelConfig as ModelConfig
+from headstart.config.settings import SchedulerConfig as SchedulerConfig
+from headstart.config.settings import SpeculationConfig as SpeculationConfig
+from headstart.config.settings import read_weights as read_weights

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.config.fields import option
+from headstart.config.fields import check_ranges, flag_of, option
 from headstart.types.errors import ConfigError
 
 REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
@@ -37,7 +37,7 @@ class ChatConfig:
         choices=REASONING_FORMATS,
     )
     reasoning_budget: int = option(
-        -1, "tokens after which reasoning is ended: -1 for no limit, 0 for no reasoning"
+        -1, "tokens after which reasoning is ended: -1 for no limit, 0 for no reasoning", least=-1
     )
     reasoning_budget_message: str = option(
         "", "text inserted before the end of reasoning that exceeds the budget"
@@ -50,12 +50,8 @@ class ChatConfig:
     )
 
     def __post_init__(self) -> None:
+        check_ranges(self)
         _ = self.template_arguments  # raises
-        if self.reasoning_budget < -1:
-            raise ConfigError(
-                f"--reasoning-budget is {self.reasoning_budget} but must be a number of tokens, 0 "
-                "for no reasoning, or -1 for no limit"
-            )
 
     @property
     def template_arguments(self) -> dict[str, Any]:
@@ -87,7 +83,7 @@ class ChatConfig:
 class SamplingConfig:
     """Defaults of requests; ranges are checked as those of a request."""
 
-    predict: int = option(-1, "maximum tokens of an answer; -1 for no limit")
+    predict: int = option(-1, "maximum tokens of an answer; -1 for no limit", least=-2)
     seed: int = option(-1, "seed of the random numbers; -1 picks a new one for each request")
     # by field of `SamplingParams`, which declares their flags
     numbers: Mapping[str, float] = field(default_factory=dict)
@@ -127,12 +123,9 @@ class SamplingConfig:
     )
 
     def __post_init__(self) -> None:
-        if self.predict < -2:
-            raise ConfigError(
-                f"--predict is {self.predict} but must be 0 or more, or -1 for no limit"
-            )
+        check_ranges(self)
         forms = ("grammar", "grammar_file", "json_schema", "json_schema_file")
-        given = [f"--{name.replace('_', '-')}" for name in forms if getattr(self, name) is not None]
+        given = [flag_of(name) for name in forms if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} both say what form answers have; use one")
         if self.samplers is not None and self.sampler_seq is not None:

@@ -68,7 +68,12 @@ class SchedulerConfig:
     """Limits of one worker."""
 
     parallel: int = option(
-        4, "slots: requests generated at the same time", "--num-slots", least=1, words={"-1": None}
+        4,
+        "slots: requests generated at the same time",
+        "--num-slots",
+        least=1,
+        most=250,  # libllama holds 256 sequences
+        words={"-1": None},
     )
     max_queue: int = option(256, "requests that may wait before new ones get 503", least=0)
     prefill_chunk: int = option(
@@ -158,10 +163,6 @@ class SchedulerConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.parallel > 250:
-            raise ConfigError(
-                f"--parallel is {self.parallel} but libllama holds at most 250 sequences here"
-            )
         read_weights(self.tenant_weights)
 
 

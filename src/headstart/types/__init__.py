@@ -9,46 +9,21 @@ frozen dataclasses all the same: to make a frozen one takes a microsecond, seven
 
 from __future__ import annotations
 
-from headstart.types.drafts import (
-    LAST_STATE,
-    NO_DRAFT,
-    Choose,
-    DecodedStates,
-    Draft,
-    DraftLegality,
-    DraftMode,
-    DraftRequest,
-    TokenChoice,
-)
-from headstart.types.engine import (
-    Batch,
-    CacheKind,
-    ContextFullError,
-    Engine,
-    Filters,
-    FimTokens,
-    Logits,
-    ModelInfo,
-    Vocab,
-)
-
-__all__ = [
-    "LAST_STATE",
-    "NO_DRAFT",
-    "Batch",
-    "CacheKind",
-    "Choose",
-    "ContextFullError",
-    "DecodedStates",
-    "Draft",
-    "DraftLegality",
-    "DraftMode",
-    "DraftRequest",
-    "Engine",
-    "Filters",
-    "FimTokens",
-    "Logits",
-    "ModelInfo",
-    "TokenChoice",
-    "Vocab",
-]
+from headstart.types.drafts import LAST_STATE as LAST_STATE
+from headstart.types.drafts import NO_DRAFT as NO_DRAFT
+from headstart.types.drafts import Choose as Choose
+from headstart.types.drafts import DecodedStates as DecodedStates
+from headstart.types.drafts import Draft as Draft
+from headstart.types.drafts import DraftLegality as DraftLegality
+from headstart.types.drafts import DraftMode as DraftMode
+from headstart.types.drafts import DraftRequest as DraftRequest
+from headstart.types.drafts import TokenChoice as TokenChoice
+from headstart.types.engine import Batch as Batch
+from headstart.types.engine import CacheKind as CacheKind
+from headstart.types.engine import ContextFullError as ContextFullError
+from headstart.types.engine import Engine as Engine
+from headstart.types.engine import Filters as Filters
+from headstart.types.engine import FimTokens as FimTokens
+from headstart.types.engine import Logits as Logits
+from headstart.types.engine import ModelInfo as ModelInfo
+from headstart.types.engine import Vocab as Vocab

@@ -73,6 +73,3 @@ class DraftContext(Engine, Protocol):
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         """States to read beside tokens, shape (rows, state_width), of the target's."""
-
-
-__all__ = ["MERGED_ROWS", "Blocks", "DraftContext", "StateBatch"]
