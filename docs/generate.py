@@ -15,7 +15,7 @@ from itertools import groupby
 from pathlib import Path
 
 from headstart.app.cli import devices, generate, llama_server, router, verify
-from headstart.app.cli.settings import Setting, all_settings, part_title
+from headstart.app.cli.settings import Setting, all_settings
 from headstart.extras.bench import command as bench
 from headstart.extras.bench import tune
 from headstart.extras.bench.comparison import Score, best_other
@@ -83,7 +83,7 @@ def flags_page() -> str:
         "refused. llama-server's flags and variables are in "
         "[from-llama-server.md](from-llama-server.md).",
     ]
-    titles = groupby(all_settings(), lambda one: part_title(one.part.partition(" ")[0]))
+    titles = groupby(all_settings(), lambda one: one.title)
     for title, members in titles:
         lines += ["", f"## {title}", "", *_flag_table(members)]
     for module in (generate, verify, bench, tune, distill, router, cluster, devices, worker, build):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headstart.app.cli.arguments import HELP, Arguments, check_environment, from_environment
 from headstart.app.cli.resolve import Given, Resolved, from_file, resolve
-from headstart.app.cli.settings import Setting, all_settings, part_title, settings_of
+from headstart.app.cli.settings import Setting, all_settings, settings_of
 from headstart.config import flag_of
 from headstart.types.errors import ConfigError
 
@@ -136,8 +136,8 @@ def help_page(usage: str, about: str, settings: Sequence[Setting], num_hidden: i
     if num_hidden:
         lines += ["", "Flags that people use most", *_entries(settings, width)]
     else:
-        for part, members in groupby(settings, lambda setting: setting.part):
-            lines += ["", part_title(part) if part else command.capitalize()]
+        for title, members in groupby(settings, lambda setting: setting.title):
+            lines += ["", title or command.capitalize()]
             lines += _entries(members, width)
     lines += ["", "General"]
     config = "TOML file with settings, named as the flags (also HEADSTART_CONFIG)"

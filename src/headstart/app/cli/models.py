@@ -15,7 +15,7 @@ from headstart.app.cli import llama_server
 from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.preset import EVERY_MODEL, read_sections
 from headstart.app.cli.resolve import Resolved
-from headstart.app.cli.settings import SPECULATOR_PART, Setting, Value
+from headstart.app.cli.settings import Setting, Value
 from headstart.app.hub import Hub
 from headstart.config.fields import listed, read_switch
 from headstart.gateway.router.presets import (
@@ -126,7 +126,7 @@ def _make(
         source=source,
         arguments=tuple(arguments.values()),
         engine_arguments=tuple(
-            argument for key, argument in arguments.items() if _is_engines(settings[key].part)
+            argument for key, argument in arguments.items() if settings[key].part in ENGINE_PARTS
         ),
         environment={**environment, **{settings[k].environment_name: texts[k] for k in hidden}},
         aliases=tuple(one for one in listed(given.get("alias")) if one != name),
@@ -138,11 +138,6 @@ def _make(
         stop_seconds=_seconds(given, "stop-timeout", name) or DEFAULT_STOP_SECONDS,
         idle_seconds=_seconds(given, "ttl", name),
     )
-
-
-def _is_engines(part: str) -> bool:
-    """Whether the setting is passed to `headstart devices`, which estimates memory."""
-    return part in ENGINE_PARTS or part.startswith(SPECULATOR_PART)
 
 
 def _argument(setting: Setting, text: str) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
-from headstart.app.cli.settings import SPECULATOR_PART, Setting, Value, all_settings, closest
+from headstart.app.cli.settings import Setting, Value, all_settings, closest
 from headstart.config import Config
 from headstart.types.errors import ConfigError
 
@@ -40,19 +40,14 @@ class Resolved:
             ConfigError: values that cannot work together.
         """
         hints = get_type_hints(Config)
-        chosen: dict[str, dict[str, Any]] = {field.name: {} for field in fields(Config)}
-        options: dict[str, dict[str, Value]] = {}
+        chosen: dict[str, Any] = {}
         for setting in self.settings:
-            value = self.values[setting.name]
-            if setting.group:
-                if value is not None:
-                    chosen[setting.part].setdefault(setting.group, {})[setting.field] = value
-            elif setting.part in chosen:
-                chosen[setting.part][setting.field] = value
-            elif setting.part and self.origins[setting.name] != "default":
-                speculator = setting.part.removeprefix(SPECULATOR_PART)
-                options.setdefault(speculator, {})[setting.field] = value
-        chosen["speculation"]["options"] = options
+            if len(setting.path) == 2 or (setting.path and self.origins[setting.name] != "default"):
+                *place, field = setting.path
+                values = chosen
+                for key in place:
+                    values = values.setdefault(key, {})
+                values[field] = self.values[setting.name]
         return Config(**{part: hints[part](**values) for part, values in chosen.items()})
 
     def own(self, make: Callable[..., T]) -> T:

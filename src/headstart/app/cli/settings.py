@@ -20,22 +20,34 @@ from headstart.types.sampling_params import NUMBERS
 Value = str | int | float | bool | None
 Kind = type[str] | type[int] | type[float] | type[bool]
 
-# Options of speculators: `Config.speculation.options[speculator][field]`.
-SPECULATOR_PART = "speculator "
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
     """One thing that can be set by flag, environment variable or config file."""
 
-    part: str  # the field of `Config` it belongs to, "" for a command's own
-    field: str  # of its dataclass
-    group: str = ""  # field of the part that holds it, by `field`
+    # where `Config` has it: field of a part, and key of what is there; empty: a command's own
+    path: tuple[str, ...]
     name: str  # the field's with a prefix, for options of speculators
     kind: Kind
     default: Value
     option: Option
     theirs: tuple[llama_server.Flag, ...]  # llama-server's flags of the same meaning
+
+    @property
+    def part(self) -> str:
+        """The field of `Config` that it belongs to; "" of a command's own."""
+        return self.path[0] if self.path else ""
+
+    @property
+    def title(self) -> str:
+        """Of its part, in help and docs."""
+        if len(self.path) == 4:
+            return "Speculators"
+        return {
+            "draft_engine": "Engine of the draft model (default: as for the target)",
+            "recording": "Recorded texts (docs/distill.md)",
+            "tools": "Tools that the server runs for clients (docs/security.md)",
+        }.get(self.part, self.part.capitalize())
 
     @property
     def flag(self) -> str:
@@ -122,9 +134,11 @@ class Setting:
         return value
 
 
-def settings_of(config_class: type, part: str = "", prefix: str = "") -> Iterator[Setting]:
+def settings_of(
+    config_class: type, place: tuple[str, ...] = (), prefix: str = ""
+) -> Iterator[Setting]:
     """The settings that a config dataclass declares, in order; fields without a plain default are
-    none.
+    none. `place`: where `Config` has it; without one it is a command's own.
     """
     hints = typing.get_type_hints(config_class)
     for field in fields(config_class):
@@ -132,8 +146,7 @@ def settings_of(config_class: type, part: str = "", prefix: str = "") -> Iterato
             continue
         name, option = prefix + field.name, option_of(field)
         yield Setting(
-            part=part,
-            field=field.name,
+            path=(*place, field.name) if place else (),
             name=name,
             kind=_plain_type(hints[field.name], name),
             default=field.default,
@@ -148,7 +161,7 @@ def all_settings(parts: Sequence[str] | None = None) -> list[Setting]:
     names = [field.name for field in fields(Config)] if parts is None else parts
     settings: list[Setting] = []
     for name in names:
-        settings += settings_of(hints[name], name)
+        settings += settings_of(hints[name], (name,))
         if name == "sampling":
             settings += _sampling_settings()
     return [*settings, *_speculator_settings()] if "speculation" in names else settings
@@ -161,9 +174,7 @@ def _sampling_settings() -> Iterator[Setting]:
         if facts["help"]:
             name = facts["flag"] or parameter.name
             yield Setting(
-                part="sampling",
-                group="numbers",
-                field=parameter.name,
+                path=("sampling", "numbers", parameter.name),
                 name=name,
                 kind=int if parameter.type == "int" else float,
                 default=None,
@@ -179,7 +190,7 @@ def _speculator_settings() -> Iterator[Setting]:
     for name, speculator in SPECULATORS.items():
         if speculator.Options is not None:
             prefix = f"spec_{name.replace('-', '_')}_"
-            yield from settings_of(speculator.Options, SPECULATOR_PART + name, prefix)
+            yield from settings_of(speculator.Options, ("speculation", "options", name), prefix)
 
 
 def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
@@ -193,16 +204,6 @@ def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
         matches = [name for name in names if name.startswith(f"{word}-")]
     matches.sort(key=lambda match: sorted(match) != sorted(word))  # letters in another order
     return f"; did you mean {prefix}{matches[0]}?" if matches else ""
-
-
-def part_title(part: str) -> str:
-    """Heading of a part in help and docs."""
-    return {
-        "draft_engine": "Engine of the draft model (default: as for the target)",
-        "speculator": "Speculators",
-        "recording": "Recorded texts (docs/distill.md)",
-        "tools": "Tools that the server runs for clients (docs/security.md)",
-    }.get(part, part.capitalize())
 
 
 def _is_finite(value: object) -> bool:
