@@ -40,7 +40,7 @@ def check_same(one: LlamaVocab, monkeypatch) -> int:
                 whole = one._tokenize(raw, add_special, parse_special)
                 parts = one.tokenize(raw, add_special=add_special, parse_special=parse_special)
                 assert parts == whole
-        num_parts += len(list(one._markers().parts(raw, parse_special=True)))
+        num_parts += len(list(one._markers.parts(raw, parse_special=True)))
     return num_parts
 
 
@@ -58,7 +58,7 @@ def test_parts_give_the_tokens_of_the_whole_for_known_vocabularies(name, monkeyp
 def test_forty_thousand_messages_take_a_linear_time_and_can_be_stopped():
     one = load(demo.path(demo.TARGET))
     marker = next(
-        text for text in one._markers()._all if one._tokenize(text, False, True) and b"<" in text
+        text for text in one._markers._all if one._tokenize(text, False, True) and b"<" in text
     )
     raw = (marker + b"a") * 80_000
     started = time.process_time()

@@ -125,8 +125,8 @@ def _apply_vectors(model: Any, context: Any, files: list[tuple[Path, float]]) ->
     values = np.zeros((num_layers - 1, width), np.float32)
     for path, scale in files:
         header = GgufHeader(path)
-        found = [(row, header.floats(f"direction.{layer}")) for layer, row in enumerate(values, 1)]
-        directions = [(row, vector) for row, vector in found if vector is not None]
+        found = [header.values(f"direction.{layer}", np.float32) for layer in range(1, num_layers)]
+        directions = [(row, one) for row, one in zip(values, found, strict=True) if one is not None]
         is_longer = header.shape(f"direction.{num_layers}") or header.shape("direction.0")
         if not directions or is_longer or any(vector.size != width for _, vector in directions):
             raise ModelError(

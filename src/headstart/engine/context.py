@@ -127,16 +127,11 @@ class LlamaEngine(Sequences):
         return self._asynchrony.is_proven
 
     def decode(self, batch: Batch) -> Logits:
-        """Launch and wait."""
         self.launch(batch)
         return self.wait()
 
     def launch(self, batch: Batch) -> None:
-        """Hand all rows to the device.
-
-        The batch must stay as it is until `wait` has returned. Where it takes several decodes, all
-        but the last one have finished when this returns.
-        """
+        """Where a batch takes several decodes, all but the last have finished when this returns."""
         if batch.num_rows > self.max_batch_tokens or batch.num_outputs > self.max_outputs:
             raise EngineError(
                 f"a batch of {batch.num_rows} rows with {batch.num_outputs} outputs exceeds the "
@@ -165,10 +160,6 @@ class LlamaEngine(Sequences):
             self._note(batch, runs)
 
     def wait(self) -> Logits:
-        """Wait for the rows that were launched; logits of the output rows.
-
-        Mostly a view into libllama's memory, valid until the next launch.
-        """
         if self._grouped is not None:
             self._collect(self._grouped)
             self._states = self._grouped.states

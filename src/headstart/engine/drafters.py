@@ -13,6 +13,8 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from headstart.engine import hidden_states
 from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.parameters import Facts
@@ -268,7 +270,7 @@ def _why_not_shared(draft: GgufHeader, target: GgufHeader) -> str | None:
         return f"it has embeddings of {embeddings[-1]} tokens and its vocabulary {num_tokens}"
     if not draft.shape("d2t"):
         return None
-    ids = draft.integers("d2t")
+    ids = draft.values("d2t", np.int64)
     if ids is None:
         return "its map of tokens (d2t) is cut off or not of 64-bit numbers"
     if len(ids) and not (ids.min() >= 0 and ids.max() < num_tokens):

@@ -156,12 +156,8 @@ class LlamaFilters:
             api.llama_sampler_accept(sampler, token)
 
     def __del__(self) -> None:
-        chains = {
-            id(c): c
-            for c in (getattr(self, "_chain", None), getattr(self, "_chain_xtc", None))
-            if c
-        }
-        for chain in chains.values():
+        chains = {getattr(self, "_chain", None), getattr(self, "_chain_xtc", None)}
+        for chain in chains - {None}:
             api.llama_sampler_free(chain)
 
 

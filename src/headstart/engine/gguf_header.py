@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,8 @@ from headstart.engine.library import api
 from headstart.types.errors import ModelError
 
 _STRING, _ARRAY = 8, 9
-_F32, _I64 = 0, 27  # of ggml's types
+_TENSOR_TYPES: dict[type, int] = {np.float32: 0, np.int64: 27}  # ggml's numbers
+T = TypeVar("T", np.float32, np.int64)
 # of GGUF's types, those that stand for a whole number or a truth value
 _NUMBERS: dict[int, Any] = {
     0: ctypes.c_uint8,
@@ -126,19 +127,12 @@ class GgufHeader:
             dimensions.pop()
         return tuple(dimensions)
 
-    def integers(self, tensor: str) -> NDArray[np.int64] | None:
-        """A tensor of 64-bit numbers; None if it is absent, of another type or cut off."""
-        data = self._data(tensor, _I64)
-        return None if data is None else np.frombuffer(data, np.int64)
-
-    def floats(self, tensor: str) -> NDArray[np.float32] | None:
-        """A tensor of 32-bit floats, flat; None if it is absent, of another type or cut off."""
-        data = self._data(tensor, _F32)
-        return None if data is None else np.frombuffer(data, np.float32)
-
-    def _data(self, tensor: str, kind: int) -> bytes | None:
+    def values(self, tensor: str, kind: type[T]) -> NDArray[T] | None:
+        """A tensor of 64-bit integers or 32-bit floats, flat; None if it is absent, of another type
+        or cut off.
+        """
         index = self._tensor(tensor)
-        if index < 0 or api.gguf_get_tensor_type(self._file, index) != kind:
+        if index < 0 or api.gguf_get_tensor_type(self._file, index) != _TENSOR_TYPES[kind]:
             return None
         start = api.gguf_get_data_offset(self._file)
         start += api.gguf_get_tensor_offset(self._file, index)
@@ -146,7 +140,7 @@ class GgufHeader:
         with self.path.open("rb") as file:
             file.seek(start)
             data = file.read(size)
-        return data if len(data) == size else None
+        return np.frombuffer(data, kind) if len(data) == size else None
 
     def _find(self, key: str) -> int:
         return int(api.gguf_find_key(self._file, key.encode()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+from collections.abc import Callable
 from ctypes import c_char_p, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -217,7 +218,13 @@ def _shares(text: str) -> Any:
 
 
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-_TAGS = {"int": 0, "float": 1, "bool": 2, "str": 3}
+# of --override-kv: libllama's number, its field for the value, and how it is read
+_KV_KINDS: dict[str, tuple[int, str, Callable[[str], Any]]] = {
+    "int": (0, "val_i64", int),
+    "float": (1, "val_f64", float),
+    "bool": (2, "val_bool", {"true": True, "false": False}.__getitem__),
+    "str": (3, "val_str", str.encode),
+}
 _MOST_BYTES = 127  # of a key and of a text value
 
 
@@ -236,7 +243,7 @@ def _kv_override(text: str) -> Any:
     if not matched:
         raise ConfigError(
             f"--override-kv has {text.strip()!r} but must be KEY=TYPE:VALUE with one of the types "
-            f"{', '.join(_TAGS)}, for instance tokenizer.ggml.add_bos_token=bool:false"
+            f"{', '.join(_KV_KINDS)}, for instance tokenizer.ggml.add_bos_token=bool:false"
         )
     key, kind, value = matched.groups()
     for name, part in (("key", key), ("value", value)):
@@ -245,16 +252,10 @@ def _kv_override(text: str) -> Any:
                 f"--override-kv has a {name} of {len(part.encode())} bytes; libllama takes "
                 f"{_MOST_BYTES}"
             )
-    entry = api.llama_model_kv_override(tag=_TAGS[kind], key=key.encode())
+    tag, field, read = _KV_KINDS[kind]
+    entry = api.llama_model_kv_override(tag=tag, key=key.encode())
     try:
-        if kind == "int":
-            entry.value.val_i64 = int(value)
-        elif kind == "float":
-            entry.value.val_f64 = float(value)
-        elif kind == "bool":
-            entry.value.val_bool = {"true": True, "false": False}[value]
-        else:
-            entry.value.val_str = value.encode()
+        setattr(entry.value, field, read(value))
     except (ValueError, KeyError):
         raise ConfigError(f"--override-kv {key} is {value!r}, which is no {kind}") from None
     return entry

@@ -29,7 +29,7 @@ Held = tuple[int, Data]
 
 
 class Sequences:
-    """What a context's cache holds; `LlamaEngine` adds decoding. One thread at a time."""
+    """What a context's cache holds, by the contract of `Engine`; `LlamaEngine` adds decoding."""
 
     cache_kind: CacheKind
     max_padding: int  # tokens of one decode that ROLLBACK can drop
@@ -93,14 +93,12 @@ class Sequences:
         self._lengths[seq_id] = length
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
-        """How many of the first `length` tokens `rewind` would keep, or `copy_prefix` can copy."""
         if self._can_copy(seq_id, length) if by_copy else self._can_cut(seq_id, length):
             return length
         checkpoint = self.checkpoints.best(seq_id, length)
         return checkpoint.length if checkpoint else 0
 
     def truncate(self, seq_id: int, length: int) -> bool:
-        """Keep the first `length` tokens. False (and nothing changed) if this cache cannot."""
         if not self._can_cut(seq_id, length):
             return False
         if not self._remove(seq_id, length):
@@ -114,11 +112,7 @@ class Sequences:
         return True
 
     def shift(self, seq_id: int, start: int, end: int) -> bool:
-        """Drop the tokens from `start` to `end` and move later ones forward; of CUT only.
-
-        libllama moves a cell for all sequences that share it, so the sequence gets cells of its own
-        before. False (and it is empty) where there are not enough.
-        """
+        # libllama moves a cell for all sequences that share it: first it gets cells of its own
         if seq_id in self._sharing:
             state = self._try_get(seq_id, _WHOLE)
             self.clear(seq_id)
@@ -133,7 +127,6 @@ class Sequences:
         return True
 
     def rewind(self, seq_id: int, length: int) -> int:
-        """Keep as many of the first `length` tokens as can be had back; returns how many."""
         if length and self.truncate(seq_id, length):
             return length
         checkpoint = self.checkpoints.best(seq_id, length)
@@ -143,7 +136,6 @@ class Sequences:
         return 0
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
-        """Make `target` (emptied first) hold the first `length` tokens of `source`."""
         self.clear(target)
         if self.cache_kind is CacheKind.CUT:
             can_copy = self._can_copy(source, length)
@@ -166,7 +158,6 @@ class Sequences:
         return True
 
     def clear(self, seq_id: int) -> None:
-        """Forget the sequence and free its cells."""
         self._lengths.pop(seq_id, None)
         self._last_rows.pop(seq_id, None)
         self._sharing.discard(seq_id)
@@ -176,7 +167,6 @@ class Sequences:
         api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
     def checkpoint(self, seq_id: int) -> None:
-        """Make it possible to rewind the sequence to the length that it has now."""
         length = self._lengths.get(seq_id, 0)
         if (
             self.cache_kind is CacheKind.CUT
@@ -189,9 +179,6 @@ class Sequences:
             self.checkpoints.add(seq_id, Checkpoint(length, data))
 
     def keep_for_draft(self, seq_id: int) -> bool:
-        """Make it possible to rewind to the present length until the next such call; False if that
-        cannot be. The state does not leave the device.
-        """
         length = self._lengths.get(seq_id, 0)
         if self.cache_kind is not CacheKind.CHECKPOINT or not length:
             return self.cache_kind is not CacheKind.CHECKPOINT
@@ -201,7 +188,6 @@ class Sequences:
         return bool(data) and self.checkpoints.add_brief(seq_id, brief)
 
     def save_sequence(self, seq_id: int) -> bytearray:
-        """All that the cache holds of the sequence, its checkpoints included."""
         size = self._size(seq_id, _WHOLE)
         head = self.gaps.pack(seq_id)
         data, place = reserve(len(head) + size, self.checkpoints.of(seq_id))
@@ -210,9 +196,6 @@ class Sequences:
         return data
 
     def restore_sequence(self, seq_id: int, data: Data) -> int:
-        """Replace the sequence by a saved one; returns its length, 0 (and it is empty) if that
-        cannot be.
-        """
         self.clear(seq_id)
         parts, self.lacks_cells = unpack(data), False
         if parts is None or (self.has_copies and not self._make_copies(seq_id)):
@@ -231,15 +214,13 @@ class Sequences:
         return length
 
     def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
-        """What the cache holds of some tokens: of a spare sequence that shares their cells."""
-        try:
+        try:  # of a spare sequence that shares their cells
             api.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
             return self._get(self._spare, _WHOLE)
         finally:
             api.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
 
     def restore_block(self, seq_id: int, data: Data) -> bool:
-        """Append saved tokens; False if there is no room."""
         is_set = self._set(self._spare, data, _WHOLE)
         if is_set:
             api.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)

@@ -9,8 +9,8 @@ quick as its length, and between two parts one can stop.
 from __future__ import annotations
 
 import ctypes
-import threading
 from collections.abc import Hashable, Iterator
+from functools import cached_property
 from typing import Any
 
 from headstart.engine.library import api
@@ -41,10 +41,7 @@ class LlamaVocab:
         self.type: int = api.llama_vocab_type(vocab)
         self._bytes: list[bytes | None] = [None] * self.size
         self._texts: list[bytes | None] = [None] * self.size
-        self._lock = threading.Lock()
-        self._known_markers: Markers | None = None
         self.dry_samplers: dict[Hashable, Any] = {}  # oldest first; see filters.py
-        self._longest: int | None = None  # bytes of the longest token that may be too long
 
     def tokenize(
         self,
@@ -59,7 +56,7 @@ class LlamaVocab:
         raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
         if len(raw) <= PART_BYTES:
             return self._tokenize(raw, add_special, parse_special)
-        parts = self._markers().parts(raw, parse_special=parse_special)
+        parts = self._markers.parts(raw, parse_special=parse_special)
         tokens = self._tokenize(next(parts), add_special, parse_special)
         end = self._tokenize(b"", True, parse_special)[1:] if add_special else []
         for part in parts:
@@ -69,11 +66,9 @@ class LlamaVocab:
             tokens += self._tokenize(part, False, parse_special) + end
         return tokens
 
+    @cached_property
     def _markers(self) -> Markers:
-        with self._lock:
-            if self._known_markers is None:
-                self._known_markers = Markers(self.handle, self.size)
-            return self._known_markers
+        return Markers(self.handle, self.size)
 
     def _tokenize(self, raw: bytes, add_special: bool, parse_special: bool) -> list[int]:
         capacity = len(raw) + 16
@@ -89,14 +84,12 @@ class LlamaVocab:
         return buffer[:count]
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for; empty for control tokens."""
         known = self._bytes[token]
         if known is None:
             known = self._bytes[token] = self._piece(token, special=False)
         return known
 
     def token_text(self, token: int) -> bytes:
-        """Like `token_bytes`, but control tokens show their spelling."""
         known = self._texts[token]
         if known is None:
             known = self._texts[token] = self._piece(token, special=True)
@@ -123,18 +116,21 @@ class LlamaVocab:
         """Why libllama's infill sampler would abort, or None. O(size) at the first call."""
         if api.llama_vocab_eot(self.handle) < 0 and self.eos_id is None:
             return "the vocabulary has no token that ends a text"
-        if self._longest is None:
-            # a spelling is never shorter than its bytes, and several times faster to get
-            spelled = (
-                t
-                for t in range(self.size)
-                if len(api.llama_vocab_get_text(self.handle, t)) > _MAX_INFILL_BYTES
-            )
-            self._longest = max((len(self.token_bytes(t)) for t in spelled), default=0)
         if self._longest > _MAX_INFILL_BYTES:
             limit = _MAX_INFILL_BYTES
             return f"the vocabulary has a token of {self._longest} bytes and it takes {limit}"
         return None
+
+    @cached_property
+    def _longest(self) -> int:
+        """Bytes of the longest token that may be too long for the infill sampler."""
+        # a spelling is never shorter than its bytes, and several times faster to get
+        spelled = (
+            t
+            for t in range(self.size)
+            if len(api.llama_vocab_get_text(self.handle, t)) > _MAX_INFILL_BYTES
+        )
+        return max((len(self.token_bytes(t)) for t in spelled), default=0)
 
     def _piece(self, token: int, *, special: bool) -> bytes:
         buffer = ctypes.create_string_buffer(64)
