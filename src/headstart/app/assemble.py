@@ -109,7 +109,7 @@ def build_scheduler(
     if rpc:
         rpc.connect(config.engine)
     target = load_target(config, models)
-    model, engine, fitted = target.model, target.engine, target.fitted
+    engine, fitted = target.engine, target.fitted
     kinds = [device.kind for device in list_devices(config.engine)]
     for remark in (*fitted.remarks, *remarks(kinds, config.engine.gpu_layers)):
         log.warning("%s", remark)
@@ -119,8 +119,9 @@ def build_scheduler(
     drafting = make_drafting(config, models.types, target, drafting_parts, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
-    compiler = GrammarCompiler(model.vocab)
-    scheduler = Scheduler(engine, model.vocab, drafting, limits, compiler=compiler)
+    vocab, adapters = engine.model.vocab, engine.adapters
+    compiler = GrammarCompiler(vocab)
+    scheduler = Scheduler(engine, vocab, drafting, limits, compiler=compiler)
     if target.classes is not None:
         scheduler.know_widths(target.classes, is_exact=True)
     embedding = None
@@ -128,8 +129,8 @@ def build_scheduler(
         scheduler.embeddings = EmbeddingQueue(embedder, scheduler.counters, scheduler.clock)
         embedding = EmbeddingInfo(embedder.size, embedder.max_tokens, embedder.pooling)
     scheduler.media = target.media
-    if target.adapters:
-        scheduler.turns.adapters = AdapterTurns(target.adapters.use)
+    if adapters and adapters.describe():
+        scheduler.turns.adapters = AdapterTurns(adapters.use)
     if models.types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         _warm_up(scheduler, bool(models.types), warms_up_later=warms_up_later)
     scheduler.cache.host.use_disk(disk)
@@ -137,7 +138,7 @@ def build_scheduler(
         recorder = load("headstart.readers", "distill")(config.recording, models.target)
         scheduler.readers.append(recorder.read)
     info = WorkerInfo(
-        target=model.info(engine.context_size, engine.cache_kind.value),
+        target=engine.model.info(engine.context_size, engine.cache_kind.value),
         draft=_draft_info(drafting_parts),
         num_slots=config.scheduler.parallel,
         max_requests=config.scheduler.parallel + config.scheduler.max_queue,
@@ -148,9 +149,9 @@ def build_scheduler(
         | {"heads": drafter.describe() if drafter and drafter.num_heads else None},
         system=f"{library.version()}; {library.system_info()}",
         embedding=embedding,
-        why_no_text=target.why_no_text,
+        why_no_text=engine.why_no_text,
         modalities=target.media.modalities if target.media else (),
-        adapters=target.adapters.describe() if target.adapters else (),
+        adapters=adapters.describe() if adapters else (),
     )
     log.info("%s", _summary(info, models))
     if memory := fitted.describe():

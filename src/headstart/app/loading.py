@@ -14,7 +14,6 @@ from headstart.app.model_files import Models
 from headstart.app.saved_control import SavedControl
 from headstart.app.speculation import make_speculator
 from headstart.config import LEAST_CONTEXT, Config, EngineConfig, SchedulerConfig
-from headstart.engine.adapters import Adapters
 from headstart.engine.context import LlamaEngine
 from headstart.engine.draft_context import LlamaDraftContext
 from headstart.engine.drafters import Drafter, state_layers, why_not
@@ -32,7 +31,7 @@ from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.replacements import parse_pairs
 from headstart.text.vocabulary.templates import find_replacements
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
-from headstart.types import DraftMode, Engine
+from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, ModelError
 from headstart.types.state_batch import MERGED_ROWS
 from headstart.types.widths import WidthClasses
@@ -81,12 +80,9 @@ def fit_models(config: Config, models: Models, free: Mapping[str, int] | None = 
 class Target:
     """The loaded target model, and what runs it."""
 
-    model: Model
-    engine: Engine
+    engine: LlamaEngine | EncoderEngine
     fitted: Fitted
     embedder: LlamaEmbedder | None = None
-    why_no_text: str = ""
-    adapters: Adapters | None = None  # where there are some
     classes: WidthClasses | None = None  # where it is exact
     media: Projector | None = None  # where it reads images or sounds
 
@@ -111,7 +107,7 @@ def load_target(config: Config, models: Models) -> Target:
         embedder = LlamaEmbedder(model, config.engine, config.embedding)
         encoder = EncoderEngine(model, embedder.max_tokens)
         fitted = Fitted(config.engine, Limits(config.scheduler.parallel, 1, 0))
-        return Target(model, encoder, fitted, embedder, encoder.why_no_text)
+        return Target(encoder, fitted, embedder)
     fitted = fit_models(config, models)
     model = Model(models.target, fitted.config)
     engine = LlamaEngine(model, fitted.config, fitted.limits)
@@ -129,13 +125,12 @@ def load_target(config: Config, models: Models) -> Target:
     # with the context that was asked for, not the one that fits beside it
     wanted = config.embedding
     vectors = LlamaEmbedder(model, config.engine, wanted) if wanted.is_on else None
-    adapters = engine.adapters if engine.adapters.describe() else None
     media = None
     if models.projector is not None:
         rows = engine.params.n_ubatch
         media = Projector(models.projector, model, fitted.config, config.images, rows)
         engine.can_shift = False  # cells behind an image are not where their number says
-    return Target(model, engine, fitted, vectors, adapters=adapters, classes=classes, media=media)
+    return Target(engine, fitted, vectors, classes, media)
 
 
 def most_tokens(config: SchedulerConfig, context: int, num_cells: int) -> int:
@@ -226,7 +221,7 @@ def make_drafting(
     Raises:
         ConfigError, ModelError: a speculator cannot be made.
     """
-    model, engine = target.model, target.engine
+    engine, model = target.engine, target.engine.model
     parts: dict[str, Callable[[], Any]] = {
         **{name: partial(_given, part) for name, part in loaded.items()},
         "vocab": lambda: model.vocab,

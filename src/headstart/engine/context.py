@@ -45,6 +45,8 @@ UNLIMITED = 2**30
 class LlamaEngine(Sequences):
     """One model with one cache of sequences. One thread at a time."""
 
+    why_no_text = ""
+
     def __init__(self, model: Model, config: EngineConfig, limits: Limits) -> None:
         """Create the context.
 

@@ -195,6 +195,7 @@ class EncoderEngine:
     """An engine without a cache that decodes nothing, for the scheduler of an embedding server."""
 
     padding_sequence: int | None = None
+    adapters: Adapters | None = None
     sends_graphs = is_asynchronous = lacks_cells = False
     attention_tile = 1
     cache_kind = CacheKind.CUT
