@@ -24,8 +24,6 @@ log = logging.getLogger(__name__)
 
 _WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
 _IN_PLACE = 3  # only what cannot be cut, left on the device
-Held = tuple[int, Data]
-"""Length and state of a sequence."""
 
 
 class Sequences:
@@ -67,20 +65,16 @@ class Sequences:
                     raise EngineError(f"the state of sequence {seq_id} cannot be put back")
         self._rolled_back.clear()
 
-    def hold(self, seq_id: int) -> Held:
+    def hold(self, seq_id: int) -> Checkpoint:
         """What `put_back` needs to undo the next decode of a sequence."""
         length = self._lengths.get(seq_id, 0)
-        return length, self._get(seq_id, _IN_PLACE) if length else b""
+        data = self._get(seq_id, _IN_PLACE) if length else b""
+        return Checkpoint(length, data, is_in_place=True)
 
-    def put_back(self, seq_id: int, held: Held) -> None:
+    def put_back(self, seq_id: int, held: Checkpoint) -> None:
         """As it was when it was held."""
-        length, state = held
-        if not length or not self._set(seq_id, state, _IN_PLACE):
+        if not held.length or not self._apply(seq_id, held):
             self.clear(seq_id)
-            return
-        self._remove(seq_id, length)
-        self._last_rows[seq_id] = 0
-        self._set_length(seq_id, length)
 
     @property
     def num_tokens(self) -> int:
