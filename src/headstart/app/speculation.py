@@ -84,15 +84,17 @@ def type_names(spec_type: str) -> tuple[str, ...]:
 def capped_options(config: SpeculationConfig) -> list[str]:
     """Warnings about options that allow longer drafts than are verified."""
     longest = config.longest_draft(config.mode)
-    if config.mode is DraftMode.OFF:
-        return []
-    return [
-        f"{flag_of(f'spec_{name}_{option}')} is {value} but no draft is longer than {longest} "
-        f"tokens; raise --draft-max to {value}"
-        for name, options in config.options.items()
-        for option, value in options.items()
-        if option in _limits_of_drafts(name) and value > longest
-    ]
+    found = []
+    for name, given in config.options.items():
+        options = SPECULATORS[name].Options if name in SPECULATORS else None
+        for one in fields(options) if options and config.mode is not DraftMode.OFF else ():
+            value = given.get(one.name, 0)
+            if option_of(one).limits_draft and value > longest:
+                found.append(
+                    f"{flag_of(f'spec_{name}_{one.name}')} is {value} but no draft is longer than "
+                    f"{longest} tokens; raise --draft-max to {value}"
+                )
+    return found
 
 
 def _named_types(spec_type: str, drafter: str | None) -> tuple[str, ...]:
@@ -151,12 +153,6 @@ def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str
             )
     for name in names:
         _options_of(name, options)
-
-
-def _limits_of_drafts(name: str) -> list[str]:
-    """The options of a speculator that limit the length of its drafts."""
-    options = SPECULATORS[name].Options if name in SPECULATORS else None
-    return [one.name for one in fields(options) if option_of(one).limits_draft] if options else []
 
 
 def _check_state(spec_state: str | None) -> None:

@@ -73,12 +73,10 @@ class Arguments:
                 self._read_flag(*self._split(argument))
 
     def _split(self, argument: str) -> tuple[str, str | None]:
-        """Name and value of `--name=value`, `-c4096` or a name alone, as we spell it."""
+        """Name and value of `--name=value`, or a name alone, as we spell it."""
         name, has_value, value = argument.partition("=")
         if name.startswith("--"):
             name = name.replace("_", "-")
-        if not self._is_known(name) and (glued := re.fullmatch(r"(-[A-Za-z]+)([0-9]+)", argument)):
-            return glued[1], glued[2]
         return name, value if has_value else None
 
     def _is_known(self, name: str) -> bool:
@@ -197,7 +195,7 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
     unread = [name for name in unread if name.startswith(LLAMA_SERVERS)]
     if not unread or not settings:
         return None
-    hint = _closest(unread[0], known, LLAMA_SERVERS) if len(unread) == 1 else ""
+    hint = closest(unread[0], known, LLAMA_SERVERS) if len(unread) == 1 else ""
     return f"not read: {', '.join(unread)}; llama-server has no such variable{hint}"
 
 
@@ -208,18 +206,12 @@ def _refuse(name: str, names: Names, known: Iterable[str]) -> None:
         return
     flags = [dashes + end.lower().replace("_", "-") for dashes in ("--", "-")]
     meant = next((names.owners[flag] for flag in flags if flag in names.owners), None)
-    hint = _closest(name, known, PREFIX)
+    hint = closest(name, known, PREFIX)
     if isinstance(meant, Setting):
         hint = f"; did you mean {meant.environment_name}?"
     raise ConfigError(
         f"{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
     )
-
-
-def _closest(name: str, known: Iterable[str], prefix: str) -> str:
-    """As `closest`, without the common prefix, which would make any two names alike."""
-    ends = [one.removeprefix(prefix) for one in known if one.startswith(prefix)]
-    return closest(name.removeprefix(prefix), ends, prefix)
 
 
 def _all_commands() -> list[Setting]:

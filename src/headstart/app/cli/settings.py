@@ -196,9 +196,10 @@ def _speculator_settings() -> Iterator[Setting]:
 def closest(word: str, known: Iterable[str], prefix: str = "") -> str:
     """`; did you mean X?`, or "" if no name is close: a poor guess is worse than none.
 
-    `prefix` stands before every name and is not compared.
+    `prefix` stands before them and is not compared: it would make any two names alike.
     """
-    names = list(known)
+    names = [one.removeprefix(prefix) for one in known if one.startswith(prefix)]
+    word = word.removeprefix(prefix)
     matches = difflib.get_close_matches(word, names, n=3, cutoff=0.75)
     if not matches and len(word.lstrip("-")) > 2:
         matches = [name for name in names if name.startswith(f"{word}-")]
