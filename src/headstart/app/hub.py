@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -182,11 +182,8 @@ class Hub:
 
     endpoint: str
     cache: Path
-    token: str | None
+    token: str | None = field(repr=False)
     offline: bool
-
-    def __repr__(self) -> str:
-        return f"Hub({self.endpoint})"  # never the token
 
     @classmethod
     def from_config(cls, config: ModelConfig, environment: Mapping[str, str]) -> Hub:
@@ -210,13 +207,14 @@ class Hub:
         try:
             return Repository(self, repo, tuple(self.sizes(repo)))
         except _UnreachableError as error:
-            # A cached copy can be used without the network.
             try:
-                return self._cached(repo, error)
+                cached = self._cached(repo)
             except ModelError:
                 raise error from None
+            logger.warning("%s; using what is cached", error)
+            return cached
 
-    def _cached(self, repo: str, problem: ModelError | None = None) -> Repository:
+    def _cached(self, repo: str) -> Repository:
         snapshot = self.snapshot(repo)
         files = [path for path in snapshot.rglob("*") if path.is_file()] if snapshot else []
         if snapshot is None or not files:
@@ -225,7 +223,7 @@ class Hub:
                 "start once without --offline to download it"
             )
         paths = sorted(path.relative_to(snapshot).as_posix() for path in files)
-        return Repository(self, repo, tuple(paths), snapshot, problem)
+        return Repository(self, repo, tuple(paths), snapshot)
 
     def cached_models(self) -> dict[str, Path]:
         """user/repo:QUANT -> file of every model in the cache, as llama-server names them."""
@@ -358,7 +356,6 @@ class Repository:
     name: str
     paths: tuple[str, ...]
     snapshot: Path | None = None  # its folder in the cache, if the hub is not asked
-    problem: ModelError | None = None  # why the hub is not, though it may be
 
     def select(self, quant: str, file: str | None) -> list[str]:
         """The files of a model, the one to open first.
@@ -366,13 +363,8 @@ class Repository:
         Raises:
             ModelError: none fits.
         """
-        try:
-            name = f"{self.name} (cached)" if self.snapshot else self.name
-            return select_files(name, self.paths, quant, file)
-        except ModelError:
-            if self.problem:
-                raise self.problem from None
-            raise
+        name = f"{self.name} (cached)" if self.snapshot else self.name
+        return select_files(name, self.paths, quant, file)
 
     def fetch(self, files: Sequence[str]) -> Path:
         """Where the first of them is, after downloading those that are not cached.
@@ -381,8 +373,6 @@ class Repository:
             ModelError: they cannot be downloaded.
         """
         if self.snapshot:
-            if self.problem:
-                logger.warning("%s; using the cached %s", self.problem, files[0])
             return self.snapshot / files[0]
         found = [self.hub.download(self.name, path) for path in files]
         return found[0]
