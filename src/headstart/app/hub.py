@@ -46,7 +46,7 @@ def choose_file(paths: Sequence[str], quant: str) -> str | None:
     A quant matches, in any case, wherever `quant-` or `quant.` occurs in the path. Of a split
     model the first part is chosen.
     """
-    models = [path for path in paths if is_model(path) and _part_index(path) == 1]
+    models = [path for path in paths if is_model(path)]
     for wanted in [quant] if quant else ["Q4_K_M", "Q8_0"]:
         pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
         for path in models:
@@ -119,21 +119,22 @@ def select_files(repo: str, paths: Sequence[str], quant: str, file: str | None) 
         wanted = (
             f"no file {file}" if file else f"no model of quant {quant}" if quant else "no model"
         )
-        models = [path for path in paths if is_model(path) and _part_index(path) == 1]
+        models = [path for path in paths if is_model(path)]
         raise ModelError(f"{repo} holds {wanted}; its GGUF models: {', '.join(models) or 'none'}")
     return split_parts(paths, chosen)
 
 
 def is_model(path: str) -> bool:
-    """Whether this is a GGUF that is no companion of another."""
+    """Whether this is a GGUF that is neither a companion of another nor a later part of one."""
     name, companions = _name(path), ("mmproj", "imatrix", *(f"{kind}-" for kind in DRAFTERS))
-    return name.endswith(".gguf") and not any(word in name for word in companions)
+    is_whole = name.endswith(".gguf") and _part_index(path) == 1
+    return is_whole and not any(word in name for word in companions)
 
 
 def quant_of_model(path: str) -> str | None:
-    """The quant of a model, in capitals; None of what is no model or a later part of one."""
+    """The quant of a model, in capitals; None of what is no model."""
     quant = _quant_of(path)
-    return quant.upper() if quant and is_model(path) and _part_index(path) == 1 else None
+    return quant.upper() if quant and is_model(path) else None
 
 
 def _name(path: str) -> str:

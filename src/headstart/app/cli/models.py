@@ -16,7 +16,7 @@ from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.preset import EVERY_MODEL, read_sections
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import Setting, Value
-from headstart.app.hub import Hub
+from headstart.app.hub import Hub, is_model
 from headstart.config.fields import listed, read_switch
 from headstart.gateway.router.presets import (
     CACHE,
@@ -24,7 +24,6 @@ from headstart.gateway.router.presets import (
     FOLDER,
     PRESET,
     ModelPreset,
-    models_of_folder,
 )
 from headstart.types.errors import ConfigError
 
@@ -57,7 +56,7 @@ def read_models(
     cached = hub.cached_models()
     sources = {name: (CACHE, {"hf_repo": name, "offline": "on"}) for name in cached}
     if config.router.models_dir:
-        for name, file in models_of_folder(Path(config.router.models_dir)).items():
+        for name, file in _models_of_folder(Path(config.router.models_dir)).items():
             sources[name] = (FOLDER, {"model": str(file)})
     sections: dict[str, dict[str, str]] = {}
     if config.router.models_preset:
@@ -85,6 +84,20 @@ def read_models(
         replace(one, is_hidden=one.source == CACHE and cached.get(one.name) in used)
         for one in models
     ]
+
+
+def _models_of_folder(folder: Path) -> dict[str, Path]:
+    """Name -> file: of a model, or of a subfolder that holds one; its first part if it is split."""
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise ConfigError(f"--models-dir {folder} cannot be read: {error.strerror}") from None
+    found: dict[str, Path] = {}
+    for entry in entries:
+        for file in sorted(entry.iterdir()) if entry.is_dir() else [entry]:
+            if file.is_file() and is_model(file.name):
+                found.setdefault(entry.name.removesuffix(".gguf"), file)
+    return found
 
 
 def _with_model(
