@@ -152,27 +152,21 @@ class RouterConfig:
         None,
         "without --model: serve every GGUF file in this folder, and every subfolder that holds "
         "one, under its name",
-        for_router=True,
     )
     models_preset: str | None = option(
         None,
         "without --model: INI file with a section of flags per model, and [*] for all; with it: "
         "one section, whose flags are used",
-        for_router=True,
     )
     models_max: int = option(
-        4,
-        "models that are loaded at the same time, if they fit; 0: any number",
-        least=0,
-        for_router=True,
+        4, "models that are loaded at the same time, if they fit; 0: any number", least=0
     )
-    models_autoload: bool = option(True, "load a model when a request names it", for_router=True)
+    models_autoload: bool = option(True, "load a model when a request names it")
     models_memory: str | None = option(
         None,
         "MiB that all loaded models may take together, of main memory or by device: 16000, or "
         "main=16000,CUDA0=22000; default: what is free when the first one is loaded, less "
         "--fit-target",
-        for_router=True,
     )
 
     def __post_init__(self) -> None:
@@ -189,7 +183,6 @@ class ToolsConfig:
         "read_file, file_glob_search, grep_search, exec_shell_command, write_file, edit_file, "
         "get_info. Anyone who reaches the server can then read and write files and run programs "
         "as its user (docs/security.md)",
-        for_router=True,
     )
     tools_runtime: str | None = option(
         None,
@@ -197,23 +190,20 @@ class ToolsConfig:
         "for a container that is started for all calls and removed at the end, "
         "docker-container:ID or podman-container:ID for a running one, ssh:TARGET for another "
         "host",
-        for_router=True,
     )
     mcp_servers_config: str | None = option(
         None,
         'JSON file with MCP servers, {"mcpServers": {NAME: {"command", "args", "env", "cwd", '
         '"timeout_ms"}}}; their tools are offered to clients as NAME_TOOL (needs '
         "`pip install headstart[tools]`)",
-        for_router=True,
     )
-    mcp_servers_json: str | None = option(None, "the same as text", for_router=True)
+    mcp_servers_json: str | None = option(None, "the same as text")
     ui_mcp_proxy: bool = option(
         False,
         "forward requests of pages to any address (/cors-proxy), to reach MCP servers that do "
         "not allow them. Anyone who reaches the server then reaches what it reaches",
-        for_router=True,
     )
-    agent: bool = option(False, "same as --tools all --ui-mcp-proxy", for_router=True)
+    agent: bool = option(False, "same as --tools all --ui-mcp-proxy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

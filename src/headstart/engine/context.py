@@ -21,7 +21,7 @@ from headstart.engine.devices import attention_tile
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
 from headstart.engine.hidden_states import HiddenStates
-from headstart.engine.library import api, take_errors, use_reference_kernels
+from headstart.engine.library import api, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
@@ -97,8 +97,15 @@ class LlamaEngine(Sequences):
             self._staging = Batch(self.max_batch_tokens)
 
     def use_reference_kernels(self) -> None:
-        """Compute every row alike on a processor, whatever is beside it; slower."""
-        use_reference_kernels(self.handle)
+        """Compute every row alike on a processor, whatever is beside it; slower.
+
+        Not in the public API: reaches the context's scheduler through an exported C++ method.
+        """
+        scheduler = api.llama_context_get_sched(self.handle)
+        for index in range(api.ggml_backend_sched_get_n_backends(scheduler)):
+            backend = api.ggml_backend_sched_get_backend(scheduler, index)
+            if api.ggml_backend_name(backend) == b"CPU":
+                api.ggml_backend_cpu_set_use_ref(backend, True)
 
     def _adjust(self, params: Any) -> None:
         """Change libllama's parameters before the context is made; for other kinds of contexts."""

@@ -124,15 +124,3 @@ def system_info() -> str:
     """Processor features and backends libllama was built with."""
     start()
     return str(api.llama_print_system_info(), "utf-8").strip()
-
-
-def use_reference_kernels(context: Any) -> None:
-    """Make the CPU backend compute every row alike, whatever shares the batch.
-
-    Not in the public API: reaches the context's scheduler through an exported C++ method.
-    """
-    scheduler = api.llama_context_get_sched(context)
-    for index in range(api.ggml_backend_sched_get_n_backends(scheduler)):
-        backend = api.ggml_backend_sched_get_backend(scheduler, index)
-        if api.ggml_backend_name(backend) == b"CPU":
-            api.ggml_backend_cpu_set_use_ref(backend, True)

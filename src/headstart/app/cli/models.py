@@ -125,7 +125,7 @@ def _make(
     texts = {
         key: text
         for key, text in given.items()
-        if text and key in settings and not settings[key].option.for_router
+        if text and key in settings and not settings[key].for_router
     }
     for key, text in texts.items():
         settings[key].read(text, f"{_key(key)} of the model {name}")
@@ -166,7 +166,7 @@ def _without_reserved(
     """The router's environment without the variables meant for the router itself."""
     reserved = {"HEADSTART_CONFIG"}  # what it sets is among the arguments
     for setting in settings:
-        if setting.option.for_router:
+        if setting.for_router:
             reserved.update(setting.variables)
     return {name: value for name, value in environment.items() if name not in reserved}
 
