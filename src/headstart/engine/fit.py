@@ -7,9 +7,11 @@ libllama tries and aborts.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from headstart.config import LEAST_CONTEXT, EngineConfig
 from headstart.engine.devices import list_devices
@@ -224,59 +226,43 @@ class _Fitting:
         return sum(use.cache + use.compute for use in measured.uses.values()) if measured else 0
 
     def _shrink_context(self) -> None:
-        """The largest context that fits, between --fit-ctx and the one that was too large."""
+        """The largest context that fits, down to --fit-ctx."""
         high = self.config.context
         low = min(high, self.target.config.fit_ctx)
-        self.config = replace(self.config, context=low)
-        if self._excess(self.uses()) > 0:
-            return  # the least is too large as well
-        while high - low > _STEP:
-            middle = (low + high) // 2 // _STEP * _STEP
-            if middle <= low:
-                break
-            if self._excess(self.uses(replace(self.config, context=middle))) > 0:
-                high = middle
-            else:
-                low = middle
-            if high - low < high // 50:
-                break  # each try takes a moment; 2 % of the context is not worth more of them
-        self.config = replace(self.config, context=low)
-        self.remarks.append(f"the context has {low} tokens: more do not fit into free memory")
+        # each try takes a moment: one hundredth is not worth more of them
+        step = max(_STEP, high // 100 // _STEP * _STEP)
+        words = "the context has {0.context} tokens: more do not fit into free memory"
+        if not self._lower(
+            -(-(high - low) // step), words, lambda n: {"context": max(low, high - n * step)}
+        ):
+            self.config = replace(self.config, context=low)
 
     def _move_to_host(self) -> None:
         """Experts, or else whole layers, from the GPU to main memory: as few as needed."""
-        num_layers = self.first.facts.num_layers
-        if (
-            self.first.facts.num_experts
-            and not self.config.cpu_moe
-            and not self.config.override_tensor
-        ):
-            count = self._least(num_layers, lambda n: replace(self.config, n_cpu_moe=n))
-            if count is not None:
-                self.config = replace(self.config, n_cpu_moe=count)
-                self.remarks.append(f"the experts of {count} of {num_layers} layers are on the CPU")
+        config, facts = self.config, self.first.facts
+        if facts.num_experts and not config.cpu_moe and not config.override_tensor:
+            words = f"the experts of {{0.n_cpu_moe}} of {facts.num_layers} layers are on the CPU"
+            if self._lower(facts.num_layers, words, lambda n: {"n_cpu_moe": n}):
                 return
-        if self.config.gpu_layers < 0:
-            count = self._least(
-                num_layers + 1, lambda n: replace(self.config, gpu_layers=num_layers + 1 - n)
-            )
-            if count is not None:
-                on_gpu = num_layers + 1 - count
-                self.config = replace(self.config, gpu_layers=on_gpu)
-                self.remarks.append(f"{on_gpu} of {num_layers + 1} layers are on the GPU")
+        if config.gpu_layers < 0:
+            most = facts.num_layers + 1
+            words = f"{{0.gpu_layers}} of {most} layers are on the GPU"
+            self._lower(most, words, lambda n: {"gpu_layers": most - n})
 
-    def _least(self, most: int, settings: Callable[[int], EngineConfig]) -> int | None:
-        """The smallest number up to `most` with which all fits."""
-        if self._excess(self.uses(settings(most))) > 0:
-            return None
-        low, high = 0, most
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._excess(self.uses(settings(middle))) > 0:
-                low = middle
-            else:
-                high = middle
-        return high
+    def _lower(self, most: int, words: str, settings: Callable[[int], dict[str, Any]]) -> bool:
+        """Take the settings of the smallest number up to `most` with which all fits, and say so in
+        these words; False if there is none.
+        """
+
+        def is_too_large(number: int) -> bool:
+            return self._excess(self.uses(replace(self.config, **settings(number)))) > 0
+
+        if is_too_large(most):
+            return False
+        number = bisect_left(range(most), True, key=lambda number: not is_too_large(number))
+        self.config = replace(self.config, **settings(number))
+        self.remarks.append(words.format(self.config))
+        return True
 
     def _refuse(self, uses: Uses) -> None:
         """Raise where libllama would fail; a mapped file may be larger than memory."""
