@@ -18,8 +18,7 @@ from tests.real.answers import Setting, compare, generate, make_requests, open_s
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
-from headstart.app.cli.command import read_flags
-from headstart.app.cli.settings import all_settings
+from headstart.app.cli.serve import COMMAND
 from headstart.config import Config
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
@@ -59,7 +58,7 @@ def test_the_second_turn_of_a_chat_is_drafted_from_what_is_cached() -> None:
 
 def config_of(*argv: str) -> Config:
     common = ("--threads", "1", "--context", "512", "--parallel", "1", "--spec-state", "none")
-    return read_flags("serve", "About.", all_settings(), [*common, *argv])[0].config()
+    return COMMAND.read([*common, *argv])[0].config()
 
 
 def start(config: Config, target: Path, draft: Path) -> tuple[Scheduler, WorkerInfo]:

@@ -22,6 +22,11 @@ COMMON = (
     "model", "hf_repo", "draft_model", "context", "parallel", "gpu_layers", "threads", "host",
     "port", "api_key", "models_dir", "spec", "temp",
 )  # fmt: skip
+CLOSING = (
+    "llama-server's flags and variables are taken as well (docs/from-llama-server.md). "
+    "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats "
+    "llama-server's variable, which beats the config file."
+)
 
 
 class HelpRequested(Exception):
@@ -54,9 +59,7 @@ class Command:
             HelpRequested: `--help` was given.
             HeadstartError: it cannot be run, or failed.
         """
-        resolved, print_config, words = read_flags(
-            self.name, self.about, self.settings(), argv, self.usage, self.examples
-        )
+        resolved, print_config, words = self.read(argv)
         if named := resolved.config().engine.libllama:  # raises
             os.environ["HEADSTART_LIBLLAMA"] = named  # of our other processes too
         if self.options is not None:
@@ -66,49 +69,63 @@ class Command:
             return 0
         return self.run(resolved, words)
 
+    def read(self, argv: Sequence[str]) -> tuple[Resolved, bool, list[str]]:
+        """Resolve the settings.
 
-def read_flags(
-    command: str,
-    about: str,
-    settings: Sequence[Setting],
-    argv: Sequence[str],
-    usage: str = "",
-    examples: str = "",
-) -> tuple[Resolved, bool, list[str]]:
-    """Resolve a command's settings.
+        Returns them, whether `--print-config` was given, and the words that belong to no flag.
 
-    Returns them, whether `--print-config` was given, and the words that belong to no flag.
+        Raises:
+            HelpRequested: `--help` was given.
+            ConfigError: an unknown flag, an impossible value, or a word where `usage` has none.
+        """
+        settings = self.settings()
+        arguments = Arguments(self.name, settings, argv)
+        if asked := arguments.switches & set(HELP):
+            if word := arguments.help_word:
+                raise HelpRequested(help_on(word, self.name, settings))
+            shown = settings
+            if "--help-all" not in asked and len(settings) > 30:
+                shown = [one for one in settings if not one.part or one.name in COMMON]
+            raise HelpRequested(self._help(shown, len(settings) - len(shown)))
+        if arguments.words and not self.usage:
+            word = arguments.words[0]
+            hint = f"flags start with a dash, see headstart {self.name} --help"
+            if word.lower().endswith(".gguf"):
+                hint = f"did you mean -m {word}?"
+            raise ConfigError(f"unexpected argument {word!r}; {hint}")
+        file = arguments.file or os.environ.get("HEADSTART_CONFIG")
+        given = {name: Given(text, "flag", flag_of(name)) for name, text in arguments.given.items()}
+        sources = [given, from_environment(os.environ, settings)]
+        sources += [from_file(Path(file), settings)] if file else []
+        resolved = resolve(settings, sources)
+        if preset := _preset(resolved, settings):
+            resolved = resolve(settings, [*sources[:2], preset, *sources[2:]])
+        if warning := check_environment(os.environ, settings):
+            print(f"headstart: warning: {warning}", file=sys.stderr)
+        return resolved, "--print-config" in arguments.switches, arguments.words
 
-    Raises:
-        HelpRequested: `--help` was given.
-        ConfigError: an unknown flag, an impossible value, or a word where `usage` has none.
-    """
-    arguments = Arguments(command, settings, argv)
-    if asked := arguments.switches & set(HELP):
-        if word := arguments.help_word:
-            raise HelpRequested(help_on(word, command, settings))
-        shown = settings
-        if "--help-all" not in asked and len(settings) > 30:
-            shown = [one for one in settings if not one.part or one.name in COMMON]
-        about = f"{about}\n\n{examples}" if examples else about
-        usage = f"{command} {usage or '[flags]'}"
-        raise HelpRequested(help_page(usage, about, shown, len(settings) - len(shown)))
-    if arguments.words and not usage:
-        word = arguments.words[0]
-        hint = f"flags start with a dash, see headstart {command} --help"
-        if word.lower().endswith(".gguf"):
-            hint = f"did you mean -m {word}?"
-        raise ConfigError(f"unexpected argument {word!r}; {hint}")
-    file = arguments.file or os.environ.get("HEADSTART_CONFIG")
-    given = {name: Given(text, "flag", flag_of(name)) for name, text in arguments.given.items()}
-    sources = [given, from_environment(os.environ, settings)]
-    sources += [from_file(Path(file), settings)] if file else []
-    resolved = resolve(settings, sources)
-    if preset := _preset(resolved, settings):
-        resolved = resolve(settings, [*sources[:2], preset, *sources[2:]])
-    if warning := check_environment(os.environ, settings):
-        print(f"headstart: warning: {warning}", file=sys.stderr)
-    return resolved, "--print-config" in arguments.switches, arguments.words
+    def _help(self, settings: Sequence[Setting], num_hidden: int) -> str:
+        """The text of `--help`, as wide as the terminal; indented paragraphs stay as they are."""
+        width = _width()
+        lines = [f"Usage: headstart {self.name} {self.usage or '[flags]'}"]
+        for paragraph in "\n\n".join(filter(None, (self.about, self.examples))).split("\n\n"):
+            is_example = paragraph.startswith(" ")
+            lines += ["", *(paragraph.split("\n") if is_example else _wrapped(paragraph, width))]
+        if num_hidden:
+            lines += ["", "Flags that people use most", *_entries(settings, width)]
+        else:
+            for title, members in groupby(settings, lambda setting: setting.title):
+                lines += ["", title or self.name.capitalize()]
+                lines += _entries(members, width)
+        lines += ["", "General"]
+        config = "TOML file with settings, named as the flags (also HEADSTART_CONFIG)"
+        lines += _entry("    --config FILE", config, width)
+        lines += _entry("    --print-config", "print every setting with its origin and stop", width)
+        if num_hidden:
+            lines += _entry("    --help-all", f"the other {num_hidden} flags too, by topic", width)
+        words = "this page, or every flag that has to do with WORD"
+        lines += _entry("-h, --help [WORD]", words, width)
+        return "\n".join([*lines, "", *_wrapped(CLOSING, width)])
 
 
 def _preset(resolved: Resolved, settings: Sequence[Setting]) -> dict[str, Given]:
@@ -120,38 +137,6 @@ def _preset(resolved: Resolved, settings: Sequence[Setting]) -> dict[str, Given]
 
     texts = read_preset(Path(str(file)), settings)
     return {name: Given(text, "preset", f"{name} in the preset") for name, text in texts.items()}
-
-
-def help_page(usage: str, about: str, settings: Sequence[Setting], num_hidden: int = 0) -> str:
-    """The text of `headstart COMMAND --help`, as wide as the terminal.
-
-    `usage` begins with the command. Paragraphs of `about` with indented lines stay as they are.
-    """
-    width = _width()
-    lines = [f"Usage: headstart {usage}"]
-    for paragraph in about.split("\n\n"):
-        is_example = paragraph.startswith(" ")
-        lines += ["", *(paragraph.split("\n") if is_example else _wrapped(paragraph, width))]
-    command = usage.split()[0]
-    if num_hidden:
-        lines += ["", "Flags that people use most", *_entries(settings, width)]
-    else:
-        for title, members in groupby(settings, lambda setting: setting.title):
-            lines += ["", title or command.capitalize()]
-            lines += _entries(members, width)
-    lines += ["", "General"]
-    config = "TOML file with settings, named as the flags (also HEADSTART_CONFIG)"
-    lines += _entry("    --config FILE", config, width)
-    lines += _entry("    --print-config", "print every setting with its origin and stop", width)
-    if num_hidden:
-        lines += _entry("    --help-all", f"the other {num_hidden} flags too, by topic", width)
-    lines += _entry("-h, --help [WORD]", "this page, or every flag that has to do with WORD", width)
-    closing = (
-        "llama-server's flags and variables are taken as well (docs/from-llama-server.md). "
-        "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats "
-        "llama-server's variable, which beats the config file."
-    )
-    return "\n".join([*lines, "", *_wrapped(closing, width)])
 
 
 def help_on(word: str, command: str, settings: Sequence[Setting]) -> str:

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import MISSING, dataclass, fields
+from functools import cache
 
 from headstart.app.cli import llama_server
 from headstart.config import Config, Option, flag_of, option_of, read_switch
@@ -139,18 +140,19 @@ class Setting:
         return value
 
 
+@cache
 def settings_of(
     config_class: type, place: tuple[str, ...] = (), prefix: str = ""
-) -> Iterator[Setting]:
+) -> tuple[Setting, ...]:
     """The settings that a config dataclass declares, in order; fields without a plain default are
     none. `place`: where `Config` has it; without one it is a command's own.
     """
-    hints = typing.get_type_hints(config_class)
+    hints, found = typing.get_type_hints(config_class), list[Setting]()
     for field in fields(config_class):
         if field.default is MISSING:
             continue
         name, option = prefix + field.name, option_of(field)
-        yield Setting(
+        one = Setting(
             path=(*place, field.name) if place else (),
             name=name,
             kind=_plain_type(hints[field.name], name),
@@ -158,6 +160,8 @@ def settings_of(
             option=option,
             theirs=llama_server.flags_named(flag_of(name), *option.aliases),
         )
+        found.append(one)
+    return tuple(found)
 
 
 def all_settings(parts: Sequence[str] | None = None) -> list[Setting]:

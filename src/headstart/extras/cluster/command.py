@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from headstart.app.cli.command import Command, read_flags
+from headstart.app.cli.command import Command
+from headstart.app.cli.main import find_command
 from headstart.app.cli.resolve import Resolved
-from headstart.app.cli.settings import all_settings
 from headstart.config import option
 from headstart.gateway.balancer.options import RoutingOptions
 from headstart.types.errors import ConfigError
@@ -63,7 +63,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
         word, own = words[0], "flags of headstart serve"
         raise ConfigError(f"unexpected argument {word!r}; {own} come after {OF_REPLICAS}")
     options, server, arguments = resolved.own(ClusterOptions), resolved.config().server, words[1:]
-    read_flags("serve", "", all_settings(), arguments)[0].config()  # raises for wrong ones
+    find_command("serve").read(arguments)[0].config()  # raises for wrong ones
 
     from headstart.extras.cluster import deploy
 

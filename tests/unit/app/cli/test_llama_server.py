@@ -11,8 +11,10 @@ import pytest
 
 from headstart.app.cli import llama_server
 from headstart.app.cli.arguments import check_environment
-from headstart.app.cli.command import HelpRequested, read_flags
+from headstart.app.cli.command import HelpRequested
+from headstart.app.cli.main import find_command
 from headstart.app.cli.resolve import Resolved
+from headstart.app.cli.serve import COMMAND
 from headstart.app.cli.settings import Setting, all_settings
 from headstart.types.errors import ConfigError
 
@@ -40,7 +42,7 @@ VALUES = {
 
 
 def read(*argv: str) -> Resolved:
-    return read_flags("serve", "About.", SETTINGS, argv)[0]
+    return COMMAND.read(argv)[0]
 
 
 def setting_of(name: str) -> Setting | None:
@@ -200,7 +202,7 @@ def test_a_far_guess_is_not_made(argv: list[str]) -> None:
 
 def test_a_flag_of_serve_is_named_as_such_elsewhere() -> None:
     with pytest.raises(ConfigError, match="--port is a flag of headstart serve"):
-        read_flags("generate", "About.", all_settings(["model"]), ["--port", "1"])
+        find_command("generate").read(["--port", "1"])
 
 
 def test_a_preset_of_one_model_gives_the_flags_of_a_model_that_is_named(tmp_path: Path) -> None:
@@ -251,7 +253,7 @@ def test_a_name_that_llama_server_does_not_have_is_told(
     monkeypatch.setenv("LLAMA_ARG_HOST", "0.0.0.0")
     monkeypatch.setenv("LLAMA_ARG_PORT", "")
     monkeypatch.setenv("LLAMA_CACHE", "/models")  # read by the hub
-    read_flags("serve", "About.", SERVE, [])
+    COMMAND.read([])
     err = capsys.readouterr().err
     assert err == (
         "headstart: warning: not read: LLAMA_ARG_CTX_SIZES; llama-server has no such variable; "

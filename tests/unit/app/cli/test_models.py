@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from headstart.app.cli.command import read_flags
 from headstart.app.cli.models import is_router, read_models
 from headstart.app.cli.resolve import Resolved
-from headstart.app.cli.settings import all_settings
+from headstart.app.cli.serve import COMMAND
 from headstart.gateway.router.presets import CACHE, FOLDER, PRESET, ModelPreset
 from headstart.types.errors import ConfigError
 
@@ -20,7 +19,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 def flags(*argv: str) -> Resolved:
-    return read_flags("serve", "About.", all_settings(), argv)[0]
+    return COMMAND.read(argv)[0]
 
 
 def models(environment, *argv: str) -> dict[str, ModelPreset]:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from headstart.app.cli.command import COMMON, HelpRequested, read_flags
+from headstart.app.cli.command import COMMON, HelpRequested
+from headstart.app.cli.main import find_command
 from headstart.app.cli.resolve import Resolved, resolve
+from headstart.app.cli.serve import COMMAND
 from headstart.app.cli.settings import all_settings
 from headstart.config import Config
 from headstart.types.errors import ConfigError
@@ -18,7 +20,7 @@ SETTINGS = all_settings()
 
 
 def read(*argv: str) -> Resolved:
-    return read_flags("serve", "About.", SETTINGS, argv)[0]
+    return COMMAND.read(argv)[0]
 
 
 def test_no_two_settings_share_a_spelling() -> None:
@@ -209,8 +211,7 @@ def test_a_mistake_in_the_environment_names_the_variable(monkeypatch: pytest.Mon
 def test_one_config_file_may_hold_settings_of_other_commands(tmp_path: Path) -> None:
     file = tmp_path / "headstart.toml"
     file.write_text("port = 1\nthreads = 3")
-    engine = all_settings(["engine"])
-    resolved, _, _ = read_flags("generate", "About.", engine, ["--config", str(file)])
+    resolved, _, _ = find_command("generate").read(["--config", str(file)])
     assert resolved.config().engine.threads == 3
 
 

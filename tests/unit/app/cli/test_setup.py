@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from headstart.app.assemble import check
-from headstart.app.cli.command import read_flags
-from headstart.app.cli.settings import all_settings
+from headstart.app.cli.serve import COMMAND
 from headstart.config import Config
 from headstart.types.errors import ConfigError
 
@@ -181,11 +180,8 @@ def test_a_failed_build_names_its_log_and_is_tried_again(clone: Clone) -> None:
     assert clone.setup().returncode == 0
 
 
-SETTINGS = all_settings()
-
-
 def config(*argv: str) -> Config:
-    return read_flags("serve", "About.", SETTINGS, argv)[0].config()
+    return COMMAND.read(argv)[0].config()
 
 
 @pytest.mark.parametrize(
