@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.config import EngineConfig
+from headstart.engine import hidden_states
 from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.devices import attention_tile
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
-from headstart.engine.hidden_states import HiddenStates
 from headstart.engine.library import api, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
@@ -89,7 +89,7 @@ class LlamaEngine(Sequences):
         self.sends_graphs = config.rpc is not None
         self.attention_tile = attention_tile(config) if is_cut else 1
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
-        self._published = HiddenStates(self.handle, model.handle, model.facts)
+        self._layers: frozenset[int] = frozenset()  # whose states are kept
         self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
         self._grouped: GroupedBatch | None = None  # where the launched batch takes several decodes
         self._asynchrony = Asynchrony()
@@ -174,7 +174,7 @@ class LlamaEngine(Sequences):
             self._states = self._grouped.states
             return self._grouped.logits
         logits = self._wait()
-        self._states = self._published.of(self._launched.num_rows)
+        self._states = self._states_of(self._launched)
         return logits
 
     def _settle_runs(self, batch: Batch, runs: Sequence[Run]) -> None:
@@ -261,7 +261,7 @@ class LlamaEngine(Sequences):
 
     def _collect(self, grouped: GroupedBatch) -> None:
         """Wait for the group that was launched last."""
-        grouped.collect(self._wait(), self._published.of(self._staging.num_rows))
+        grouped.collect(self._wait(), self._states_of(self._staging))
         if not self.is_exact:
             return
         batch = grouped.batch
@@ -315,7 +315,17 @@ class LlamaEngine(Sequences):
         return known[1]
 
     def publish_states(self, layers: Collection[int]) -> None:
-        self._published.publish(layers)
+        if reason := hidden_states.why_not(self.model.facts, layers):
+            raise ModelError(f"{reason}; leave out the speculator that reads it")
+        hidden_states.publish(self.handle, set(layers) - self._layers)
+        self._layers |= set(layers)
+
+    def _states_of(self, batch: Batch) -> dict[int, NDArray[np.float32]]:
+        """Of the batch that was decoded last."""
+        if not self._layers:
+            return {}
+        model, num_rows = self.model.handle, batch.num_rows
+        return hidden_states.published(self.handle, model, self._layers, num_rows)
 
     def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
         return self._states

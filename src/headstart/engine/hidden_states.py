@@ -18,7 +18,6 @@ from headstart.engine.c_batch import floats_at
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts
 from headstart.types import LAST_STATE
-from headstart.types.errors import ModelError
 
 _WITH_LAST_STATE = frozenset((
     "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "gemma4", "glm-dsa",
@@ -49,39 +48,25 @@ def why_not(facts: Facts, layers: Collection[int]) -> str | None:
     return None
 
 
-class HiddenStates:
-    """The states that one context keeps of its decodes. Nothing is kept until `publish`."""
+def publish(context: Any, layers: Collection[int]) -> None:
+    """Have a context keep these states of all rows of its decodes, which it can."""
+    for layer in layers:
+        if layer == LAST_STATE:
+            api.llama_set_embeddings_nextn(context, True, False)
+        else:
+            api.llama_set_embeddings_layer_inp(context, layer, True)
 
-    def __init__(self, context: Any, model: Any, facts: Facts) -> None:
-        self.layers: tuple[int, ...] = ()
-        self._context, self._facts = context, facts
-        self._width = int(api.llama_model_n_embd(model))
-        self._last_width = int(api.llama_model_n_embd_out(model))
 
-    def publish(self, layers: Collection[int]) -> None:
-        """Keep these states of all rows from now on.
-
-        Raises:
-            ModelError: they cannot be had.
-        """
-        if reason := why_not(self._facts, layers):
-            raise ModelError(f"{reason}; leave out the speculator that reads it")
-        for layer in sorted(set(layers) - set(self.layers)):
-            if layer == LAST_STATE:
-                api.llama_set_embeddings_nextn(self._context, True, False)
-            else:
-                api.llama_set_embeddings_layer_inp(self._context, layer, True)
-        self.layers = tuple(sorted({*self.layers, *layers}))
-
-    def of(self, num_rows: int) -> dict[int, NDArray[np.float32]]:
-        """By layer, of all rows of the last decode: views until the next one."""
-        return {
-            layer: floats_at(
-                api.llama_get_embeddings_nextn(self._context), num_rows, self._last_width
-            )
-            if layer == LAST_STATE
-            else floats_at(
-                api.llama_get_embeddings_layer_inp(self._context, layer), num_rows, self._width
-            )
-            for layer in self.layers
-        }
+def published(
+    context: Any, model: Any, layers: Collection[int], num_rows: int
+) -> dict[int, NDArray[np.float32]]:
+    """By layer, the states of all rows of the last decode: views until the next one."""
+    found = {}
+    for layer in layers:
+        if layer == LAST_STATE:
+            address, width = api.llama_get_embeddings_nextn(context), api.llama_model_n_embd_out
+        else:
+            address = api.llama_get_embeddings_layer_inp(context, layer)
+            width = api.llama_model_n_embd
+        found[layer] = floats_at(address, num_rows, int(width(model)))
+    return found
