@@ -11,7 +11,7 @@ import numpy as np
 
 from headstart.config import EngineConfig
 from headstart.engine.gguf_header import GgufHeader
-from headstart.engine.library import api, take_errors
+from headstart.engine.library import api, libllama_error, take_errors
 from headstart.types.errors import ConfigError, ModelError
 
 
@@ -79,9 +79,7 @@ class Adapters:
         factors = (ctypes.c_float * max(1, len(chosen)))(*[s for _, s in chosen])
         if api.llama_set_adapters_lora(self._context, array, len(chosen), factors) != 0:
             names = ", ".join(path.name for path in self._paths)
-            raise ModelError(
-                f"libllama does not apply {names}: {take_errors() or 'no reason given'}"
-            )
+            raise libllama_error(ModelError, f"libllama does not apply {names}")
         self._scales = wanted
 
     def describe(self) -> tuple[dict[str, Any], ...]:
@@ -101,9 +99,7 @@ def _load(model: Any, path: Path) -> Any:
     take_errors()
     adapter = api.llama_adapter_lora_init(model.handle, str(path).encode())
     if not adapter:
-        raise ModelError(
-            f"{path} is no adapter for {model.path.name}: {take_errors() or 'no reason given'}"
-        )
+        raise libllama_error(ModelError, f"{path} is no adapter for {model.path.name}")
     if api.llama_adapter_get_alora_n_invocation_tokens(adapter):
         raise ModelError(
             f"{path} is an adapter that a text switches on (aLoRA), which is not supported; leave "
@@ -138,4 +134,4 @@ def _apply_vectors(model: Any, context: Any, files: list[tuple[Path, float]]) ->
     data = values.ctypes.data_as(POINTER(c_float))
     status = api.llama_set_adapter_cvec(context, data, values.size, width, 1, num_layers)
     if status != 0:
-        raise ModelError(f"libllama does not apply the control vector: {take_errors()}")
+        raise libllama_error(ModelError, "libllama does not apply the control vector")

@@ -21,7 +21,7 @@ from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.devices import attention_tile
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
-from headstart.engine.library import api, take_errors
+from headstart.engine.library import api, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
@@ -68,10 +68,9 @@ class LlamaEngine(Sequences):
         take_errors()
         self.handle: Any = api.llama_init_from_model(model.handle, params)
         if not self.handle:
-            reason = take_errors() or "libllama gave no reason"
-            raise ModelError(
-                f"cannot create a context of {context} tokens for {model.path}: {reason}; try a "
-                "smaller --context"
+            raise libllama_error(
+                ModelError,
+                f"no context of {context} tokens for {model.path}, try a smaller --context",
             )
         self.adapters = Adapters(model, self.handle, config)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
@@ -287,10 +286,8 @@ class LlamaEngine(Sequences):
         if status == 1:
             raise ContextFullError
         if status != 0:
-            raise EngineError(
-                f"llama_decode returned {status} for {batch.num_rows} rows: "
-                f"{take_errors() or 'no reason given'}"
-            )
+            words = f"llama_decode returned {status} for {batch.num_rows} rows"
+            raise libllama_error(EngineError, words)
         self.has_copies = False
         self._launched, self._handed_over = batch, perf_counter()
         self._decode_seconds = self._handed_over - started

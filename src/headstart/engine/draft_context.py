@@ -18,7 +18,7 @@ from headstart.config import EngineConfig
 from headstart.engine.c_batch import floats_at
 from headstart.engine.context import UNLIMITED, LlamaEngine
 from headstart.engine.gguf_header import GgufHeader
-from headstart.engine.library import api, take_errors
+from headstart.engine.library import api, libllama_error
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.types import Batch, CacheKind
@@ -111,10 +111,7 @@ class LlamaDraftContext(LlamaEngine):
         batch.wants_logits[:rows] = 1
         c_batch = self._c_batch_of(batch)
         if status := api.llama_encode(self.handle, c_batch):
-            raise EngineError(
-                f"llama_encode returned {status} for {rows} rows: "
-                f"{take_errors() or 'no reason given'}"
-            )
+            raise libllama_error(EngineError, f"llama_encode returned {status} for {rows} rows")
         return floats_at(api.llama_get_embeddings_nextn(self.handle), rows, self.state_width).copy()
 
 

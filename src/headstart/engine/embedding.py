@@ -18,7 +18,7 @@ from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.gguf_header import GgufHeader
-from headstart.engine.library import api, take_errors
+from headstart.engine.library import api, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
@@ -52,8 +52,7 @@ class LlamaEmbedder:
         take_errors()
         self._handle = api.llama_init_from_model(model.handle, params)
         if not self._handle:
-            reason = take_errors() or "libllama gave no reason"
-            raise ModelError(f"cannot create a context for embeddings of {model.path}: {reason}")
+            raise libllama_error(ModelError, f"no context for embeddings of {model.path}")
         Adapters(model, self._handle, config)
         self._memory = api.llama_get_memory(self._handle)
         self.pooling = POOLINGS[api.llama_pooling_type(self._handle)]
@@ -141,10 +140,8 @@ class LlamaEmbedder:
             status = api.llama_decode(self._handle, rows)
             if status != 0:
                 is_end = True
-                raise EngineError(
-                    f"llama_decode returned {status} for {batch.num_rows} tokens to embed: "
-                    f"{take_errors() or 'no reason given'}"
-                )
+                words = f"llama_decode returned {status} for {batch.num_rows} tokens to embed"
+                raise libllama_error(EngineError, words)
             vectors = self._vectors(texts)
             if len(texts) > 1:
                 return vectors

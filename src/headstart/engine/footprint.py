@@ -88,20 +88,21 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
         model = api.llama_model_load_from_file(str(path).encode(), params)
         del keep
         if not model:
-            raise ModelError(f"cannot read {path}: {library.take_errors() or 'no reason given'}")
+            raise library.libllama_error(ModelError, f"cannot read {path}")
         try:
             facts = Facts.of(model)
             settings = context_params(facts, config, limits, context)
             settings.ctx_type = int(limits.is_heads)
             made = api.llama_init_from_model(model, settings)
-            reason = library.take_errors() or "libllama gave no reason"
             if made:
                 uses = uses_of(made)
                 api.llama_free(made)
             elif limits.reads_states:  # it needs the target's context; its own is small
+                library.take_errors()
                 uses = {HOST: Use(weights=path.stat().st_size)}
             else:
-                raise ModelError(f"cannot make a context of {context} tokens for {path}: {reason}")
+                words = f"cannot make a context of {context} tokens for {path}"
+                raise library.libllama_error(ModelError, words)
         finally:
             api.llama_model_free(model)
     outputs = 4 * settings.n_outputs_max * facts.vocab_size  # logits are read in main memory

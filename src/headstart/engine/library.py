@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
 # Threads wait for each other hundreds of times a step. By default they spin for so long that two
@@ -22,9 +22,10 @@ if not os.environ.get("OMP_WAIT_POLICY"):
 
 from headstart.engine import binding  # after the variables, which it reads when it loads
 from headstart.engine.find_library import remedy
-from headstart.types.errors import ConfigError
+from headstart.types.errors import ConfigError, HeadstartError
 
 log = logging.getLogger("headstart.libllama")
+E = TypeVar("E", bound=HeadstartError)
 api = binding
 
 found = api.llama_version().decode() if hasattr(api._lib, "llama_version") else "older"
@@ -113,6 +114,11 @@ def take_errors() -> str:
     ]
     _recent_errors.clear()
     return "; ".join(dict.fromkeys(lines))
+
+
+def libllama_error(kind: type[E], words: str) -> E:
+    """An error with its reason, as libllama has logged it."""
+    return kind(f"{words}: {take_errors() or 'libllama gave no reason'}")
 
 
 def version() -> str:

@@ -118,7 +118,7 @@ class LlamaChunk:
     def encode(self, context: Any, width: int) -> NDArray[np.float32]:
         """Compute the embeddings; the pixels are not needed any more."""
         if api.mtmd_encode_chunk(context, self._pointer) != 0:
-            raise EngineError(f"a file could not be encoded: {library.take_errors()}")
+            raise library.libllama_error(EngineError, "a file could not be encoded")
         size = self.num_cells * width
         found = np.ctypeslib.as_array(api.mtmd_get_output_embd(context), (size,)).copy()
         self._free()
@@ -158,8 +158,8 @@ class Projector:
         library.take_errors()
         self._context: Any = api.mtmd_init_from_file(str(path).encode(), model.handle, params)
         if not self._context:
-            reason = library.take_errors() or "libmtmd gave no reason"
-            raise ModelError(f"cannot load {path} as a projector of {model.path.name}: {reason}")
+            words = f"cannot load {path} as a projector of {model.path.name}"
+            raise library.libllama_error(ModelError, words)
         support = {"image": api.mtmd_support_vision, "audio": api.mtmd_support_audio}
         self.modalities = tuple(name for name, has in support.items() if has(self._context))
         self.width = int(api.llama_model_n_embd_inp(model.handle))
@@ -275,9 +275,8 @@ class Projector:
             text = api.mtmd_input_text(_MARKER, len(_MARKER), False, True)
             bitmaps = (ctypes.c_void_p * 1)(bitmap)
             if api.mtmd_tokenize(self._context, chunks, ctypes.byref(text), bitmaps, 1) != 0:
-                raise InvalidParameterError(
-                    f"a file cannot be used with this model: {library.take_errors()}"
-                )
+                words = "a file cannot be used with this model"
+                raise library.libllama_error(InvalidParameterError, words)
             for index in range(api.mtmd_input_chunks_size(chunks)):
                 yield api.mtmd_input_chunks_get(chunks, index)
         finally:

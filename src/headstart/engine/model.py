@@ -69,8 +69,7 @@ class Model:
         del callback  # libllama calls it while it loads only
         progress.end()
         if not self.handle:
-            reason = library.take_errors() or "libllama gave no reason"
-            raise ModelError(f"cannot load {self.path}: {reason}")
+            raise library.libllama_error(ModelError, f"cannot load {self.path}")
         self.facts = Facts.of(self.handle)
         self.vocab = LlamaVocab(self, self.handle)
         if not (vocab_only or is_drafter):

@@ -15,7 +15,7 @@ import numpy as np
 
 from headstart.engine.c_batch import c_batch
 from headstart.engine.gaps import Gaps
-from headstart.engine.library import api, muted, take_errors
+from headstart.engine.library import api, libllama_error, muted, take_errors
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, reserve, unpack
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
@@ -338,19 +338,15 @@ class Sequences:
             EngineError: it cannot be had; what is written may be another text's.
         """
         if self.has_copies and not self._make_copies(seq_id):
-            raise EngineError(
-                f"sequence {seq_id} holds a copy that libllama could not make: "
-                f"{take_errors() or 'no reason given'}"
-            )
+            words = f"sequence {seq_id} holds a copy that libllama could not make"
+            raise libllama_error(EngineError, words)
         size = len(place)
         written = api.llama_state_seq_get_data_ext(
             self._context, _bytes_of(place), size, seq_id, flags
         )
         if written != size:
-            raise EngineError(
-                f"libllama wrote {written} of {size} bytes of sequence {seq_id}: "
-                f"{take_errors() or 'no reason given'}"
-            )
+            words = f"libllama wrote {written} of {size} bytes of sequence {seq_id}"
+            raise libllama_error(EngineError, words)
 
     def _set(self, seq_id: int, data: Data, flags: int) -> bool:
         if not len(data):
