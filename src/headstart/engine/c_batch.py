@@ -16,10 +16,7 @@ from headstart.types.errors import EngineError
 def c_batch(batch: Batch) -> tuple[Any, Any]:
     """A llama_batch over the arrays of `batch`, and the arrays that it points to besides."""
     counts = np.ones(batch.capacity, np.int32)
-    pointers = (ctypes.POINTER(ctypes.c_int32) * batch.capacity)()
-    base = batch.seq_ids.ctypes.data
-    for row in range(batch.capacity):
-        pointers[row] = ctypes.cast(base + 4 * row, ctypes.POINTER(ctypes.c_int32))
+    addresses = batch.seq_ids.ctypes.data + 4 * np.arange(batch.capacity, dtype=np.uint64)
     made = api.llama_batch()
     if getattr(batch, "has_tokens", True):
         made.token = _pointer(batch.tokens, ctypes.c_int32)
@@ -27,9 +24,9 @@ def c_batch(batch: Batch) -> tuple[Any, Any]:
         made.embd = _pointer(states, ctypes.c_float)
     made.pos = _pointer(batch.positions, ctypes.c_int32)
     made.n_seq_id = _pointer(counts, ctypes.c_int32)
-    made.seq_id = ctypes.cast(pointers, ctypes.POINTER(ctypes.POINTER(ctypes.c_int32)))
+    made.seq_id = _pointer(addresses, ctypes.POINTER(ctypes.c_int32))
     made.logits = _pointer(batch.wants_logits, ctypes.c_int8)
-    return made, (counts, pointers)
+    return made, (counts, addresses)
 
 
 def floats_at(address: int | None, rows: int, width: int) -> NDArray[np.float32]:

@@ -96,24 +96,16 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
     params.check_tensors = config.check_tensors
     params.load_mtp = config.mtp
     params.use_extra_bufts = config.repack
-    keep: list[Any] = []
-    devices = device_array(config.device, can_be_remote=config.rpc is not None)
-    if devices is not None:
-        keep.append(devices)
-        params.devices = ctypes.cast(devices, ctypes.c_void_p)
-    if config.tensor_split:
-        shares = _shares(config.tensor_split)
-        keep.append(shares)
-        params.tensor_split = ctypes.cast(shares, ctypes.POINTER(ctypes.c_float))
-    if config.override_kv:
-        values = kv_overrides(config.override_kv)
-        keep.append(values)
-        params.kv_overrides = ctypes.cast(values, type(params.kv_overrides))
-    tensors = None if vocab_only else tensor_overrides(config)
-    if tensors is not None:
-        keep.append(tensors)
-        params.tensor_buft_overrides = ctypes.cast(tensors, ctypes.c_void_p)
-    return params, keep
+    arrays = {
+        "devices": device_array(config.device, can_be_remote=config.rpc is not None),
+        "tensor_split": _shares(config.tensor_split) if config.tensor_split else None,
+        "kv_overrides": kv_overrides(config.override_kv) if config.override_kv else None,
+        "tensor_buft_overrides": None if vocab_only else tensor_overrides(config),
+    }
+    for name, array in arrays.items():
+        if array is not None:
+            setattr(params, name, ctypes.cast(array, dict(params._fields_)[name]))
+    return params, list(arrays.values())
 
 
 def context_params(
