@@ -39,21 +39,16 @@ class LlamaFilters:
             sampler = self._sampler(name, params, context_size)
             if sampler is not None:
                 api.llama_sampler_chain_add(chain, sampler)
+                if name in ("penalties", "dry"):
+                    self._readers.append(sampler)
         return chain
 
     def _sampler(self, name: str, p: SamplingParams, context_size: int) -> Any:
         """One libllama sampler, or None if the parameters switch it off."""
         if name == "penalties" and p.has_penalties:
             last_n = _window(p.repeat_last_n, context_size)
-            return self._reading(
-                api.llama_sampler_init_penalties(
-                    self._vocab.size,
-                    last_n,
-                    p.repeat_penalty,
-                    p.frequency_penalty,
-                    p.presence_penalty,
-                )
-            )
+            penalties = p.repeat_penalty, p.frequency_penalty, p.presence_penalty
+            return api.llama_sampler_init_penalties(self._vocab.size, last_n, *penalties)
         if name == "dry" and p.has_dry:
             return self._dry_sampler(p, context_size)
         if name == "top_n_sigma" and p.top_n_sigma > 0:
@@ -92,33 +87,19 @@ class LlamaFilters:
     def _dry_sampler(self, p: SamplingParams, context_size: int) -> Any:
         """A copy: the engine waits while the breakers are looked up, 20 ms each."""
         last_n = _window(p.dry_penalty_last_n, context_size)
-        key = (
-            p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n, p.dry_sequence_breakers,
-        )  # fmt: skip
+        numbers = p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n
+        key = *numbers, p.dry_sequence_breakers
         known = self._vocab.dry_samplers
         if key not in known:
             # a few are kept for the next request with the same settings
             while len(known) >= 8:
                 api.llama_sampler_free(known.pop(next(iter(known))))
-            known[key] = self._new_dry_sampler(p, last_n)
-        return self._reading(api.llama_sampler_clone(known[key]))
-
-    def _new_dry_sampler(self, p: SamplingParams, last_n: int) -> Any:
-        breakers = [b.encode("utf-8", "replace") for b in p.dry_sequence_breakers]
-        array = (ctypes.c_char_p * len(breakers))(*breakers)
-        return api.llama_sampler_init_dry(
-            self._vocab.handle,
-            p.dry_multiplier,
-            p.dry_base,
-            p.dry_allowed_length,
-            last_n,
-            array,
-            len(breakers),
-        )
-
-    def _reading(self, sampler: Any) -> Any:
-        self._readers.append(sampler)
-        return sampler
+            breakers = [b.encode("utf-8", "replace") for b in p.dry_sequence_breakers]
+            array = (ctypes.c_char_p * len(breakers))(*breakers)
+            known[key] = api.llama_sampler_init_dry(
+                self._vocab.handle, *numbers, array, len(breakers)
+            )
+        return api.llama_sampler_clone(known[key])
 
     def _grow(self, capacity: int) -> None:
         self._capacity = capacity
