@@ -10,8 +10,9 @@ import os
 import shutil
 import tempfile
 import zipfile
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
@@ -21,26 +22,16 @@ from headstart.types.errors import ConfigError, ModelError
 NAMES = ("cpu", "cuda", "vulkan", "metal", "rocm")
 
 
-@dataclass(frozen=True, slots=True)
-class Archive:
-    """One file to download."""
-
-    backend: str
-    url: str
-    size: int  # bytes
-    sha256: str
-
-
-def archives(backend: str) -> list[Archive]:
-    """The archives of a backend for this platform.
+def archives(backend: str) -> list[dict[str, Any]]:
+    """The rows of a backend's archives in the table, for this platform.
 
     Raises:
         ConfigError: there is nothing prebuilt.
     """
-    here = [Archive(**row) for row in prebuilt()]
-    found = [one for one in here if one.backend == backend]
+    here = prebuilt()
+    found = [row for row in here if row["backend"] == backend]
     if not found:
-        others = ", ".join(sorted({one.backend for one in here})) or "none"
+        others = ", ".join(sorted({row["backend"] for row in here})) or "none"
         raise ConfigError(
             f"this copy of Headstart has no prebuilt {backend} libllama for {this_platform()} "
             f"(there are: {others}); {remedy(backend)}"
@@ -62,49 +53,47 @@ def install(backend: str, folder: Path) -> None:
             unpacked = Path(made) / "new"
             unpacked.mkdir()
             for archive in wanted:
-                file = folder.parent / f"{archive.sha256}.part"
-                _download(archive, file)
-                _unpack(file, unpacked)
+                _unpack(_download(archive, folder.parent), unpacked)
             if folder.exists():
                 folder.rename(Path(made) / "old")
             unpacked.rename(folder)
             for archive in wanted:
-                (folder.parent / f"{archive.sha256}.part").unlink()
+                _part(archive, folder.parent).unlink()
     except (OSError, zipfile.BadZipFile) as error:
         raise ConfigError(f"{backend} cannot be installed in {folder}: {error}") from error
 
 
-def _download(archive: Archive, file: Path) -> None:
-    """Download an archive; continue a partial file."""
+def _part(archive: Mapping[str, Any], folder: Path) -> Path:
+    return folder / f"{archive['sha256']}.part"
+
+
+def _download(archive: Mapping[str, Any], folder: Path) -> Path:
+    """Download an archive, or what is missing of it; returns the file."""
     import httpx2
     from huggingface_hub import errors
     from huggingface_hub.file_download import http_get
 
-    name = PurePosixPath(archive.url).name
-    print(f"downloading {name}, {archive.size / 2**20:.0f} MiB", flush=True)
+    url, size, file = archive["url"], archive["size"], _part(archive, folder)
+    name = PurePosixPath(url).name
+    print(f"downloading {name}, {size / 2**20:.0f} MiB", flush=True)
     with file.open("ab") as part:
         have = part.tell()
-        if have < archive.size:
-            try:
-                http_get(
-                    archive.url,
-                    part,
-                    resume_size=have,
-                    expected_size=archive.size,
-                    displayed_filename=name,
-                )
-            except (httpx2.HTTPError, errors.HfHubHTTPError, OSError) as error:
-                raise ModelError(
-                    f"{archive.url} cannot be downloaded: {error}; try again, it goes on from there"
-                ) from error
+        try:
+            if have < size:
+                http_get(url, part, resume_size=have, expected_size=size, displayed_filename=name)
+        except (httpx2.HTTPError, errors.HfHubHTTPError, OSError) as error:
+            raise ModelError(
+                f"{url} cannot be downloaded: {error}; try again, it goes on from there"
+            ) from error
     with file.open("rb") as part:
         digest = hashlib.file_digest(part, "sha256").hexdigest()
-    if digest != archive.sha256:
+    if digest != archive["sha256"]:
         file.unlink()
         raise ModelError(
-            f"{archive.url} has the SHA-256 {digest} but must have {archive.sha256}; nothing was "
+            f"{url} has the SHA-256 {digest} but must have {archive['sha256']}; nothing was "
             "installed"
         )
+    return file
 
 
 def _unpack(file: Path, folder: Path) -> None:
