@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from headstart.structures.atomic import cache_folder
 from headstart.types.errors import ConfigError, ModelError
 
 VARIABLES = ("HEADSTART_LIBLLAMA", "LLAMA_CPP_LIB_PATH")  # a folder, or the file in it
-NAMES = ("libllama.so", "libllama.dylib", "llama.dll")
 TABLE = Path(__file__).with_name("backends.json")
 CMAKE_FLAGS = {"cuda": "-DGGML_CUDA=on", "rocm": "-DGGML_HIP=on", "vulkan": "-DGGML_VULKAN=on"}
 
@@ -31,17 +30,9 @@ def installed_folder(environment: Mapping[str, str] = os.environ) -> Path:
     return cache_folder(environment) / "libllama"
 
 
-def candidates(environment: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
-    """Who says where libllama is, and the folder; the first counts."""
-    for variable in VARIABLES:
-        if value := environment.get(variable):
-            path = Path(value).expanduser()
-            yield variable, path if path.is_dir() else path.parent
-            return  # whatever was named by hand is used or refused
-    yield "headstart backend install", installed_folder(environment)
-    spec = importlib.util.find_spec("llama_cpp")
-    if spec is not None and spec.origin:
-        yield "llama-cpp-python", Path(spec.origin).parent / "lib"
+def _library_in(folder: Path, name: str = "llama") -> Path | None:
+    files = (folder / file for file in (f"lib{name}.so", f"lib{name}.dylib", f"{name}.dll"))
+    return next((file for file in files if file.is_file()), None)
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Path | None:
@@ -50,15 +41,17 @@ def find(environment: Mapping[str, str] = os.environ) -> Path | None:
     Raises:
         ConfigError: the one that was named by hand is not there.
     """
-    for origin, folder in candidates(environment):
-        for name in NAMES:
-            if (folder / name).is_file():
-                return folder / name
-        if origin in VARIABLES:
-            raise ConfigError(
-                f"{origin} is {environment[origin]!r}, but there is no {NAMES[0]} in {folder}"
-            )
-    return None
+    for variable in VARIABLES:
+        if value := environment.get(variable):
+            path = Path(value).expanduser()
+            folder = path if path.is_dir() else path.parent
+            if found := _library_in(folder):
+                return found
+            raise ConfigError(f"{variable} is {value!r}, but there is no libllama in {folder}")
+    if found := _library_in(installed_folder(environment)):
+        return found
+    spec = importlib.util.find_spec("llama_cpp")
+    return _library_in(Path(spec.origin).parent / "lib") if spec and spec.origin else None
 
 
 def this_platform() -> str:
@@ -123,14 +116,13 @@ def load_beside(folder: Path) -> ctypes.CDLL:
     Raises:
         ConfigError: there is none, or it cannot be loaded.
     """
-    names = [name.replace("llama", "mtmd") for name in NAMES]
-    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    file = _library_in(folder, "mtmd")
     try:
         if file is not None:
             return ctypes.CDLL(str(file), mode=ctypes.DEFAULT_MODE)
     except OSError as error:
         raise ConfigError(f"{file} cannot be loaded: {error}") from error
     raise ConfigError(
-        f"--mmproj needs {names[0]}, which is not beside libllama in {folder}; install "
+        f"--mmproj needs libmtmd, which is not beside libllama in {folder}; install "
         "llama-cpp-python, which brings it, or leave out --mmproj"
     )

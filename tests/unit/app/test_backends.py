@@ -154,7 +154,8 @@ def test_without_libllama_the_remedy_is_a_download_only_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(find_library, "candidates", lambda environment: ())
+    monkeypatch.setattr(find_library, "_library_in", lambda *_: None)
+    monkeypatch.delenv("HEADSTART_LIBLLAMA", raising=False)
     compiling = f"{sys.executable} -m pip install llama-cpp-python=={binding.RELEASE}"
     for rows, told in (
         ((), compiling),
