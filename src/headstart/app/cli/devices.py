@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,8 +12,6 @@ from headstart.app.cli.resolve import Resolved
 from headstart.config import option
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from headstart.engine.devices import Device
     from headstart.engine.fit import Fitted
 
@@ -74,37 +72,29 @@ def _facts(devices: Sequence[Device], fitted: Fitted | None) -> dict[str, Any]:
 
 
 def _print(devices: Sequence[Device], fitted: Fitted | None) -> None:
-    from rich.console import Console
-
-    console = Console()
     rows = [
         (one.name, one.kind, one.description, _gib(one.free_bytes), _gib(one.total_bytes))
         for one in devices
     ]
-    console.print(_table(("name", "type", "description", "free", "total"), 3, rows))
+    _print_table(("name", "type", "description", "free", "total"), *rows, num_left=3)
     if fitted is None:
         return
     uses = [
         (name, *map(_mib, (use.weights, use.cache, use.compute, use.total)))
         for name, use in fitted.uses.items()
     ]
-    console.print(_table(("needed of", "weights", "cache", "computing", "sum"), 1, uses))
-    console.print(f"{fitted.config.context} tokens of context")
-    for remark in fitted.remarks:
-        console.print(remark)
+    print()
+    _print_table(("needed of", "weights", "cache", "computing", "sum"), *uses, num_left=1)
+    print(f"\n{fitted.config.context} tokens of context", *fitted.remarks, sep="\n")
 
 
-def _table(headings: Sequence[str], num_left: int, rows: Iterable[tuple[str, ...]]) -> Table:
-    """A table whose first columns are aligned to the left, the others to the right."""
-    from rich.box import SIMPLE
-    from rich.table import Table
-
-    table = Table(box=SIMPLE)
-    for column, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if column < num_left else "right")
+def _print_table(*rows: tuple[str, ...], num_left: int) -> None:
+    """The first columns are aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        table.add_row(*row)
-    return table
+        left = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        right = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        print("  ".join([*left[:num_left], *right[num_left:]]).rstrip())
 
 
 def _mib(num_bytes: int) -> str:
