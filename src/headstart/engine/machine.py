@@ -41,7 +41,7 @@ def cpu_quota(groups: Path = _GROUPS) -> float | None:
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = _GROUPS) -> int:
     """Bytes of main memory that can be used now; what only caches files counts as available."""
-    available = _meminfo(meminfo)
+    available = 1024 * _statistic(meminfo, "MemAvailable:") or _from_sysconf()
     for folder in _group_folders(groups, "memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes") or ""
         used = _read(folder / "memory.current") or _read(folder / "memory.usage_in_bytes") or ""
@@ -49,13 +49,6 @@ def available_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = _GROU
             cached = _statistic(folder / "memory.stat", "inactive_file")
             available = min(available, max(0, int(limit) - int(used) + cached))
     return available
-
-
-def _meminfo(path: Path) -> int:
-    if not path.exists():
-        return _from_sysconf()
-    kilobytes = _statistic(path, "MemAvailable:")
-    return 1024 * kilobytes if kilobytes else _from_sysconf()
 
 
 def _from_sysconf() -> int:
