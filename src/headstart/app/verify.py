@@ -9,6 +9,7 @@ libllama's kernels decide. More does not happen without a fault.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -36,7 +37,7 @@ ARRIVAL_STEPS = 9  # between two that arrive
 NEAR_TIE = 4.0  # times what was seen to change a logit: few of many ways to read a text are tried
 # of a decode that reads a text; each fills the cache by other kernels
 _READ_ROWS = (32, 5, 2, 1, 128)
-_FINEST, _MOST_CHANGE = 2.0**-12, 64.0  # of a logit; where none helps, filters or text differ
+_FINEST = 2.0**-12  # change of a logit; where 64 does not help, filters or text differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +100,14 @@ class TextComparison:
 
     def describe(self) -> dict[str, Any]:
         """For programs."""
-        return {
+        counts = ("texts", "tokens", "near_ties", "different", "drafted", "accepted", "restored")
+        return {name: getattr(self, f"num_{name}") for name in counts} | {
             "verdict": str(self),
             "is_exact": self.is_exact,
             "widths": str(self.classes),
             "change": self.change,
             "milliseconds": dict(self.classes.milliseconds),
-            "texts": self.num_texts,
-            "tokens": self.num_tokens,
             "same": self.num_texts - len(self.differences),
-            "near_ties": self.num_near_ties,
-            "different": self.num_different,
-            "drafted": self.num_drafted,
-            "accepted": self.num_accepted,
-            "restored": self.num_restored,
             "ways": self.texts,
             "differences": [asdict(one) for one in self.differences],
         }
@@ -298,16 +293,7 @@ def _margin(
 
 
 def _least(is_enough: Callable[[float], bool]) -> float | None:
-    """The smallest number that is enough; None if none is."""
-    if is_enough(0.0):
-        return 0.0
-    high = _FINEST
-    while not is_enough(high):
-        high *= 2.0
-        if high > _MOST_CHANGE:
-            return None
-    low = 0.0 if high == _FINEST else high / 2.0
-    for _ in range(16):
-        middle = (low + high) / 2.0
-        low, high = (low, middle) if is_enough(middle) else (middle, high)
-    return high
+    """The smallest number that is enough, to 2 %; None if none is."""
+    sizes = [0.0, *(_FINEST * 2.0 ** (step / 32) for step in range(18 * 32 + 1))]
+    index = bisect_left(sizes, True, key=is_enough)
+    return sizes[index] if index < len(sizes) else None
