@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from tests.fake_draft_context import LAYERS, FakeDraftContext
 
+from headstart.app import demo
 from headstart.app.cli.settings import settings_of
+from headstart.app.model_files import Models, choose_speculators
 from headstart.app.speculation import (
     ANY,
     capped_options,
@@ -136,7 +138,10 @@ def test_a_speculator_of_another_package_may_use_the_draft_model(
 
     monkeypatch.setitem(SPECULATORS, "second", Second)
     config = SpeculationConfig(spec_type="second")
-    assert wanted_types(config, "draft-model") == ("second",)
+    pair = Models(demo.path(demo.TARGET), demo.path(demo.DRAFT), is_demo=True)
+    chosen = choose_speculators(Config(speculation=config), pair)
+    assert chosen.types == ("second",)
+    assert chosen.drafter is not None
     with pytest.raises(ConfigError, match="names second but no draft model is given"):
         wanted_types(config, None)
     both = SpeculationConfig(spec_type="suffix,second,draft-model")
