@@ -24,6 +24,7 @@ AUTO_TYPES: tuple[str, ...] = ("suffix",)
 WITH_DRAFT_MODEL = "draft-model"
 WITH_HEADS = "mtp"
 NONE = "none"
+_STATE_BEGIN = b'{"version":'
 ANY = "any"  # in place of the speculator that a file is for
 
 
@@ -129,17 +130,14 @@ def _named_types(spec_type: str, drafter: str | None) -> tuple[str, ...]:
             f"--spec-type names {WITH_HEADS} but the model has no multi-token heads (or --no-mtp "
             "leaves them out); leave it out, or name a GGUF with its heads with --draft-model"
         )
-    if users and drafter not in (ANY, *users) and not _drafts_with_any(users[0], drafter):
+    # one of another package may draft with any whole model
+    is_free = drafter == WITH_DRAFT_MODEL and users and not SPECULATORS[users[0]].needs_states
+    if users and drafter not in (ANY, *users) and not is_free:
         raise ConfigError(
             f"--spec-type names {users[0]} but the draft model's file is for {drafter}; name "
             "that, or leave out --spec-type"
         )
     return names
-
-
-def _drafts_with_any(name: str, drafter: str | None) -> bool:
-    """Whether a speculator takes any whole model, as one of another package may."""
-    return drafter == WITH_DRAFT_MODEL and not SPECULATORS[name].needs_states
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -163,7 +161,10 @@ def _check_state(spec_state: str | None) -> None:
     try:
         if path.exists() and not path.is_file():  # a device would be read without end, and replaced
             raise ConfigError(f"--spec-state {path} is not a regular file; name another, or none")
-        is_ours = not path.exists() or _begins_as_state(path)
+        is_ours = True
+        if path.exists():
+            with path.open("rb") as file:
+                is_ours = file.read(len(_STATE_BEGIN)) in (_STATE_BEGIN, b"")
     except OSError as error:
         raise ConfigError(
             f"--spec-state {path} cannot be read: {error.strerror}; name another file"
@@ -173,11 +174,6 @@ def _check_state(spec_state: str | None) -> None:
             f"--spec-state {path} is not what headstart writes and would be replaced; name another "
             "file"
         )
-
-
-def _begins_as_state(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(b'{"version":')) in (b'{"version":', b"")
 
 
 def make_speculator(

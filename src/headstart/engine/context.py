@@ -274,11 +274,11 @@ class LlamaEngine(Sequences):
         if not self.gaps:
             self._decode(batch, self._c_batch_of(batch))
             return
-        self.gaps.to_positions(batch)
+        self.gaps.shift(batch, -1)
         try:
             self._decode(batch, self._c_batch_of(batch))
         finally:
-            self.gaps.to_rows(batch)
+            self.gaps.shift(batch, 1)
 
     def _decode(self, batch: Batch, c_rows: Any) -> None:
         started = perf_counter()

@@ -165,18 +165,12 @@ def why_not(drafter: Drafter, target: Path, facts: Facts) -> str | None:
     check = _CHECKS.get(draft.architecture)
     if check is None:
         return f"{draft.architecture} models do not read hidden states"
-    if reason := _why_not_vocabulary(draft, whole):
-        return reason
+    sizes = draft.count(_TOKENS), whole.count(_TOKENS)
+    if sizes[0] != sizes[1]:
+        return f"its vocabulary has {sizes[0]} tokens and the target's {sizes[1]}"
     if any(layer < 0 for layer in draft.numbers(f"{draft.architecture}.target_layers")):
         return "it names a layer of its target with a number below 0"
     return check(draft, whole, facts)
-
-
-def _why_not_vocabulary(draft: GgufHeader, target: GgufHeader) -> str | None:
-    sizes = draft.count(_TOKENS), target.count(_TOKENS)
-    if sizes[0] != sizes[1]:
-        return f"its vocabulary has {sizes[0]} tokens and the target's {sizes[1]}"
-    return None
 
 
 def _why_not_eagle3(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str | None:
@@ -244,17 +238,11 @@ def _why_not_layers(
     draft: GgufHeader, target: GgufHeader, facts: Facts, layers: tuple[int, ...]
 ) -> str | None:
     """What every model that reads layers of its target must have in common with it."""
-    return (
-        _why_not_heads(draft)
-        or hidden_states.why_not(facts, layers)
-        or _why_not_shared(draft, target)
-    )
-
-
-def _why_not_heads(draft: GgufHeader) -> str | None:
-    """Its attention must be of the form that libllama has a graph for."""
+    # its attention must be of the form that libllama has a graph for
     keys, values = (_head_size(draft, key) for key in ("key_length", "value_length"))
-    return None if keys == values else f"its keys have {keys} numbers and its values {values}"
+    if keys != values:
+        return f"its keys have {keys} numbers and its values {values}"
+    return hidden_states.why_not(facts, layers) or _why_not_shared(draft, target)
 
 
 def _why_not_shared(draft: GgufHeader, target: GgufHeader) -> str | None:

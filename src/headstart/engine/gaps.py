@@ -56,14 +56,8 @@ class Gaps:
     def drop(self, seq_id: int) -> None:
         self._of.pop(seq_id, None)
 
-    def to_positions(self, batch: Batch) -> None:
-        """Let a batch of text have positions in the place of rows."""
-        self._shift(batch, -1)
-
-    def to_rows(self, batch: Batch) -> None:
-        self._shift(batch, 1)
-
-    def _shift(self, batch: Batch, sign: int) -> None:
+    def shift(self, batch: Batch, sign: int) -> None:
+        """Let a batch of text have positions in the place of rows (-1), or rows again (1)."""
         seq_ids = batch.seq_ids[: batch.num_rows]
         for seq_id in self._of.keys() & set(seq_ids.tolist()):
             total = sum(gap for _, gap in self._of[seq_id])

@@ -260,7 +260,8 @@ def tensor_overrides(config: EngineConfig) -> Any:
         ConfigError: a pattern or a buffer cannot be used.
     """
     wanted: list[tuple[str, int]] = []
-    buffers = buffer_types()
+    types = [api.ggml_backend_dev_buffer_type(device.handle) for device in list_devices()]
+    buffers = {api.ggml_backend_buft_name(buffer).decode(): buffer for buffer in types if buffer}
     for part in (config.override_tensor or "").split(","):
         if not part:
             continue
@@ -294,9 +295,3 @@ def tensor_overrides(config: EngineConfig) -> Any:
 
 class _TensorOverride(ctypes.Structure):
     _fields_ = (("pattern", c_char_p), ("buffer", c_void_p))
-
-
-def buffer_types() -> dict[str, int]:
-    """Kinds of memory that tensors can be put in, by libllama's names."""
-    types = [api.ggml_backend_dev_buffer_type(device.handle) for device in list_devices()]
-    return {api.ggml_backend_buft_name(buffer).decode(): buffer for buffer in types if buffer}

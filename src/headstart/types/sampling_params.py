@@ -135,7 +135,9 @@ class SamplingParams:
             raise InvalidParameterError(
                 f"samplers contains {unknown[0]!r}, which is not one of {', '.join(SAMPLERS)}"
             )
-        if self.has_infill and not self._cuts_before_infill():
+        names = self.samplers
+        cuts = 1 <= self.top_k <= MAX_INFILL_TOP_K
+        if self.has_infill and not (cuts and "top_k" in names[: names.index("infill")]):
             raise InvalidParameterError(
                 "samplers contains infill, which compares every candidate with every other; "
                 f"put top_k before it, with top_k from 1 to {MAX_INFILL_TOP_K} (it is {self.top_k})"
@@ -178,12 +180,6 @@ class SamplingParams:
         """Whether a filter may remove the candidate with the highest logit (DRY not counted)."""
         has_typical = "typ_p" in self.samplers and self.typical_p < 1.0
         return self.has_xtc or self.has_infill or has_typical
-
-    def _cuts_before_infill(self) -> bool:
-        return (
-            "top_k" in self.samplers[: self.samplers.index("infill")]
-            and 1 <= self.top_k <= MAX_INFILL_TOP_K
-        )
 
 
 NUMBERS = tuple(one for one in fields(SamplingParams) if one.metadata)
