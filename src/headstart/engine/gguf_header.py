@@ -20,18 +20,8 @@ from headstart.types.errors import ModelError
 _STRING, _ARRAY = 8, 9
 _TENSOR_TYPES: dict[type, int] = {np.float32: 0, np.int64: 27}  # ggml's numbers
 T = TypeVar("T", np.float32, np.int64)
-# of GGUF's types, those that stand for a whole number or a truth value
-_NUMBERS: dict[int, Any] = {
-    0: ctypes.c_uint8,
-    1: ctypes.c_int8,
-    2: ctypes.c_uint16,
-    3: ctypes.c_int16,
-    4: ctypes.c_uint32,
-    5: ctypes.c_int32,
-    7: ctypes.c_bool,
-    10: ctypes.c_uint64,
-    11: ctypes.c_int64,
-}
+# numpy's letters for those of GGUF's types that stand for a whole number or a truth value
+_NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 7: "?", 10: "u8", 11: "i8"}
 
 
 def check_file(path: Path) -> None:
@@ -106,9 +96,10 @@ class GgufHeader:
         else:
             count, number = 1, _NUMBERS.get(kind)
             address = api.gguf_get_val_data(self._file, index) if number else 0
-        if not address:
+        if not address or number is None:
             return ()
-        return tuple(int(value) for value in (number * count).from_address(address))
+        memory: Any = (ctypes.c_char * (count * np.dtype(number).itemsize)).from_address(address)
+        return tuple(map(int, np.frombuffer(memory, number)))
 
     def count(self, key: str) -> int:
         """Entries of an array; 0 if there is none."""
