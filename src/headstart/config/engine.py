@@ -230,10 +230,10 @@ class EngineConfig:
 _OF_TARGET = {one.name: option_of(one) for one in fields(EngineConfig)}
 
 
-def _as_target(name: str, alias: str, default: Any = None) -> Any:
+def _as_target(name: str, default: Any = None) -> Any:
     """A setting that the draft model has too: values, words and range are the target's."""
     words = f"same as {flag_of(name)}, for the draft model"
-    declared = replace(_OF_TARGET[name], help=words, aliases=(alias,))
+    declared = replace(_OF_TARGET[name], help=words, aliases=(f"{flag_of(name)}-draft",))
     return field(default=default, metadata={"option": declared})
 
 
@@ -241,15 +241,15 @@ def _as_target(name: str, alias: str, default: Any = None) -> Any:
 class DraftEngineConfig:
     """What may differ for the draft model; None means as for the target."""
 
-    draft_threads: int | None = _as_target("threads", "--threads-draft")
-    draft_threads_batch: int | None = _as_target("threads_batch", "--threads-batch-draft")
-    draft_gpu_layers: int | None = _as_target("gpu_layers", "--gpu-layers-draft")
-    draft_device: str | None = _as_target("device", "--device-draft")
-    draft_cache_type_k: str | None = _as_target("cache_type_k", "--cache-type-k-draft")
-    draft_cache_type_v: str | None = _as_target("cache_type_v", "--cache-type-v-draft")
-    draft_override_tensor: str | None = _as_target("override_tensor", "--override-tensor-draft")
-    draft_cpu_moe: bool = _as_target("cpu_moe", "--cpu-moe-draft", False)
-    draft_n_cpu_moe: int = _as_target("n_cpu_moe", "--n-cpu-moe-draft", 0)
+    draft_threads: int | None = _as_target("threads")
+    draft_threads_batch: int | None = _as_target("threads_batch")
+    draft_gpu_layers: int | None = _as_target("gpu_layers")
+    draft_device: str | None = _as_target("device")
+    draft_cache_type_k: str | None = _as_target("cache_type_k")
+    draft_cache_type_v: str | None = _as_target("cache_type_v")
+    draft_override_tensor: str | None = _as_target("override_tensor")
+    draft_cpu_moe: bool = _as_target("cpu_moe", False)
+    draft_n_cpu_moe: int = _as_target("n_cpu_moe", 0)
     draft_context: int | None = option(
         None,
         "context size of the draft model, in tokens",
