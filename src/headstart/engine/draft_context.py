@@ -57,7 +57,7 @@ class LlamaDraftContext(LlamaEngine):
         super().__init__(model, config, limits)
         handle, target_handle = model.handle, target.model.handle
         self.num_heads = int(api.llama_model_n_layer_nextn(handle)) if limits.is_heads else 1
-        self._output_width = self.state_width = int(api.llama_model_n_embd_out(handle))
+        self.state_width = int(api.llama_model_n_embd_out(handle))
         if not self._is_heads:
             num_layers = int(api.llama_model_target_layer_ids_n(handle))
             self.feature_width = num_layers * int(api.llama_model_n_embd(target_handle))
@@ -92,9 +92,9 @@ class LlamaDraftContext(LlamaEngine):
 
     def outputs(self) -> NDArray[np.float32]:
         if not self._num_rows:
-            return np.empty((0, self._output_width), np.float32)
+            return np.empty((0, self.state_width), np.float32)
         return floats_at(
-            api.llama_get_embeddings_nextn(self.handle), self._num_rows, self._output_width
+            api.llama_get_embeddings_nextn(self.handle), self._num_rows, self.state_width
         )
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:

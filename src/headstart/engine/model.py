@@ -90,11 +90,6 @@ class Model:
             raise ModelError(f"{self.path} has no vocabulary")
 
     @property
-    def state_width(self) -> int:
-        """Of the last hidden state, which multi-token heads read."""
-        return int(api.llama_model_n_embd_out(self.handle))
-
-    @property
     def chat_template(self) -> str | None:
         return self._template(None)
 
