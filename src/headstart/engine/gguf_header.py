@@ -7,7 +7,6 @@ first.
 from __future__ import annotations
 
 import ctypes
-import os
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,18 +29,11 @@ def check_file(path: Path) -> None:
     Raises:
         ModelError: missing, a folder, unreadable, too short or not GGUF.
     """
-    if not path.exists():
-        raise ModelError(f"model file {path} does not exist")
-    if path.is_dir():
-        ggufs = sorted(p.name for p in path.glob("*.gguf"))
-        raise ModelError(
-            f"{path} is a folder; name a file in it"
-            + (f", for instance {ggufs[0]}" if ggufs else "")
-        )
-    if not os.access(path, os.R_OK):
-        raise ModelError(f"model file {path} is not readable by this user")
-    with path.open("rb") as file:
-        head = file.read(24)
+    try:
+        with path.open("rb") as file:
+            head = file.read(24)
+    except OSError as error:
+        raise ModelError(f"the model file {path} cannot be read: {error.strerror}") from None
     if not head:
         raise ModelError(f"{path} is empty; download it again")
     if head[:4] != b"GGUF":
