@@ -182,7 +182,8 @@ def choose_speculators(config: Config, models: Models) -> Models:
     from headstart.app.speculation import WITH_HEADS, uses_file, wanted_types, wants_heads
     from headstart.engine.drafters import find_heads, read_drafter, why_not_heads
 
-    drafter, draft, target = None, models.draft, models.target
+    drafter: Drafter | None = None
+    draft, target = models.draft, models.target
     if draft and not (models.is_demo and not _may_use_draft_model(config)):
         drafter = read_drafter(draft)
     elif wants_heads(config):

@@ -35,7 +35,11 @@ def needs_draft_model(names: Sequence[str]) -> bool:
 
 def uses_file(name: str) -> bool:
     """Whether a speculator drafts with a file: a draft model, or multi-token heads."""
-    return needs_draft_model([name]) or (name in SPECULATORS and SPECULATORS[name].needs_heads)
+    return needs_draft_model([name]) or _needs_heads(name)
+
+
+def _needs_heads(name: str) -> bool:
+    return name in SPECULATORS and SPECULATORS[name].needs_heads
 
 
 def wants_heads(config: Config) -> bool:
@@ -43,7 +47,7 @@ def wants_heads(config: Config) -> bool:
     types = config.speculation.spec_type
     if not config.engine.mtp or config.speculation.mode is DraftMode.OFF:
         return False
-    return types is None or WITH_HEADS in type_names(types)
+    return types is None or any(_needs_heads(name) for name in type_names(types))
 
 
 def wanted_types(config: SpeculationConfig, drafter: str | None) -> tuple[str, ...]:
@@ -61,9 +65,9 @@ def wanted_types(config: SpeculationConfig, drafter: str | None) -> tuple[str, .
     _check_state(config.spec_state)
     if config.spec == DraftMode.OFF.value or config.spec_type == NONE:
         return ()
-    options = config.options
+    options, names = config.options, tuple[str, ...]()
     if config.spec_type is None:
-        with_file = () if drafter in (None, ANY) else (drafter,)
+        with_file = () if drafter is None or drafter == ANY else (drafter,)
         if config.spec == DraftMode.FIXED.value:
             names = with_file or ("ngram-simple",)
         else:
@@ -130,14 +134,19 @@ def _named_types(spec_type: str, drafter: str | None) -> tuple[str, ...]:
             f"--spec-type names {WITH_HEADS} but the model has no multi-token heads (or --no-mtp "
             "leaves them out); leave it out, or name a GGUF with its heads with --draft-model"
         )
-    # one of another package may draft with any whole model
-    is_free = drafter == WITH_DRAFT_MODEL and users and not SPECULATORS[users[0]].needs_states
-    if users and drafter not in (ANY, *users) and not is_free:
+    if users and drafter not in (ANY, *users) and not _fits(users[0], drafter):
         raise ConfigError(
             f"--spec-type names {users[0]} but the draft model's file is for {drafter}; name "
             "that, or leave out --spec-type"
         )
     return names
+
+
+def _fits(name: str, drafter: str | None) -> bool:
+    """Whether a speculator, perhaps of another package, drafts with a file for `drafter`."""
+    if drafter == WITH_HEADS:
+        return _needs_heads(name)
+    return drafter == WITH_DRAFT_MODEL and not SPECULATORS[name].needs_states
 
 
 def _check_options(options: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> None:

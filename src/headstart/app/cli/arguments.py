@@ -27,7 +27,8 @@ class Names:
 
     def __init__(self, settings: Iterable[Setting]) -> None:
         self.owners: dict[str, Setting | llama_server.Flag] = {}
-        for owner in (*settings, *llama_server.flags()):
+        every: list[Setting | llama_server.Flag] = [*settings, *llama_server.flags()]
+        for owner in every:
             for name in (*owner.spellings, *owner.variables):
                 self.owners.setdefault(name, owner)
 
