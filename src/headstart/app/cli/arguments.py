@@ -20,30 +20,31 @@ HELP = ("-h", "--help", "--usage", "--help-all")
 SWITCHES = (*HELP, "--print-config")
 
 
-class Names:
-    """Whose each spelling and each variable is, for the settings of a command: a flag of
-    llama-server that a setting takes is the setting's.
+Owner = Setting | llama_server.Flag
+
+
+def owners(settings: Iterable[Setting]) -> dict[str, Owner]:
+    """Whose each spelling and each variable is, settings first: a flag of llama-server that one of
+    them takes is that setting's.
     """
+    found = dict[str, Owner]()
+    every: list[Owner] = [*settings, *llama_server.flags()]
+    for one in every:
+        found |= {name: one for name in (*one.spellings, *one.variables) if name not in found}
+    return found
 
-    def __init__(self, settings: Iterable[Setting]) -> None:
-        self.owners: dict[str, Setting | llama_server.Flag] = {}
-        every: list[Setting | llama_server.Flag] = [*settings, *llama_server.flags()]
-        for owner in every:
-            for name in (*owner.spellings, *owner.variables):
-                self.owners.setdefault(name, owner)
 
-    def texts(self, name: str, text: str, origin: str) -> dict[str, str]:
-        """By setting, what NAME = TEXT stands for, in a preset or the environment.
+def texts(owner: Owner, name: str, text: str, origin: str) -> dict[str, str]:
+    """By setting, what NAME = TEXT stands for, in a preset or the environment.
 
-        Raises:
-            ConfigError: it is refused.
-        """
-        owner = self.owners[name]
-        if name.startswith(llama_server.NEGATIVE):
-            text = OFF
-        elif name in owner.negatives:
-            text = OFF if not text or read_switch(text, origin) else ON
-        return {owner.name: text} if isinstance(owner, Setting) else owner.apply_text(text, origin)
+    Raises:
+        ConfigError: it is refused.
+    """
+    if name.startswith(llama_server.NEGATIVE):
+        text = OFF
+    elif name in owner.negatives:
+        text = OFF if not text or read_switch(text, origin) else ON
+    return {owner.name: text} if isinstance(owner, Setting) else owner.apply_text(text, origin)
 
 
 class Arguments:
@@ -60,7 +61,7 @@ class Arguments:
         self.help_word: str | None = None  # after a flag that asks for help
         self.file: str | None = None
         self._command, self._argv, self._next = command, argv, 0
-        self._owners = Names(settings).owners
+        self._owners = owners(settings)
         self._names = {one.name for one in settings}
         while self._next < len(argv):
             argument = argv[self._next]
@@ -166,12 +167,11 @@ def from_environment(
         ConfigError: a variable of llama-server that is refused.
     """
     found: dict[str, Given] = {}
-    names = Names(settings)
     serves = any(setting.part == "server" for setting in settings)
-    for name, owner in names.owners.items():
+    for name, owner in owners(settings).items():
         text = environment.get(name)
         if text and (isinstance(owner, Setting) or (serves and name.startswith("LLAMA_"))):
-            for setting, given in names.texts(name, text, f"{name}={text}").items():
+            for setting, given in texts(owner, name, text, f"{name}={text}").items():
                 found.setdefault(setting, Given(given, f"environment {name}", name))
     return found
 
@@ -186,11 +186,11 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
     """
     # no settings: two are for any command, the others for a router's children, examples and tests
     known = {PREFIX + name for name in ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")}
-    known |= Names(settings).owners.keys()
+    known |= owners(settings).keys()
     unread = sorted({name for name, value in environment.items() if value} - known)
     if any(name.startswith(PREFIX) for name in unread):
-        every = Names([*_all_commands(), *settings])
-        known |= every.owners.keys()
+        every = owners([*_all_commands(), *settings])
+        known |= every.keys()
         for name in [name for name in unread if name.startswith(PREFIX) and name not in known]:
             _refuse(name, every, known)
     unread = [name for name in unread if name.startswith(LLAMA_SERVERS)]
@@ -200,13 +200,13 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
     return f"not read: {', '.join(unread)}; llama-server has no such variable{hint}"
 
 
-def _refuse(name: str, names: Names, known: Iterable[str]) -> None:
+def _refuse(name: str, every: Mapping[str, Owner], known: Iterable[str]) -> None:
     """Raise for a name with our prefix that no command reads, unless it is another program's."""
     end = name.removeprefix(PREFIX)
     if OF_KUBERNETES.fullmatch(end):
         return
     flags = [dashes + end.lower().replace("_", "-") for dashes in ("--", "-")]
-    meant = next((names.owners[flag] for flag in flags if flag in names.owners), None)
+    meant = next((every[flag] for flag in flags if flag in every), None)
     hint = closest(name, known, PREFIX)
     if isinstance(meant, Setting):
         hint = f"; did you mean {meant.environment_name}?"

@@ -12,7 +12,7 @@ import configparser
 from collections.abc import Sequence
 from pathlib import Path
 
-from headstart.app.cli.arguments import Names
+from headstart.app.cli.arguments import owners, texts
 from headstart.app.cli.settings import Setting, closest
 from headstart.types.errors import ConfigError
 
@@ -46,17 +46,17 @@ def read_sections(file: Path, settings: Sequence[Setting]) -> dict[str, dict[str
         ConfigError: an unreadable file, or a flag that is unknown or refused.
     """
     found: dict[str, dict[str, str]] = {}
-    names = Names(settings)
+    known = owners(settings)
     for section, keys in _sections(file).items():
         found[section] = {key: value for key, value in keys.items() if key in ROUTER_KEYS}
         for key, text in keys.items():
             if key in (*ROUTER_KEYS, "version"):
                 continue
-            name = next((one for one in (f"--{key}", f"-{key}", key) if one in names.owners), None)
+            name = next((one for one in (f"--{key}", f"-{key}", key) if one in known), None)
             if name is None:
-                near = closest(key, [one.lstrip("-") for one in names.owners])
+                near = closest(key, [one.lstrip("-") for one in known])
                 raise ConfigError(f"{file} sets {key!r}, which is no flag{near}")
-            found[section] |= names.texts(name, text, f"{key} = {text} in {file}")
+            found[section] |= texts(known[name], name, text, f"{key} = {text} in {file}")
     return found
 
 
