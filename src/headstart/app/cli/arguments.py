@@ -40,7 +40,7 @@ def texts(owner: Owner, name: str, text: str, origin: str) -> dict[str, str]:
     Raises:
         ConfigError: it is refused.
     """
-    if name.startswith(llama_server.NEGATIVE):
+    if name.startswith(llama_server.NEGATIVE) and owner.negatives:
         text = OFF
     elif name in owner.negatives:
         text = OFF if not text or read_switch(text, origin) else ON

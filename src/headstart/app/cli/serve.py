@@ -50,7 +50,7 @@ COMMAND = Command(
     parts=None,
     examples=(
         "  headstart serve -m model.gguf -md draft.gguf\n"
-        "  headstart serve -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384 -np 4"
+        "  headstart serve -hf Qwen/Qwen3-8B-GGUF:Q4_K_M -c 16384"
     ),
     run=run,
 )
