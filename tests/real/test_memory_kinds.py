@@ -22,7 +22,6 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Sequences
-from headstart.structures.checkpoints import Checkpoint
 from headstart.types import Batch, CacheKind, ContextFullError
 from headstart.types.errors import EngineError
 
@@ -349,7 +348,7 @@ def test_prompts_beside_drafts_are_held_only_where_the_cache_may_be_too_full_for
     held = list[int]()
     hold = engine.hold
 
-    def noted(seq_id: int) -> Checkpoint:
+    def noted(seq_id: int) -> object:
         held.append(seq_id)
         return hold(seq_id)
 
