@@ -101,17 +101,16 @@ def build_scheduler(
 
     models = choose_speculators(config, models)
     drafter = models.drafter
-    for remark in capped_options(config.speculation):
-        log.warning("%s", remark)
     learned = load_control(config, models)
     disk = open_disk(config, models)  # looks for files while the model is loaded
     rpc = load("headstart.backends", "rpc") if config.engine.rpc else None
     if rpc:
         rpc.connect(config.engine)
     target = load_target(config, models)
-    engine, fitted = target.engine, target.fitted
+    engine, fitted, adapters = target.engine, target.fitted, target.engine.adapters
     kinds = [device.kind for device in list_devices(config.engine)]
-    for remark in (*fitted.remarks, *remarks(kinds, config.engine.gpu_layers)):
+    capped = capped_options(config.speculation)
+    for remark in (*capped, *fitted.remarks, *remarks(kinds, config.engine.gpu_layers)):
         log.warning("%s", remark)
     drafting_parts = load_drafter(config, models, target)
     if rpc:
@@ -119,9 +118,8 @@ def build_scheduler(
     drafting = make_drafting(config, models.types, target, drafting_parts, learned)
     cache_ram = min(config.scheduler.cache_ram, available_memory() // 2**21)
     limits = replace(config.scheduler, cache_ram=cache_ram)
-    vocab, adapters = engine.model.vocab, engine.adapters
-    compiler = GrammarCompiler(vocab)
-    scheduler = Scheduler(engine, vocab, drafting, limits, compiler=compiler)
+    compiler = GrammarCompiler(engine.model.vocab)
+    scheduler = Scheduler(engine, engine.model.vocab, drafting, limits, compiler=compiler)
     if target.classes is not None:
         scheduler.know_widths(target.classes, is_exact=True)
     embedding = None
