@@ -200,7 +200,7 @@ def errors_page() -> str:
     http = [
         'Every error has the body `{"error": {"code": status, "message": "...", "type": "..."}}`; '
         "those of a route of",
-        'Ollama\'s API may have `{"error": "..."}`, and those of `/v1/messages` have Anthropic\'s '
+        'Ollama\'s API have `{"error": "..."}`, and those of `/v1/messages` have Anthropic\'s '
         "form. In a stream that",
         "has begun, where the status is sent already, it is the last event.",
     ]

@@ -142,6 +142,12 @@ def test_what_cannot_be_honoured_is_named(field: str, value: Any, says: str) -> 
         chat_body(MessagesBody.model_validate(fields))
 
 
+def test_errors_have_anthropics_form(client):
+    answer = client.post("/v1/messages", json={"messages": MESSAGES, "temperature": "hot"})
+    assert (answer.status_code, answer.json()["type"]) == (400, "error")
+    assert "temperature is 'hot'" in answer.json()["error"]["message"]
+
+
 def test_a_list_without_messages_is_a_silent_user(client):
     answer = client.post("/v1/messages", json={"max_tokens": 4, "messages": []})
     assert (answer.status_code, answer.json()["type"]) == (200, "message")

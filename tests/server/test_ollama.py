@@ -17,7 +17,7 @@ from tests.server.serving import served_model, serving, serving_models
 from tests.server.test_embeddings import settings
 from tests.server.test_tool_calls import TEMPLATE
 
-from headstart.config import EmbeddingConfig
+from headstart.config import EmbeddingConfig, ServerConfig
 from headstart.server.ollama_dialect import OllamaChatBody, chat_body
 from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.request import Request
@@ -124,6 +124,13 @@ def test_errors_are_told_as_there(ask: Any) -> None:
     with pytest.raises(ollama.ResponseError, match="--embeddings") as caught:
         ask.embed("any", "text")
     assert caught.value.status_code == 501
+
+
+def test_a_missing_key_is_told_as_there_too() -> None:
+    with serving(config=ServerConfig(api_key="k")) as client:
+        answer = client.post("/api/chat", json={})
+    assert answer.status_code == 401
+    assert answer.json()["error"].startswith("Invalid API Key")
 
 
 def test_a_failure_in_a_stream_is_its_last_line() -> None:

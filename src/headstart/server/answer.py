@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect
-from headstart.server.errors import ApiError, error_body, log_failure, wrong_value
+from headstart.server.errors import ApiError, error_body, log_failure, shaped, wrong_value
 from headstart.server.event_stream import EventStream
 from headstart.server.kept import HEADER
 from headstart.server.model import Service, service_of
@@ -132,7 +132,7 @@ async def _begin(
         if not dialect.body.stream:
             return await _whole(dialect, events, service, tenant)
         first = await events.take()  # an early failure still gets its own status
-        return _stream(dialect, events, first, stack.pop_all())
+        return _stream(dialect, events, first, stack.pop_all(), http.url.path)
 
 
 class _StreamedAnswer(StreamingResponse):
@@ -159,6 +159,7 @@ async def _stream(
     events: EventStream,
     first: Sequence[tuple[int, Event]],
     stack: AsyncExitStack,
+    path: str,
 ) -> AsyncIterator[bytes]:
     async with stack:
         try:
@@ -176,7 +177,7 @@ async def _stream(
             return
         except Exception as error:  # the status is sent already
             log_failure(error)
-            yield dialect.encode_error(error_body(error))
+            yield dialect.encode_error(shaped(error_body(error), path))
 
 
 def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:

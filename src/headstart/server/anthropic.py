@@ -239,9 +239,6 @@ class MessagesDialect(Dialect):
     def encode(self, chunk: Chunk) -> bytes:
         return sse.event(chunk, chunk["type"])
 
-    def encode_error(self, body: Chunk) -> bytes:
-        return self.encode({"type": "error", "error": body["error"]})
-
     def opening(self, choice: Choice) -> list[Chunk]:
         cached = choice.stats.num_cached
         usage = {

@@ -208,6 +208,6 @@ def waking(app: ASGIApp, *, timer: IdleTimer) -> ASGIApp:
             async with timer.awake():
                 await app(scope, receive, send)
         except HeadstartError as error:  # the app answers its own errors
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
 
     return answer

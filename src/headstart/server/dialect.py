@@ -195,7 +195,7 @@ class Dialect(ABC):
 
     def encode_error(self, body: Chunk) -> bytes:
         """An error that ends a stream, as it is sent."""
-        return sse.event(body)
+        return self.encode(body)
 
     def prompt_progress(self, event: ProgressEvent) -> Chunk:
         """llama-server's fields for the progress of a prompt."""

@@ -154,7 +154,7 @@ def error_body(error: Exception) -> dict[str, Any]:
 
 
 def error_response(error: Exception, path: str = "") -> Response:
-    """Return the HTTP response for an exception; on Ollama's paths in its form."""
+    """Return the HTTP response for an exception, in the form of the API of this path."""
     body = error_body(error)
     status = body["error"]["code"]
     headers = dict(INERT)
@@ -163,9 +163,15 @@ def error_response(error: Exception, path: str = "") -> Response:
     retry_after = error.retry_after if isinstance(error, ApiError | QuotaError) else None
     if status == 503 or retry_after:
         headers["Retry-After"] = str(retry_after or 1)
-    if path.startswith("/api/"):
-        body["error"] = body["error"]["message"]
-    return Response(orjson.dumps(body), status, headers, media_type="application/json")
+    shown = orjson.dumps(shaped(body, path))
+    return Response(shown, status, headers, media_type="application/json")
+
+
+def shaped(body: dict[str, Any], path: str) -> dict[str, Any]:
+    """What `error_body` returns, in the form of the API of this path."""
+    if path.startswith("/api/"):  # Ollama's
+        return {"error": body["error"]["message"]}
+    return {"type": "error"} | body if path.startswith("/v1/messages") else body
 
 
 def install(app: Starlette) -> None:

@@ -73,7 +73,7 @@ class Guard:
         try:
             is_preflight = self._admit(scope, headers)
         except (ApiError, QuotaError) as error:
-            await error_response(error)(scope, receive, send)
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         if is_preflight:
             await self._preflight(headers)(scope, receive, send)

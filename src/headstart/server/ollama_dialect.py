@@ -256,9 +256,6 @@ class OllamaDialect(Dialect):
     def encode(self, chunk: Chunk) -> bytes:
         return orjson.dumps(chunk) + b"\n"
 
-    def encode_error(self, body: Chunk) -> bytes:
-        return self.encode({"error": body["error"]["message"]})
-
     def deltas(self, choice: Choice, piece: Piece) -> list[Chunk]:
         lines = []
         for event in piece.events:
