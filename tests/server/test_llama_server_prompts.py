@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from tests.templates.conversations import BUILT_IN_CONVERSATIONS, CONVERSATIONS, FIXTURE
 
 from headstart.config import ChatConfig
+from headstart.engine.chat_templates import built_in_templates
 from headstart.server.conversation import render_chat
 from headstart.server.native_answer import generation_settings
 from headstart.server.schemas import ChatBody, CompletionBody, NativeBody
-from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.chat_template import ChatTemplate
 from headstart.types.errors import HeadstartError
 from headstart.types.request import Request
@@ -37,7 +37,9 @@ def recording() -> dict[str, Any]:
 
 def template_of(source: str) -> ChatTemplate:
     now = datetime.fromisoformat(recording()["recorded_at"])
-    return ChatTemplate(source, bos_token=BOS, eos_token=EOS, now=lambda: now)
+    return ChatTemplate(
+        source, bos_token=BOS, eos_token=EOS, now=lambda: now, built_in=built_in_templates()
+    )
 
 
 def prompt(template: ChatTemplate, body: dict[str, Any]) -> str:
@@ -98,7 +100,7 @@ def test_sampling_parameters_have_llama_servers_defaults():
 
 
 def test_every_name_of_llama_server_is_known():
-    assert recording()["built_in"].keys() == BUILT_IN_TEMPLATES.keys()
+    assert recording()["built_in"].keys() == built_in_templates().keys()
 
 
 ROUTES = {

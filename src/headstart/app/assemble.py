@@ -216,10 +216,10 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     Raises:
         ConfigError, ModelError: the file or the template cannot be used.
     """
+    from headstart.engine.chat_templates import built_in_templates
     from headstart.engine.model import Model
     from headstart.server.model import RerankForm, ServedModel
     from headstart.server.sampling import request_defaults
-    from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
     model = Model(models.target, EngineConfig(gpu_layers=0), vocab_only=True)
@@ -228,15 +228,14 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         "" if token is None else vocab.token_text(token).decode("utf-8", "replace")
         for token in (vocab.bos_id, vocab.eos_id)
     )
-    template = ChatTemplate(
-        template_by_hand(config.server) or model.chat_template, bos_token=bos, eos_token=eos
-    )
+    source, built_in = template_by_hand(config.server) or model.chat_template, built_in_templates()
+    template = ChatTemplate(source, bos_token=bos, eos_token=eos, built_in=built_in)
     if not template.shows_messages:
         log.warning(
             "the chat template of %s shows no message: name another with --chat-template-file, or "
             "one of these with --chat-template: %s",
             model.path.name,
-            ", ".join(sorted(BUILT_IN_TEMPLATES)),
+            ", ".join(sorted(built_in)),
         )
     names = listed(config.model.alias) or (config.model.hf_repo or models.target.name,)
     served = ServedModel(

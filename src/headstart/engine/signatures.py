@@ -14,6 +14,9 @@ STRUCTURES = {
         int32 n_tokens, int32* token, float* embd, int32* pos, int32* n_seq_id, int32** seq_id,
         int8* logits
     """,
+    "llama_chat_message": """
+        char* role, char* content
+    """,
     "llama_sampler_seq_config": """
         int32 seq_id, void* sampler
     """,
@@ -86,6 +89,8 @@ void llama_backend_init()
 void llama_batch_free(llama_batch)
 llama_batch llama_batch_get_one(int32*, int32)
 llama_batch llama_batch_init(int32, int32, int32)
+int32 llama_chat_apply_template(char*, llama_chat_message*, uint64, bool, char*, int32)
+int32 llama_chat_builtin_templates(char**, uint64)
 llama_context_params llama_context_default_params()
 int32 llama_decode(void*, llama_batch)
 int32 llama_encode(void*, llama_batch)

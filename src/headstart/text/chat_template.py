@@ -15,7 +15,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import jinja2
@@ -28,14 +30,13 @@ from jinja2.sandbox import SandboxedEnvironment
 from headstart.config import ServerConfig
 from headstart.structures.interruption import progress, time_limit
 from headstart.structures.prefix import common_prefix_length
-from headstart.text.built_in_templates import BUILT_IN_TEMPLATES
 from headstart.text.capabilities import (
     Capabilities,
     find_capabilities,
     is_text,
     preserve_reasoning,
 )
-from headstart.text.messages import Message, adapt_messages, adapt_tools
+from headstart.text.messages import Message, adapt_messages, adapt_tools, content_text
 from headstart.text.quirks import find_quirks, patch_source, sort_results
 from headstart.text.thinking import Thinking, find_thinking
 from headstart.types.errors import (
@@ -45,7 +46,13 @@ from headstart.types.errors import (
     ModelError,
 )
 
-CHATML = BUILT_IN_TEMPLATES["chatml"]
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' ~ message.role ~ '\\n' ~ message.content ~ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+RenderPlain = Callable[[Sequence[tuple[str, str]], bool], str]
+"""(role and content of each message, whether to add the generation prompt) -> prompt."""
 PROBE_SECONDS = 10.0  # for all probes of a template
 
 
@@ -91,25 +98,31 @@ class ChatTemplate:
         bos_token: str = "",
         eos_token: str = "",
         now: Callable[[], datetime] = datetime.now,
+        built_in: Mapping[str, RenderPlain] = MappingProxyType({}),
     ) -> None:
-        """Compile Jinja text or a built-in template by name; None and "" mean ChatML.
+        """Compile Jinja text, or take a built-in template by name; None and "" mean ChatML.
 
         Raises:
             ModelError: the template is not valid Jinja, or does not end.
         """
         self.is_fallback = not source
-        self.source = source or CHATML
-        self.source = BUILT_IN_TEMPLATES.get(self.source.strip(), self.source)
+        name = (source or "chatml").strip()
+        self.source = CHATML if name == "chatml" else source or ""
         # a model with another template may spell ChatML's markers instead of using tokens
         self.stop: tuple[str, ...] = ("<|im_end|>",) if self.source == CHATML else ()
         self.bos_token = bos_token
         self.eos_token = eos_token
         self._now = now
+        self._rendered: Callable[[Mapping[str, Any]], str]
         self.quirks = find_quirks(self.source)
         self.reads_schema = self.quirks.adapt is sort_results  # DeepSeek V4, as `response_format`
         self.thinking: Thinking | None = None
         with probe_limit():
-            self._compile()
+            if self.source != CHATML and name in built_in:
+                self._rendered = partial(_render_plain, built_in[name])
+                self._variables = frozenset[str]()
+            else:
+                self._compile()
             self.capabilities: Capabilities = find_capabilities(self._probe, self._variables)
             self.thinking = self.quirks.thinking or find_thinking(self.source, self._probe_thinking)
             self.shows_messages = self._shows_messages()
@@ -123,7 +136,7 @@ class ChatTemplate:
             for loop in list(tree.find_all(nodes.For)):
                 loop.iter = nodes.Filter(loop.iter, "watched", [], [], None, None)
                 loop.iter.set_lineno(loop.lineno).set_environment(environment)
-            self._template = environment.from_string(tree)
+            self._rendered = environment.from_string(tree).render
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(
                 f"line {error.lineno} of the chat template is not valid Jinja: {error.message}"
@@ -159,7 +172,7 @@ class ChatTemplate:
         if add_generation_prompt:
             variables["add_generation_prompt"] = True
         try:
-            text = self._template.render(variables)
+            text = self._rendered(variables)
         except HeadstartError:  # it takes too long
             raise
         # untrusted code may raise anything
@@ -226,7 +239,7 @@ class ChatTemplate:
         """Render unadapted messages; None if the template raises."""
         constants = {"bos_token": "", "eos_token": "", "add_generation_prompt": True}
         try:
-            return self._template.render({"tools": [], **constants, **variables})
+            return self._rendered({"tools": [], **constants, **variables})
         except HeadstartError:  # it takes too long
             raise
         except Exception:  # untrusted code; a refusal is a result
@@ -255,6 +268,12 @@ class ChatTemplate:
         except InvalidParameterError:
             return True  # others may appear
         return "probe-5d1c" in text.lower()
+
+
+def _render_plain(render: RenderPlain, variables: Mapping[str, Any]) -> str:
+    """Render what a built-in template reads: roles and contents."""
+    messages = [(one["role"], content_text(one["content"])) for one in variables["messages"]]
+    return render(messages, bool(variables.get("add_generation_prompt")))
 
 
 MAX_BITS = 1 << 14  # of a whole number

@@ -5,6 +5,7 @@ from datetime import datetime
 import pytest
 
 from headstart.config import ServerConfig
+from headstart.engine.chat_templates import built_in_templates
 from headstart.text.chat_template import CHATML, ChatTemplate, template_by_hand
 from headstart.text.messages import content_text
 from headstart.types.errors import ConfigError, InvalidParameterError, ModelError
@@ -48,7 +49,7 @@ def test_the_name_chatml_means_that_template_and_not_the_word():
     ],
 )
 def test_a_template_that_loses_every_message_is_noticed(source, shows):
-    assert ChatTemplate(source).shows_messages is shows
+    assert ChatTemplate(source, built_in=built_in_templates()).shows_messages is shows
 
 
 def test_a_template_by_hand_may_show_no_message_but_must_be_jinja(tmp_path):
