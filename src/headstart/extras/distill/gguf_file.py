@@ -91,20 +91,15 @@ def write_model(
     writer = GGUFWriter(output, "llama")
     writer.add_name(output.stem)
     writer.add_file_type(file_type)
-    copy_fields(base, writer)
+    for field in base.fields.values():
+        if not field.name.startswith(OWN_FIELDS):
+            kinds = field.types
+            writer.add_key_value(field.name, field.contents(), kinds[0], *kinds[1:2])
     writer.add_string(CARD, json.dumps(card))
     for tensor in base.tensors:
         values = weights[tensor.name.replace("blk.", "blocks.")].float().cpu().numpy()
         add_tensor(writer, tensor.name, values, matrix_type)
     finish(writer)
-
-
-def copy_fields(reader: GGUFReader, writer: GGUFWriter, prefix: str = "") -> None:
-    """Copy the metadata whose keys have this prefix."""
-    for field in reader.fields.values():
-        if field.name.startswith(prefix) and not field.name.startswith(OWN_FIELDS):
-            kinds = field.types
-            writer.add_key_value(field.name, field.contents(), kinds[0], *kinds[1:2])
 
 
 def add_tensor(

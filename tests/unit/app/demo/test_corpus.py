@@ -3,8 +3,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from random import Random
 
@@ -13,8 +11,6 @@ from gguf import GGUFReader
 from training import corpus
 
 from headstart.app import demo
-from headstart.app.assemble import Models, build_scheduler
-from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.types.errors import ModelError
 
 SOURCE = (
@@ -98,29 +94,3 @@ def test_the_models_together_stay_small_and_have_a_card_beside_them() -> None:
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ModelError, match=r"'demo-huge'.*demo-target, demo-draft, demo-draft-other"):
         demo.path("demo-huge")
-
-
-ROOT = Path(__file__).parents[4]
-
-
-def test_a_head_of_a_few_batches_is_loaded_and_drafts(tmp_path: Path) -> None:
-    pytest.importorskip("torch", reason="training needs the extra train")
-    pytest.importorskip("tokenizers")
-    source = Path(__file__).read_text(encoding="utf-8")
-    (tmp_path / "texts.json").write_text(json.dumps([source] * 40))
-    chat = f"<|im_start|>user\nRepeat.<|im_end|>\n<|im_start|>assistant\n{source[:100]}<|im_end|>\n"
-    (tmp_path / "tasks.json").write_text(json.dumps([chat] * 40))
-    head = tmp_path / "head.gguf"
-    target = demo.path(demo.TARGET)
-    command = [sys.executable, "-m", "training.eagle3", "--work", str(tmp_path)]
-    command += ["--target", str(target), "-o", str(head), "--rows", "64", "--ids", "256"]
-    command += ["--context", "128", "--batch-size", "2", "--steps", "4", "--threads", "1"]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
-    command += ["--start", str(head), "--corpus-share", "1"]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
-    config = Config(
-        engine=EngineConfig(context=256, threads=1, gpu_layers=0),
-        speculation=SpeculationConfig(spec_state="none"),
-    )
-    scheduler = build_scheduler(config, Models(target, head, is_demo=False))[0]
-    assert "eagle3" in scheduler.drafting.speculators
