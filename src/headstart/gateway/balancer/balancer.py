@@ -6,7 +6,6 @@ No network access. The policy uses the replicas' last reports and the requests s
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from statistics import fmean
 
@@ -15,15 +14,12 @@ from headstart.gateway.balancer.learned import Timings, block_hashes, shared_pri
 from headstart.gateway.balancer.policy import expected_seconds, ranking, wait_seconds
 from headstart.gateway.balancer.replica import Flight, Replica
 
-Ranking = Callable[[Mapping[str, float], str, str], list[str]]
-
 
 @dataclass(slots=True)
 class Fleet:
     """The replicas by name, and the conversations that they had."""
 
     replicas: dict[str, Replica] = field(default_factory=dict)
-    rank: Ranking = ranking  # a measurement may choose another order
     _last: OrderedDict[str, str] = field(default_factory=OrderedDict)  # conversation -> replica
     _owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # response -> replica
 
@@ -50,7 +46,7 @@ class Fleet:
             costs[one.name] = expected_seconds(one.load(), prices, num_unread, num_answer)
         last = self._last.get(asked.conversation, "") if asked.conversation else ""
         owner = self._owners.get(asked.needs, "") if asked.needs else ""
-        ranked = self.rank(costs, asked.conversation, last)
+        ranked = ranking(costs, asked.conversation, last)
         return [self.replicas[name] for name in sorted(ranked, key=lambda name: name != owner)]
 
     def knows_owner(self, asked: Asked) -> bool:

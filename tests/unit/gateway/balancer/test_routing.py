@@ -14,7 +14,7 @@ from starlette.requests import Request
 from tests.unit.gateway.backends import running
 
 from headstart.config import ServerConfig
-from headstart.gateway.balancer import health, learned, routing
+from headstart.gateway.balancer import balancer, health, learned, routing
 from headstart.gateway.balancer.app import create_app
 from headstart.gateway.balancer.balancer import Fleet
 from headstart.gateway.balancer.conversation import read
@@ -82,8 +82,10 @@ async def routed(
     **options: float,
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, Fleet]]:
     """A client of a router before these backends, which rank in this order."""
-    fleet = Fleet(rank=lambda candidates, conversation, last: list(candidates))
+    fleet = Fleet()
     async with AsyncExitStack() as stack:
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setattr(balancer, "ranking", lambda costs, conversation, last: list(costs))
         for i, backend in enumerate(backends):
             backend.name = f"b{i}"
             url = await stack.enter_async_context(running(backend))
