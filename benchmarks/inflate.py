@@ -18,11 +18,10 @@ How it stays the same function (small width d, big width D):
 from __future__ import annotations
 
 import argparse
-import hashlib
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,8 +41,6 @@ from numpy.typing import NDArray
 from headstart.app import demo
 
 F32 = GGMLQuantizationType.F32
-RECIPE_KEY = "headstart.inflated.recipe"
-RECIPE_VERSION = 1  # raise it when the same preset gives another file
 FILE_TYPES = {
     "F32": LlamaFileType.ALL_F32,
     "F16": LlamaFileType.MOSTLY_F16,
@@ -98,7 +95,6 @@ class Source:
     """A small llama GGUF, read lazily."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
         self.reader = GGUFReader(path)
         self.tensors = {tensor.name: tensor for tensor in self.reader.tensors}
         self.shape = Shape(
@@ -123,67 +119,26 @@ class Source:
 
 
 def build(preset: Preset, output: Path) -> bool:
-    """Write the inflated model, unless `output` already holds it; return whether it was written.
+    """Write the inflated model, unless there is such a file; return whether it was written.
 
     Holds all of it in memory. The file appears under its name only when it is complete.
     """
-    source = Source(demo.path(preset.source))
-    _check(source, preset.shape)
-    recipe = _recipe(source, preset)
-    if _holds(output, recipe):
+    if output.exists():
         return False
     output.parent.mkdir(parents=True, exist_ok=True)
     partial = output.with_name(f"{output.name}.{os.getpid()}.partial")
     try:
-        _write(source, preset, recipe, partial)
+        _write(Source(demo.path(preset.source)), preset, partial)
         os.replace(partial, output)
     finally:
         partial.unlink(missing_ok=True)
     return True
 
 
-def _check(source: Source, shape: Shape) -> None:
-    """Refuse shapes that cannot hold the small model or that break up quantization blocks."""
-    small = source.shape
-    for field, value in asdict(small).items():
-        if getattr(shape, field) < value:
-            raise ValueError(
-                f"{field} is {getattr(shape, field)}, less than the {value} of {source.path.name}"
-            )
-    group, small_group = (
-        shape.num_heads // shape.num_kv_heads,
-        small.num_heads // small.num_kv_heads,
-    )
-    if shape.num_heads % shape.num_kv_heads or group < small_group:
-        raise ValueError(
-            f"{shape.num_heads} heads over {shape.num_kv_heads} KV heads cannot hold {small}"
-        )
-    if shape.width % 32 or shape.ff_width % 32:
-        raise ValueError(
-            f"width {shape.width} and ff_width {shape.ff_width} must be multiples of 32"
-        )
-
-
-def _recipe(source: Source, preset: Preset) -> str:
-    """Return a name for exactly this output: version, source file and preset."""
-    digest = hashlib.sha256(source.path.read_bytes()).hexdigest()[:16]
-    return f"v{RECIPE_VERSION} {digest} {preset}"
-
-
-def _holds(output: Path, recipe: str) -> bool:
-    """Tell whether the file was written by this recipe and is not cut short."""
-    try:
-        field = GGUFReader(output).fields.get(RECIPE_KEY)
-    except (OSError, ValueError):  # no such file, not a GGUF, or shorter than its tensors
-        return False
-    return field is not None and field.contents() == recipe
-
-
-def _write(source: Source, preset: Preset, recipe: str, output: Path) -> None:
+def _write(source: Source, preset: Preset, output: Path) -> None:
     tensors = list(Inflation(source, preset).tensors())
     writer = GGUFWriter(output, "llama")
     _add_metadata(writer, source, preset, sum(one.num_weights for one in tensors))
-    writer.add_string(RECIPE_KEY, recipe)
     for name, kind, rows in tensors:
         writer.add_tensor(name, rows, raw_dtype=kind)
     writer.write_header_to_file()
