@@ -46,6 +46,7 @@ def window(browser: Browser, pytestconfig: pytest.Config) -> Iterator[Window]:
     window = Window(context.new_page(), pytestconfig.getoption("throttle"))
     yield window
     context.close()
+    window.servers.close()
     assert window.troubles == []
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
 from tests.server.fake_worker import HOLD, STATS, FakeWorker
 from tests.server.server_process import until
+from tests.server.serving import serving
 
 from headstart.types.request import (
     Event,
@@ -68,12 +70,19 @@ class Window:
         page.on("console", self._hear)
         page.on("pageerror", lambda error: self.troubles.append(str(error)))
         page.on("dialog", lambda dialog: dialog.accept())
+        self.servers = ExitStack()
 
     def _hear(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning") and not any(
             part in message.text for part in (*self.expected, *_SERVER_IS_GONE)
         ):
             self.troubles.append(message.text)
+
+    def show(self, worker: FakeWorker | None = None, *, view: str = "", **more: Any) -> Page:
+        """Open the page of a server that lives as long as this window; `more` as `serving`."""
+        client = self.servers.enter_context(serving(worker, **more))
+        self.open(str(client.base_url), view)
+        return self.page
 
     def open(self, url: str, view: str = "") -> None:
         """Load the page; requests to other places are trouble."""

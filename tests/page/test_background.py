@@ -14,7 +14,6 @@ from tests.page.support import Window, expect, worker_that_writes, writes
 from tests.page.test_speed import COUNT, TAKE
 from tests.server.fake_worker import HOLD, FakeWorker
 from tests.server.server_process import Server, until
-from tests.server.serving import serving
 
 if TYPE_CHECKING:
     from playwright.sync_api import CDPSession, Page, Route
@@ -41,65 +40,57 @@ FILL = """async (count) => {
 
 def test_an_answer_goes_on_while_another_conversation_is_open(window: Window) -> None:
     worker = worker_that_writes("Half of it", hold=True)
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("First question", wait=False).get_by_text("Half of it").wait_for()
-        page.get_by_role("button", name="New conversation").click()
-        page.locator("#welcome").wait_for()
-        worker.script = writes("Something else")
-        expect(window.ask("Second question")).to_contain_text("Something else")
-        assert worker.cancelled.empty()
-        page.get_by_role("button", name="First question", exact=True).click()
-        running = page.locator(".message.assistant.running", has_text="Half of it")
-        running.wait_for()
-        page.get_by_role("button", name="Stop", exact=True).click()
-        assert worker.cancelled.get(timeout=10)
-        expect(window.answer()).to_contain_text("Stopped.")
+    page = window.show(worker)
+    window.ask("First question", wait=False).get_by_text("Half of it").wait_for()
+    page.get_by_role("button", name="New conversation").click()
+    page.locator("#welcome").wait_for()
+    worker.script = writes("Something else")
+    expect(window.ask("Second question")).to_contain_text("Something else")
+    assert worker.cancelled.empty()
+    page.get_by_role("button", name="First question", exact=True).click()
+    running = page.locator(".message.assistant.running", has_text="Half of it")
+    running.wait_for()
+    page.get_by_role("button", name="Stop", exact=True).click()
+    assert worker.cancelled.get(timeout=10)
+    expect(window.answer()).to_contain_text("Stopped.")
 
 
 def test_a_deleted_conversation_takes_its_running_answer_with_it(window: Window) -> None:
     worker = worker_that_writes("Half of it", hold=True)
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("First question", wait=False).get_by_text("Half of it").wait_for()
-        page.get_by_role("button", name="More on First question").click()
-        page.get_by_role("menuitem", name="Delete").click()
-        assert worker.cancelled.get(timeout=10)
-        page.locator("#welcome").wait_for()
-        window.reload()
-        expect(page.locator("#conversations li")).to_have_count(0)
+    page = window.show(worker)
+    window.ask("First question", wait=False).get_by_text("Half of it").wait_for()
+    page.get_by_role("button", name="More on First question").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    assert worker.cancelled.get(timeout=10)
+    page.locator("#welcome").wait_for()
+    window.reload()
+    expect(page.locator("#conversations li")).to_have_count(0)
 
 
 def test_what_is_sent_meanwhile_is_asked_when_the_answer_is_over(window: Window) -> None:
     worker = worker_that_writes("Done.", hold=True)
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("First question", wait=False).get_by_text("Done.").wait_for()
-        window.ask("Second question", wait=False)
-        page.locator("#queued", has_text="Second question").wait_for()
-        assert len(worker.requests) == 1
-        worker.go_on()
-        page.locator(".message.user", has_text="Second question").wait_for()
-        expect(window.answer()).to_contain_text("Done.")
-        expect(page.locator("#queued")).to_be_hidden()
-        assert b"Second question" in bytes(worker.requests[1].prompt)
+    page = window.show(worker)
+    window.ask("First question", wait=False).get_by_text("Done.").wait_for()
+    window.ask("Second question", wait=False)
+    page.locator("#queued", has_text="Second question").wait_for()
+    assert len(worker.requests) == 1
+    worker.go_on()
+    page.locator(".message.user", has_text="Second question").wait_for()
+    expect(window.answer()).to_contain_text("Done.")
+    expect(page.locator("#queued")).to_be_hidden()
+    assert b"Second question" in bytes(worker.requests[1].prompt)
 
 
 def test_what_is_queued_comes_back_into_the_field_when_the_answer_is_stopped(
     window: Window,
 ) -> None:
-    with serving(worker_that_writes("Half of it", hold=True)) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("First question", wait=False).get_by_text("Half of it").wait_for()
-        window.ask("Second question", wait=False)
-        page.locator("#queued", has_text="Second question").wait_for()
-        page.keyboard.press("Escape")
-        expect(page.locator("#prompt")).to_have_value("Second question")
-        expect(page.locator("#queued")).to_be_hidden()
+    page = window.show(worker_that_writes("Half of it", hold=True))
+    window.ask("First question", wait=False).get_by_text("Half of it").wait_for()
+    window.ask("Second question", wait=False)
+    page.locator("#queued", has_text="Second question").wait_for()
+    page.keyboard.press("Escape")
+    expect(page.locator("#prompt")).to_have_value("Second question")
+    expect(page.locator("#queued")).to_be_hidden()
 
 
 def test_a_server_that_comes_back_is_talked_to_again(window: Window, tmp_path: Path) -> None:
@@ -157,17 +148,16 @@ def test_a_key_costs_no_more_in_a_long_conversation(window: Window) -> None:
     devtools = page.context.new_cdp_session(page)
     devtools.send("Profiler.enable")
     devtools.send("Profiler.startPreciseCoverage", {"callCount": True, "detailed": False})
-    with serving(worker_that_writes("Hello")) as client:
-        window.open(str(client.base_url))
-        for count in (10, 500):
-            page.evaluate(FILL, count)
-            page.reload()
-            expect(page.locator(".message")).to_have_count(count)
-            window.is_ready()
-            page.locator("#prompt").focus()
-            with work_of(page, devtools) as found:
-                page.keyboard.type("Twenty characters or so")
-            work.append(found)
+    window.show(worker_that_writes("Hello"))
+    for count in (10, 500):
+        page.evaluate(FILL, count)
+        page.reload()
+        expect(page.locator(".message")).to_have_count(count)
+        window.is_ready()
+        page.locator("#prompt").focus()
+        with work_of(page, devtools) as found:
+            page.keyboard.type("Twenty characters or so")
+        work.append(found)
     short, long = work
     assert short["calls"] > 20  # it was counted
     # what a key does to each message would be done 23 * 490 times
@@ -204,20 +194,18 @@ def work_of(page: Page, devtools: CDPSession) -> Iterator[dict[str, int]]:
 
 def test_an_answer_goes_on_while_the_page_is_loaded_again(window: Window) -> None:
     worker = worker_that_writes("Half of it", hold=True)
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("Go on", wait=False).get_by_text("Half of it").wait_for()
-        window.reload()
-        page.locator(".message.assistant.running", has_text="Half of it").wait_for()
-        assert worker.cancelled.empty()
-        worker.go_on()
-        # as it was seen then, or else as the server says; not the moment since the reload
-        said = re.compile(r"10 tokens · \d+ ms · first after [1-9]\d+ ms")
-        expect(window.answer().locator(".facts")).to_contain_text(said)
-        assert len(worker.requests) == 1
-        window.reload()
-        expect(window.answer()).to_contain_text("Half of it")
+    page = window.show(worker)
+    window.ask("Go on", wait=False).get_by_text("Half of it").wait_for()
+    window.reload()
+    page.locator(".message.assistant.running", has_text="Half of it").wait_for()
+    assert worker.cancelled.empty()
+    worker.go_on()
+    # as it was seen then, or else as the server says; not the moment since the reload
+    said = re.compile(r"10 tokens · \d+ ms · first after [1-9]\d+ ms")
+    expect(window.answer().locator(".facts")).to_contain_text(said)
+    assert len(worker.requests) == 1
+    window.reload()
+    expect(window.answer()).to_contain_text("Half of it")
 
 
 def test_an_answer_that_the_server_does_not_know_yet_is_asked_for_again(window: Window) -> None:
@@ -230,15 +218,14 @@ def test_an_answer_that_the_server_does_not_know_yet_is_asked_for_again(window: 
         status = next(refusals, None)
         route.continue_() if status is None else route.fulfill(status=status, json={})
 
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        window.ask("Go on", wait=False)
-        worker.started.get(timeout=10)
-        window.page.route("**/v1/stream?*", refuse)
-        window.reload()
-        worker.go_on()
-        expect(window.answer()).to_contain_text("All of it")
-        assert next(refusals, None) is None
+    window.show(worker)
+    window.ask("Go on", wait=False)
+    worker.started.get(timeout=10)
+    window.page.route("**/v1/stream?*", refuse)
+    window.reload()
+    worker.go_on()
+    expect(window.answer()).to_contain_text("All of it")
+    assert next(refusals, None) is None
 
 
 def test_an_answer_that_the_server_no_longer_has_is_kept_as_far_as_it_came(
@@ -246,13 +233,11 @@ def test_an_answer_that_the_server_no_longer_has_is_kept_as_far_as_it_came(
 ) -> None:
     window.expected = ("404",)
     worker = worker_that_writes("Half of it", hold=True)
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("Go on", wait=False).get_by_text("Half of it").wait_for()
-        until(lambda: window.kept()["content"] == "Half of it", "the beginning is kept")
-        page.route("**/v1/stream?*", lambda route: route.fulfill(status=404, json={}))
-        page.reload()
-        page.locator(".note", has_text="no longer has the rest of this answer").wait_for()
-        expect(window.answer()).to_contain_text("Half of it")
-        expect(page.get_by_role("button", name="Continue")).to_be_visible()
+    page = window.show(worker)
+    window.ask("Go on", wait=False).get_by_text("Half of it").wait_for()
+    until(lambda: window.kept()["content"] == "Half of it", "the beginning is kept")
+    page.route("**/v1/stream?*", lambda route: route.fulfill(status=404, json={}))
+    page.reload()
+    page.locator(".note", has_text="no longer has the rest of this answer").wait_for()
+    expect(window.answer()).to_contain_text("Half of it")
+    expect(page.get_by_role("button", name="Continue")).to_be_visible()

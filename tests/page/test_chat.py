@@ -9,100 +9,91 @@ from typing import Any
 
 from tests.page.support import Window, expect, worker_that_writes
 from tests.server.fake_worker import FakeWorker, say
-from tests.server.serving import serving
 
 ANSWER = ("A **bold** word.\n\n", ("```python\nprint(1)\n", "suffix"), "```\n\nDone.")
 
 
 def test_an_answer_streams_and_is_shown_as_markdown(window: Window) -> None:
-    with serving(worker_that_writes(*ANSWER)) as client:
-        window.open(str(client.base_url))
-        answer = window.ask("Go on")
-        expect(answer.locator(".text strong")).to_have_text("bold")
-        expect(answer.locator("pre code")).to_have_text("print(1)")
-        expect(answer.locator(".hljs-built_in")).to_have_text("print")
-        expect(answer).to_contain_text("Done.")
-        expect(window.page.locator(".message.user .body > .text")).to_have_text("Go on")
+    window.show(worker_that_writes(*ANSWER))
+    answer = window.ask("Go on")
+    expect(answer.locator(".text strong")).to_have_text("bold")
+    expect(answer.locator("pre code")).to_have_text("print(1)")
+    expect(answer.locator(".hljs-built_in")).to_have_text("print")
+    expect(answer).to_contain_text("Done.")
+    expect(window.page.locator(".message.user .body > .text")).to_have_text("Go on")
 
 
 def test_text_appears_before_the_answer_is_over_and_stop_ends_it(window: Window) -> None:
     worker = worker_that_writes("The beginning", hold=True)
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        answer = window.ask("Go on", wait=False)
-        answer.get_by_text("The beginning").wait_for()
-        window.page.get_by_role("button", name="Stop", exact=True).click()
-        assert worker.cancelled.get(timeout=10)
-        expect(window.answer()).to_contain_text("Stopped.")
-        expect(window.page.get_by_role("button", name="Send")).to_be_visible()
+    window.show(worker)
+    answer = window.ask("Go on", wait=False)
+    answer.get_by_text("The beginning").wait_for()
+    window.page.get_by_role("button", name="Stop", exact=True).click()
+    assert worker.cancelled.get(timeout=10)
+    expect(window.answer()).to_contain_text("Stopped.")
+    expect(window.page.get_by_role("button", name="Send")).to_be_visible()
 
 
 def test_asking_again_and_editing_make_versions_to_walk_between(window: Window) -> None:
     answers = iter([b"first", b"second", b"third"])
     worker = FakeWorker(lambda request: say(request, next(answers)))
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        window.ask("Question")
-        page = window.page
-        page.get_by_role("button", name="Answer again").click()
-        page.locator(".message.assistant", has_text="second").wait_for()
-        expect(window.answer()).to_contain_text("2 / 2")
-        page.get_by_role("button", name="Earlier version").click()
-        page.locator(".message.assistant", has_text="first").wait_for()
-        page.get_by_role("button", name="Edit and ask again").click()
-        page.get_by_role("textbox", name="Your message").fill("Other question")
-        page.get_by_role("button", name="Ask", exact=True).click()
-        page.locator(".message.assistant", has_text="third").wait_for()
-        expect(page.locator(".message.user")).to_contain_text("Other question")
-        page.locator(".message.user").get_by_role("button", name="Earlier version").click()
-        page.locator(".message.assistant", has_text="second").wait_for()  # the newest answer to it
-        assert worker.requests[2].prompt != worker.requests[1].prompt
+    page = window.show(worker)
+    window.ask("Question")
+    page.get_by_role("button", name="Answer again").click()
+    page.locator(".message.assistant", has_text="second").wait_for()
+    expect(window.answer()).to_contain_text("2 / 2")
+    page.get_by_role("button", name="Earlier version").click()
+    page.locator(".message.assistant", has_text="first").wait_for()
+    page.get_by_role("button", name="Edit and ask again").click()
+    page.get_by_role("textbox", name="Your message").fill("Other question")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    page.locator(".message.assistant", has_text="third").wait_for()
+    expect(page.locator(".message.user")).to_contain_text("Other question")
+    page.locator(".message.user").get_by_role("button", name="Earlier version").click()
+    page.locator(".message.assistant", has_text="second").wait_for()  # the newest answer to it
+    assert worker.requests[2].prompt != worker.requests[1].prompt
 
 
 def test_settings_and_system_prompt_are_sent_and_defaults_are_the_servers(window: Window) -> None:
     worker = FakeWorker()
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        page.get_by_role("button", name="Settings", exact=True).click()
-        temperature = page.get_by_label("Temperature", exact=True)
-        expect(temperature).to_have_attribute("placeholder", "0.8")
-        temperature.fill("0.25")
-        page.get_by_label("Top k").fill("many")
-        expect(page.get_by_text("must be a number")).to_be_visible()
-        expect(page.get_by_text("must be a whole number")).to_be_hidden()
-        page.get_by_label("Mode", exact=True).select_option("off")
-        page.get_by_label("System prompt").fill("Be brief.")
-        window.ask("Question")
-        request = worker.requests[0]
-        assert request.sampling.temperature == 0.25
-        assert request.sampling.top_k == 40
-        assert request.speculative.mode is not None
-        assert request.speculative.mode.value == "off"
-        assert request.wants_provenance
-        assert b"Be brief." in bytes(request.prompt)
+    page = window.show(worker)
+    page.get_by_role("button", name="Settings", exact=True).click()
+    temperature = page.get_by_label("Temperature", exact=True)
+    expect(temperature).to_have_attribute("placeholder", "0.8")
+    temperature.fill("0.25")
+    page.get_by_label("Top k").fill("many")
+    expect(page.get_by_text("must be a number")).to_be_visible()
+    expect(page.get_by_text("must be a whole number")).to_be_hidden()
+    page.get_by_label("Mode", exact=True).select_option("off")
+    page.get_by_label("System prompt").fill("Be brief.")
+    window.ask("Question")
+    request = worker.requests[0]
+    assert request.sampling.temperature == 0.25
+    assert request.sampling.top_k == 40
+    assert request.speculative.mode is not None
+    assert request.speculative.mode.value == "off"
+    assert request.wants_provenance
+    assert b"Be brief." in bytes(request.prompt)
 
 
 def test_conversations_are_kept_exported_and_imported(window: Window, tmp_path: Path) -> None:
-    with serving(worker_that_writes("An answer")) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("Remember this")
-        with page.expect_download() as download:
-            page.get_by_role("button", name="Export all").click()
-        file = tmp_path / "export.json"
-        download.value.save_as(file)
-        assert json.loads(file.read_text("utf-8"))["conversations"][0]["messages"]
-        page.get_by_role("button", name="New conversation").click()
-        page.get_by_text("What shall we write?").wait_for()
-        page.get_by_role("button", name="More on Remember this").click()
-        page.get_by_role("menuitem", name="Delete").click()
-        expect(page.locator("#conversations li")).to_have_count(0)
-        page.set_input_files("#import-file", file)
-        page.get_by_role("button", name="Remember this", exact=True).click()
-        expect(window.answer()).to_contain_text("An answer")
-        page.set_input_files("#import-file", Path(__file__))
-        page.get_by_text("this file is not JSON").wait_for()
+    page = window.show(worker_that_writes("An answer"))
+    window.ask("Remember this")
+    with page.expect_download() as download:
+        page.get_by_role("button", name="Export all").click()
+    file = tmp_path / "export.json"
+    download.value.save_as(file)
+    assert json.loads(file.read_text("utf-8"))["conversations"][0]["messages"]
+    page.get_by_role("button", name="New conversation").click()
+    page.get_by_text("What shall we write?").wait_for()
+    page.get_by_role("button", name="More on Remember this").click()
+    page.get_by_role("menuitem", name="Delete").click()
+    expect(page.locator("#conversations li")).to_have_count(0)
+    page.set_input_files("#import-file", file)
+    page.get_by_role("button", name="Remember this", exact=True).click()
+    expect(window.answer()).to_contain_text("An answer")
+    page.set_input_files("#import-file", Path(__file__))
+    page.get_by_text("this file is not JSON").wait_for()
 
 
 def test_reasoning_is_folded_and_tool_calls_shown(window: Window) -> None:
@@ -115,55 +106,51 @@ def test_reasoning_is_folded_and_tool_calls_shown(window: Window) -> None:
     ]
     chunks = [json.dumps({"choices": [{"index": 0, "delta": delta}]}) for delta in deltas]
     body = "".join(f"data: {chunk}\n\n" for chunk in [*chunks, "[DONE]"])
-    with serving() as client:
-        window.open(str(client.base_url))
-        window.page.route(
-            "**/v1/chat/completions",
-            lambda route: route.fulfill(body=body, content_type="text/event-stream"),
-        )
-        answer = window.ask("Weather?")
-        expect(answer.locator(".call > *")).to_have_text(
-            ["Calls a tool", "weather", '{"city": "Bern"}']
-        )
-        thought = answer.locator(".reasoning em")
-        expect(thought).to_be_hidden()
-        answer.get_by_text("Reasoning").click()
-        expect(thought).to_be_visible()
-        expect(thought).to_have_text("look")
+    window.show()
+    window.page.route(
+        "**/v1/chat/completions",
+        lambda route: route.fulfill(body=body, content_type="text/event-stream"),
+    )
+    answer = window.ask("Weather?")
+    expect(answer.locator(".call > *")).to_have_text(
+        ["Calls a tool", "weather", '{"city": "Bern"}']
+    )
+    thought = answer.locator(".reasoning em")
+    expect(thought).to_be_hidden()
+    answer.get_by_text("Reasoning").click()
+    expect(thought).to_be_visible()
+    expect(thought).to_have_text("look")
 
 
 def test_a_text_file_becomes_part_of_the_message(window: Window, tmp_path: Path) -> None:
     file = tmp_path / "tool.py"
     file.write_text("print('```')\n")
     worker = FakeWorker()
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        window.page.set_input_files("#file", file)
-        chip = window.page.locator("#attachments .chip")
-        chip.get_by_text(re.compile(r"^\d+ tokens$")).wait_for()
-        window.ask("What is it?")
-        expect(chip).to_be_hidden()
-        expect(window.page.locator(".message.user")).to_contain_text("tool.py")
-        prompt = bytes(worker.requests[-1].prompt).decode()
-        assert "tool.py:\n````py\nprint('```')\n````\n\nWhat is it?" in prompt
+    window.show(worker)
+    window.page.set_input_files("#file", file)
+    chip = window.page.locator("#attachments .chip")
+    chip.get_by_text(re.compile(r"^\d+ tokens$")).wait_for()
+    window.ask("What is it?")
+    expect(chip).to_be_hidden()
+    expect(window.page.locator(".message.user")).to_contain_text("tool.py")
+    prompt = bytes(worker.requests[-1].prompt).decode()
+    assert "tool.py:\n````py\nprint('```')\n````\n\nWhat is it?" in prompt
 
 
 def test_the_composer_says_how_much_of_the_context_is_used(window: Window) -> None:
-    with serving(worker_that_writes("Hello")) as client:
-        window.open(str(client.base_url))
-        context = window.page.locator("#context")
-        expect(context).to_be_hidden()  # nothing is known yet
-        window.ask("Question")
-        expect(context).to_have_text("9 / 512")  # 2 cached, 3 processed, 4 written
-        expect(context).to_have_attribute("title", "9 of 512 tokens of context used")
-        window.page.get_by_role("button", name="New conversation").click()
-        expect(context).to_be_hidden()
+    window.show(worker_that_writes("Hello"))
+    context = window.page.locator("#context")
+    expect(context).to_be_hidden()  # nothing is known yet
+    window.ask("Question")
+    expect(context).to_have_text("9 / 512")  # 2 cached, 3 processed, 4 written
+    expect(context).to_have_attribute("title", "9 of 512 tokens of context used")
+    window.page.get_by_role("button", name="New conversation").click()
+    expect(context).to_be_hidden()
 
 
 def test_a_failure_is_said_where_the_answer_would_be(window: Window) -> None:
     window.expected = ("400 (Bad Request)", "500 (Internal Server Error)")
-    with serving() as client:
-        window.open(str(client.base_url))
-        window.page.get_by_role("button", name="Settings", exact=True).click()
-        window.page.get_by_label("Most tokens", exact=True).fill("-5")
-        expect(window.ask("Question").locator(".note")).to_contain_text("max_tokens")
+    window.show()
+    window.page.get_by_role("button", name="Settings", exact=True).click()
+    window.page.get_by_label("Most tokens", exact=True).fill("-5")
+    expect(window.ask("Question").locator(".note")).to_contain_text("max_tokens")

@@ -35,34 +35,32 @@ CLICK_AND_SAY = """([selector, ...texts]) => {
 
 def test_each_conversation_has_its_own_settings_and_presets_fill_them(window: Window) -> None:
     worker = FakeWorker()
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        page.get_by_role("button", name="Settings", exact=True).click()
-        system, temperature = (
-            page.get_by_label("System prompt"),
-            page.locator("#setting-temperature"),
-        )
-        system.fill("Be brief.")
-        temperature.fill("0.25")
-        window.ask("First")
-        page.get_by_role("button", name="New conversation").click()
-        page.locator("#welcome").wait_for()
-        expect(system).to_have_value("")
-        expect(temperature).to_have_value("")
-        window.ask("Second")
-        page.get_by_role("button", name="First", exact=True).click()
-        page.locator(".message.user", has_text="First").wait_for()
-        expect(system).to_have_value("Be brief.")
-        expect(temperature).to_have_value("0.25")
-        page.evaluate("window.prompt = () => 'brief'")
-        page.get_by_role("button", name="Save as…").click()
-        page.get_by_role("button", name="New conversation").click()
-        page.locator("#welcome").wait_for()
-        expect(system).to_have_value("Be brief.")  # new ones have the chosen preset
-        page.get_by_label("Preset", exact=True).select_option("")
-        expect(system).to_have_value("")
-        window.ask("Third")
+    page = window.show(worker)
+    page.get_by_role("button", name="Settings", exact=True).click()
+    system, temperature = (
+        page.get_by_label("System prompt"),
+        page.locator("#setting-temperature"),
+    )
+    system.fill("Be brief.")
+    temperature.fill("0.25")
+    window.ask("First")
+    page.get_by_role("button", name="New conversation").click()
+    page.locator("#welcome").wait_for()
+    expect(system).to_have_value("")
+    expect(temperature).to_have_value("")
+    window.ask("Second")
+    page.get_by_role("button", name="First", exact=True).click()
+    page.locator(".message.user", has_text="First").wait_for()
+    expect(system).to_have_value("Be brief.")
+    expect(temperature).to_have_value("0.25")
+    page.evaluate("window.prompt = () => 'brief'")
+    page.get_by_role("button", name="Save as…").click()
+    page.get_by_role("button", name="New conversation").click()
+    page.locator("#welcome").wait_for()
+    expect(system).to_have_value("Be brief.")  # new ones have the chosen preset
+    page.get_by_label("Preset", exact=True).select_option("")
+    expect(system).to_have_value("")
+    window.ask("Third")
     sent = [b"Be brief." in bytes(request.prompt) for request in worker.requests]
     assert sent == [True, False, False]
     assert [request.sampling.temperature for request in worker.requests] == [0.25, 0.8, 0.8]
@@ -70,89 +68,79 @@ def test_each_conversation_has_its_own_settings_and_presets_fill_them(window: Wi
 
 def test_reasoning_can_be_switched_and_bounded(window: Window) -> None:
     bodies: list[Any] = []
-    with serving() as client:
-        window.open(str(client.base_url))
-        page = window.page
-        page.on(
-            "request",
-            lambda one: bodies.append(one.post_data_json) if "completions" in one.url else None,
-        )
-        page.get_by_role("button", name="Settings", exact=True).click()
-        page.get_by_label("Reasoning", exact=True).select_option("false")
-        page.get_by_label("Most reasoning tokens").fill("0")
-        window.ask("Question")
+    page = window.show()
+    page.on(
+        "request",
+        lambda one: bodies.append(one.post_data_json) if "completions" in one.url else None,
+    )
+    page.get_by_role("button", name="Settings", exact=True).click()
+    page.get_by_label("Reasoning", exact=True).select_option("false")
+    page.get_by_label("Most reasoning tokens").fill("0")
+    window.ask("Question")
     assert bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
     assert bodies[0]["reasoning_budget_tokens"] == 0
 
 
 def test_conversations_are_found_by_what_was_said_in_them(window: Window) -> None:
-    with serving(worker_that_writes("A needle in it")) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("Haystack")
-        page.get_by_role("button", name="New conversation").click()
-        page.route("**/v1/chat/completions", lambda route: route.fulfill(body="data: [DONE]\n\n"))
-        window.ask("Other")
-        titles = page.locator("#conversations .title")
-        expect(titles).to_have_text(["Other", "Haystack"])
-        page.get_by_label("Search").fill("NEEDLE")
-        expect(titles).to_have_text(["Haystack"])
-        page.get_by_label("Search").fill("nowhere")
-        page.get_by_text("Nothing found").wait_for()
+    page = window.show(worker_that_writes("A needle in it"))
+    window.ask("Haystack")
+    page.get_by_role("button", name="New conversation").click()
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body="data: [DONE]\n\n"))
+    window.ask("Other")
+    titles = page.locator("#conversations .title")
+    expect(titles).to_have_text(["Other", "Haystack"])
+    page.get_by_label("Search").fill("NEEDLE")
+    expect(titles).to_have_text(["Haystack"])
+    page.get_by_label("Search").fill("nowhere")
+    page.get_by_text("Nothing found").wait_for()
 
 
 def test_a_conversation_is_renamed_and_exported_as_markdown(window: Window, tmp_path: Path) -> None:
-    with serving(worker_that_writes("It is **bold**.")) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("What is it?")
-        page.get_by_role("button", name="More on What is it?").click()
-        page.get_by_role("menuitem", name="Rename").click()
-        page.get_by_label("Title").fill("A better title")
-        page.get_by_label("Title").press("Enter")
-        page.get_by_role("button", name="More on A better title").click()
-        with page.expect_download() as download:
-            page.get_by_role("menuitem", name="Export as Markdown").click()
-        file = tmp_path / "chat.md"
-        download.value.save_as(file)
-        assert download.value.suggested_filename == "A better title.md"
-        text = file.read_text("utf-8")
-        assert text == "# A better title\n\n## You\n\nWhat is it?\n\n## tiny\n\nIt is **bold**.\n"
-        window.reload()
-        page.get_by_role("button", name="A better title", exact=True).wait_for()
+    page = window.show(worker_that_writes("It is **bold**."))
+    window.ask("What is it?")
+    page.get_by_role("button", name="More on What is it?").click()
+    page.get_by_role("menuitem", name="Rename").click()
+    page.get_by_label("Title").fill("A better title")
+    page.get_by_label("Title").press("Enter")
+    page.get_by_role("button", name="More on A better title").click()
+    with page.expect_download() as download:
+        page.get_by_role("menuitem", name="Export as Markdown").click()
+    file = tmp_path / "chat.md"
+    download.value.save_as(file)
+    assert download.value.suggested_filename == "A better title.md"
+    text = file.read_text("utf-8")
+    assert text == "# A better title\n\n## You\n\nWhat is it?\n\n## tiny\n\nIt is **bold**.\n"
+    window.reload()
+    page.get_by_role("button", name="A better title", exact=True).wait_for()
 
 
 def test_a_deleted_message_goes_with_all_that_follows(window: Window) -> None:
     worker = worker_that_writes("Hello")
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("First")
-        window.ask("Second")
-        messages = page.locator(".message .body > .text")
-        second = page.locator(".message.user", has_text="Second")
-        second.get_by_role("button", name="Delete").click()
-        expect(messages).to_have_text(["First", "Hello"])
-        window.reload()
-        expect(messages).to_have_text(["First", "Hello"])
-        window.ask("Third")
-        assert b"Second" not in bytes(worker.requests[-1].prompt)
+    page = window.show(worker)
+    window.ask("First")
+    window.ask("Second")
+    messages = page.locator(".message .body > .text")
+    second = page.locator(".message.user", has_text="Second")
+    second.get_by_role("button", name="Delete").click()
+    expect(messages).to_have_text(["First", "Hello"])
+    window.reload()
+    expect(messages).to_have_text(["First", "Hello"])
+    window.ask("Third")
+    assert b"Second" not in bytes(worker.requests[-1].prompt)
 
 
 def test_what_is_said_right_after_a_click_goes_where_the_user_sees_it(window: Window) -> None:
     worker = worker_that_writes("Hello")
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        page = window.page
-        window.ask("First")
-        window.ask("Second")
-        page.evaluate("window.confirm = () => true")
-        page.evaluate(CLICK_AND_SAY, [".user:nth-child(3) [aria-label=Delete]", "Third", "Fourth"])
-        expect(page.locator(".user .body > .text")).to_have_text(["First", "Third", "Fourth"])
-        window.answer()
-        page.evaluate(CLICK_AND_SAY, ["#new", "Fifth"])
-        expect(page.locator(".user .body > .text")).to_have_text(["Fifth"])
-        window.answer()
+    page = window.show(worker)
+    window.ask("First")
+    window.ask("Second")
+    page.evaluate("window.confirm = () => true")
+    page.evaluate(CLICK_AND_SAY, [".user:nth-child(3) [aria-label=Delete]", "Third", "Fourth"])
+    expect(page.locator(".user .body > .text")).to_have_text(["First", "Third", "Fourth"])
+    window.answer()
+    page.evaluate(CLICK_AND_SAY, ["#new", "Fifth"])
+    expect(page.locator(".user .body > .text")).to_have_text(["Fifth"])
+    window.answer()
     prompts = [bytes(request.prompt).decode() for request in worker.requests[2:]]
     said = ("First", "Second", "Third", "Fourth", "Fifth")
     assert [[word for word in said if word in prompt] for prompt in prompts] == [
@@ -164,17 +152,15 @@ def test_what_is_said_right_after_a_click_goes_where_the_user_sees_it(window: Wi
 
 def test_a_setting_can_be_written_while_an_answer_ends(window: Window) -> None:
     worker = worker_that_writes("Done", hold=True)
-    with serving(worker) as client:
-        window.open(str(client.base_url))
-        window.ask("Go on", wait=False).get_by_text("Done").wait_for()
-        page = window.page
-        page.get_by_role("button", name="Settings", exact=True).click()
-        page.get_by_label("System prompt").press_sequentially("Be ")
-        with page.expect_response("**/props"):
-            worker.go_on()
-            window.answer()
-        page.keyboard.type("brief.")
-        expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
+    page = window.show(worker)
+    window.ask("Go on", wait=False).get_by_text("Done").wait_for()
+    page.get_by_role("button", name="Settings", exact=True).click()
+    page.get_by_label("System prompt").press_sequentially("Be ")
+    with page.expect_response("**/props"):
+        worker.go_on()
+        window.answer()
+    page.keyboard.type("brief.")
+    expect(page.get_by_label("System prompt")).to_have_value("Be brief.")
 
 
 def test_images_go_to_a_model_that_takes_them_and_to_no_other(
@@ -268,24 +254,23 @@ def test_a_chosen_tool_is_run_when_the_user_says_so(window: Window, tmp_path: Pa
 
 
 def test_files_are_pasted_and_dropped(window: Window) -> None:
-    with serving() as client:
-        window.open(str(client.base_url))
-        for kind, selector, field in (
-            ("ClipboardEvent", "#prompt", "clipboardData"),
-            ("DragEvent", "#chat", "dataTransfer"),
-        ):
-            window.page.evaluate(
-                """([kind, selector, field]) => {
-                  const data = new DataTransfer();
-                  data.items.add(new File(["text"], `${field}.txt`, { type: "text/plain" }));
-                  const name = kind === "DragEvent" ? "drop" : "paste";
-                  const event = new globalThis[kind](name,
-                    { [field]: data, bubbles: true, cancelable: true });
-                  document.querySelector(selector).dispatchEvent(event);
-                }""",
-                [kind, selector, field],
-            )
-            window.page.locator("#attachments .chip", has_text=f"{field}.txt").wait_for()
+    window.show()
+    for kind, selector, field in (
+        ("ClipboardEvent", "#prompt", "clipboardData"),
+        ("DragEvent", "#chat", "dataTransfer"),
+    ):
+        window.page.evaluate(
+            """([kind, selector, field]) => {
+              const data = new DataTransfer();
+              data.items.add(new File(["text"], `${field}.txt`, { type: "text/plain" }));
+              const name = kind === "DragEvent" ? "drop" : "paste";
+              const event = new globalThis[kind](name,
+                { [field]: data, bubbles: true, cancelable: true });
+              document.querySelector(selector).dispatchEvent(event);
+            }""",
+            [kind, selector, field],
+        )
+        window.page.locator("#attachments .chip", has_text=f"{field}.txt").wait_for()
 
 
 def test_the_page_speaks_the_browsers_language(window: Window, server: Server) -> None:

@@ -95,18 +95,17 @@ def test_nothing_overlaps_and_nothing_is_missing(browser: Browser, language: str
 def test_each_click_on_the_theme_button_turns_it_over(window: Window, system: Any) -> None:
     page = window.page
     page.emulate_media(color_scheme=system)
-    with serving() as client:
-        window.open(str(client.base_url))
-        ground = "getComputedStyle(document.body).backgroundColor"
-        seen = [page.evaluate(ground)]
-        for _ in range(2):
-            page.locator("#theme").click()
-            seen.append(page.evaluate(ground))
-        assert seen[0] != seen[1]
-        assert seen[0] == seen[2]
+    window.show()
+    ground = "getComputedStyle(document.body).backgroundColor"
+    seen = [page.evaluate(ground)]
+    for _ in range(2):
         page.locator("#theme").click()
-        window.reload()
-        assert page.evaluate(ground) == seen[1]
+        seen.append(page.evaluate(ground))
+    assert seen[0] != seen[1]
+    assert seen[0] == seen[2]
+    page.locator("#theme").click()
+    window.reload()
+    assert page.evaluate(ground) == seen[1]
 
 
 def test_a_keyboard_is_enough(window: Window) -> None:
@@ -119,41 +118,40 @@ def test_a_keyboard_is_enough(window: Window) -> None:
                 return
         raise AssertionError(f"Tab never reached {selector}")
 
-    with serving(worker_that_writes("Hello")) as client:
-        window.open(str(client.base_url))
-        page.keyboard.type("By keyboard")  # the field has the focus from the start
-        page.keyboard.press("Enter")
-        expect(window.answer()).to_contain_text("Hello")
-        page.locator("#open-settings").focus()
-        page.keyboard.press("Enter")
-        page.locator("#settings").wait_for()
-        tab_to("#setting-temperature")
-        page.keyboard.press("Escape")
-        expect(page.locator("#settings")).to_be_hidden()
-        expect(page.locator("#open-settings")).to_be_focused()
-        page.locator("#new").focus()
-        tab_to("#conversations .icon-button")
-        page.keyboard.press("Enter")
-        page.keyboard.press("Enter")  # the first entry: rename
-        page.keyboard.type("Renamed")
-        page.keyboard.press("Enter")
-        page.get_by_role("button", name="Renamed", exact=True).wait_for()
-        page.locator("#to-compare").focus()
-        page.keyboard.press("Enter")
-        page.locator("#compare").wait_for()
-        tab_to("#compare-prompt")
-        page.keyboard.type("Again")
-        tab_to("#compare-run")
-        page.keyboard.press("Enter")
-        page.locator(".verdict.equal").wait_for()
-        page.locator("#to-board").focus()
-        page.keyboard.press("Enter")
-        page.locator("#board").wait_for()
-        tab_to("#board .bars")
-        page.wait_for_timeout(3000)  # it is drawn again, and the focus stays where it is
-        assert page.evaluate("document.activeElement.matches('.bars')")
-        page.locator("#to-chat").click()
-        page.wait_for_timeout(200)
+    window.show(worker_that_writes("Hello"))
+    page.keyboard.type("By keyboard")  # the field has the focus from the start
+    page.keyboard.press("Enter")
+    expect(window.answer()).to_contain_text("Hello")
+    page.locator("#open-settings").focus()
+    page.keyboard.press("Enter")
+    page.locator("#settings").wait_for()
+    tab_to("#setting-temperature")
+    page.keyboard.press("Escape")
+    expect(page.locator("#settings")).to_be_hidden()
+    expect(page.locator("#open-settings")).to_be_focused()
+    page.locator("#new").focus()
+    tab_to("#conversations .icon-button")
+    page.keyboard.press("Enter")
+    page.keyboard.press("Enter")  # the first entry: rename
+    page.keyboard.type("Renamed")
+    page.keyboard.press("Enter")
+    page.get_by_role("button", name="Renamed", exact=True).wait_for()
+    page.locator("#to-compare").focus()
+    page.keyboard.press("Enter")
+    page.locator("#compare").wait_for()
+    tab_to("#compare-prompt")
+    page.keyboard.type("Again")
+    tab_to("#compare-run")
+    page.keyboard.press("Enter")
+    page.locator(".verdict.equal").wait_for()
+    page.locator("#to-board").focus()
+    page.keyboard.press("Enter")
+    page.locator("#board").wait_for()
+    tab_to("#board .bars")
+    page.wait_for_timeout(3000)  # it is drawn again, and the focus stays where it is
+    assert page.evaluate("document.activeElement.matches('.bars')")
+    page.locator("#to-chat").click()
+    page.wait_for_timeout(200)
 
 
 def test_scrolled_up_a_button_leads_to_the_end(window: Window) -> None:
@@ -186,8 +184,7 @@ def test_the_first_screen_is_small(window: Window) -> None:
     devtools.on(
         "Network.loadingFinished", lambda e: sizes.update({e["requestId"]: e["encodedDataLength"]})
     )
-    with serving(FakeWorker()) as client:
-        window.open(str(client.base_url))
-        page.wait_for_timeout(200)
+    window.show(FakeWorker())
+    page.wait_for_timeout(200)
     total = sum(size for key, size in sizes.items() if key in urls)
     assert 20_000 < total < 100_000, (total, sorted(urls.values()))

@@ -41,8 +41,7 @@ def router_of(folder: Path, **models: Path) -> Server:
 def test_a_router_offers_its_models_and_the_page_talks_to_the_chosen_one(
     window: Window, tmp_path: Path
 ) -> None:
-    server = router_of(tmp_path, one=TARGET, two=TARGET)
-    try:
+    with router_of(tmp_path, one=TARGET, two=TARGET) as server:
         window.open(server.url)
         page = window.page
         chosen = page.locator("#models")
@@ -64,19 +63,16 @@ def test_a_router_offers_its_models_and_the_page_talks_to_the_chosen_one(
         assert loaded == {"one", "two"}
         page.focus("#models")
         expect(chosen.locator("option").first).to_have_text("one (loaded)")
-    finally:
-        server.stop()
 
 
 def test_a_model_is_changed_while_another_answers_and_both_answers_are_found_again(
     window: Window, tmp_path: Path
 ) -> None:
-    server = router_of(tmp_path, one=TARGET, two=TARGET)
     page = window.page
     window.expected = ("503", "404")  # the model is being loaded; it does not have the request yet
     page.route("**/v1/chat/completions", long_answer)
     page.add_init_script(REMEMBER_STATUS)
-    try:
+    with router_of(tmp_path, one=TARGET, two=TARGET) as server:
         window.open(server.url)
         window.ask("def f(", wait=False).locator(".block").first.wait_for()
         page.select_option("#models", "two")
@@ -99,14 +95,11 @@ def test_a_model_is_changed_while_another_answers_and_both_answers_are_found_aga
             expect(facts).to_have_text(re.compile(f"^{model} · 200 tokens"))
         listed = httpx2.get(f"{server.url}/models", trust_env=False).json()["data"]
         assert {one["status"]["value"] for one in listed} == {"loaded"}
-    finally:
-        server.stop()
 
 
 def test_a_request_that_is_repeated_goes_to_the_model_that_was_asked(
     window: Window, tmp_path: Path
 ) -> None:
-    server = router_of(tmp_path, one=TARGET, two=TARGET)
     window.expected = ("ERR_FAILED", "404")  # it did not arrive
     page = window.page
     asked: list[Route] = []
@@ -117,7 +110,7 @@ def test_a_request_that_is_repeated_goes_to_the_model_that_was_asked(
             route.continue_()
 
     page.route("**/v1/chat/completions", answer)
-    try:
+    with router_of(tmp_path, one=TARGET, two=TARGET) as server:
         window.open(server.url)
         window.ask("def f(", wait=False)
         until(lambda: page.evaluate("true") and bool(asked), "it is on its way")
@@ -126,8 +119,6 @@ def test_a_request_that_is_repeated_goes_to_the_model_that_was_asked(
         asked[0].abort()
         expect(window.answer().locator(".facts summary")).to_have_text(re.compile("^one · "))
         assert [route.request.post_data_json["model"] for route in asked] == ["one", "one"]
-    finally:
-        server.stop()
 
 
 def test_a_model_that_cannot_be_loaded_leaves_the_choice_of_another(
@@ -135,10 +126,9 @@ def test_a_model_that_cannot_be_loaded_leaves_the_choice_of_another(
 ) -> None:
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(TARGET.read_bytes()[:100_000])
-    server = router_of(tmp_path, broken=broken, one=TARGET)
     window.expected = ("502",)
     page = window.page
-    try:
+    with router_of(tmp_path, broken=broken, one=TARGET) as server:
         page.goto(server.url)
         page.locator("#status", has_text="could not be loaded").wait_for()
         page.select_option("#models", "one")
@@ -146,14 +136,11 @@ def test_a_model_that_cannot_be_loaded_leaves_the_choice_of_another(
         window.ask("def f(")
         window.reload()
         expect(page.locator("#models")).to_have_value("one")
-    finally:
-        server.stop()
 
 
 def test_the_list_shows_how_far_a_download_is_and_says_why_one_failed(
     window: Window, tmp_path: Path
 ) -> None:
-    server = router_of(tmp_path, one=TARGET)
     coming = {"id": "org/new:Q4", "status": {"value": "downloading"}}
     events = [
         {"event": "download_progress", "data": {"a": {"done": 1, "total": 4}}},
@@ -170,12 +157,10 @@ def test_the_list_shows_how_far_a_download_is_and_says_why_one_failed(
     body = "".join(f"data: {json.dumps(one)}\n\n" for one in told)
     page.route(re.compile("/models(\\?.*)?$"), list_models)
     page.route("**/models/sse*", lambda route: route.fulfill(body=body))
-    try:
+    with router_of(tmp_path, one=TARGET) as server:
         page.goto(server.url)
         page.get_by_text("org/other:Q4 was not downloaded: no space").first.wait_for()
         window.is_ready()
         last = page.locator("#models option").last
         expect(last).to_have_text("org/new:Q4 (downloading 25 %)")
         expect(last).to_be_disabled()
-    finally:
-        server.stop()

@@ -31,39 +31,37 @@ HOSTILE = """<script>document.title = "owned"</script>
 
 
 def test_hostile_markdown_does_nothing(window: Window) -> None:
-    with serving(worker_that_writes(HOSTILE)) as client:
-        window.open(str(client.base_url))
-        answer = window.ask("Go on")
-        page = window.page
-        for selector in ("script", "img", "svg:not(.icon)", "iframe", "style", "form", "[onerror]"):
-            expect(answer.locator(f".text {selector}")).to_have_count(0)
-        expect(answer.locator(".text [style]")).to_have_count(0)
-        links = answer.locator(".text a[href]")
-        expect(links).to_have_count(2)
-        image = "https://evil.example/leak.png?secret"  # it is not loaded
-        expect(links.first).to_have_attribute("href", image)
-        expect(links.first).to_have_attribute("rel", "noopener noreferrer")
-        expect(links.last).to_have_attribute("href", "https://example.com")
-        answer.get_by_text("hover").first.hover()
-        assert page.title() == "Headstart"
-        assert page.evaluate("getComputedStyle(document.body).display") == "grid"
+    window.show(worker_that_writes(HOSTILE))
+    answer = window.ask("Go on")
+    page = window.page
+    for selector in ("script", "img", "svg:not(.icon)", "iframe", "style", "form", "[onerror]"):
+        expect(answer.locator(f".text {selector}")).to_have_count(0)
+    expect(answer.locator(".text [style]")).to_have_count(0)
+    links = answer.locator(".text a[href]")
+    expect(links).to_have_count(2)
+    image = "https://evil.example/leak.png?secret"  # it is not loaded
+    expect(links.first).to_have_attribute("href", image)
+    expect(links.first).to_have_attribute("rel", "noopener noreferrer")
+    expect(links.last).to_have_attribute("href", "https://example.com")
+    answer.get_by_text("hover").first.hover()
+    assert page.title() == "Headstart"
+    assert page.evaluate("getComputedStyle(document.body).display") == "grid"
 
 
 def test_the_policy_stops_scripts_that_got_in_anyway(window: Window) -> None:
     window.expected = ("Content Security Policy", "violates", "TrustedHTML", "TrustedScript")
-    with serving() as client:
-        window.open(str(client.base_url))
-        blocked = window.page.evaluate(
-            "() => { try { document.body.innerHTML = '<p>x</p>'; return false }"
-            " catch (error) { return error instanceof TypeError } }"
-        )
-        assert blocked
-        blocked = window.page.evaluate(
-            "() => { try { document.body.setAttribute('onclick', 'document.title = 1'); }"
-            " catch (error) { return error instanceof TypeError } }"
-        )
-        assert blocked
-        assert window.page.title() == "Headstart"
+    window.show()
+    blocked = window.page.evaluate(
+        "() => { try { document.body.innerHTML = '<p>x</p>'; return false }"
+        " catch (error) { return error instanceof TypeError } }"
+    )
+    assert blocked
+    blocked = window.page.evaluate(
+        "() => { try { document.body.setAttribute('onclick', 'document.title = 1'); }"
+        " catch (error) { return error instanceof TypeError } }"
+    )
+    assert blocked
+    assert window.page.title() == "Headstart"
 
 
 def test_the_key_is_asked_for_once_and_kept_for_the_session_only(window: Window) -> None:

@@ -82,25 +82,24 @@ def test_a_long_answer_streams_opens_and_scrolls_in_small_pieces(window: Window)
 
 
 def test_memory_stays_flat_over_20_answers(window: Window) -> None:
-    with serving(worker_that_writes(*PARAGRAPH * 10)) as client:
-        window.open(str(client.base_url))
-        devtools = window.page.context.new_cdp_session(window.page)
+    window.show(worker_that_writes(*PARAGRAPH * 10))
+    devtools = window.page.context.new_cdp_session(window.page)
 
-        def used() -> tuple[int, int]:
-            devtools.send("HeapProfiler.collectGarbage")
-            counted = devtools.send("Memory.getDOMCounters")
-            heap = devtools.send("Runtime.getHeapUsage")["usedSize"]
-            return heap, counted["nodes"]
+    def used() -> tuple[int, int]:
+        devtools.send("HeapProfiler.collectGarbage")
+        counted = devtools.send("Memory.getDOMCounters")
+        heap = devtools.send("Runtime.getHeapUsage")["usedSize"]
+        return heap, counted["nodes"]
 
-        def answer_again() -> None:
-            window.page.get_by_role("button", name="New conversation").click()
-            window.ask("Go on")
+    def answer_again() -> None:
+        window.page.get_by_role("button", name="New conversation").click()
+        window.ask("Go on")
 
-        for _ in range(4):
-            answer_again()
-        heap, nodes = used()
-        for _ in range(20):
-            answer_again()
-        heap_later, nodes_later = used()
-        assert heap_later < heap + 500_000  # 20 answers that stay hold three times that
-        assert nodes_later < nodes + 400
+    for _ in range(4):
+        answer_again()
+    heap, nodes = used()
+    for _ in range(20):
+        answer_again()
+    heap_later, nodes_later = used()
+    assert heap_later < heap + 500_000  # 20 answers that stay hold three times that
+    assert nodes_later < nodes + 400

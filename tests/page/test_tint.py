@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from tests.page.support import Window, expect, worker_that_writes
 from tests.server.server_process import Server
-from tests.server.serving import serving
 
 PIECES = (
     "The **model** wrote ",
@@ -30,14 +29,13 @@ RENAME = (
 
 
 def test_tinted_text_is_what_each_speculator_drafted(window: Window) -> None:
-    with serving(worker_that_writes(*PIECES)) as client:
-        window.open(str(client.base_url))
-        window.ask("Go on")
-        tinted = window.tinted()
-        assert tinted["draft-0"] == "this partdef f(x):return"  # not lines and indentation
-        assert tinted["draft-1"] == "that & thatonetwo"
-        window.reload()  # it is kept with the answer
-        assert window.tinted() == tinted
+    window.show(worker_that_writes(*PIECES))
+    window.ask("Go on")
+    tinted = window.tinted()
+    assert tinted["draft-0"] == "this partdef f(x):return"  # not lines and indentation
+    assert tinted["draft-1"] == "that & thatonetwo"
+    window.reload()  # it is kept with the answer
+    assert window.tinted() == tinted
 
 
 def test_a_real_answer_is_tinted_as_its_provenance_says(window: Window, server: Server) -> None:
@@ -120,9 +118,8 @@ def test_colour_blind_readers_tell_sources_apart_and_text_on_them_is_readable(
     window: Window, scheme: Literal["light", "dark"]
 ) -> None:
     window.page.emulate_media(color_scheme=scheme)
-    with serving() as client:
-        window.open(str(client.base_url))
-        painted = {name: linear(one) for name, one in window.page.evaluate(PAINTED).items()}
+    window.show()
+    painted = {name: linear(one) for name, one in window.page.evaluate(PAINTED).items()}
     marks, grounds = painted["marks"], painted["grounds"]
     for reader, matrix in SEEN.items():
         seen, below = oklab(marks @ matrix.T), oklab(grounds @ matrix.T)
@@ -140,79 +137,74 @@ def test_colour_blind_readers_tell_sources_apart_and_text_on_them_is_readable(
 
 
 def test_pointing_at_a_token_shows_its_draft_and_what_was_rejected(window: Window) -> None:
-    with serving(worker_that_writes("Mine ", ("drafted", "suffix"))) as client:
-        window.open(str(client.base_url))
-        text = window.ask("Go on").locator("p").first
-        box = text.bounding_box()
-        assert box
-        page = window.page
-        width = page.evaluate(
-            "() => { const r = document.createRange(); r.selectNodeContents("
-            "document.querySelector('.assistant p')); return r.getBoundingClientRect().width }"
-        )
-        page.mouse.move(box["x"] + width - 4, box["y"] + box["height"] / 2)
-        inspector = page.locator("#inspector")
-        said = re.compile(r"drafted by suffix, token 7 of its draft, expected with 50\s%")
-        expect(inspector).to_contain_text(said)
-        expect(inspector.locator("li.accepted")).to_have_count(7)
-        expect(inspector.locator("li.rejected")).to_have_text(re.compile(r"^\?"))
-        window.until_marked("drafted")
-        page.mouse.move(5, 5)
-        inspector.wait_for(state="hidden")
+    window.show(worker_that_writes("Mine ", ("drafted", "suffix")))
+    text = window.ask("Go on").locator("p").first
+    box = text.bounding_box()
+    assert box
+    page = window.page
+    width = page.evaluate(
+        "() => { const r = document.createRange(); r.selectNodeContents("
+        "document.querySelector('.assistant p')); return r.getBoundingClientRect().width }"
+    )
+    page.mouse.move(box["x"] + width - 4, box["y"] + box["height"] / 2)
+    inspector = page.locator("#inspector")
+    said = re.compile(r"drafted by suffix, token 7 of its draft, expected with 50\s%")
+    expect(inspector).to_contain_text(said)
+    expect(inspector.locator("li.accepted")).to_have_count(7)
+    expect(inspector.locator("li.rejected")).to_have_text(re.compile(r"^\?"))
+    window.until_marked("drafted")
+    page.mouse.move(5, 5)
+    inspector.wait_for(state="hidden")
 
 
 def test_a_name_in_the_legend_marks_what_is_from_it(window: Window) -> None:
-    with serving(worker_that_writes("a ", ("bc", "suffix"), " d ", ("ef", "ngram"))) as client:
-        window.open(str(client.base_url))
-        answer = window.ask("Go on")
-        answer.locator(".facts summary").click()
-        legend = answer.locator(".legend [data-source=ngram]")
-        legend.hover()
-        window.until_marked("ef")
-        window.page.mouse.move(5, 5)
-        window.until_marked("")
-        answer.locator(".legend [data-source=suffix]").focus()
-        window.until_marked("bc")
+    window.show(worker_that_writes("a ", ("bc", "suffix"), " d ", ("ef", "ngram")))
+    answer = window.ask("Go on")
+    answer.locator(".facts summary").click()
+    legend = answer.locator(".legend [data-source=ngram]")
+    legend.hover()
+    window.until_marked("ef")
+    window.page.mouse.move(5, 5)
+    window.until_marked("")
+    answer.locator(".legend [data-source=suffix]").focus()
+    window.until_marked("bc")
 
 
 def test_arrow_keys_walk_along_the_tokens(window: Window) -> None:
-    with serving(worker_that_writes("a", ("bc", "suffix"))) as client:
-        window.open(str(client.base_url))
-        window.ask("Go on").locator(".body").focus()
-        inspector = window.page.locator("#inspector")
-        own, drafted = "the model's own", "drafted by suffix"
-        for key, said in (("ArrowRight", own), ("ArrowRight", drafted), ("ArrowLeft", own)):
-            window.page.keyboard.press(key)
-            expect(inspector.locator("p").first).to_contain_text(said)
-        window.page.keyboard.press("Escape")
-        inspector.wait_for(state="hidden")
+    window.show(worker_that_writes("a", ("bc", "suffix")))
+    window.ask("Go on").locator(".body").focus()
+    inspector = window.page.locator("#inspector")
+    own, drafted = "the model's own", "drafted by suffix"
+    for key, said in (("ArrowRight", own), ("ArrowRight", drafted), ("ArrowLeft", own)):
+        window.page.keyboard.press(key)
+        expect(inspector.locator("p").first).to_contain_text(said)
+    window.page.keyboard.press("Escape")
+    inspector.wait_for(state="hidden")
 
 
 def test_the_switch_takes_the_tint_away_and_is_remembered(window: Window) -> None:
-    with serving(worker_that_writes(("draft", "suffix"))) as client:
-        window.open(str(client.base_url))
-        window.ask("Go on")
-        assert window.tinted()["draft-0"] == "draft"
-        window.page.get_by_role("button", name="Mark accepted drafts").click()
-        assert window.tinted() == {}
-        window.reload()
-        assert window.tinted() == {}
+    window.show(worker_that_writes(("draft", "suffix")))
+    window.ask("Go on")
+    assert window.tinted()["draft-0"] == "draft"
+    window.page.get_by_role("button", name="Mark accepted drafts").click()
+    assert window.tinted() == {}
+    window.reload()
+    assert window.tinted() == {}
 
 
 def test_one_line_says_what_an_answer_took_and_its_details_count_steps(window: Window) -> None:
-    with serving(worker_that_writes("abc", ("defg", "suffix"), "h")) as client:
-        window.open(str(client.base_url))
-        answer = window.ask("Go on")
-        line = answer.locator(".facts summary")
-        said = re.compile(r"^8 tokens · [\d.]+ m?s · first after [\d.]+ m?s$")
-        expect(line).to_have_text(said, use_inner_text=True)
-        times = re.findall(r"([\d.]+) (m?s)\b", line.inner_text())
-        total, first = (float(time) * {"ms": 1, "s": 1000}[unit] for time, unit in times)
-        assert total >= first + 200  # its 8 tokens took 250 ms after the first
-        line.click()
-        details = answer.locator(".facts dl")
-        expect(details).to_contain_text("1.6; 3 steps saved")  # 8 in 5
-        expect(details).to_contain_text("4 of 5 accepted (80 %)")
-        expect(details).to_contain_text(re.compile(r"suffix\s*4"))
-        window.reload()
-        expect(window.answer().locator(".facts summary")).to_contain_text("8 tokens")
+    window.show(worker_that_writes("abc", ("defg", "suffix"), "h"))
+    answer = window.ask("Go on")
+    line = answer.locator(".facts summary")
+    said = re.compile(r"^8 tokens · [\d.]+ m?s · first after [\d.]+ m?s$")
+    expect(line).to_have_text(said, use_inner_text=True)
+    times = re.findall(r"([\d.]+) (m?s)\b", line.inner_text())
+    total, first = (float(time) * {"ms": 1, "s": 1000}[unit] for time, unit in times)
+    assert total >= first + 200  # its 8 tokens took 250 ms after the first
+    line.click()
+    details = answer.locator(".facts dl")
+    expect(details).to_contain_text("1.6; 3 steps saved")  # 8 in 5
+    expect(details).to_contain_text("4 of 5 accepted (80 %)")
+    expect(details).to_contain_text(re.compile(r"suffix\s*4"))
+    window.reload()
+    expect(window.answer().locator(".facts summary")).to_contain_text("8 tokens")

@@ -76,17 +76,16 @@ def test_texts_that_part_are_called_different_and_explained(window: Window) -> N
     pieces = iter([("same", "one"), ("same", "two")])
     worker = worker_that_writes("")
     worker.script = lambda request: worker_that_writes(*next(pieces)).script(request)
-    with serving(worker) as client:
-        window.open(str(client.base_url), "compare")
-        window.page.fill("#compare-prompt", "Go on")
-        window.page.get_by_role("button", name="Run both").click()
-        verdict = window.page.locator(".verdict.different")
-        expect(verdict).to_contain_text("The first 4 tokens are equal")
-        expect(verdict).to_contain_text("almost equally likely")
-        modes = [request.speculative.mode for request in worker.requests]
-        assert modes[0] is None
-        assert modes[1] is not None
-        assert worker.requests[0].sampling.seed == worker.requests[1].sampling.seed
+    window.show(worker, view="compare")
+    window.page.fill("#compare-prompt", "Go on")
+    window.page.get_by_role("button", name="Run both").click()
+    verdict = window.page.locator(".verdict.different")
+    expect(verdict).to_contain_text("The first 4 tokens are equal")
+    expect(verdict).to_contain_text("almost equally likely")
+    modes = [request.speculative.mode for request in worker.requests]
+    assert modes[0] is None
+    assert modes[1] is not None
+    assert worker.requests[0].sampling.seed == worker.requests[1].sampling.seed
 
 
 def test_the_board_lives(window: Window, server: Server) -> None:
@@ -132,31 +131,29 @@ def test_the_chart_is_full_when_the_board_is_opened(window: Window, server: Serv
 
 
 def test_a_board_that_nobody_sees_asks_for_nothing(window: Window) -> None:
-    with serving() as client:
-        window.open(str(client.base_url), "board")
-        page = window.page
-        asked: list[str] = []
-        page.on("request", lambda one: asked.append(one.url.rsplit("/", 1)[-1]))
-        ended: list[str] = []
-        page.on("requestfailed", lambda one: ended.append(one.url.rsplit("/", 1)[-1]))
-        hide = "(isHidden) => { Object.defineProperty(document, 'hidden', { value: isHidden,"
-        hide += " configurable: true }); document.dispatchEvent(new Event('visibilitychange')) }"
-        expect(page.locator("#slots tr").first).to_be_visible()
+    page = window.show(view="board")
+    asked: list[str] = []
+    page.on("request", lambda one: asked.append(one.url.rsplit("/", 1)[-1]))
+    ended: list[str] = []
+    page.on("requestfailed", lambda one: ended.append(one.url.rsplit("/", 1)[-1]))
+    hide = "(isHidden) => { Object.defineProperty(document, 'hidden', { value: isHidden,"
+    hide += " configurable: true }); document.dispatchEvent(new Event('visibilitychange')) }"
+    expect(page.locator("#slots tr").first).to_be_visible()
 
-        def until_seen(events: list[str], what: str) -> None:
-            until(lambda: page.evaluate("true") and events[-1:] == ["events"], what)
-            events.clear()
+    def until_seen(events: list[str], what: str) -> None:
+        until(lambda: page.evaluate("true") and events[-1:] == ["events"], what)
+        events.clear()
 
-        page.evaluate(hide, True)
-        until_seen(ended, "a hidden tab ends its stream")
-        page.evaluate(hide, False)
-        until_seen(asked, "it listens again when it is seen")
-        page.get_by_role("link", name="Chat").click()
-        until_seen(ended, "another view ends it too")
-        page.evaluate(hide, True)
-        page.evaluate(hide, False)
-        page.wait_for_timeout(300)
-        assert "events" not in asked
+    page.evaluate(hide, True)
+    until_seen(ended, "a hidden tab ends its stream")
+    page.evaluate(hide, False)
+    until_seen(asked, "it listens again when it is seen")
+    page.get_by_role("link", name="Chat").click()
+    until_seen(ended, "another view ends it too")
+    page.evaluate(hide, True)
+    page.evaluate(hide, False)
+    page.wait_for_timeout(300)
+    assert "events" not in asked
 
 
 def test_an_outage_leaves_what_was_last_seen(window: Window) -> None:
