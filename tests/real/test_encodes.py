@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from threading import Event
 from typing import Any, NoReturn
 
@@ -12,21 +11,30 @@ from tests.images import picture
 from tests.real.answers import Setting
 from tests.real.image_prompts import BYTES, TARGETS, ask, models, sampling
 
-from headstart.app.assemble import build_scheduler
+from headstart.app.assemble import Models, build_scheduler
 from headstart.config import EmbeddingConfig
 from headstart.engine.media import LlamaChunk
 from headstart.scheduler.admission import find_media
+from headstart.scheduler.scheduler import Scheduler
 from headstart.types.errors import EngineError
 from headstart.types.media import MediaQuestion
 from headstart.types.request import EmbeddingRequest, ErrorEvent, FinishEvent, Request
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Models:
+    return models(tmp_path_factory.mktemp("models"), *TARGETS["causal"])
+
+
+def open_scheduler(files: Models, num_slots: int = 1, **parts: Any) -> Scheduler:
+    config = replace(Setting("off", 0, num_slots, exact=False).config(), **parts)
+    return build_scheduler(config, files)[0]
+
+
 def test_an_image_whose_clients_left_is_not_encoded_unless_another_waits_for_it(
-    tmp_path: Path,
+    files: Models,
 ) -> None:
-    config = Setting("off", 0, 4, exact=False).config()
-    config = replace(config, embedding=EmbeddingConfig(embeddings=True))
-    scheduler = build_scheduler(config, models(tmp_path, *TARGETS["causal"]))[0]
+    scheduler = open_scheduler(files, 4, embedding=EmbeddingConfig(embeddings=True))
     asked = [
         ask(scheduler, name, BYTES[:9], picture(number), BYTES, sampling=sampling(0.0))
         for name, number in (("a", 1), ("b", 1), ("c", 2))
@@ -57,9 +65,8 @@ def test_an_image_whose_clients_left_is_not_encoded_unless_another_waits_for_it(
     assert is_encoded == [True, True, False, False]
 
 
-def test_who_found_an_image_in_the_cache_takes_its_encoding_from_nobody(tmp_path: Path) -> None:
-    config = Setting("off", 0, 2, exact=False).config()
-    scheduler = build_scheduler(config, models(tmp_path, *TARGETS["causal"]))[0]
+def test_who_found_an_image_in_the_cache_takes_its_encoding_from_nobody(files: Models) -> None:
+    scheduler = open_scheduler(files, 2)
     media: Any = scheduler.media
 
     def asked(name: str, text: list[int], max_tokens: int) -> Request:
@@ -88,10 +95,9 @@ def test_who_found_an_image_in_the_cache_takes_its_encoding_from_nobody(tmp_path
 
 
 def test_an_image_whose_encoding_failed_is_encoded_for_the_next_who_asks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = Setting("off", 0, 1, exact=False).config()
-    scheduler = build_scheduler(config, models(tmp_path, *TARGETS["causal"]))[0]
+    scheduler = open_scheduler(files)
     kinds = []
     for name in "ab":
         scheduler.submit(ask(scheduler, name, BYTES[:9], picture(1), BYTES, max_tokens=1))
@@ -109,10 +115,9 @@ def failing(chunk: LlamaChunk, context: object, width: int) -> NoReturn:
 
 
 def test_behind_a_damaged_file_no_other_of_its_request_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = Setting("off", 0, 1, exact=False).config()
-    scheduler = build_scheduler(config, models(tmp_path, *TARGETS["causal"]))[0]
+    scheduler = open_scheduler(files)
     media: Any = scheduler.media
     read, bitmap = list[bytes](), media._bitmap
 
@@ -121,22 +126,21 @@ def test_behind_a_damaged_file_no_other_of_its_request_is_read(
         return bitmap(file)
 
     monkeypatch.setattr(media, "_bitmap", counted)
-    files = (picture(1), picture(2)[:20], picture(3), picture(4))
-    media.ask(MediaQuestion("damaged", files))
+    asked = (picture(1), picture(2)[:20], picture(3), picture(4))
+    media.ask(MediaQuestion("damaged", asked))
     events = []
     while media.has_work:
         events += media.answers(1.0)
     (event,) = events
     assert isinstance(event, ErrorEvent)
     assert "a file is damaged" in event.message
-    assert read == [*files[:2]]
+    assert read == [*asked[:2]]
 
 
 def test_files_of_a_request_that_left_are_not_read_even_if_one_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = Setting("off", 0, 1, exact=False).config()
-    scheduler = build_scheduler(config, models(tmp_path, *TARGETS["causal"]))[0]
+    scheduler = open_scheduler(files)
     media: Any = scheduler.media
     has_begun, has_left, bitmap = Event(), Event(), media._bitmap
 
