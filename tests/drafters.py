@@ -27,7 +27,7 @@ from tests.heads import (
     one_hot,
     successor_map,
 )
-from tests.models import MERGES, Writer
+from tests.models import MERGES, Shape, Writer, add_attention_sizes
 
 Values = Mapping[str, NDArray[np.float64]]
 Shapes = dict[str, tuple[int, ...]]
@@ -42,24 +42,17 @@ _LOUD = 100.0  # of what is written over a residual
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class Sizes(Shape):
     """What a draft model has of its own, and of its target."""
 
     width: int = 48
     target_width: int = 64
-    num_heads: int = 4
-    num_kv_heads: int = 2
-    ff_width: int = 96
     own_embeddings: bool = True
     own_head: bool = True
     draft_ids: Sequence[int] | None = None  # the tokens of a reduced vocabulary
     layers: Sequence[int] = LAYERS
     normed_residual: bool = False
     merges: Sequence[tuple[str, str]] = MERGES
-
-    @property
-    def head_size(self) -> int:
-        return self.width // self.num_heads
 
 
 PLAIN = Sizes()
@@ -273,19 +266,7 @@ def aligned_assistant(path: Path) -> Path:
 
 def _begin(path: Path, architecture: str, sizes: Sizes, seed: int, num_layers: int) -> Writer:
     writer = Writer(path, architecture, merges=sizes.merges, seed=seed)
-    writer.numbers(
-        context_length=2048,
-        embedding_length=sizes.width,
-        block_count=num_layers,
-        feed_forward_length=sizes.ff_width,
-        attention__head_count=sizes.num_heads,
-        attention__head_count_kv=sizes.num_kv_heads,
-        attention__key_length=sizes.head_size,
-        attention__value_length=sizes.head_size,
-        attention__layer_norm_rms_epsilon=1e-5,
-        rope__dimension_count=sizes.head_size,
-        rope__freq_base=10000.0,
-    )
+    add_attention_sizes(writer, replace(sizes, num_layers=num_layers))
     writer.gguf.add_array(f"{architecture}.target_layers", [int(x) for x in sizes.layers])
     if sizes.draft_ids is not None:
         ids = np.array(sizes.draft_ids, np.int64)

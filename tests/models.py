@@ -184,7 +184,7 @@ def aborting(path: Path, *, num_layers: int = MAX_LAYERS + 1) -> Path:
     looks for them.
     """
     writer = Writer(path, "llama", merges=MERGES, seed=0)
-    _add_attention_sizes(writer, replace(TINY, num_layers=num_layers))
+    add_attention_sizes(writer, replace(TINY, num_layers=num_layers))
     _add_ends(writer, TINY.width)
     return writer.save()
 
@@ -225,7 +225,7 @@ _BREAKERS: dict[Broken, Callable[[Path], object]] = {
 
 
 def _llama(writer: Writer, shape: Shape) -> Writer:
-    _add_attention_sizes(writer, shape)
+    add_attention_sizes(writer, shape)
     writer.numbers(vocab_size=writer.vocab_size)
     _add_ends(writer, shape.width)
     for layer in range(shape.num_layers):
@@ -237,7 +237,8 @@ def _llama(writer: Writer, shape: Shape) -> Writer:
     return writer
 
 
-def _add_attention_sizes(writer: Writer, shape: Shape) -> None:
+def add_attention_sizes(writer: Writer, shape: Shape) -> None:
+    """Add the metadata of a model whose layers all have the same attention."""
     writer.gguf.add_name(f"tiny {writer.architecture}")
     writer.numbers(
         context_length=CONTEXT,

@@ -35,11 +35,6 @@ export function talkTo(name) {
   model = name;
 }
 
-/** Forget the key. */
-export function forgetKey() {
-  sessionStorage.removeItem(KEY);
-}
-
 /**
  * @param {string} path relative to the page, so that a prefix in front of it does not matter
  * @returns {Promise<any>}

@@ -13,7 +13,7 @@ from tests.unit.text.vocabulary.texts import random_text
 
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.retokenizer import last_split
-from headstart.text.vocabulary.table import Encoder, VocabTable, num_incomplete
+from headstart.text.vocabulary.table import VocabTable, num_incomplete
 from headstart.text.vocabulary.templates import find_replacements
 from headstart.text.vocabulary.translated_sequence import TranslatedSequence
 from headstart.text.vocabulary.vocabulary_translator import ByteTrie, VocabularyTranslator
@@ -45,14 +45,6 @@ def demo() -> VocabularyTranslator:
     return real.translator("demo-target", "demo-draft-other")
 
 
-def target_encoder(translator: VocabularyTranslator) -> Encoder:
-    return translator.target_encoder
-
-
-def draft_encoder(translator: VocabularyTranslator) -> Encoder:
-    return translator.draft_encoder
-
-
 def in_pieces(tokens: list[int], rng: random.Random) -> Iterator[list[int]]:
     start = 0
     while start < len(tokens):
@@ -78,7 +70,7 @@ def test_history_in_random_pieces_keeps_every_byte_and_is_what_the_draft_tokeniz
     num_steps = num_canonical = 0
     for _ in range(8):
         text = random_text(rng)
-        tokens = list(target_encoder(translator).encode(text))
+        tokens = list(translator.target_encoder.encode(text))
         sequence, done = translator.open(), b""
         before = list(sequence.draft_history)
         for piece in in_pieces(tokens, rng):
@@ -88,7 +80,7 @@ def test_history_in_random_pieces_keeps_every_byte_and_is_what_the_draft_tokeniz
             assert sequence.draft_history[: sequence.num_stable] == before[: sequence.num_stable]
             before = list(sequence.draft_history)
             num_steps += 1
-            anew = list(draft_encoder(translator).encode(complete(done)))
+            anew = list(translator.draft_encoder.encode(complete(done)))
             num_canonical += all_draft_tokens(sequence, translator.draft) == anew
         assert done == text
     assert num_canonical >= 0.99 * num_steps  # measured: all
@@ -101,14 +93,14 @@ def test_draft_to_target_loses_nothing_and_continues_the_targets_own_tokens(
     num_drafts = num_canonical = 0
     for _ in range(12):
         text = random_text(rng)
-        tokens = list(target_encoder(translator).encode(text))
+        tokens = list(translator.target_encoder.encode(text))
         cut = rng.randrange(len(tokens) + 1)
         sequence = translator.open()
         sequence.extend(tokens[:cut])
         done = translator.target.join(tokens[:cut])
         rest = text[len(done) :][: rng.randrange(1, 40)]
         translated = sequence.translate(
-            list(draft_encoder(translator).encode(sequence.pending + rest))
+            list(translator.draft_encoder.encode(sequence.pending + rest))
         )
         assert done + translator.target.join(translated) == max(
             done, complete(done + rest), key=len
@@ -124,7 +116,7 @@ def test_draft_to_target_loses_nothing_and_continues_the_targets_own_tokens(
 def test_truncated_history_equals_a_fresh_one(translator: VocabularyTranslator) -> None:
     rng = random.Random(3)
     for _ in range(6):
-        tokens = list(target_encoder(translator).encode(random_text(rng)))
+        tokens = list(translator.target_encoder.encode(random_text(rng)))
         sequence = translator.open()
         for piece in in_pieces(tokens, rng):
             sequence.extend(piece)
@@ -142,7 +134,7 @@ def test_truncated_history_equals_a_fresh_one(translator: VocabularyTranslator) 
 def test_long_prompt_is_the_same_at_once_and_token_by_token(demo: VocabularyTranslator) -> None:
     rng = random.Random(4)
     text = b" ".join(random_text(rng) for _ in range(60))
-    tokens = list(target_encoder(demo).encode(text))
+    tokens = list(demo.target_encoder.encode(text))
     assert len(tokens) > 2048
     at_once, stepwise = demo.open(), demo.open()
     at_once.extend(tokens)
@@ -152,7 +144,7 @@ def test_long_prompt_is_the_same_at_once_and_token_by_token(demo: VocabularyTran
 
 
 def test_only_the_end_of_a_long_history_changes(demo: VocabularyTranslator) -> None:
-    tokens = list(target_encoder(demo).encode(b"the quick brown fox jumps over it. " * 200))
+    tokens = list(demo.target_encoder.encode(b"the quick brown fox jumps over it. " * 200))
     sequence = demo.open()
     sequence.extend(tokens[:-20])
     for token in tokens[-20:]:
@@ -169,14 +161,14 @@ def test_character_in_parts_waits_until_it_is_complete(demo: VocabularyTranslato
     assert sequence.pending.endswith(encoded[-4:-1])
     assert demo.draft.join(sequence.draft_history) + sequence.pending == encoded[:-1]
     translated = sequence.translate(
-        list(draft_encoder(demo).encode(sequence.pending + encoded[-1:] + b" ok"))
+        list(demo.draft_encoder.encode(sequence.pending + encoded[-1:] + b" ok"))
     )
     assert demo.target.join(translated) == encoded[-1:] + b" ok"
 
 
 def test_spelled_markers_stay_text_and_markers_stay_markers(demo: VocabularyTranslator) -> None:
     sequence = demo.open()
-    sequence.extend(list(target_encoder(demo).encode(b"<|im_end|>")))
+    sequence.extend(list(demo.target_encoder.encode(b"<|im_end|>")))
     assert not set(sequence.draft_history) & set(demo.draft.controls)
     marker = next(token for token, text in demo.target.controls.items() if text == b"<|im_end|>")
     sequence.extend([marker])
@@ -189,14 +181,14 @@ def test_draft_that_contradicts_pending_bytes_is_empty(demo: VocabularyTranslato
     sequence = demo.open()
     sequence.extend([demo.target.ids[bytes([byte])] for byte in b" specula"])
     assert sequence.pending
-    assert sequence.translate(list(draft_encoder(demo).encode(b"# a longer text"))) == []
+    assert sequence.translate(list(demo.draft_encoder.encode(b"# a longer text"))) == []
 
 
 def test_boundary_is_healed_only_where_the_vocabularies_end_differently(
     demo: VocabularyTranslator,
 ) -> None:
     sequence = demo.open()
-    sequence.extend(list(target_encoder(demo).encode(b"x = (")))
+    sequence.extend(list(demo.target_encoder.encode(b"x = (")))
     assert (sequence.pending, sequence.healed) == (b"", None)
     sequence.truncate(0)
     sequence.extend([demo.target.ids[bytes([byte])] for byte in b" retur"])
@@ -207,7 +199,7 @@ def test_boundary_is_healed_only_where_the_vocabularies_end_differently(
 def test_target_continues_inside_a_word_from_the_tokens_it_has(demo: VocabularyTranslator) -> None:
     sequence = demo.open()
     sequence.extend([demo.target.ids[bytes([byte])] for byte in b" retur"])
-    translated = sequence.translate(list(draft_encoder(demo).encode(sequence.pending + b"n x, y")))
+    translated = sequence.translate(list(demo.draft_encoder.encode(sequence.pending + b"n x, y")))
     assert demo.target.join(translated) == b"n x, y"
     assert translated[0] == demo.target.ids[b"n"]
 
@@ -260,7 +252,7 @@ def test_chat_of_one_family_becomes_the_chat_of_another() -> None:
     )
     end = next(token for token, text in translator.draft.controls.items() if text == b"<|eot_id|>")
     drafted = sequence.translate(
-        [*draft_encoder(translator).encode(sequence.pending + b" there"), end]
+        [*translator.draft_encoder.encode(sequence.pending + b" there"), end]
     )
     assert b"".join(map(translator.target.spelling, drafted)) == b" there<|im_end|>"
 
