@@ -7,8 +7,8 @@ has in its slot, and that another server brings back from the disk; in turn, wit
 disk's cache (as after a restart) and without it (`posix_fadvise`).
 `writing`: milliseconds of a step of one answer while prompts of that size are written all the time,
 and while none is, in turn.
-`copies`: milliseconds of the loop to copy a block of such a prompt out of the cache, and back; and
-the longest step of an answer while another prompt is moved out and back, less the longest without.
+`moving`: milliseconds of an admission beside an answer while such prompts go to main memory and
+back.
 `lookup`: time to list 16,384 files, 16 GiB of a small model, and to find one prompt; no model.
 `shared`: bytes in main memory and on the disk for conversations behind one system prompt, next to
 what their distinct tokens need.
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--only", choices=("restart", "writing", "copies", "lookup", "shared"))
+    parser.add_argument("--only", choices=("restart", "writing", "moving", "lookup", "shared"))
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
@@ -59,8 +59,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             restart(folder / "restart", options.model, options.rounds)
         if options.model and options.only in (None, "writing"):
             write(folder / "writing", options.model, options.rounds)
-        if options.model and options.only in (None, "copies"):
-            copy(options.model, options.rounds)
+        if options.model and options.only in (None, "moving"):
+            move(options.model, options.rounds)
         if options.model and options.only in (None, "shared"):
             share(folder / "shared", options.model)
     return 0
@@ -210,41 +210,11 @@ def write(folder: Path, model: Path, rounds: int) -> None:
     scheduler.cache.host.finish()
 
 
-def copy(model: Path, rounds: int) -> None:
-    """Milliseconds of the copies that only the loop can make: they need libllama's context."""
-    scheduler = open_scheduler(model, 4 * NUM_TOKENS, parallel=2)
-    engine, prompt = scheduler.engine, [5 + i % 900 for i in range(NUM_TOKENS)]
-    scheduler.submit(Request(request_id="0", prompt=prompt, max_tokens=1))
-    while scheduler.has_work:
-        scheduler.step()
-    (held,) = (cells.seq_id for cells in scheduler.cells if cells.length)
-    times: dict[str, list[float]] = {"save": [], "restore": []}
-    for start in range(0, NUM_TOKENS, BLOCK):
-        began = time.perf_counter()
-        block = engine.save_block(held, start, start + BLOCK)
-        saved = time.perf_counter()
-        assert engine.restore_block(1 - held, block)
-        times["save"].append(saved - began)
-        times["restore"].append(time.perf_counter() - saved)
-    engine.clear(1 - held)
-    save, back = (1e3 * statistics.median(times[name]) for name in ("save", "restore"))
-    print(
-        f"copies: {model.stem}, {BLOCK} tokens, {len(block) / 2**20:.1f} MiB: {save:.2f} ms to "
-        f"main memory ({1e3 * max(times['save']):.2f} at most), {back:.2f} ms back "
-        f"({1e3 * max(times['restore']):.2f} at most)"
-    )
-    waits = admissions(scheduler, prompt, rounds)
-    print(
-        f"copies: an admission beside an answer takes {1e3 * statistics.median(waits):.2f} ms "
-        f"while prompts of {NUM_TOKENS} tokens are moved out and back "
-        f"({1e3 * max(waits):.2f} at most)"
-    )
-
-
-def admissions(scheduler: Scheduler, prompt: list[int], rounds: int) -> list[float]:
-    """Seconds of each admission while one prompt and another take turns in a slot, beside an
+def move(model: Path, rounds: int) -> None:
+    """Milliseconds of an admission while one prompt and another take turns in a slot, beside an
     answer in the other.
     """
+    scheduler = open_scheduler(model, 4 * NUM_TOKENS, parallel=2)
     waits: list[float] = []
     admit = scheduler._admit
 
@@ -253,18 +223,20 @@ def admissions(scheduler: Scheduler, prompt: list[int], rounds: int) -> list[flo
         admit()
         waits.append(time.perf_counter() - began)
 
-    other = [6 + i % 700 for i in range(NUM_TOKENS)]
     scheduler.submit(Request(request_id="busy", prompt=[7] * 64, max_tokens=NUM_TOKENS))
     scheduler.step()
     for turn in range(2 * rounds):
         if turn == 2:  # both were read
             scheduler._admit = timed  # type: ignore[method-assign]
-        text = [*(other, prompt)[turn % 2], turn]
+        text = [*(6 + turn % 2 + i % 700 for i in range(NUM_TOKENS)), turn]
         scheduler.submit(Request(request_id=str(turn), prompt=text, max_tokens=1))
         while len(scheduler.running) + len(scheduler.waiting) > 1:
             scheduler.step()
-    scheduler.cancel("busy")
-    return waits
+    print(
+        f"moving: {model.stem}: an admission beside an answer takes "
+        f"{1e3 * statistics.median(waits):.2f} ms while prompts of {NUM_TOKENS} tokens are moved "
+        f"out and back ({1e3 * max(waits):.2f} at most)"
+    )
 
 
 if __name__ == "__main__":
