@@ -109,7 +109,7 @@ def test_thoughts_may_be_left_in_the_content(client):
     assert message["content"] == "I wonder.</think>One moment."
     assert "reasoning_content" not in message
     bad = client.post(CHAT, json=ASKED | {"reasoning_format": "x"})
-    assert "reasoning_format is 'x' but must be one of none, auto" in error_of(bad, 400)
+    assert "reasoning_format is 'x' but must be 'none', 'auto'" in error_of(bad, 400)
 
 
 def test_a_budget_of_no_thoughts_leaves_the_prompt_alone_and_ends_them_at_once(client, worker):
@@ -143,7 +143,7 @@ def test_thoughts_may_be_ended_while_they_are_written(client, worker):
         assert client.post(f"{CHAT}/control", json=body).json() == said
     worker.script = script
     bad = client.post(f"{CHAT}/control", json={"id": "a", "action": "x"})
-    assert "action is 'x' but must be reasoning_end" in error_of(bad, 400)
+    assert "action is 'x' but must be 'reasoning_end'" in error_of(bad, 400)
 
 
 def constraint(client, worker, **fields):

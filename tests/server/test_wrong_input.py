@@ -101,8 +101,8 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("logit_bias", 3, "must be an object"),
         ("speculative.n_max", -1, "speculative.n_max is -1"),
         ("speculative", {"p_min": 1.5}, "speculative.p_min is 1.5"),
-        ("speculative", {"mode": "fast"}, "one of auto, fixed, off"),
-        ("speculative", {"mode": ""}, "one of auto, fixed, off"),
+        ("speculative", {"mode": "fast"}, "must be 'auto', 'fixed' or 'off'"),
+        ("speculative", {"mode": ""}, "must be 'auto', 'fixed' or 'off'"),
         (
             "speculative",
             {"mode": "auto", "types": ["none"]},

@@ -14,8 +14,6 @@ from typing import Any
 from headstart.config.fields import check_ranges, flag_of, option
 from headstart.types.errors import ConfigError
 
-REASONING_FORMATS = ("none", "auto", "deepseek", "deepseek-legacy")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatConfig:
@@ -34,7 +32,7 @@ class ChatConfig:
         "auto",
         "where reasoning goes: none leaves it in the content, the others put it into "
         "reasoning_content",
-        choices=REASONING_FORMATS,
+        choices=("none", "auto", "deepseek", "deepseek-legacy"),
     )
     reasoning_budget: int = option(
         -1, "tokens after which reasoning is ended: -1 for no limit, 0 for no reasoning", least=-1

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
@@ -17,7 +17,6 @@ from starlette.responses import Response
 from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import Body, read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
-from headstart.server.errors import wrong_value
 from headstart.server.event_stream import single_event
 from headstart.server.media import Media, read_media, take_media
 from headstart.server.model import service_of
@@ -60,7 +59,7 @@ class ControlBody(Body):
     """POST /v1/chat/completions/control."""
 
     id: str = Field(description="of the answer, as its chunks have it")
-    action: str = Field(description="reasoning_end")
+    action: Literal["reasoning_end"]
 
 
 @routes.post(
@@ -72,8 +71,6 @@ class ControlBody(Body):
 async def control(http: HttpRequest) -> dict[str, Any]:
     """End the thoughts of an answer that was asked with `reasoning_control`."""
     body = await read_body(http, ControlBody)
-    if body.action != "reasoning_end":
-        raise wrong_value("action", body.action, "reasoning_end")
     namespace = http.scope["headstart.namespace"]
     command = ThoughtsEnd(f"control-{secrets.token_hex(12)}", body.id, namespace)
     event = await single_event(service_of(http).worker, command)

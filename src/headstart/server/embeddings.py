@@ -58,6 +58,7 @@ class EmbeddingBody(Body):
     )
     embd_normalize: Int | None = Field(
         None,
+        ge=-1,
         description="-1 none, 0 the largest number to 32760, 1 taxicab, 2 Euclidean, above: p-norm",
     )
 
@@ -68,7 +69,7 @@ class RerankBody(Body):
     query: Any = None
     documents: Any = Field(None, description="list of strings")
     texts: Any = Field(None, description="the same; the answer is then a list, as TEI's")
-    top_n: Int | None = Field(None, description="only the best so many")
+    top_n: Int | None = Field(None, ge=0, description="only the best so many")
     return_text: bool = Field(False, description="with texts: each result has its text")
     model: str | None = None
 
@@ -163,8 +164,6 @@ def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
             f"encoding_format is {shorten(body.encoding_format)}: the format to return the "
             "embeddings in can be either float or base64"
         )
-    if body.embd_normalize is not None and body.embd_normalize < -1:
-        raise wrong_value("embd_normalize", body.embd_normalize, "-1 or more")
     if body.dimensions is not None and not 1 <= body.dimensions <= info.size:
         raise wrong_value("dimensions", body.dimensions, f"from 1 to {info.size}, the model's")
 
@@ -332,8 +331,6 @@ def _query_and_documents(body: RerankBody) -> tuple[str, list[str]]:
     if not is_texts or not documents:
         raise RequestError('"documents" must be a non-empty string array')
     check_length("documents", documents, MAX_INPUTS, "texts")
-    if body.top_n is not None and body.top_n < 0:
-        raise wrong_value("top_n", body.top_n, "0 or more")
     return body.query, documents
 
 

@@ -7,12 +7,13 @@ are ignored, as by llama-server and OpenAI, except in `speculative`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, create_model, model_validator
 
 from headstart.server.body import Body, Count, Int, Seed
 from headstart.server.errors import wrong_value
+from headstart.types import DraftMode
 from headstart.types.errors import RequestError
 from headstart.types.sampling_params import NUMBERS
 
@@ -33,7 +34,7 @@ class SpeculativeBody(Body):
 
     model_config = ConfigDict(extra="forbid")
 
-    mode: str | None = Field(default=None, description="auto, fixed or off")
+    mode: Annotated[DraftMode, Field(strict=False)] | None = None
     types: Any = Field(
         default=None, description="speculators in order of preference: list, or names with commas"
     )
@@ -216,8 +217,8 @@ class ChatBody(GenerationBody):
         None, description="several calls in one answer; default: if the template has them"
     )
     parse_tool_calls: bool = Field(True, description="false leaves calls in the content")
-    reasoning_format: str | None = Field(
-        None, description="none leaves thoughts in the content; auto, deepseek"
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = Field(
+        None, description="none leaves thoughts in the content"
     )
 
     @property

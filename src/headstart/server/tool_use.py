@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.config.chat import REASONING_FORMATS
 from headstart.server.conversation import RenderedChat, chat_thoughts, read_tools, thought_marks
 from headstart.server.dialect import Choice
 from headstart.server.errors import shorten, wrong_value
@@ -38,7 +37,7 @@ def prepare_reading(
         calls = MarkedCalls("json", JsonCall(), is_parallel=False)
         answer_format = AnswerFormat(thinking=answer_format.thinking, calls=calls)
     options = ReadOptions(
-        splits_thoughts=_reasoning_format(body, model) != "none",
+        splits_thoughts=(body.reasoning_format or model.config.chat.reasoning_format) != "none",
         reads_calls=bool(tools) and mode != "none" and body.parse_tool_calls,
         start=chat.start,
     )
@@ -93,13 +92,6 @@ def _is_parallel(body: ChatBody, model: ServedModel) -> bool:
     if body.parallel_tool_calls is not None:
         return body.parallel_tool_calls
     return model.template.capabilities.supports_parallel_tool_calls
-
-
-def _reasoning_format(body: ChatBody, model: ServedModel) -> str:
-    name = body.reasoning_format or model.config.chat.reasoning_format
-    if name not in REASONING_FORMATS:
-        raise wrong_value("reasoning_format", name, f"one of {', '.join(REASONING_FORMATS)}")
-    return name
 
 
 def _required_calls(

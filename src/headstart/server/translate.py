@@ -110,17 +110,15 @@ def _given(value: T | None, default: T) -> T:
 def speculative_params(body: SpeculativeBody) -> SpeculativeParams:
     """The body's speculation; `type: "none"` is llama-server's word for off."""
     mode, types = body.mode, _types(body)
-    modes = tuple(known.value for known in DraftMode)
-    if mode is not None and mode not in modes:
-        raise wrong_value("speculative.mode", mode, f"one of {', '.join(modes)}")
     if types == ("none",):
-        if mode not in (None, DraftMode.OFF.value):
+        if mode not in (None, DraftMode.OFF):
             raise RequestError(
-                f"speculative.mode is {mode} but speculative.types is none; leave out one of them"
+                f"speculative.mode is {mode.value} but speculative.types is none; leave out one of "
+                "them"
             )
-        mode, types = DraftMode.OFF.value, None
+        mode, types = DraftMode.OFF, None
     return SpeculativeParams(
-        mode=None if mode is None else DraftMode(mode),
+        mode=mode,
         types=types,
         n_max=body.n_max,
         n_min=body.n_min,
