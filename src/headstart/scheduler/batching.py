@@ -47,7 +47,7 @@ def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[int]:
 
 
 def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
-    """Fill the batch anew: without sequences that have left, and with drafts as they are now."""
+    """Fill the batch anew from the plan as it is now: without sequences that have left."""
     batch, num = plan.batch, plan.num_generating
     batch.clear()
     del plan.sequences[num:]
@@ -69,6 +69,8 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     plan.num_outputs = list(plan.num_rows)
     if plan.prompts:
         _add_prompts(plan, engine, order)
+    if plan.num_padding:
+        _pad(plan, engine)
 
 
 def prompt_rows(num_others: int, wanted: int, tile: int) -> int:
@@ -123,7 +125,7 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
         plan.num_outputs.append(num_outputs)
 
 
-def pad(plan: StepPlan, engine: Engine) -> None:
+def _pad(plan: StepPlan, engine: Engine) -> None:
     """Add the rows that make the decode faster, and that `unpad` takes out again.
 
     They are of a spare sequence and have no outputs. Where graphs are sent, they are of the last

@@ -229,11 +229,11 @@ class Drafting:
 
     def accept(self, record: StepRecord, indices: list[int]) -> None:
         """A step is over, in which these sequences have grown."""
-        told = [
-            (record.seq_ids[i], record.emitted[i], record.num_accepted[i])
-            for i in indices
-            if record.plan.sequences[i].number in self._begun
-        ]
+        told = []
+        for index in indices:
+            if record.plan.sequences[index].number in self._begun:
+                accepted = record.num_accepted[index]
+                told.append((record.seq_ids[index], record.emitted[index], accepted))
         for speculator in self.speculators.values():
             speculator.accept(told)
 

@@ -244,16 +244,10 @@ class Scheduler:
             if self.engine.cache_kind is CacheKind.CHECKPOINT:
                 self.cache.keep_states(plan, self.clock)
         plan.drafted = self.clock()
-        self._build(plan)
+        batching.build(plan, self.engine, self._order)
         if not plan.batch.num_rows:
             self.turns.wait(WAIT_SECONDS)
         return plan
-
-    def _build(self, plan: StepPlan) -> None:
-        """Fill the batch from the plan as it is now."""
-        batching.build(plan, self.engine, self._order)
-        if plan.num_padding:
-            batching.pad(plan, self.engine)
 
     def make_room(self, plan: StepPlan) -> None:
         """Free cells: drop padding, drafts, idle prefixes, then preempt a request."""
@@ -262,7 +256,7 @@ class Scheduler:
         elif not self.cache.host.evict():
             largest = find_largest(self.running)
             self.leave(largest, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
-        self._build(plan)
+        batching.build(plan, self.engine, self._order)
 
     def fail(self, plan: StepPlan, error: EngineError) -> None:
         """The decode failed: the requests of this batch fail, the others and the worker live on."""
