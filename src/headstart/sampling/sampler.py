@@ -202,7 +202,9 @@ class Sampler:
         count = self._num_candidates
         touched: Sequence[int] | NDArray[np.int32] = self._window.ids() if self._window else ()
         if not count or count + 2 * len(touched) >= self.vocab_size:
-            return self._everything(logits)
+            if self._all_ids is None:
+                self._all_ids = np.arange(self.vocab_size, dtype=np.int32)
+            return self._all_ids, logits
         best, scores = top_k(logits, count + len(touched), self._gap)
         ids = best.astype(np.int32)
         if len(touched):
@@ -240,13 +242,6 @@ class Sampler:
             raise InvalidParameterError(_ALL_BANNED)
         left = left[np.argsort(-scores[left], kind="stable")]
         return ids[left].astype(np.int32), scores[left]
-
-    def _everything(
-        self, logits: NDArray[np.float32]
-    ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        if self._all_ids is None:
-            self._all_ids = np.arange(self.vocab_size, dtype=np.int32)
-        return self._all_ids, logits
 
 
 def _weights(scores: NDArray[Any]) -> NDArray[Any]:

@@ -23,7 +23,7 @@ from headstart.scheduler.batching import limit_drafts
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ModelDrafting
-from headstart.scheduler.offers import Candidate, askable, candidate, consider, is_fixed
+from headstart.scheduler.offers import Candidate, askable, candidate, consider
 from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import (
@@ -171,7 +171,7 @@ class Drafting:
                 cells, namespace = sequence.cells, sequence.request.namespace
                 assert cells is not None
                 # users get what they set by hand
-                if sequence.number in wanted or is_fixed(plan, index):
+                if sequence.number in wanted or sequence.policy.is_fixed:
                     asked.append(index)
                     limit, words = plan.limits[index], sequence.text.words
                     requests.append(DraftRequest(cells.seq_id, words, limit, namespace=namespace))
@@ -205,7 +205,7 @@ class Drafting:
         if not candidates and (forced_only := consider(plan, index, NO_DRAFT, control)):
             candidates.append(forced_only)
         best: int | None = 0 if candidates else None
-        if len(candidates) > 1 and not is_fixed(plan, index):
+        if len(candidates) > 1 and not sequence.policy.is_fixed:
             assert plan.price is not None
             best = control.best([survival for *_, survival in candidates], plan.price)
         if best is not None:

@@ -99,7 +99,8 @@ class HostCache:
         return count
 
     def put(self, prompt: StoredPrompt) -> bool:
-        """Store a prompt; those that it continues are forgotten, and then the oldest are dropped.
+        """Store a prompt; those that it continues are forgotten, and then the oldest are dropped,
+        of the tenant that has most bytes here.
 
         False if it is larger than the store.
         """
@@ -119,7 +120,8 @@ class HostCache:
         self._prompts[prompt] = None
         self._count(prompt, 1)
         while self.num_bytes > self.max_bytes:
-            oldest = self._surplus()
+            most = max(self._held, key=self._held.__getitem__)
+            oldest = next(one for one in self._prompts if tenant_of(one.namespace) == most)
             self.take(oldest)
             self.dropped(oldest)
         return True
@@ -132,11 +134,6 @@ class HostCache:
         if index.is_empty:
             del self._indexes[prompt.namespace]
         self._count(prompt, -1)
-
-    def _surplus(self) -> StoredPrompt:
-        """The oldest prompt of the tenant that has most bytes here."""
-        most = max(self._held, key=self._held.__getitem__)
-        return next(one for one in self._prompts if tenant_of(one.namespace) == most)
 
     def _count(self, prompt: StoredPrompt, uses: int) -> None:
         """One prompt more, or less; a block counts once."""

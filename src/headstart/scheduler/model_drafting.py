@@ -10,7 +10,7 @@ from headstart.control.controller import Controller
 from headstart.control.values import Allowance, DraftCall, ModelSlot
 from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
-from headstart.scheduler.offers import askable, consider, is_fixed
+from headstart.scheduler.offers import askable, consider
 from headstart.scheduler.step import BELOW_BREAK_EVEN, RESTING, StepPlan
 from headstart.types import Draft, DraftRequest
 
@@ -42,7 +42,7 @@ class ModelDrafting:
         for model in self._models:
             candidates = askable(plan, may_draft, model, plan.sources)
             numbers = [plan.sequences[index].number for index in candidates]
-            if any(is_fixed(plan, index) for index in candidates) or (
+            if any(plan.sequences[index].policy.is_fixed for index in candidates) or (
                 numbers and self._controller.wanted(model.name, numbers)
             ):
                 asked.append((model, candidates))
@@ -60,7 +60,7 @@ class ModelDrafting:
             return None
         if not self._names.isdisjoint(sources):
             return None
-        if is_fixed(plan, index):  # then only what must come is continued
+        if plan.sequences[index].policy.is_fixed:  # then only what must come is continued
             if set(sources) != {GRAMMAR}:
                 return None
         elif survival[-1] * _TYPICAL_MODEL_DRAFT <= _TYPICAL_MODEL_DRAFT - sum(survival):
@@ -81,7 +81,7 @@ class ModelDrafting:
             to_beat=0.0 if is_behind else sum(survival),
             rounds_behind=behind or 0,
             num_left=sequence.num_left,
-            fixed_confidence=sequence.policy.p_min if is_fixed(plan, index) else None,
+            fixed_confidence=sequence.policy.p_min if sequence.policy.is_fixed else None,
         )
 
     def _ask_one(
@@ -144,7 +144,7 @@ class ModelDrafting:
                 plan.sources[index] + sources,
                 plan.survivals[index] + survival,
             )
-        elif is_fixed(plan, index) or sum(survival) > sum(plan.survivals[index]):
+        elif plan.sequences[index].policy.is_fixed or sum(survival) > sum(plan.survivals[index]):
             plan.take(index, tokens, sources, survival)
 
 

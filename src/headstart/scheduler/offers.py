@@ -38,16 +38,11 @@ def askable(
             continue
         if cells.seq_id in speculator.failed:
             plan.reasons[index, name] = FAILED
-        elif not (found[index] and is_fixed(plan, index)) or all(
+        elif not (found[index] and sequence.policy.is_fixed) or all(
             one == GRAMMAR or types.index(one) > types.index(name) for one in found[index]
         ):
             may_draft.append(index)
     return may_draft
-
-
-def is_fixed(plan: StepPlan, index: int) -> bool:
-    """Whether the user set the length of the drafts by hand."""
-    return plan.sequences[index].policy.mode is DraftMode.FIXED
 
 
 def consider(

@@ -22,6 +22,11 @@ class Policy:
     p_min: float
     reason: str = ""  # why nothing is drafted
 
+    @property
+    def is_fixed(self) -> bool:
+        """Whether the user set the length of the drafts by hand."""
+        return self.mode is DraftMode.FIXED
+
 
 def make_policy(
     params: SpeculativeParams, config: SpeculationConfig, loaded: Collection[str], unusable: str

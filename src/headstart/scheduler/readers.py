@@ -15,7 +15,6 @@ from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, StepRecord
-from headstart.types import DraftMode
 from headstart.types.report import Counters, SpeculatorReport
 from headstart.types.request import (
     Event,
@@ -243,7 +242,7 @@ def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDra
         length = plan.lengths[index]
         draft, sources = plan.drafts[index][:length], plan.sources[index][:length]
         chances = plan.survivals[index][:length]
-    is_fixed = sequence.policy.mode is DraftMode.FIXED  # then control was not asked
+    is_fixed = sequence.policy.is_fixed  # then control was not asked
     offers = [offer for offer in plan.offers if offer.index == index and not offer.after]
     return VerifiedDraft(
         tuple(map(int, draft)),

@@ -124,7 +124,15 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
                 "with --lookup-cache-static"
             )
         if path.exists():
-            self._dynamic = _load_whole(path, vocabulary_id, self._options.max_ngrams)
+            limit = self._options.max_ngrams
+            self._dynamic = NgramCounts.load(path, vocabulary_id, limit)
+            if (size := len(self._dynamic)) > limit:
+                raise ConfigError(
+                    f"lookup cache {path} holds {size} n-grams but {limit} are kept, and the "
+                    "others would be lost when it is written; raise "
+                    f"--spec-ngram-cache-max-ngrams ({2 * size} leaves room to learn), or only "
+                    "read it, with --lookup-cache-static"
+                )
         self._seen = _state_of(path)
 
     def _read(self, text: Sequence[int], namespace: str) -> CountedHistory:
@@ -206,20 +214,6 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             "dynamic_file": self._options.lookup_cache_dynamic,
             "dynamic_file_is_written": self._dynamic_path is not None and self._num_learned > 0,
         }
-
-
-def _load_whole(path: Path, vocabulary_id: VocabularyId, limit: int) -> NgramCounts:
-    counts = NgramCounts.load(path, vocabulary_id, limit)
-    size = len(counts)
-    if size > limit:
-        raise ConfigError(
-            f"lookup cache {path} holds {size} n-grams but {limit} are kept, and the others would "
-            "be lost when it is "
-            f"written; raise --spec-ngram-cache-max-ngrams ({2 * size} leaves room to learn), or "
-            "only read it, with "
-            "--lookup-cache-static"
-        )
-    return counts
 
 
 def _state_of(path: Path) -> tuple[int, int, int] | None:
