@@ -107,7 +107,7 @@ def test_llama_servers_own_form_has_a_list_of_vectors(embedding: httpx2.Client) 
         ({"input": ["a", "a" * 600]}, 400, r"input 1 \(600 .* \(current batch size: 512\)"),
         ({"input": ["a"] * 2049}, 400, "holds 2049 texts but at most 2048"),
         ({"input": [[999999]]}, 400, "token id 999999"),
-        ({"input": "a", "encoding_format": "hex"}, 400, "float or base64"),
+        ({"input": "a", "encoding_format": "hex"}, 400, "must be 'float' or 'base64'"),
         ({"input": "a", "embd_normalize": -2}, 400, "embd_normalize is -2"),
         ({"input": "a", "dimensions": 33}, 400, "from 1 to 32"),
     ],

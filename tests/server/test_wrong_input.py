@@ -80,7 +80,7 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("top_k", 1.5, "top_k is 1.5"),
         ("repeat_penalty", 0, "repeat_penalty is 0"),
         ("seed", 2**64, "seed is"),
-        ("max_tokens", -2, "max_tokens is -2 but must be 0 or more"),
+        ("max_tokens", -2, "max_tokens is -2 but must be at least -1"),
         ("max_tokens", "9", "max_tokens is '9'"),
         ("n_predict", -9, "n_predict is -9"),
         ("n", 0, "from 1 to 4"),

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect
-from headstart.server.errors import ApiError, error_body, log_failure, shaped, wrong_value
+from headstart.server.errors import ApiError, error_body, log_failure, shaped
 from headstart.server.event_stream import EventStream
 from headstart.server.kept import HEADER
 from headstart.server.model import Service, service_of
@@ -121,8 +121,10 @@ async def _begin(
     """The whole answer, or the pieces of a streamed one; `receive` reports a disconnect."""
     service = service_of(http)
     tenant = http.scope["headstart.namespace"]
-    pings = _ping_seconds(dialect.body, service.config.sse_ping_interval)
-    max_silence = pings if dialect.can_ping and dialect.body.stream else None
+    seconds = dialect.body.sse_ping_interval
+    seconds = service.config.sse_ping_interval if seconds is None else seconds
+    has_pings = seconds > 0 and dialect.can_ping and dialect.body.stream
+    max_silence = seconds if has_pings else None
     async with AsyncExitStack() as stack:
         requests = [choice.request for choice in dialect.choices]
         stack.enter_context(service.holding(tenant, len(requests)))
@@ -204,12 +206,3 @@ def _open(dialect: Dialect, choice: Choice) -> list[Chunk]:
         return []
     choice.is_open = True
     return dialect.opening(choice)
-
-
-def _ping_seconds(body: GenerationBody, usual: int) -> float | None:
-    seconds = body.sse_ping_interval
-    if seconds is None:
-        seconds = usual
-    if seconds < -1:
-        raise wrong_value("sse_ping_interval", seconds, "1 or more seconds, 0 or -1 for none")
-    return seconds if seconds > 0 else None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,7 +52,7 @@ class EmbeddingBody(Body):
     )
     content: Any = Field(None, description="the same as input; answered as by /embedding")
     model: str | None = None
-    encoding_format: str = Field(default="float", description="float or base64")
+    encoding_format: Literal["float", "base64"] = "float"
     dimensions: Int | None = Field(
         None, description="only so many numbers of each vector, scaled anew"
     )
@@ -159,11 +159,6 @@ async def embed(
 def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:
     if body.input is None and body.content is None:
         raise RequestError('"input" or "content" must be provided')
-    if body.encoding_format not in ("float", "base64"):
-        raise RequestError(
-            f"encoding_format is {shorten(body.encoding_format)}: the format to return the "
-            "embeddings in can be either float or base64"
-        )
     if body.dimensions is not None and not 1 <= body.dimensions <= info.size:
         raise wrong_value("dimensions", body.dimensions, f"from 1 to {info.size}, the model's")
 

@@ -76,10 +76,10 @@ class GenerationBody(SamplingBody):
     n: Int = 1
     n_cmpl: Int | None = Field(None, description="the same as n")
     n_predict: Int | None = Field(
-        None, description="most tokens; -1 no limit, 0 only fills the cache"
+        None, ge=-1, description="most tokens; -1 no limit, 0 only fills the cache"
     )
-    max_completion_tokens: Int | None = Field(None, description="the same as n_predict")
-    max_tokens: Int | None = Field(None, description="the same as n_predict")
+    max_completion_tokens: Int | None = Field(None, ge=-1, description="the same as n_predict")
+    max_tokens: Int | None = Field(None, ge=-1, description="the same as n_predict")
     stop: Any = Field(None, description="a string or a list of strings")
     n_indent: Int = Field(
         0, description="end before a new line with less white space in front than this; 0 is off"
@@ -108,7 +108,7 @@ class GenerationBody(SamplingBody):
     )
     provenance: bool = Field(False, description="who drafted each token; what each step verified")
     sse_ping_interval: Int | None = Field(
-        None, description="seconds between comments in a silent stream; 0 or -1 none"
+        None, ge=-1, description="seconds between comments in a silent stream; 0 or -1 none"
     )
     echo: bool = False
     store: bool | None = Field(

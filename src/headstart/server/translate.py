@@ -163,11 +163,8 @@ def _num_choices(body: GenerationBody, info: WorkerInfo) -> int:
 def _max_tokens(body: GenerationBody, defaults: RequestDefaults) -> int | None:
     for name in ("n_predict", "max_completion_tokens", "max_tokens"):
         value: int | None = getattr(body, name)
-        if value is None:
-            continue
-        if value < -1:
-            raise wrong_value(name, value, "0 or more, or -1 for no limit")
-        return None if value == -1 else value
+        if value is not None:
+            return None if value == -1 else value
     return defaults.max_tokens
 
 
