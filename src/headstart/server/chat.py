@@ -59,7 +59,7 @@ class ControlBody(Body):
     """POST /v1/chat/completions/control."""
 
     id: str = Field(description="of the answer, as its chunks have it")
-    action: Literal["reasoning_end"]
+    action: Literal["reasoning_end"] = Field(description="reasoning_end")
 
 
 @routes.post(

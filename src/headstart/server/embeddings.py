@@ -52,7 +52,7 @@ class EmbeddingBody(Body):
     )
     content: Any = Field(None, description="the same as input; answered as by /embedding")
     model: str | None = None
-    encoding_format: Literal["float", "base64"] = "float"
+    encoding_format: Literal["float", "base64"] = Field("float", description="float or base64")
     dimensions: Int | None = Field(
         None, description="only so many numbers of each vector, scaled anew"
     )

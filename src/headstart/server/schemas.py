@@ -34,7 +34,9 @@ class SpeculativeBody(Body):
 
     model_config = ConfigDict(extra="forbid")
 
-    mode: Annotated[DraftMode, Field(strict=False)] | None = None
+    mode: Annotated[DraftMode, Field(strict=False)] | None = Field(
+        default=None, description="auto, fixed or off"
+    )
     types: Any = Field(
         default=None, description="speculators in order of preference: list, or names with commas"
     )
@@ -218,7 +220,7 @@ class ChatBody(GenerationBody):
     )
     parse_tool_calls: bool = Field(True, description="false leaves calls in the content")
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = Field(
-        None, description="none leaves thoughts in the content"
+        None, description="none leaves thoughts in the content; auto, deepseek"
     )
 
     @property
