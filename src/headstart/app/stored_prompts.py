@@ -15,10 +15,11 @@ from headstart.structures.atomic import cache_folder
 
 log = logging.getLogger(__name__)
 
-# what cached keys and values depend on, in addition to positions, the model and the adapters
+# what cached keys and values depend on, in addition to the model and the adapters
 _OF_STATES = (
     "flash_attn", "cache_type_k", "cache_type_v", "swa_full", "override_kv", "rope_scaling",
-    "rope_scale",
+    "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor",
+    "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow",
 )  # fmt: skip
 
 
@@ -60,9 +61,8 @@ def open_disk(config: Config, models: Models) -> DiskCache | None:
 def _facts(config: EngineConfig) -> str:
     """All settings that a state depends on; with --exact also what chooses kernels."""
     from headstart.engine.adapters import scaled_files
-    from headstart.engine.parameters import POSITION_NUMBERS
 
-    facts = [repr(getattr(config, name)) for name in (*_OF_STATES, *POSITION_NUMBERS)]
+    facts = [repr(getattr(config, name)) for name in _OF_STATES]
     for names, scaled, flag in (
         (config.lora, config.lora_scaled, "--lora"),
         (config.control_vector, config.control_vector_scaled, "--control-vector"),

@@ -16,11 +16,6 @@ from headstart.engine.machine import default_threads
 from headstart.types.errors import ConfigError
 
 MOST_WIDTH = 64  # rows that are compared to find widths that agree
-# settings that libllama's parameters have by the same names
-POSITION_NUMBERS = (
-    "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor", "yarn_attn_factor",
-    "yarn_beta_fast", "yarn_beta_slow",
-)  # fmt: skip
 _MOST_SEQUENCES = 255  # of a context of libllama, and one that is spare
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
 # Whose snapshots libllama mixes up after a rollback, when several sequences share a batch; see the
@@ -183,10 +178,15 @@ def context_params(
 def _set_positions(params: Any, config: EngineConfig) -> None:
     """RoPE and YaRN, in libllama's names."""
     params.rope_scaling_type = {None: -1, "none": 0, "linear": 1, "yarn": 2}[config.rope_scaling]
-    for name in POSITION_NUMBERS:
-        setattr(params, name, getattr(config, name))
+    params.rope_freq_base = config.rope_freq_base
+    params.rope_freq_scale = config.rope_freq_scale
     if config.rope_scale:
         params.rope_freq_scale = 1.0 / config.rope_scale
+    params.yarn_orig_ctx = config.yarn_orig_ctx
+    params.yarn_ext_factor = config.yarn_ext_factor
+    params.yarn_attn_factor = config.yarn_attn_factor
+    params.yarn_beta_fast = config.yarn_beta_fast
+    params.yarn_beta_slow = config.yarn_beta_slow
 
 
 def _load_mode(config: EngineConfig) -> int:
