@@ -94,7 +94,7 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("stream", "yes", "stream is 'yes'"),
         ("stream_options", {"include_usage": 3}, "stream_options.include_usage is 3"),
         ("samplers", 5, "samplers is 5 but must be a list of names"),
-        ("dry_sequence_breakers", [], "at least one"),
+        ("dry_sequence_breakers", [], "but must have at least 1 item"),
         ("logit_bias", {"5": "x"}, "must be a number"),
         ("logit_bias", [[5]], "must be an object"),
         ("logit_bias", [[1.5, 1]], "must name an id or a text"),
@@ -124,8 +124,8 @@ def test_a_value_that_can_only_mean_one_thing_is_taken_as_llama_server_takes_it(
         ("n_predict", 10**30, "must be at most 9007199254740992"),
         ("sse_ping_interval", -2, "sse_ping_interval is -2"),
         ("response_format", {"type": "xml"}, "must be one of text, json_object, json_schema"),
-        ("dry_sequence_breakers", ["x"] * 12_000, "holds 12000 texts"),
-        ("dry_sequence_breakers", ["x" * 5000], "5000 bytes but at most 256"),
+        ("dry_sequence_breakers", ["x"] * 12_000, "but must have at most 32 items, not 12000"),
+        ("dry_sequence_breakers", ["x" * 5000], "but must have at most 256 characters"),
         ("samplers", "k" * 4_000_000, "samplers holds 4000000 entries but at most 32"),
         ("samplers", ["top_k"] * 20_000, "samplers holds 20000 entries"),
         ("logit_bias", [[5, 1]] * 100_000, "holds 100000 entries but at most 258"),
@@ -167,7 +167,7 @@ def test_what_is_not_built_is_refused_not_ignored(client, worker, field):
         ("logprobs", 999, "logprobs is 999 but must be from 0 to 258"),
         ("logprobs", "x", "logprobs is 'x' but must be"),
         ("n_probs", 10**5, "n_probs is 100000 but must be from 0 to 258"),
-        ("response_fields", ["a/b"] * 20_000, "response_fields holds 20000 entries"),
+        ("response_fields", ["a/b"] * 20_000, "but must have at most 64 items, not 20000"),
     ],
 )
 def test_fields_of_a_native_completion_are_checked(client, field, value, says):

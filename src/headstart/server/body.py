@@ -78,6 +78,7 @@ JSON_WORDS = {
     "a valid number": "a number",
     "greater than or equal to": "at least",
     "less than or equal to": "at most",
+    " after validation": "",
 }
 
 
@@ -221,10 +222,10 @@ def _explain(error: ValidationError, schema: type[BaseModel]) -> str:
         return f"{field} does not exist; there are {', '.join(_members(schema, problem['loc']))}"
     if problem["type"] == "model_type":
         return f"{field} is {shorten(problem['input'])} but must be an object"
-    wanted = str(problem["msg"]).removeprefix("Input should be ")
+    wanted = re.sub("^(Input|List|String) should ", "", problem["msg"])
     for words, shorter in JSON_WORDS.items():
         wanted = wanted.replace(words, shorter)
-    return f"{field} is {shorten(problem['input'])} but must be {wanted}"
+    return f"{field} is {shorten(problem['input'])} but must {wanted}"
 
 
 def _members(schema: type[BaseModel], path: Sequence[object]) -> Iterable[str]:

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from headstart.config import ChatConfig
 from headstart.server.constraints import wanted_schema
 from headstart.server.errors import not_supported, shorten, wrong_value
-from headstart.server.limits import check_length
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.text.chat_template import ChatTemplate
@@ -285,10 +284,7 @@ def _end_tags(body: GenerationBody) -> list[str]:
     """The end tags; as at llama-server also a single one, and empty ones for none."""
     single = body.reasoning_budget_end_tag
     tags = body.reasoning_budget_end_tags
-    found = [tag for tag in ([single or ""] if tags is None else tags) if tag]
-    for tag in found:
-        check_length("reasoning_budget_end_tags", tag, 256, "characters")
-    return found
+    return [tag for tag in ([single or ""] if tags is None else tags) if tag]
 
 
 def _budget(body: GenerationBody, defaults: ChatConfig) -> int:

@@ -11,13 +11,11 @@ from starlette.responses import Response
 from headstart.server.answer import answer_prompts, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, Piece, SingleDialect
-from headstart.server.limits import MAX_NAMES, check_length
 from headstart.server.media import prompt_media, read_media
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.routing import Routes
 from headstart.server.schemas import NativeBody
-from headstart.server.translate import Call
 
 routes = Routes()
 
@@ -43,11 +41,6 @@ async def completion(http: HttpRequest) -> Response:
 class NativeDialect(SingleDialect):
     """Flat objects, one per choice; a stream ends with the last `stop: true`."""
 
-    def __init__(self, call: Call, body: NativeBody, choices: list[Choice]) -> None:
-        super().__init__(call, body, choices)
-        check_length("response_fields", body.response_fields, MAX_NAMES)
-        self._fields = body.response_fields
-
     def opening(self, choice: Choice) -> list[Chunk]:
         return [self.delta(choice, Piece(choice.prompt.echo))] if self.body.echo else []
 
@@ -70,13 +63,15 @@ class NativeDialect(SingleDialect):
 
     def whole(self) -> Any:
         finals = []
+        assert isinstance(self.body, NativeBody)
+        fields = self.body.response_fields
         for choice in self.choices:
             tokens = choice.tokens if self.body.return_tokens else ()
             final = native_answer(self.call, self.body, choice, self.full_text(choice), tokens)
             final |= self.extras(choice.everything(choice.text))
             if choice.logprobs:
                 final["completion_probabilities"] = self.probabilities(choice, choice.logprobs)
-            finals.append(pick_fields(final, self._fields) if self._fields else final)
+            finals.append(pick_fields(final, fields) if fields else final)
         return finals if len(finals) > 1 else finals[0]
 
 

@@ -66,7 +66,10 @@ class StreamOptions(Body):
 class GenerationBody(SamplingBody):
     """Fields of all routes that generate text."""
 
-    dry_sequence_breakers: list[str] | None = None
+    # libllama searches the vocabulary for each, which takes 20 ms if it is large
+    dry_sequence_breakers: list[Annotated[str, Field(max_length=256)]] | None = Field(
+        None, min_length=1, max_length=32
+    )
     ignore_eos: bool | None = None
     seed: Seed | None = Field(None, description="-1 takes a random one, which the answer reports")
     samplers: Any = Field(None, description="list of names, or one letter each in a string")
@@ -142,7 +145,7 @@ class GenerationBody(SamplingBody):
         max_length=256,
         description="not of chats: what thoughts begin with, for reasoning_budget_tokens",
     )
-    reasoning_budget_end_tags: list[str] | None = Field(
+    reasoning_budget_end_tags: list[Annotated[str, Field(max_length=256)]] | None = Field(
         None,
         max_length=16,
         description="what they end with; the first one ends those that are too long",
@@ -254,7 +257,7 @@ class NativeBody(GenerationBody):
     """POST /completion."""
 
     prompt: Any = Field(description="string, token ids, a mix of both, or a list of these")
-    response_fields: list[str] = Field(default_factory=list)
+    response_fields: list[str] = Field(default_factory=list, max_length=64)
     logprobs: Count | None = Field(None, description="the same as n_probs; true is 1")
 
     @property

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from headstart.server import sse
 from headstart.server.body import Body, read_body
 from headstart.server.errors import ApiError, shorten, wrong_value
-from headstart.server.limits import MAX_PROMPTS, check_length
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.types.errors import RequestError
@@ -21,7 +21,7 @@ routes = Routes()
 class LookupBody(Body):
     """POST /v1/streams/lookup."""
 
-    conversation_ids: list[str]
+    conversation_ids: list[str] = Field(max_length=256)
 
 
 def _conversation(http: HttpRequest) -> tuple[str, str]:
@@ -58,7 +58,6 @@ async def stop_stream(http: HttpRequest) -> Response:
 async def look_up_streams(http: HttpRequest) -> list[dict[str, Any]]:
     """Find the streams of conversations."""
     body = await read_body(http, LookupBody)
-    check_length("conversation_ids", body.conversation_ids, MAX_PROMPTS)
     streams, namespace = service_of(http).streams, http.scope["headstart.namespace"]
     return [
         {
