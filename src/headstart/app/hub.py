@@ -1,14 +1,19 @@
-"""Models from the Hugging Face hub, by llama-server's rules and in the cache it shares.
+"""Models from the Hugging Face hub, in the cache that llama-server shares.
 
-`user/repo[:quant]` names a file as llama.cpp does (common/download.cpp), so both programs find
-each other's downloads. Knows the hub and its cache; does not know what a GGUF holds.
+For a router a download is a process of its own, `python -m headstart.app.hub user/repo:quant`. It
+writes its progress as lines of JSON and can be killed at any time: complete files are kept for the
+next try. Files beside it that draft for the model are downloaded too, and removed with the last
+model.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-import re
+import os
+import shutil
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,149 +21,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from headstart.app.hub_files import (
+    choose_drafter,
+    is_model,
+    parse_reference,
+    quant_of_model,
+    select_files,
+    split_parts,
+)
 from headstart.config import ModelConfig
 from headstart.types.errors import ConfigError, ModelError
 
-# kinds of files that draft for a model beside them, whose names begin with the kind and a hyphen;
-# in llama-server's order of preference
-DRAFTERS = ("mtp", "dspark", "dflash", "eagle3")
-
 SECONDS_IN_LOG = 10.0  # between two lines on a download
-_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?", re.ASCII)
-_SPLIT = re.compile(r"(?P<prefix>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-
-
-def parse_reference(reference: str) -> tuple[str, str]:
-    """`user/repo:quant` -> ("user/repo", "quant"); the quant is "" when absent.
-
-    Raises:
-        ConfigError: it has another form.
-    """
-    match = _REFERENCE.fullmatch(reference)
-    if match is None:
-        raise ConfigError(f"{reference!r} is not of the form user/repo or user/repo:quant")
-    return match["repo"], match["quant"] or ""
-
-
-def choose_file(paths: Sequence[str], quant: str) -> str | None:
-    """The model file of a repository: by quant, else the usual quants, else the first model.
-
-    A quant matches, in any case, wherever `quant-` or `quant.` occurs in the path. Of a split
-    model the first part is chosen.
-    """
-    models = [path for path in paths if is_model(path)]
-    for wanted in [quant] if quant else ["Q4_K_M", "Q8_0"]:
-        pattern = re.compile(re.escape(wanted) + "[.-]", re.IGNORECASE)
-        for path in models:
-            if pattern.search(path):
-                return path
-    return models[0] if models and not quant else None
-
-
-def choose_drafter(
-    paths: Sequence[str], kinds: Sequence[str], quant: str, model: str = ""
-) -> str | None:
-    """The file of a repository that drafts for `model`, or for any; None without one.
-
-    It is in the folder of the model or above it. Of several of the first kind that there is, the
-    nearest is taken, then one of that very quant, then one of about as many bits.
-
-    Args:
-        paths: what the repository holds.
-        kinds: of `DRAFTERS`, in order of preference; or mmproj, for a projector.
-        quant: that was asked for, if one was.
-        model: the file for which it drafts.
-    """
-    folders = model.split("/")[:-1]
-    wanted = _bits(quant or _quant_of(model))
-
-    def rank(path: str) -> tuple[int, bool, int]:
-        is_exact = bool(quant) and f"-{quant}.".lower() in path.lower()
-        return path.count("/"), is_exact, -abs(_bits(_quant_of(path)) - wanted)
-
-    for kind in kinds:
-        found = [
-            path
-            for path in paths
-            if path.endswith(".gguf")
-            and (kind if kind == "mmproj" else f"{kind}-") in _name(path)
-            and _part_index(path) == 1
-            and (not model or path.split("/")[:-1] == folders[: path.count("/")])
-        ]
-        if found:
-            return max(found, key=rank)
-    return None
-
-
-def split_parts(paths: Sequence[str], path: str) -> list[str]:
-    """All parts of the split model that `path` belongs to, in order; of another, itself."""
-    match = _SPLIT.fullmatch(path)
-    if match is None:
-        return [path]
-    count = int(match["count"])
-    parts = [f"{match['prefix']}-{index:05d}-of-{count:05d}.gguf" for index in range(1, count + 1)]
-    missing = [part for part in parts if part not in paths]
-    if missing:
-        raise ModelError(f"{path} is one of {count} parts, but {missing[0]} is missing")
-    return parts
-
-
-def select_files(repo: str, paths: Sequence[str], quant: str, file: str | None) -> list[str]:
-    """The files to download, the one to open first.
-
-    Raises:
-        ModelError: none fits; names those that exist.
-    """
-    if file is None and "preset.ini" in paths:
-        raise ModelError(
-            f"{repo} is a preset (preset.ini), which Headstart does not read; name a file with "
-            "--hf-file"
-        )
-    chosen = choose_file(paths, quant) if file is None else file if file in paths else None
-    if chosen is None:
-        wanted = (
-            f"no file {file}" if file else f"no model of quant {quant}" if quant else "no model"
-        )
-        models = [path for path in paths if is_model(path)]
-        raise ModelError(f"{repo} holds {wanted}; its GGUF models: {', '.join(models) or 'none'}")
-    return split_parts(paths, chosen)
-
-
-def is_model(path: str) -> bool:
-    """Whether this is a GGUF that is neither a companion of another nor a later part of one."""
-    name, companions = _name(path), ("mmproj", "imatrix", *(f"{kind}-" for kind in DRAFTERS))
-    is_whole = name.endswith(".gguf") and _part_index(path) == 1
-    return is_whole and not any(word in name for word in companions)
-
-
-def quant_of_model(path: str) -> str | None:
-    """The quant of a model, in capitals; None of what is no model."""
-    quant = _quant_of(path)
-    return quant.upper() if quant and is_model(path) else None
-
-
-def _name(path: str) -> str:
-    return path.rsplit("/", 1)[-1]
-
-
-def _quant_of(path: str) -> str:
-    """The quantization at the end of a file's name; "" without one."""
-    parts = _SPLIT.fullmatch(path)
-    name = parts["prefix"] if parts else path.removesuffix(".gguf")
-    found = re.search(r"[-.]([A-Za-z0-9_]+)$", name)
-    return found[1] if found else ""
-
-
-def _bits(quant: str) -> int:
-    """Q4_K_M -> 4; 0 if no number is named."""
-    found = re.search(r"\d+", quant)
-    return int(found[0]) if found else 0
-
-
-def _part_index(path: str) -> int:
-    match = _SPLIT.fullmatch(path)
-    return int(match["index"]) if match else 1
-
 
 logger = logging.getLogger(__name__)
 
@@ -179,15 +53,19 @@ def hub_cache(environment: Mapping[str, str]) -> Path:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hub:
-    """A hub and the cache of what was downloaded from it."""
+    """A hub and the cache of what was downloaded from it; a router's `ModelStore`."""
 
     endpoint: str
     cache: Path
     token: str | None = field(repr=False)
     offline: bool
+    environment: Mapping[str, str] = field(repr=False)
+    drafters: Sequence[str] = ()  # the kinds of drafters that are downloaded with a model
 
     @classmethod
-    def from_config(cls, config: ModelConfig, environment: Mapping[str, str]) -> Hub:
+    def from_config(
+        cls, config: ModelConfig, environment: Mapping[str, str], drafters: Sequence[str] = ()
+    ) -> Hub:
         """The hub named by flags and environment."""
         return cls(
             endpoint=(environment.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/"),
@@ -195,6 +73,8 @@ class Hub:
             token=config.hf_token or environment.get("HF_TOKEN") or None,
             offline=config.offline
             or environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "on", "yes"),
+            environment=environment,
+            drafters=drafters,
         )
 
     def open(self, repo: str) -> Repository:
@@ -265,18 +145,13 @@ class Hub:
         """Where a repository is cached."""
         return self.cache / ("models--" + repo.replace("/", "--"))
 
-    def parts(self, file: Path) -> list[Path]:
-        """All cached files of a model, given the first."""
-        names = [path.name for path in file.parent.iterdir()]
-        return [file.parent / name for name in split_parts(names, file.name)]
-
     def snapshot(self, repo: str) -> Path | None:
         """The cached revision that `main` pointed to at the last download."""
         folder = self.folder(repo)
         reference = folder / "refs/main"
         return folder / "snapshots" / reference.read_text().strip() if reference.is_file() else None
 
-    def download(self, repo: str, path: str) -> Path:
+    def fetch(self, repo: str, path: str) -> Path:
         """Where a file is, after a download unless it is cached, which huggingface_hub also takes
         where the hub cannot be reached.
 
@@ -298,6 +173,44 @@ class Hub:
                     tqdm_class=None if sys.stderr.isatty() else in_log,
                 )
             )
+
+    def check(self, name: str) -> None:
+        """Ask the hub whether there is such a model.
+
+        Raises:
+            ConfigError, ModelError: there is none, or the hub must not or cannot be asked.
+        """
+        repo, quant = parse_reference(name)
+        if self.offline:
+            raise ConfigError(f"{name} cannot be downloaded: --offline forbids the network")
+        select_files(repo, list(self.sizes(repo)), quant, None)
+
+    def download(self, name: str) -> tuple[list[str], dict[str, str]]:
+        """The program that downloads a model, and its environment."""
+        token = {"HF_TOKEN": self.token} if self.token else {}
+        command = [sys.executable, "-m", "headstart.app.hub", name, *self.drafters]
+        return command, {**self.environment, **token}
+
+    def remove(self, name: str) -> None:
+        """Delete a model's files, and its repository's folder if no other model is left in it.
+
+        Raises:
+            ModelError: it is not there.
+        """
+        first = self.cached_models().get(name)
+        if first is None:
+            raise ModelError(f"{name} is not in the cache {self.cache}")
+        folder = self.folder(parse_reference(name)[0])
+        for file in split_parts([path.name for path in first.parent.iterdir()], first.name):
+            path = first.parent / file
+            blob = path.resolve()
+            for link in list((folder / "snapshots").rglob(path.name)):
+                if link.resolve() == blob:
+                    link.unlink()
+            if blob.is_relative_to(folder.resolve()):
+                blob.unlink(missing_ok=True)
+        if not any(is_model(path.name) for path in (folder / "snapshots").rglob("*.gguf")):
+            shutil.rmtree(folder, ignore_errors=True)
 
     @contextmanager
     def _explained(self, repo: str) -> Iterator[None]:
@@ -375,5 +288,57 @@ class Repository:
         """
         if self.snapshot:
             return self.snapshot / files[0]
-        found = [self.hub.download(self.name, path) for path in files]
+        found = [self.hub.fetch(self.name, path) for path in files]
         return found[0]
+
+
+def main(name: str, *drafters: str) -> int:
+    """Download a model, its projector and what drafts for it; return the exit code."""
+    hub = Hub.from_config(ModelConfig(), os.environ)
+    repo, quant = parse_reference(name)
+    is_over = threading.Event()
+    try:
+        sizes = hub.sizes(repo)
+        files = select_files(repo, list(sizes), quant, None)
+        for kinds, wanted in ((drafters, quant), (("mmproj",), "")):
+            if beside := choose_drafter(list(sizes), kinds, wanted, files[0]):
+                files += split_parts(list(sizes), beside)
+        total = sum(sizes[file] or 0 for file in files)
+        before = _stored(hub.folder(repo))
+        _tell(repo, 0, total)
+
+        def watch() -> None:
+            while not is_over.wait(0.25):
+                _tell(repo, _stored(hub.folder(repo)) - before, total)
+
+        watching = threading.Thread(target=watch, daemon=True)
+        watching.start()
+        Repository(hub, repo, tuple(sizes)).fetch(files)
+        is_over.set()
+        watching.join()
+        _tell(repo, total, total)
+    except (ConfigError, ModelError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)
+        return 1
+    finally:
+        is_over.set()
+    return 0
+
+
+def _tell(repo: str, done: int, total: int) -> None:
+    print(json.dumps({"source": repo, "done": max(0, done), "total": total}), flush=True)
+
+
+def _stored(folder: Path) -> int:
+    """Bytes of a repository on this disk, unfinished files included."""
+    sizes = 0
+    for path in (folder / "blobs").glob("*"):
+        try:
+            sizes += path.stat().st_size
+        except OSError:  # it was just renamed
+            continue
+    return sizes
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

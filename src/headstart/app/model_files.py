@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headstart.app import demo
-from headstart.app.hub import (
+from headstart.app.hub import Hub, Repository
+from headstart.app.hub_files import (
     DRAFTERS,
-    Hub,
-    Repository,
     choose_drafter,
     choose_file,
     parse_reference,

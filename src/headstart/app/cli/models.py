@@ -16,7 +16,8 @@ from headstart.app.cli.devices import ENGINE_PARTS
 from headstart.app.cli.preset import EVERY_MODEL, read_sections
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import Setting, Value
-from headstart.app.hub import Hub, is_model
+from headstart.app.hub import Hub
+from headstart.app.hub_files import is_model
 from headstart.config.fields import listed, read_switch
 from headstart.gateway.router.presets import (
     CACHE,

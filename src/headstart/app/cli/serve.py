@@ -9,7 +9,7 @@ from functools import partial
 from headstart.app.cli.command import Command
 from headstart.app.cli.models import is_router, read_models
 from headstart.app.cli.resolve import Resolved
-from headstart.app.hub_store import HubStore
+from headstart.app.hub import Hub
 from headstart.app.model_files import drafters_wanted
 from headstart.app.process import Parent
 from headstart.types.errors import HeadstartError
@@ -36,7 +36,7 @@ def _route(resolved: Resolved) -> int:
     from headstart.gateway.router.serve import serve
 
     config = resolved.config()
-    store = HubStore(config.model, drafters=drafters_wanted(config))
+    store = Hub.from_config(config.model, os.environ, drafters_wanted(config))
     return serve(config, lambda: read_models(resolved), store, resolved.in_force())
 
 

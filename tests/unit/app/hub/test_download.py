@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from tests.unit.app.hub.fake_hub import COMMIT, Client, FakeHub
 
-from headstart.app.hub import Hub, _Log, choose_drafter, choose_file, hub_cache, parse_reference
+from headstart.app.hub import Hub, _Log, hub_cache
+from headstart.app.hub_files import choose_drafter, choose_file, parse_reference
 from headstart.config import ModelConfig
 from headstart.types.errors import ConfigError, ModelError
 

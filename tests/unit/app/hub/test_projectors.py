@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.unit.app.hub.fake_hub import Client, FakeHub
 
-from headstart.app.hub import choose_drafter
+from headstart.app.hub_files import choose_drafter
 from headstart.config import ImageConfig
 
 REPO = "someone/Model-4B-GGUF"

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 from tests.unit.app.hub.fake_hub import Client, FakeHub
 
-from headstart.app.hub_store import HubStore
+from headstart.app.hub import Hub
 from headstart.config import ModelConfig
 from headstart.types.errors import ConfigError, ModelError
 
@@ -18,13 +18,13 @@ PARTS = ("big-Q8_0-00001-of-00002.gguf", "big-Q8_0-00002-of-00002.gguf")
 
 
 @pytest.fixture
-def store(client: Client, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> HubStore:
+def store(client: Client, hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub.add("org/model", "model-F16.gguf", "other-Q4_0.gguf", *PARTS)
     monkeypatch.setenv("PYTHONPATH", "src")
-    return HubStore(ModelConfig(), {**os.environ, **client.environment})
+    return Hub.from_config(ModelConfig(), {**os.environ, **client.environment})
 
 
-def download(store: HubStore, name: str) -> list[dict[str, object]]:
+def download(store: Hub, name: str) -> list[dict[str, object]]:
     command, environment = store.download(name)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     lines = [json.loads(line) for line in done.stdout.splitlines()]
@@ -33,7 +33,7 @@ def download(store: HubStore, name: str) -> list[dict[str, object]]:
 
 
 def test_a_download_tells_how_far_it_is_and_a_removed_model_is_gone(
-    store: HubStore, hub: FakeHub
+    store: Hub, hub: FakeHub
 ) -> None:
     store.check(NAME)
     size = len(hub.repos["org/model"]["model-F16.gguf"])
@@ -41,10 +41,10 @@ def test_a_download_tells_how_far_it_is_and_a_removed_model_is_gone(
     assert lines[0] == {"source": "org/model", "done": 0, "total": size}
     assert lines[-1] == {"source": "org/model", "done": size, "total": size}
     download(store, "org/model:Q8_0")
-    assert list(store._hub.cached_models()) == ["org/model:Q8_0", NAME]
-    folder = store._hub.folder("org/model")
+    assert list(store.cached_models()) == ["org/model:Q8_0", NAME]
+    folder = store.folder("org/model")
     store.remove(NAME)
-    assert list(store._hub.cached_models()) == ["org/model:Q8_0"]
+    assert list(store.cached_models()) == ["org/model:Q8_0"]
     assert len(list((folder / "blobs").iterdir())) == 2
     store.remove("org/model:Q8_0")  # both parts
     assert not folder.exists()
@@ -52,20 +52,18 @@ def test_a_download_tells_how_far_it_is_and_a_removed_model_is_gone(
         store.remove(NAME)
 
 
-def test_what_drafts_or_sees_for_a_model_comes_and_goes_with_it(
-    store: HubStore, hub: FakeHub
-) -> None:
+def test_what_drafts_or_sees_for_a_model_comes_and_goes_with_it(store: Hub, hub: FakeHub) -> None:
     found = ["mmproj-F16.gguf", "model-F16.gguf", "mtp-model-F16.gguf"]
     hub.add("org/model", *found, "mmproj-F32.gguf", "eagle3-model-F16.gguf")
-    store = HubStore(ModelConfig(), store._environment, ["mtp"])
+    store = Hub.from_config(ModelConfig(), store.environment, ["mtp"])
     lines = download(store, NAME)
     assert sorted(hub.downloads) == found
     assert lines[-1]["done"] == sum(len(hub.repos["org/model"][name]) for name in hub.downloads)
     store.remove(NAME)
-    assert not store._hub.folder("org/model").exists()
+    assert not store.folder("org/model").exists()
 
 
-def test_what_cannot_be_downloaded_is_refused_with_a_reason(store: HubStore, hub: FakeHub) -> None:
+def test_what_cannot_be_downloaded_is_refused_with_a_reason(store: Hub, hub: FakeHub) -> None:
     for name, says in (("org/model:Q2_K", "no model of quant Q2_K"), ("org/none", "no repository")):
         with pytest.raises(ModelError, match=says):
             store.check(name)
@@ -73,15 +71,15 @@ def test_what_cannot_be_downloaded_is_refused_with_a_reason(store: HubStore, hub
         store.check("model")
     with pytest.raises(ModelError, match="cannot be the name of a repository"):
         store.check("../model")
-    offline = HubStore(ModelConfig(offline=True), store._environment)
+    offline = Hub.from_config(ModelConfig(offline=True), store.environment)
     with pytest.raises(ConfigError, match="--offline forbids"):
         offline.check(NAME)
     hub.failing_status = 500
     assert "answered 500" in str(download(store, NAME)[-1]["error"])
 
 
-def test_a_token_is_not_on_the_command_line(store: HubStore) -> None:
-    secret = HubStore(ModelConfig(hf_token="hf_secret"), store._environment)
+def test_a_token_is_not_on_the_command_line(store: Hub) -> None:
+    secret = Hub.from_config(ModelConfig(hf_token="hf_secret"), store.environment)
     command, environment = secret.download(NAME)
     assert "hf_secret" not in " ".join(command)
     assert environment["HF_TOKEN"] == "hf_secret"
