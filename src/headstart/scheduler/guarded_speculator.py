@@ -157,7 +157,15 @@ class GuardedSpeculator:
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Milliseconds of a round and of a token read; None for text speculators."""
         try:
-            return _prices(self.speculator.time_decodes(clock))
+            prices = self.speculator.time_decodes(clock)
+            if prices is None:
+                return None
+            round_ms, token_ms = map(float, prices)
+            if not (0.0 <= round_ms < inf and 0.0 <= token_ms < inf):
+                raise ValueError(
+                    f"time_decodes returned {prices} but must return finite milliseconds"
+                )
+            return round_ms, token_ms
         except Exception:
             log.exception(
                 "speculator %s failed in time_decodes; what it costs is found out later", self.name
@@ -168,7 +176,10 @@ class GuardedSpeculator:
         """Show it the rows, but for those of sequences that it failed on."""
         seq_ids = set(decoded.seq_ids.tolist())
         if not self.failed.isdisjoint(seq_ids):
-            decoded = _states_without(decoded, self.failed)
+            kept = ~np.isin(decoded.seq_ids, list(self.failed))
+            states = {layer: rows[kept] for layer, rows in decoded.states.items()}
+            columns = decoded.seq_ids[kept], decoded.positions[kept], decoded.tokens[kept]
+            decoded = DecodedStates(*columns, states)
             seq_ids -= self.failed
         if seq_ids:
             self._tell("observe_states", seq_ids, decoded)
@@ -272,24 +283,6 @@ class GuardedSpeculator:
 
 def _failure(name: str, error: BaseException) -> str:
     return f"{name}: {type(error).__name__}: {error}"
-
-
-def _prices(prices: tuple[float, float] | None) -> tuple[float, float] | None:
-    """What a model said its decodes cost, checked."""
-    if prices is None:
-        return None
-    round_ms, token_ms = map(float, prices)
-    if not (0.0 <= round_ms < inf and 0.0 <= token_ms < inf):
-        raise ValueError(f"time_decodes returned {prices} but must return finite milliseconds")
-    return round_ms, token_ms
-
-
-def _states_without(decoded: DecodedStates, seq_ids: set[int]) -> DecodedStates:
-    kept = ~np.isin(decoded.seq_ids, list(seq_ids))
-    states = {layer: rows[kept] for layer, rows in decoded.states.items()}
-    return DecodedStates(
-        decoded.seq_ids[kept], decoded.positions[kept], decoded.tokens[kept], states
-    )
 
 
 _LONGEST = 60  # characters of a value in a message

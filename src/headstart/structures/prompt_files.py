@@ -55,7 +55,7 @@ def write_prompt(
     facts = {name: getattr(head, name) for name in ("identity", "namespace", "start")}
     facts |= {"num_prompt": head.num_prompt, "sizes": dict(head.sizes)}
     text, tokens = json.dumps(facts).encode(), head.tokens.tobytes()
-    first = _checksum((text, tokens))
+    first = hashlib.blake2b(text + tokens, digest_size=_CHECKSUM_SIZE).digest()
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -108,8 +108,9 @@ def _read_head(file: BinaryIO) -> tuple[PromptHead, bytes]:
     if _HEADER.size + text_size + 4 * num_tokens > num_bytes:
         raise ValueError("it ends early")
     text = file.read(text_size)
-    tokens.frombytes(file.read(4 * num_tokens))
-    if _checksum((text, tokens.tobytes())) != first:
+    packed = file.read(4 * num_tokens)
+    tokens.frombytes(packed)
+    if hashlib.blake2b(text + packed, digest_size=_CHECKSUM_SIZE).digest() != first:
         raise ValueError("its checksum is wrong")
     facts = json.loads(text)
     sizes = {str(name): int(size) for name, size in facts["sizes"].items()}
@@ -128,10 +129,3 @@ def _write_all(file: BinaryIO, data: Data) -> None:
     view = memoryview(data)
     while len(view):
         view = view[file.write(view) :]
-
-
-def _checksum(pieces: Iterable[Data]) -> bytes:
-    digest = hashlib.blake2b(digest_size=_CHECKSUM_SIZE)
-    for piece in pieces:
-        digest.update(piece)
-    return digest.digest()
