@@ -13,8 +13,6 @@ from headstart.types.widths import MOST_SHORT, WidthClasses
 
 log = logging.getLogger(__name__)
 
-_CHEAP = 2  # rows that a single one may be padded to before weights are unpacked
-
 
 def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasses | None:
     """Let an engine decode only in widths that agree; returns what was compared.
@@ -33,7 +31,8 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
         classes = comparison.run((SHORT, LONG))
         assert classes is not None, "nobody interrupts it"
         widths = classes.choose(engine.max_padding)
-        if widths and (widths.fit(1) <= _CHEAP or not is_repacked):
+        # a single row is padded to two at most before weights are unpacked
+        if widths and (widths.fit(1) <= 2 or not is_repacked):
             engine.widths, engine.is_alone = widths, classes.is_alone
             if engine.cache_kind is CacheKind.ROLLBACK:  # of one decode, with all that pads it
                 sizes = range(1, 1 + min(MOST_SHORT, widths.most))

@@ -32,8 +32,6 @@ from headstart.app.hub_files import (
 from headstart.config import ModelConfig
 from headstart.types.errors import ConfigError, ModelError
 
-SECONDS_IN_LOG = 10.0  # between two lines on a download
-
 logger = logging.getLogger(__name__)
 
 
@@ -161,7 +159,8 @@ class Hub:
         from huggingface_hub import hf_hub_download
         from tqdm import tqdm
 
-        in_log: Any = partial(tqdm, file=_Log(), mininterval=SECONDS_IN_LOG, ascii=True, ncols=80)
+        # a line every ten seconds
+        in_log: Any = partial(tqdm, file=_Log(), mininterval=10.0, ascii=True, ncols=80)
         with self._explained(repo):
             return Path(
                 hf_hub_download(

@@ -14,7 +14,6 @@ from headstart.types.errors import ConfigError, ModelError
 # in llama-server's order of preference
 DRAFTERS = ("mtp", "dspark", "dflash", "eagle3")
 
-_REFERENCE = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<quant>[\w.-]+))?", re.ASCII)
 _SPLIT = re.compile(r"(?P<prefix>.+)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
 
 
@@ -24,10 +23,10 @@ def parse_reference(reference: str) -> tuple[str, str]:
     Raises:
         ConfigError: it has another form.
     """
-    match = _REFERENCE.fullmatch(reference)
+    match = re.fullmatch(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?", reference, re.ASCII)
     if match is None:
         raise ConfigError(f"{reference!r} is not of the form user/repo or user/repo:quant")
-    return match["repo"], match["quant"] or ""
+    return match[1], match[2] or ""
 
 
 def choose_file(paths: Sequence[str], quant: str) -> str | None:

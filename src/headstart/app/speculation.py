@@ -24,7 +24,6 @@ AUTO_TYPES: tuple[str, ...] = ("suffix",)
 WITH_DRAFT_MODEL = "draft-model"
 WITH_HEADS = "mtp"
 NONE = "none"
-_STATE_BEGIN = b'{"version":'
 ANY = "any"  # in place of the speculator that a file is for
 
 
@@ -173,7 +172,7 @@ def _check_state(spec_state: str | None) -> None:
         is_ours = True
         if path.exists():
             with path.open("rb") as file:
-                is_ours = file.read(len(_STATE_BEGIN)) in (_STATE_BEGIN, b"")
+                is_ours = file.read(11) in (b'{"version":', b"")
     except OSError as error:
         raise ConfigError(
             f"--spec-state {path} cannot be read: {error.strerror}; name another file"

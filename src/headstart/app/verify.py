@@ -33,11 +33,8 @@ from headstart.types.widths import WidthClasses
 TEMPERATURES = (0.0, 0.8, 1.5)
 # how prompts come, and how many tokens are drafted a step where that is fixed
 PROMPTS = {"fresh": 3, "cached": 16, "arriving": 16}
-ARRIVAL_STEPS = 9  # between two that arrive
-NEAR_TIE = 4.0  # times what was seen to change a logit: few of many ways to read a text are tried
 # of a decode that reads a text; each fills the cache by other kernels
 _READ_ROWS = (32, 5, 2, 1, 128)
-_FINEST = 2.0**-12  # change of a logit; where 64 does not help, filters or text differ
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +201,8 @@ def _answer(scheduler: Scheduler, requests: Sequence[Request], way: Way) -> list
     is_cached, coming = way.prompts == "cached", list(requests)
     num_steps = 0
     while coming or scheduler.has_work:
-        while coming and (way.prompts != "arriving" or num_steps % ARRIVAL_STEPS == 0):
+        # nine steps are between two that arrive
+        while coming and (way.prompts != "arriving" or num_steps % 9 == 0):
             wanted = replace(coming.pop(0), speculative=way.wishes, cache_prompt=is_cached)
             scheduler.submit(wanted)
             if way.prompts == "arriving":
@@ -245,7 +243,8 @@ def _explain(
     logits, change = _read(scheduler, text)
     verdict.change = max(verdict.change, change)
     margin = _margin(scheduler, request, expected[: position + 1], logits, got[position])
-    is_near = margin is not None and margin <= NEAR_TIE * verdict.change and not verdict.is_exact
+    # four times what was seen to change a logit: few of many ways to read a text are tried
+    is_near = margin is not None and margin <= 4.0 * verdict.change and not verdict.is_exact
     return Difference(*place, position, "near tie" if is_near else "different", margin)
 
 
@@ -294,6 +293,7 @@ def _margin(
 
 def _least(is_enough: Callable[[float], bool]) -> float | None:
     """The smallest number that is enough, to 2 %; None if none is."""
-    sizes = [0.0, *(_FINEST * 2.0 ** (step / 32) for step in range(18 * 32 + 1))]
+    # where a logit that changes by 64 does not help, filters or text differ
+    sizes = [0.0, *(2.0 ** (step / 32) for step in range(-12 * 32, 6 * 32 + 1))]
     index = bisect_left(sizes, True, key=is_enough)
     return sizes[index] if index < len(sizes) else None

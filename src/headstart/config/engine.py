@@ -21,7 +21,6 @@ LEAST_CONTEXT = 64
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 # values of the others can only be read by flash attention
 PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
-ALL_LAYERS = {"all": -1, "auto": -1}  # words for a number of layers
 MOST_RPC_WORKERS = 16  # libllama's limit
 
 
@@ -61,7 +60,9 @@ class EngineConfig:
         least=1,
         words={"-1": None},
     )
-    gpu_layers: int = option(-1, "layers on the GPU; -1 for all", least=-1, words=ALL_LAYERS)
+    gpu_layers: int = option(
+        -1, "layers on the GPU; -1 for all", least=-1, words={"all": -1, "auto": -1}
+    )
     device: str | None = option(
         None,
         "devices to use, by name, separated by commas (see `headstart devices`); none: the CPU",

@@ -14,9 +14,6 @@ from headstart.types.errors import ConfigError
 if TYPE_CHECKING:
     from headstart.config import Config
 
-# terminal codes: dim, yellow, red
-COLORS = {logging.DEBUG: "\x1b[2m", logging.WARNING: "\x1b[33m", logging.ERROR: "\x1b[31m"}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
@@ -75,8 +72,9 @@ class _Colored(logging.Formatter):
     """Dims debugging messages, colours warnings and errors."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text, color = super().format(record), COLORS.get(record.levelno)
-        return f"{color}{text}\x1b[0m" if color else text
+        codes = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31}  # dim, yellow, red
+        text, code = super().format(record), codes.get(record.levelno)
+        return f"\x1b[{code}m{text}\x1b[0m" if code else text
 
 
 class _JsonLines(logging.Formatter):

@@ -11,8 +11,6 @@ from headstart.config import EngineConfig
 from headstart.engine.library import api, start
 from headstart.types.errors import ConfigError
 
-_KINDS = {0: "CPU", 1: "GPU", 2: "integrated GPU", 3: "accelerator", 4: "meta"}
-
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -34,12 +32,13 @@ def list_devices() -> list[Device]:
 
 
 def _describe(handle: int) -> Device:
+    kinds = {0: "CPU", 1: "GPU", 2: "integrated GPU", 3: "accelerator", 4: "meta"}
     free, total = ctypes.c_uint64(), ctypes.c_uint64()
     api.ggml_backend_dev_memory(handle, ctypes.byref(free), ctypes.byref(total))
     return Device(
         api.ggml_backend_dev_name(handle).decode(),
         api.ggml_backend_dev_description(handle).decode(),
-        _KINDS.get(api.ggml_backend_dev_type(handle), "other"),
+        kinds.get(api.ggml_backend_dev_type(handle), "other"),
         free.value,
         total.value,
         handle,

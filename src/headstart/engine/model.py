@@ -19,11 +19,6 @@ from headstart.types.errors import ModelError
 
 log = logging.getLogger(__name__)
 
-# Metadata of models that multiply stacks of matrices: recurrent layers, for several sequences, and
-# latent attention. libllama's AMX kernels take an offset in bytes for one in floats there and write
-# where they should not, or cannot compute them, which aborts the process.
-_STACKED = ("ssm.conv_kernel", "shortconv.l_cache", "attention.key_length_mla")
-
 
 class Model:
     """A loaded GGUF. Freed when it is closed or collected; contexts must go first."""
@@ -148,4 +143,8 @@ def is_wrong_with_amx(path: Path) -> bool:
     if "AMX_INT8 = 1" not in library.system_info():
         return False
     header = GgufHeader(path)
-    return any(header.number(f"{header.architecture}.{key}") for key in _STACKED)
+    # Models that multiply stacks of matrices: recurrent layers, for several sequences, and latent
+    # attention. libllama's AMX kernels take an offset in bytes for one in floats there and write
+    # where they should not, or cannot compute them, which aborts the process.
+    keys = ("ssm.conv_kernel", "shortconv.l_cache", "attention.key_length_mla")
+    return any(header.number(f"{header.architecture}.{key}") for key in keys)

@@ -16,11 +16,7 @@ from headstart.engine.machine import default_threads
 from headstart.types.errors import ConfigError
 
 MOST_WIDTH = 64  # rows that are compared to find widths that agree
-_MOST_SEQUENCES = 255  # of a context of libllama, and one that is spare
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
-# Whose snapshots libllama mixes up after a rollback, when several sequences share a batch; see the
-# fuzz test in tests/real/test_architectures.py.
-_MIXED_SNAPSHOTS = frozenset(("lfm2", "lfm2moe"))
 # libllama makes no cache for these, so they embed texts and generate none
 ENCODERS = frozenset((
     "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert",
@@ -143,7 +139,9 @@ def context_params(
     # The last tokens of a sequence, one more than there are snapshots, must fit a micro-batch with
     # room to spare: libllama aborts otherwise.
     # Snapshots are good until another sequence is decoded, and exact decodes have one each.
-    is_mixed = config.exact or facts.architecture in _MIXED_SNAPSHOTS
+    # libllama mixes up those of lfm2 after a rollback where sequences share a batch: see the fuzz
+    # test in tests/real/test_architectures.py.
+    is_mixed = config.exact or facts.architecture in ("lfm2", "lfm2moe")
     if limits.num_sequences == 1 or not is_mixed:
         # all sequences' drafts, each as long as the longest, must fit one too
         most = min(params.n_ubatch - 2, params.n_ubatch // limits.num_sequences - 1)
@@ -162,10 +160,10 @@ def context_params(
             f"--parallel is {limits.num_sequences} but libllama computes {facts.architecture} "
             "models wrongly for several requests at once; start with --parallel 1"
         )
-    if limits.num_sequences > _MOST_SEQUENCES:
+    if limits.num_sequences > 255:  # of a context, and one that is spare
         raise ConfigError(
             f"all slots and heads together need {limits.num_sequences} sequences and libllama has "
-            f"{_MOST_SEQUENCES}; lower --parallel"
+            "255; lower --parallel"
         )
     if params.n_batch < limits.num_sequences:
         raise ConfigError(

@@ -151,8 +151,6 @@ class Arguments:
 
 
 PREFIX = "HEADSTART_"
-# set for a service of our name
-OF_KUBERNETES = re.compile(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+")
 LLAMA_SERVERS = "LLAMA_ARG_"
 
 
@@ -203,7 +201,8 @@ def check_environment(environment: Mapping[str, str], settings: Sequence[Setting
 def _refuse(name: str, every: Mapping[str, Owner], known: Iterable[str]) -> None:
     """Raise for a name with our prefix that no command reads, unless it is another program's."""
     end = name.removeprefix(PREFIX)
-    if OF_KUBERNETES.fullmatch(end):
+    # what Kubernetes sets for a service of our name
+    if re.fullmatch(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+", end):
         return
     flags = [dashes + end.lower().replace("_", "-") for dashes in ("--", "-")]
     meant = next((every[flag] for flag in flags if flag in every), None)

@@ -22,11 +22,6 @@ COMMON = (
     "model", "hf_repo", "draft_model", "context", "parallel", "gpu_layers", "threads", "host",
     "port", "api_key", "models_dir", "spec", "temp",
 )  # fmt: skip
-CLOSING = (
-    "llama-server's flags and variables are taken as well (docs/from-llama-server.md). "
-    "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats "
-    "llama-server's variable, which beats the config file."
-)
 
 
 class HelpRequested(Exception):
@@ -125,7 +120,12 @@ class Command:
             lines += _entry("    --help-all", f"the other {num_hidden} flags too, by topic", width)
         words = "this page, or every flag that has to do with WORD"
         lines += _entry("-h, --help [WORD]", words, width)
-        return "\n".join([*lines, "", *_wrapped(CLOSING, width)])
+        closing = (
+            "llama-server's flags and variables are taken as well (docs/from-llama-server.md). "
+            "A flag beats its environment variable (--draft-max: HEADSTART_DRAFT_MAX), which beats "
+            "llama-server's variable, which beats the config file."
+        )
+        return "\n".join([*lines, "", *_wrapped(closing, width)])
 
 
 def _preset(resolved: Resolved, settings: Sequence[Setting]) -> dict[str, Given]:
