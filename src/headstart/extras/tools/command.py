@@ -90,7 +90,10 @@ async def run_command(
         has_timed_out = True
     finally:
         if is_supervised:
-            await _end_supervisor(process)
+            # it kills all descendants of the program, for which we wait a few seconds at most
+            _tell(process, signal.SIGTERM)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), 6.0)
         await end_process(process)
     return Finished(bytes(output.kept), process.returncode, has_timed_out, output.is_cut)
 
@@ -101,13 +104,6 @@ async def end_process(process: asyncio.subprocess.Process) -> None:
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(TimeoutError):
         await asyncio.wait_for(process.wait(), 1.0)
-
-
-async def _end_supervisor(process: asyncio.subprocess.Process) -> None:
-    """Have it kill all descendants of the program; wait for that a few seconds at most."""
-    _tell(process, signal.SIGTERM)
-    with suppress(TimeoutError):
-        await asyncio.wait_for(process.wait(), 6.0)
 
 
 def _tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:

@@ -78,7 +78,8 @@ def _read_object(reader: TextReader) -> Reading[None]:
         elif opening:
             reader.arguments(opening)
             open_brackets.append("}" if opening == "{" else "]")
-            if not (yield from _is_empty(reader, open_brackets[-1])):
+            yield from reader.skip_space()
+            if not (yield from reader.sees(open_brackets[-1])):
                 continue
         else:
             word = yield from reader.run(lambda char: char not in ",{}[]<")
@@ -96,11 +97,6 @@ def _read_key(reader: TextReader) -> Reading[None]:
         yield from reader.takes(":")
     reader.arguments(dump("".join(key).strip()) + ":")
     yield from reader.skip_space()
-
-
-def _is_empty(reader: TextReader, bracket: str) -> Reading[bool]:
-    yield from reader.skip_space()
-    return (yield from reader.sees(bracket))
 
 
 def _go_on(reader: TextReader, open_brackets: list[str]) -> Reading[bool]:
