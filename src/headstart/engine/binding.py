@@ -71,7 +71,10 @@ uint32 llama_model_target_layer_ids_n(void*) _Z30llama_model_target_layer_ids_nP
 void* llama_get_memory_breakdown(void*, void*) _Z26llama_get_memory_breakdownPK13llama_context
 void* llama_context_get_sched(void*) _ZNK13llama_context9get_schedEv
 """  # noqa: E501
-STRUCTURES = signatures.STRUCTURES | {"gguf_init_params": "bool no_alloc, void* ctx"}
+STRUCTURES = signatures.STRUCTURES | {
+    "gguf_init_params": "bool no_alloc, void* ctx",
+    "llama_model_tensor_buft_override": "char* pattern, void* buft",
+}
 _FUNCTIONS = {
     name: (result, arguments, [name, *exported.split()])
     for result, name, arguments, exported in re.findall(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Callable
-from ctypes import c_char_p, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -285,11 +284,5 @@ def tensor_overrides(config: EngineConfig) -> Any:
     wanted += [(rf"blk\.{i}{_EXPERTS}", buffers["CPU"]) for i in range(config.n_cpu_moe)]
     if not wanted:
         return None
-    entries = (_TensorOverride * (len(wanted) + 1))()
-    for entry, (pattern, buffer) in zip(entries, wanted, strict=False):
-        entry.pattern, entry.buffer = pattern.encode(), buffer
-    return entries
-
-
-class _TensorOverride(ctypes.Structure):
-    _fields_ = (("pattern", c_char_p), ("buffer", c_void_p))
+    entries = [(pattern.encode(), buffer) for pattern, buffer in wanted]
+    return (api.llama_model_tensor_buft_override * (len(wanted) + 1))(*entries)
