@@ -8,33 +8,24 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.engine.find_library import remedy
 
-SECONDS = 10.0  # for nvidia-smi, which wakes the driver
 
-
-@dataclass(frozen=True, slots=True)
-class Card:
-    """A card, and the backend of libllama that computes on it."""
-
-    name: str
-    backend: str
-
-
-def find_card(root: Path = Path("/")) -> Card | None:
-    """The first card that is found: NVIDIA's, Apple's, AMD's, any other with Vulkan."""
+def find_card(root: Path = Path("/")) -> tuple[str, str] | None:
+    """The first card that is found, and the backend of libllama that computes on it: NVIDIA's,
+    Apple's, AMD's, any other with Vulkan.
+    """
     if name := _nvidia():
-        return Card(name, "cuda")
+        return name, "cuda"
     if sys.platform == "darwin" and platform.machine() == "arm64":
-        return Card("Apple's GPU", "metal")
+        return "Apple's GPU", "metal"
     if (root / "dev/kfd").exists():
-        return Card("an AMD card", "rocm")
+        return "an AMD card", "rocm"
     has_card = any((root / "dev/dri").glob("renderD*"))
     if has_card and ctypes.util.find_library("vulkan"):
-        return Card("a card with Vulkan", "vulkan")
+        return "a card with Vulkan", "vulkan"
     return None
 
 
@@ -43,9 +34,10 @@ def _nvidia() -> str | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
+    # it wakes the driver, which takes seconds
     command = [program, "--query-gpu=name", "--format=csv,noheader"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True)
     except (OSError, subprocess.SubprocessError):  # no driver
         return None
     return done.stdout.partition("\n")[0].strip() or None
@@ -64,6 +56,7 @@ def remarks(device_kinds: Collection[str], gpu_layers: int) -> list[str]:
             f"--gpu-layers {gpu_layers} has no effect: this libllama computes on the processor only"
         )
     if card := find_card():
-        lacks = f"this libllama has no {card.backend}"
-        found.append(f"{card.name} is not used: {lacks}; {remedy(card.backend)}")
+        name, backend = card
+        lacks = f"this libllama has no {backend}"
+        found.append(f"{name} is not used: {lacks}; {remedy(backend)}")
     return found

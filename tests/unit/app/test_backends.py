@@ -248,9 +248,9 @@ def test_other_cards_are_found_by_their_devices(
     assert cards.find_card(tmp_path) is None
     (tmp_path / "dev/dri").mkdir(parents=True)
     (tmp_path / "dev/dri/renderD128").touch()
-    assert cards.find_card(tmp_path) == cards.Card("a card with Vulkan", "vulkan")
+    assert cards.find_card(tmp_path) == ("a card with Vulkan", "vulkan")
     (tmp_path / "dev/kfd").touch()
-    assert cards.find_card(tmp_path) == cards.Card("an AMD card", "rocm")
+    assert cards.find_card(tmp_path) == ("an AMD card", "rocm")
 
 
 def test_every_backend_has_a_name_in_the_table_that_is_shipped() -> None:

@@ -114,12 +114,12 @@ def run(resolved: Resolved, words: list[str]) -> int:
     if not words:
         print(find(os.environ) or f"there is no libllama; {remedy()}")
         return 0
-    card = find_card()
-    backend = words[1] if len(words) > 1 else card.backend if card else "cpu"
+    card, found = find_card() or ("", "cpu")
+    backend = words[1] if len(words) > 1 else found
     if words[0] != "install" or len(words) > 2 or backend not in NAMES:
         raise ConfigError(f"headstart backend install takes one of {', '.join(NAMES)}")
     folder = installed_folder(os.environ)
-    print(f"installing {backend}" + (f" for {card.name}" if card else ""), flush=True)
+    print(f"installing {backend}" + (f" for {card}" if card else ""), flush=True)
     install(backend, folder)
     print(f"installed {folder}")
     return 0
