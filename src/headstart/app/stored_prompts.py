@@ -15,13 +15,6 @@ from headstart.structures.atomic import cache_folder
 
 log = logging.getLogger(__name__)
 
-# what cached keys and values depend on, in addition to the model and the adapters
-_OF_STATES = (
-    "flash_attn", "cache_type_k", "cache_type_v", "swa_full", "override_kv", "rope_scaling",
-    "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor",
-    "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow",
-)  # fmt: skip
-
 
 def prompts_folder(config: SchedulerConfig) -> Path:
     """The folder of all models."""
@@ -62,12 +55,18 @@ def _facts(config: EngineConfig) -> str:
     """All settings that a state depends on; with --exact also what chooses kernels."""
     from headstart.engine.adapters import scaled_files
 
-    facts = [repr(getattr(config, name)) for name in _OF_STATES]
-    for names, scaled, flag in (
+    # what cached keys and values depend on, in addition to the model and the adapters
+    names = (
+        "flash_attn", "cache_type_k", "cache_type_v", "swa_full", "override_kv", "rope_scaling",
+        "rope_scale", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", "yarn_ext_factor",
+        "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow",
+    )  # fmt: skip
+    facts = [repr(getattr(config, name)) for name in names]
+    for files_named, scaled, flag in (
         (config.lora, config.lora_scaled, "--lora"),
         (config.control_vector, config.control_vector_scaled, "--control-vector"),
     ):
-        files = scaled_files(names, scaled, flag)
+        files = scaled_files(files_named, scaled, flag)
         facts += [f"{flag} {ModelId.of(file).digest} {scale}" for file, scale in files]
     if config.exact:
         facts += [platform.node(), platform.machine(), repr(config)]

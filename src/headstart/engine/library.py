@@ -35,10 +35,6 @@ if found != api.VERSION:
         f"{remedy()}"
     )
 
-_LEVELS = {1: logging.DEBUG, 2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
-# Logged by libllama when a batch finds no free cells. That is no error: `launch` raises and the
-# scheduler makes room.
-_CACHE_FULL = ("failed to find a memory slot for batch", "failed to prepare attention ubatches")
 _recent_errors: deque[str] = deque(maxlen=8)
 _partial: list[str] = []
 _level = logging.DEBUG
@@ -49,15 +45,18 @@ _has_told_full = False
 def _on_log(level: int, text: bytes, _user: object) -> None:
     """Turn libllama's pieces of lines into records; info is debug to us, a load prints hundreds."""
     global _level, _has_told_full
+    levels = {3: logging.WARNING, 4: logging.ERROR}
     with _lock:
         if level != 5:  # 5 continues the line before
-            _level = _LEVELS.get(level, logging.DEBUG)
+            _level = levels.get(level, logging.DEBUG)
         _partial.append(text.decode("utf-8", "replace"))
         if not _partial[-1].endswith("\n"):
             return
         line = "".join(_partial).rstrip()
         _partial.clear()
-    if any(words in line for words in _CACHE_FULL):
+    # a batch finds no free cells: that is no error, `launch` raises and the scheduler makes room
+    full = ("failed to find a memory slot for batch", "failed to prepare attention ubatches")
+    if any(words in line for words in full):
         _level = logging.DEBUG
         if not _has_told_full:
             _has_told_full = True

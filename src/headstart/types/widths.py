@@ -13,8 +13,6 @@ from typing import NamedTuple
 from headstart.types.engine import CacheKind
 
 MOST_SHORT = 16  # rows of a draft or less; up to so many, all widths are compared
-_LEAST_USEFUL = 6  # rows of a class that is worth it: a short draft,
-_FEWEST = 3  # and this many widths: one alone has other drafts padded or cut
 
 
 class Widths(NamedTuple):
@@ -71,7 +69,8 @@ class WidthClasses:
         `most_padding`: rows that can be added to one sequence and taken back.
         """
         found = [_padded(sorted(members), most_padding) for members in self.classes]
-        useful = [n for n in found if len(n) >= _FEWEST and n[-1] >= _LEAST_USEFUL]
+        # six rows are worth it, a short draft, in three widths: one has others padded or cut
+        useful = [n for n in found if len(n) >= 3 and n[-1] >= 6]
         return Widths(min(useful)) if useful else None
 
     def cost(self, widths: Widths, num_rows: int = 1) -> float:
