@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import httpx2
 import pytest
 from starlette.routing import Route
-from tests.server.fake_worker import FakeWorker
+from tests.server.fake_worker import HOLD, FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import ServerConfig, ToolsConfig
@@ -256,6 +256,14 @@ def test_instances_are_answered_by_their_routes_in_order():
     assert "tokens" in predictions[2]["error"]["message"]
     for one in predictions[3:]:
         assert one["error"]["code"] == 400
+
+
+def test_a_client_that_leaves_cancels_all_its_instances():
+    worker = FakeWorker(lambda request: [HOLD])
+    with serving(worker, extras=extras()) as client:
+        with pytest.raises(httpx2.ReadTimeout):
+            client.post("/predict", json={"instances": [CHAT, CHAT]}, timeout=1)
+        assert len({worker.cancelled.get(timeout=60) for _ in range(2)}) == 2
 
 
 def test_all_that_an_instance_may_name_is_served_and_the_path_is_nobody_elses():

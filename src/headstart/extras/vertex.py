@@ -27,6 +27,7 @@ from headstart.config import ServerConfig, ToolsConfig
 from headstart.server.body import read_json, receive_body
 from headstart.server.errors import ApiError, error_body, log_failure, shorten
 from headstart.server.extras import Extra
+from headstart.server.threads import unless_left
 from headstart.types.errors import ConfigError
 
 MAX_INSTANCES = 128
@@ -87,22 +88,12 @@ async def _predict(http: HttpRequest) -> Response:
         raise ApiError(400, "the body must have a list named instances")
     if len(instances) > MAX_INSTANCES:
         raise ApiError(400, f"instances has {len(instances)} entries, more than {MAX_INSTANCES}")
-    gone = asyncio.Event()
-    watcher = asyncio.ensure_future(_watch(http.receive, gone))
-    try:
-        predictions = await asyncio.gather(*(_answer(http, one, gone) for one in instances))
-    finally:
-        watcher.cancel()
+    answers = asyncio.gather(*(_answer(http, one) for one in instances))
+    predictions = await unless_left(http.receive, answers)
     return Response(orjson.dumps({"predictions": predictions}), media_type="application/json")
 
 
-async def _watch(receive: Receive, gone: asyncio.Event) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-    gone.set()
-
-
-async def _answer(http: HttpRequest, instance: Any, gone: asyncio.Event) -> Any:
+async def _answer(http: HttpRequest, instance: Any) -> Any:
     """The answer of an instance's route, or the error."""
     try:
         if not isinstance(instance, dict):
@@ -115,7 +106,7 @@ async def _answer(http: HttpRequest, instance: Any, gone: asyncio.Event) -> Any:
         body = {key: value for key, value in instance.items() if key != FORMAT}
         if "stream" in body:  # there is one answer for all
             body["stream"] = False
-        answer = await _ask(http, path, orjson.dumps(body), gone)
+        answer = await _ask(http, path, orjson.dumps(body))
     except Exception as error:  # of a route: the others' answers stand
         log_failure(error)
         return {key: value for key, value in error_body(error).items() if key == "error"}
@@ -124,16 +115,13 @@ async def _answer(http: HttpRequest, instance: Any, gone: asyncio.Event) -> Any:
     return answer.decode("utf-8", "replace")
 
 
-async def _ask(http: HttpRequest, path: str, body: bytes, gone: asyncio.Event) -> bytes:
+async def _ask(http: HttpRequest, path: str, body: bytes) -> bytes:
     """The body of a route's answer, for the client of the whole request."""
     waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     pieces: list[bytes] = []
 
     async def receive() -> Message:
-        if waiting:
-            return waiting.pop()
-        await gone.wait()
-        return {"type": "http.disconnect"}
+        return waiting.pop() if waiting else await asyncio.Future()  # `unless_left` watches
 
     async def send(message: Message) -> None:
         pieces.append(message.get("body", b""))
