@@ -40,11 +40,7 @@ def read_prompts(prompt: Any, vocab: Vocab, context_size: int, media: Media = ()
     if isinstance(prompt, list) and not any(is_id(part) for part in prompt):
         if not prompt:
             raise RequestError("prompt is an empty list; give at least one text or token id")
-        if len(prompt) > MAX_PROMPTS:
-            raise RequestError(
-                f"prompt is a list of {len(prompt)} prompts but one call takes at most "
-                f"{MAX_PROMPTS}"
-            )
+        check_length("prompt", prompt, MAX_PROMPTS, "prompts")
         return [read_prompt(part, vocab, context_size, left) for part in prompt]
     return [read_prompt(prompt, vocab, context_size, left)]
 

@@ -85,11 +85,7 @@ class Learned:
 
     def prices(self) -> Prices:
         """The prices estimated from its own answers."""
-        return Prices(
-            prompt_token=self.prompt_token.value,
-            token=self.token.value,
-            request=self.request.value,
-        )
+        return Prices(**{one.name: getattr(self, one.name).value for one in fields(Prices)})
 
 
 def shared_prices(all_learned: Sequence[Learned]) -> list[Prices]:
