@@ -31,10 +31,6 @@ from headstart.types.request import (
 from headstart.types.widths import WidthClasses
 
 TEMPERATURES = (0.0, 0.8, 1.5)
-# how prompts come, and how many tokens are drafted a step where that is fixed
-PROMPTS = {"fresh": 3, "cached": 16, "arriving": 16}
-# of a decode that reads a text; each fills the cache by other kernels
-_READ_ROWS = (32, 5, 2, 1, 128)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +183,8 @@ def _ways(scheduler: Scheduler, num_slots: int) -> Iterator[Way]:
     """Fresh prompts come first: the next answers find them in the cache."""
     speculators = list(scheduler.drafting.speculators)
     for name in ["off", *speculators, *["auto"] * bool(speculators)]:
-        for prompts, length in PROMPTS.items():
+        # how prompts come, and how many tokens are drafted a step where that is fixed
+        for prompts, length in (("fresh", 3), ("cached", 16), ("arriving", 16)):
             if name in ("off", "auto"):
                 yield Way(num_slots, name, SpeculativeParams(mode=DraftMode(name)), prompts)
                 continue
@@ -250,13 +247,14 @@ def _explain(
 
 def _read(scheduler: Scheduler, text: Sequence[int]) -> tuple[NDArray[np.float32], float]:
     """Logits of the token behind a text, and how much other ways to read it change one."""
-    ways = [(rows, 0) for rows in _READ_ROWS]
+    # rows of a decode that reads a text: each number fills the cache by other kernels
+    ways = [(rows, 0) for rows in (32, 5, 2, 1, 128)]
     if len(scheduler.cells) > 1 and 2 * len(text) <= scheduler.engine.num_cells:
         # of a text, whose rest is read into cells in front of it
         ways += [
             (rows, int(share * len(text)))
             for share in (0.1, 0.3, 0.5, 0.7, 0.9)
-            for rows in _READ_ROWS[:2]
+            for rows in (32, 5)
         ]
     while scheduler.cache.host.evict():
         """Prompts of the answers go to main memory."""

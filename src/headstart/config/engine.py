@@ -21,7 +21,6 @@ LEAST_CONTEXT = 64
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 # values of the others can only be read by flash attention
 PLAIN_CACHE_TYPES = ("f32", "f16", "bf16")
-MOST_RPC_WORKERS = 16  # libllama's limit
 
 
 def rpc_endpoints(text: str) -> list[tuple[str, int]]:
@@ -39,10 +38,10 @@ def rpc_endpoints(text: str) -> list[tuple[str, int]]:
                 "address, for instance 192.168.1.20:50052"
             )
         endpoints.append((host, int(port)))
-    if len(set(endpoints)) < len(endpoints) or len(endpoints) > MOST_RPC_WORKERS:
+    if len(set(endpoints)) < len(endpoints) or len(endpoints) > 16:  # libllama's limit
         raise ConfigError(
             f"--rpc names {len(endpoints)} workers, {len(set(endpoints))} different ones; at most "
-            f"{MOST_RPC_WORKERS}, each once"
+            "16, each once"
         )
     return endpoints
 

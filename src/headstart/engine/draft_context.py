@@ -25,7 +25,6 @@ from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
 from headstart.types.state_batch import Blocks, StateBatch
 
-_HEADS = 1  # libllama's kind of context for multi-token heads
 _ASSISTANT, _BLOCK = "gemma4-assistant", "dflash"
 
 
@@ -70,7 +69,7 @@ class LlamaDraftContext(LlamaEngine):
 
     def _adjust(self, params: Any) -> None:
         params.ctx_other = self._target.handle
-        params.ctx_type = _HEADS if self._is_heads else 0
+        params.ctx_type = int(self._is_heads)  # libllama's kind for multi-token heads is 1
         params.n_rs_seq = 0
         # a block is decoded in one micro-batch: its rows see each other
         params.n_ubatch = params.n_batch

@@ -27,8 +27,6 @@ from headstart.types.errors import EngineError, ModelError, NotSupportedError
 from headstart.types.media import LoadedChunk
 from headstart.types.sampling_params import SamplingParams
 
-_HEADS = ("cls.weight", "cls.output.weight")
-
 
 class LlamaEmbedder:
     """A model that turns texts into vectors, or with the pooling `rank` into scores."""
@@ -185,7 +183,9 @@ def _has_head(path: Path) -> bool:
     be in a part that was not read.
     """
     header = GgufHeader(path)
-    return "-of-" in path.name or any(header.shape(head) for head in _HEADS)
+    return "-of-" in path.name or any(
+        header.shape(head) for head in ("cls.weight", "cls.output.weight")
+    )
 
 
 class EncoderEngine:

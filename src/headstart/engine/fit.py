@@ -24,13 +24,6 @@ log = logging.getLogger(__name__)
 
 _MIB = 2**20
 _STEP = 256  # tokens; libllama's own granularity
-# Snapshots of recurrent layers, unless longer drafts are configured. A snapshot of all slots may
-# take as much as thousands of tokens of context, so they take at most 1/20 of what cache and
-# computing take without them, and few drafts are accepted further than 8 tokens. Fewer than 4 are
-# worth less than copies of the state (`benchmarks.control_simulation --snapshots`), so then there
-# are none. Drafters that read the target's states make short drafts all the time, which need 3.
-_SNAPSHOTS, _LEAST_SNAPSHOTS, _OF_STATE_READERS = 8, 4, 3
-_SNAPSHOT_BUDGET = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +202,17 @@ class _Fitting:
         self.max_draft = most
 
     def _wanted_snapshots(self) -> int:
-        """Snapshots that pay and take little."""
+        """Snapshots of recurrent layers, unless longer drafts are configured: those that pay and
+        take little.
+
+        A snapshot of all slots may take as much as thousands of tokens of context, so they take at
+        most 1/20 of what cache and computing take without them, and few drafts are accepted further
+        than 8 tokens. Fewer than 4 are worth less than copies of the state
+        (`benchmarks.control_simulation --snapshots`), so then there are none.
+        """
         count = _least_snapshots(self.target)
-        most = self._without_weights(0) * (_SNAPSHOT_BUDGET + 1) // _SNAPSHOT_BUDGET
-        for more in range(max(_LEAST_SNAPSHOTS, count + 1), _SNAPSHOTS + 1):
+        most = self._without_weights(0) * 21 // 20
+        for more in range(max(4, count + 1), 9):
             if self._without_weights(more) > most:
                 break
             count = more
@@ -316,7 +316,7 @@ def _most_context(uses: Callable[[int], Uses], name: str, now: int, room: int) -
 def _least_snapshots(target: Part) -> int:
     """Snapshots that are made at any price, unless a draft length is configured."""
     if target.has_state_reader:
-        return _OF_STATE_READERS
+        return 3  # it makes short drafts all the time, which need so many
     return 0 if target.config.ctx_checkpoints else 1  # without copies there is no other way
 
 
