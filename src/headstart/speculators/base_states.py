@@ -78,9 +78,9 @@ class StateSpeculator(FollowingSpeculator):
 
     def _draft(self, drafts: Sequence[StateDraft]) -> None:
         """Extend all of them as far as they go."""
-        step = 0
-        while active := [draft for draft in drafts if draft.is_active]:
-            self._extend(active, step)
+        step, active = 0, [draft for draft in drafts if draft.is_active]
+        while active:
+            active = self._extend(active, step)
             step += 1
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
@@ -157,8 +157,8 @@ class StateSpeculator(FollowingSpeculator):
             if draft.num_unread(0):
                 draft.reason = self.reading
 
-    def _extend(self, drafts: Sequence[StateDraft], step: int) -> None:
-        """One decode: the next token of each draft.
+    def _extend(self, drafts: Sequence[StateDraft], step: int) -> list[StateDraft]:
+        """One decode: the next token of each draft; returns those that go on.
 
         Verified rows that a head lacks are read before it, or in it where that costs less.
         """
@@ -176,10 +176,13 @@ class StateSpeculator(FollowingSpeculator):
             ends = [*range(1, 1 + len(drafts))]
         logits = self.decode()
         rows = self.context.outputs()
+        going = []
         for draft, end in zip(drafts, ends, strict=True):
             if is_first:
                 draft.states.expect(draft.newest, head)
-            draft.extend(logits[end - 1], rows[end - 1])
+            if draft.extend(logits[end - 1], rows[end - 1]):
+                going.append(draft)
+        return going
 
     def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
         """What the rows at which the drafts begin are made of besides their tokens."""
@@ -276,8 +279,8 @@ class StateDraft(GrowingDraft):
         logits: NDArray[np.float32],
         state: NDArray[np.float32],
         score: float | None = None,
-    ) -> None:
-        """Pick the next token from the row after the last one; none ends the draft.
+    ) -> bool:
+        """Pick the next token from the row after the last one; returns whether another may follow.
 
         Where it continues another's draft, the tokens of that come first.
 
@@ -296,8 +299,9 @@ class StateDraft(GrowingDraft):
             self.has_ended = True
         else:
             self.scores.append(score)
-        if self.is_active:
+        if is_active := self.is_active:
             self.guessed.append(state.copy())
+        return is_active
 
     def learn(self, emitted: Sequence[int]) -> None:
         """The target emitted these tokens where it began, or where what it continued began."""

@@ -55,10 +55,9 @@ class DflashSpeculator(StateSpeculator):
         logits, states = self._decode(active, size)
         for index, draft in enumerate(active):
             for row in range(index * size + first, (index + 1) * size):
-                if not draft.is_active:
-                    break
                 score = float(states[row][0]) if self.blocks.has_confidence else None
-                draft.extend(logits[row], logits[:0], score)
+                if not draft.extend(logits[row], logits[:0], score):
+                    break
 
     def _read(self, drafts: Sequence[StateDraft]) -> None:
         """Read the states of what was verified, the last one too: the block stands behind it."""
