@@ -21,7 +21,7 @@ from benchmarks.lib.simulated_texts import (
 from benchmarks.lib.steps import NO_BATCH, make_end, make_plan, make_record
 
 from headstart.control import Controller, Step
-from headstart.control.cost_samples import REFERENCE_ROWS, Sample
+from headstart.control.cost import REFERENCE_ROWS, Sample
 from headstart.control.values import DraftCall
 from headstart.scheduler.step import Offer, StepPlan
 from headstart.scheduler.warm_up import ROUNDS, ROWS

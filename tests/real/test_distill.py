@@ -20,12 +20,12 @@ from headstart.config import (
     SchedulerConfig,
     SpeculationConfig,
 )
-from headstart.control.state import ModelId
 from headstart.extras.distill.acceptance import DraftRule, walk
 from headstart.extras.distill.candidates import Candidates
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import RecordedText, read_texts
+from headstart.structures.model_id import ModelId
 from headstart.types.request import FinishEvent, Request
 from headstart.types.sampling_params import SamplingParams
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from tests.server.server_process import Server
 
 from headstart.app.demo import TARGET, path
-from headstart.control.state import ModelId
 from headstart.extras.distill.texts import read_texts
+from headstart.structures.model_id import ModelId
 from headstart.structures.tenants import namespace_of_key
 
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 4}

@@ -15,8 +15,9 @@ from pathlib import Path
 from headstart.app.model_files import Models
 from headstart.config import Config
 from headstart.control.controller import Controller
-from headstart.control.state import ModelId, claim_state, why_unusable
+from headstart.control.state import claim_state, why_unusable
 from headstart.structures.atomic import cache_folder
+from headstart.structures.model_id import ModelId
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from headstart.app.model_files import Models
 from headstart.config import Config, EngineConfig, SchedulerConfig
-from headstart.control.state import ModelId
 from headstart.scheduler.disk_cache import DiskCache, DiskPlace
 from headstart.structures.atomic import cache_folder
+from headstart.structures.model_id import ModelId
 
 log = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ Asking takes time even where the answer is no: it searches, and its answer is ca
 planned. With a step of 50 ms that does not show, with one of 0.5 ms it costs every fifth token. So
 a speculator is asked for a request while its drafts there save, on average, what asking takes; a
 new request begins with the average of all. Where that is less, asking is paid from savings, which
-grow by ASK_SHARE of the time.
+grow by TRIAL_SHARE of the time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-ASK_SHARE = 0.01  # of the time may go into asking those that do not earn it
-GAIN_RATE = 0.2  # of a request's average: a copied passage is found within a few steps
-MEAN_RATE = 0.05  # of the average of all
-MOST_SAVED = 8.0  # times of asking: a few requests can begin at once
+from headstart.control.values import FAST, MOST_TRIALS, SLOW, TRIAL_SHARE
 
 
 @dataclass(slots=True)
@@ -24,7 +21,6 @@ class AskingBudget:
     """Of one speculator. Milliseconds."""
 
     cost: float = 0.0  # of asking for one slot
-    num_costs: int = 0
     savings: float = 0.0  # below 0: nobody is asked who does not earn it
     slot_ms: float = 0.0  # of a step without drafts, per slot
     mean: float = 0.0  # saved by a time of asking, in all requests
@@ -44,11 +40,11 @@ class AskingBudget:
         gains = [self._gains.get(number, self.mean) for number in numbers]
         if self.savings >= 0.0 or not self.slot_ms or max(gains) >= self.cost:
             return 0
-        return ceil(-self.savings / (ASK_SHARE * self.slot_ms * len(numbers)))
+        return ceil(-self.savings / (TRIAL_SHARE * self.slot_ms * len(numbers)))
 
     def wait(self, num_steps: int) -> None:
         """It is not asked for one slot in so many steps."""
-        self.savings += num_steps * ASK_SHARE * self.slot_ms
+        self.savings += num_steps * TRIAL_SHARE * self.slot_ms
 
     def earned(self, numbers: Sequence[int], milliseconds: Sequence[float], slot_ms: float) -> None:
         """It was asked for these, and its drafts are expected to save so much; `slot_ms` is the
@@ -56,24 +52,23 @@ class AskingBudget:
         """
         gains, cost = self._gains, self.cost
         if not self.slot_ms:  # a first draft that saves nothing silences no one
-            self.savings = min(MOST_SAVED * cost, slot_ms)
+            self.savings = min(MOST_TRIALS * cost, slot_ms)
         self.slot_ms = slot_ms
         for number, saved in zip(numbers, milliseconds, strict=True):
             gain = gains.get(number, self.mean)
-            gains[number] = gain + GAIN_RATE * (saved - gain)
-            self.mean += MEAN_RATE * (saved - self.mean)
+            gains[number] = gain + FAST * (saved - gain)
+            self.mean += SLOW * (saved - self.mean)
             if gain < cost:
                 self.savings -= max(0.0, cost - saved)
         self.wait(len(numbers))
-        self.savings = min(self.savings, MOST_SAVED * cost)
+        self.savings = min(self.savings, MOST_TRIALS * cost)
 
     def took(self, milliseconds: float) -> None:
         """Learn what asking for one slot takes."""
-        self.num_costs += 1
-        if self.num_costs > 1:
-            milliseconds = min(milliseconds, 2.0 * self.cost)  # one slow call silences no one
-        rate = max(0.05, 1.0 / self.num_costs)
-        self.cost += rate * (milliseconds - self.cost)
+        if self.cost:  # one slow call silences no one
+            rate = FAST if milliseconds < self.cost else SLOW
+            milliseconds = self.cost + rate * (min(milliseconds, 2.0 * self.cost) - self.cost)
+        self.cost = milliseconds
 
     def end(self, number: int) -> None:
         """The request is over."""

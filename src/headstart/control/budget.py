@@ -1,17 +1,7 @@
-"""The planner, the third of control's three instruments: which speculator drafts how many tokens.
+"""The budget, the last word of the planner: which tokens of all drafts are verified.
 
-In: survival in tokens, costs in milliseconds. Out: draft tokens to verify for each slot. In the
-order of a step:
-
-    asking         is this text speculator worth the milliseconds of asking it?
-    model_planner  should a draft model run, for which slots? It asks
-      model_length how far, and for how many slots that is worth most
-      forecast       what its next drafts will be like: tokens accepted, tokens drafted
-      draft_cost     what a round and a token read take, in milliseconds
-      probes         whether to let it draft although it is off, to look again
-    budget         (here) which tokens of all drafts are verified
-
-This file answers the last question: those whose survival pays for their row.
+In: survival in tokens, costs in milliseconds. Out: draft tokens to verify for each slot: those
+whose survival pays for their row.
 
 A token is worth the time it would take otherwise. In the long run that is 1 / rate, rate = tokens
 per millisecond now reached, so a step should maximise
@@ -31,63 +21,39 @@ time lets drafts pay that make everybody wait (`benchmarks.control_simulation --
 
 What plain steps take is measured even while all steps have drafts or padding: a level that is too
 high for the width in use cannot be told from a slower machine, and drafts that lose would go on for
-ever. So now and then a step is plain, out of PLAIN_SHARE of the time.
+ever. So now and then a step is plain, out of TRIAL_SHARE of the time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, ClassVar
 
-from headstart.control.cost import CostTable
+from headstart.control.cost import MARGIN, CostTable
 from headstart.control.graph_reuse import GraphReuse
-from headstart.control.values import Step
+from headstart.control.values import SLOW, TRIAL_SHARE, Step
 from headstart.types import DraftMode
 
 if TYPE_CHECKING:
     from headstart.scheduler.step import StepPlan
 
-MARGIN = 0.05  # a draft must gain this share more than it costs, against wrong estimates
-SPEEDUP_RATE = 0.05  # of the moving averages behind the speedup
-LEAST_LOST = 0.05  # of a plain step, that another one is thought to lose
-PLAIN_SHARE = 0.005  # of the time may go into timing plain steps while all others draft
-
-
-@dataclass(slots=True)
-class SpeedupAverage:
-    """Tokens and time of steps, relative to those without drafts."""
-
-    SAVED: ClassVar = ("tokens", "time", "steps")
-
-    tokens: float = 1.0
-    time: float = 1.0
-    steps: int = 0  # averaged so far
-
-    @property
-    def speedup(self) -> float:
-        """What is reached; never below 1."""
-        return max(1.0, self.tokens / self.time)
-
-    def follow(self, tokens: float, time: float) -> None:
-        """One more step."""
-        self.steps += 1
-        rate = max(SPEEDUP_RATE, 1.0 / (self.steps + 4))  # the first steps count as 1/5, 1/6, ...
-        self.tokens += rate * (tokens - self.tokens)
-        self.time += rate * (time - self.time)
-
 
 class Budget:
     """Gives draft tokens to slots. Owns the speedup reached."""
 
-    SAVED: ClassVar = ("reached", "graphs")
+    SAVED: ClassVar = ("_tokens", "_time", "graphs")
 
     def __init__(self, cost: CostTable) -> None:
         self._cost = cost
-        self.reached = SpeedupAverage()
+        self._tokens = self._time = 1.0  # averages of steps, relative to those without drafts
         self._num_unseen = 0  # steps since a plain one
         self.graphs = GraphReuse()
+
+    @property
+    def speedup(self) -> float:
+        """What is reached; never below 1."""
+        return max(1.0, self._tokens / self._time)
 
     def rate(self, step: Step) -> float:
         """Tokens per millisecond that a draft has to beat, margin included.
@@ -95,7 +61,7 @@ class Budget:
         A millisecond delays all who have a slot, and drafts repay only those who answer.
         """
         delayed = 1.0 + step.num_reading / step.num_slots
-        return self.reached.speedup * (1.0 + MARGIN) * delayed / self.slot_ms(step)
+        return self.speedup * (1.0 + MARGIN) * delayed / self.slot_ms(step)
 
     def plain_ms(self, step: Step) -> float:
         """Milliseconds of a step without drafts."""
@@ -106,28 +72,25 @@ class Budget:
         """The same per slot."""
         return self.plain_ms(step) / step.num_slots
 
-    def row_price(self, step: Step, num_rows: int) -> float:
-        """Tokens that one of a draft's `num_rows` rows must earn to pay for itself, on average."""
-        base = step.num_verify_base
-        computed = step.num_slots * num_rows if step.is_even else num_rows
-        curve = self._cost.curve(base + computed, step.context, can_fill=step.can_pad)
-        return self.rate(step) * (curve[base + computed] - curve[base]) / num_rows
-
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
         """Index of the draft worth most to a slot, the first of equals; None if no draft has a
         token.
 
         Worth: sum of (survival - price of a row) while positive; if none pays, of survival.
         """
-        longest = max(map(len, survivals), default=0)
+        longest = min(max(map(len, survivals), default=0), max(1, step.max_draft_rows))
         if len(survivals) == 1 or not longest:
             return 0 if longest else None
-        price = self.row_price(step, min(longest, max(1, step.max_draft_rows)))
-        for least in (price, 0.0):
-            worth = [sum(s - least for s in survival if s > least) for survival in survivals]
-            if max(worth) > 0.0:
-                return worth.index(max(worth))
-        return None
+        base = step.num_verify_base
+        rows = base + step.num_computed([longest])
+        curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
+        price = self.rate(step) * (curve[rows] - curve[base]) / longest
+
+        def worth(index: int) -> tuple[float, float]:
+            survival = survivals[index]
+            return sum([s - price for s in survival if s > price]), sum(survival)
+
+        return max(range(len(survivals)), key=worth)
 
     def share(
         self, plan: StepPlan, survivals: Sequence[Sequence[float]], sunk_ms: float = 0.0
@@ -162,7 +125,7 @@ class Budget:
         curve = self._cost.curve(base + extra, step.context, can_fill=step.can_pad)
         extra_ms, num_given, gained = curve[base + extra] - curve[base], sum(given), 0.0
         if num_given > num_fixed:
-            token_ms = curve[step.num_slots] / step.num_slots / self.reached.speedup
+            token_ms = curve[step.num_slots] / step.num_slots / self.speedup
             row_ms, plan.saved_ms = extra_ms / num_given, [0.0] * len(given)
             for index, length in enumerate(given):
                 if length:
@@ -170,10 +133,9 @@ class Budget:
                     gained += tokens
                     plan.saved_ms[index] = token_ms * tokens - row_ms * length
         if not num_fixed:  # drafts whose length was set by hand say nothing about the speedup
-            self.reached.follow(
-                1.0 + gained / step.num_slots,
-                1.0 + (extra_ms + sunk_ms) / curve[step.num_slots],
-            )
+            time = 1.0 + (extra_ms + sunk_ms) / curve[step.num_slots]
+            self._tokens += SLOW * (1.0 + gained / step.num_slots - self._tokens)
+            self._time += SLOW * (time - self._time)
         rows = step.num_base_rows + num_given
         padding = 0 if is_bare else self._padding(rows, step)
         if rows + padding == step.num_slots:
@@ -188,9 +150,9 @@ class Budget:
             return False
         width = self._cost.width(num_slots, step.context) if step.can_pad else num_slots
         curve = self._cost.curve(width, step.context)
-        lost = curve[num_slots] / curve[width] - 1.0 / self.reached.speedup
+        lost = curve[num_slots] / curve[width] - 1.0 / self.speedup
         self._num_unseen += 1
-        return self._num_unseen * PLAIN_SHARE > max(lost, LEAST_LOST)
+        return self._num_unseen * TRIAL_SHARE > max(lost, MARGIN)
 
     def _padding(self, num_rows: int, step: Step) -> int:
         """Rows that are added to as many because that is faster."""

@@ -15,9 +15,10 @@ one-dimensional extended Kalman filter (p = predicted, y = 1 if accepted):
 
     V <- V + drift;   V <- V / (1 + V p (1 - p));   b <- pull b + V (y - p)
 
-So do the tokens themselves (see `token_odds`). Survival is the running product of all this. Labels
-stop at the first disagreement and at the end of the draft, so a fully accepted draft says nothing
-about the token after it (censored).
+Tokens differ, too: the brackets of a JSON form are sure, names are not. So each has odds of its
+own (`TokenOdds`), kept apart by namespace and never saved, because they tell a little of what texts
+were about. Survival is the running product of all this. Labels stop at the first disagreement and
+at the end of the draft, so a fully accepted draft says nothing about the token after it (censored).
 """
 
 from __future__ import annotations
@@ -29,71 +30,66 @@ from itertools import repeat
 from math import exp
 from typing import Any, ClassVar
 
-from headstart.control.token_odds import MAX_TOTAL, TokenOdds
-from headstart.control.values import Outcome
+from headstart.control.values import WEIGHT, Outcome
 
 # of the score buckets: scores up to 1 are probabilities or shares, above 1 lengths or counts
 EDGES = (
     *(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995),
     *(1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 16.5, 24.5, 32.5, 64.5),
 )
-NUM_BUCKETS = len(EDGES) + 1
 
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
 MODEL_PRIOR = 0.75  # of a draft model: the user chose it, and its labels cost time
-SPECULATOR_WEIGHT, BUCKET_WEIGHT = 4.0, 6.0  # pseudo-counts K
-FADE = 0.998  # a bucket remembers 500 labels
-# of a bucket after a start: the texts are others, and 500 labels of those are not soon outweighed
-MOST_LOADED = 8.0
+FEW = 8.0  # labels; of a bucket after a start, because the texts are others
+FADE, TOKEN_FADE = 0.998, 0.97  # of a bucket's counts per label; of a token's
 SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL = 0.6, 0.001, 0.998  # of a request's log-odds
+MAX_TOKENS, MAX_TOTAL = 4096, 131_072  # known of a speculator in a namespace; of all
 
 
 class LabelCounts:
-    """Labelled tokens (n) and accepted ones (m) of one speculator, of all and by score bucket."""
+    """Labelled tokens (n) and accepted ones (m) of one speculator, by score bucket."""
 
-    __slots__ = ("bucket_m", "bucket_n", "is_probability", "m", "n")
-    SAVED: ClassVar = ("is_probability", "n", "m", "bucket_n", "bucket_m")
+    __slots__ = ("_m", "_n", "is_probability")
+    SAVED: ClassVar = ("is_probability", "_n", "_m")
 
     def __init__(self) -> None:
         self.is_probability = False
-        self.m = self.n = 0.0
-        self.bucket_m, self.bucket_n = [0.0] * NUM_BUCKETS, [0.0] * NUM_BUCKETS
+        self._m, self._n = [0.0] * (len(EDGES) + 1), [0.0] * (len(EDGES) + 1)
 
-    def overall(self) -> float:
+    @property
+    def num_labels(self) -> float:
+        """Tokens labelled; old ones count less."""
+        return sum(self._n)
+
+    def mean(self) -> float:
         """Acceptance of a token about which nothing is known."""
         prior = MODEL_PRIOR if self.is_probability else PRIOR
-        return (self.m + SPECULATOR_WEIGHT * prior) / (self.n + SPECULATOR_WEIGHT)
+        return (sum(self._m) + WEIGHT * prior) / (sum(self._n) + WEIGHT)
 
     def rates(self, confidence: Sequence[float]) -> list[float]:
         """Conditional acceptance of each token of a draft."""
         is_probability = self.is_probability
-        overall = 0.0 if is_probability else self.overall()
-        bucket_m, bucket_n = self.bucket_m, self.bucket_n
+        mean, m, n = 0.0 if is_probability else self.mean(), self._m, self._n
         rates = []
         for score in confidence:
             bucket = bisect_right(EDGES, score)
-            base = 0.1 + 0.8 * score if is_probability else overall
-            rate = (bucket_m[bucket] + BUCKET_WEIGHT * base) / (bucket_n[bucket] + BUCKET_WEIGHT)
+            base = 0.1 + 0.8 * score if is_probability else mean
+            rate = (m[bucket] + WEIGHT * base) / (n[bucket] + WEIGHT)
             rates.append(0.002 if rate < 0.002 else 0.998 if rate > 0.998 else rate)
         return rates  # of finite log-odds
 
     def count(self, confidence: Sequence[float], num_matched: int) -> None:
         """Add labels: the first `num_matched` were accepted."""
-        m, n, bucket_m, bucket_n = self.m, self.n, self.bucket_m, self.bucket_n
+        m, n = self._m, self._n
         for i, score in enumerate(confidence):
-            accepted, bucket = 1.0 if i < num_matched else 0.0, bisect_right(EDGES, score)
-            bucket_n[bucket] = bucket_n[bucket] * FADE + 1.0
-            bucket_m[bucket] = bucket_m[bucket] * FADE + accepted
-            n, m = n * FADE + 1.0, m * FADE + accepted
-        self.m, self.n = m, n
+            bucket = bisect_right(EDGES, score)
+            n[bucket] = n[bucket] * FADE + 1.0
+            m[bucket] = m[bucket] * FADE + (1.0 if i < num_matched else 0.0)
 
     def loosen(self) -> None:
         """Believe what was counted no more than a few labels of the texts to come."""
-        counts = zip(self.bucket_m, self.bucket_n, strict=True)
-        self.bucket_m = [m * MOST_LOADED / max(n, MOST_LOADED) for m, n in counts]
-        self.bucket_n = [min(n, MOST_LOADED) for n in self.bucket_n]
-        self.m *= MOST_LOADED / max(self.n, MOST_LOADED)
-        self.n = min(self.n, MOST_LOADED)
+        self._m = [m * FEW / max(n, FEW) for m, n in zip(self._m, self._n, strict=True)]
+        self._n = [min(n, FEW) for n in self._n]
 
 
 class RequestBias:
@@ -118,6 +114,65 @@ class RequestBias:
         self.variance, self.shift, self.odds = variance, shift, odds
 
 
+class TokenOdds:
+    """Odds of one speculator in one namespace, by the token drafted and by the one before it.
+
+    Accepted labels (m of n) are compared with those expected (e) by scores and request; the odds of
+    acceptance are multiplied by
+
+        (m + 1) / (e + 1) * (n - e + 1) / (n - m + 1)
+
+    which is 1 without labels. Counts fade. Factors are read from `drafted` and `before`, where a
+    token never seen is missing.
+    """
+
+    __slots__ = ("_before_counts", "_drafted_counts", "before", "drafted")
+
+    def __init__(self) -> None:
+        self.drafted: dict[int, float] = {}
+        self.before: dict[int, float] = {}
+        # labels, accepted, expected
+        self._drafted_counts: dict[int, tuple[float, float, float]] = {}
+        self._before_counts: dict[int, tuple[float, float, float]] = {}
+
+    def __len__(self) -> int:
+        return len(self.drafted) + len(self.before)
+
+    def learn(
+        self, tokens: Sequence[int], rates: Sequence[float], odds: float, num_matched: int
+    ) -> None:
+        """Count labels.
+
+        Args:
+            tokens: the one before the first label, then those drafted.
+            rates: conditional acceptance of each, by its score; `odds` is the request's factor.
+            num_matched: of them, from the first on.
+        """
+        for i, rate in enumerate(rates):
+            accepted, right = 1.0 if i < num_matched else 0.0, rate * odds
+            for token, factors, counts in (
+                (tokens[i + 1], self.drafted, self._drafted_counts),
+                (tokens[i], self.before, self._before_counts),
+            ):
+                expected = right / (1.0 - rate + right)
+                if (known := counts.get(token)) is None:
+                    n, m, e = 1.0, accepted, expected
+                    if len(counts) >= MAX_TOKENS:  # drop the half with the fewest labels
+                        for rare in sorted(counts, key=counts.__getitem__)[: MAX_TOKENS // 2]:
+                            del counts[rare], factors[rare]
+                else:
+                    n, m, e = known
+                    n, m, e = (
+                        n * TOKEN_FADE + 1.0,
+                        m * TOKEN_FADE + accepted,
+                        e * TOKEN_FADE + expected,
+                    )
+                counts[token] = (n, m, e)
+                factor = (m + 1.0) / (e + 1.0) * (n - e + 1.0) / (n - m + 1.0)
+                factors[token] = factor
+                right *= factor
+
+
 Known = tuple[LabelCounts, RequestBias, TokenOdds]
 """For all requests, for one, and by token."""
 
@@ -128,7 +183,7 @@ class Calibration:
     SAVED: ClassVar = ("tables",)
 
     def __init__(self) -> None:
-        self.tables: defaultdict[str, LabelCounts] = defaultdict(LabelCounts)
+        self.tables: defaultdict[str, LabelCounts] = defaultdict(LabelCounts)  # by speculator
         self._namespaces: dict[int, str] = {}  # of the running requests
         self._requests: dict[int, dict[str, Known]] = {}  # by speculator
         # by namespace, the one used longest ago first, and speculator
@@ -162,14 +217,6 @@ class Calibration:
             if alive < 0.01:  # those behind are as good as never accepted
                 break
         return survival + [0.0] * (len(confidence) - len(survival))
-
-    def mean(self, speculator: str) -> float:
-        """Conditional acceptance of an average token."""
-        return self.tables[speculator].overall()
-
-    def num_labels(self, speculator: str) -> float:
-        """How many labels its acceptance rests on; old ones count less."""
-        return self.tables[speculator].n
 
     def record(self, outcome: Outcome) -> None:
         """Learn from a draft's labels. O(labels)."""
@@ -217,6 +264,6 @@ class Calibration:
     def describe(self) -> dict[str, Any]:
         """Acceptance per speculator, JSON-ready."""
         return {
-            name: {"acceptance": table.overall(), "labels": table.n}
+            name: {"acceptance": table.mean(), "labels": table.num_labels}
             for name, table in self.tables.items()
         }

@@ -3,9 +3,9 @@
 Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. Three
 instruments, in milliseconds and tokens:
 
-- acceptance (`calibration`, with `token_odds`): the probability that a draft token is accepted;
-- cost (`cost`, with `cost_samples` and `draft_cost`): what a step of the target takes by its rows,
-  and what a draft model takes;
+- acceptance (`calibration`): the probability that a draft token is accepted;
+- cost (`cost`, with `draft_cost`): what a step of the target takes by its rows, and what a draft
+  model takes;
 - planner: `budget` gives rows to draft tokens (`rollback` says what a draft costs that cannot just
   be cut off), `model_planner` decides how far draft models draft before they do (`forecast` says
   what to expect of them, `probes` when to look again at one that is off), and `asking` who is
@@ -30,13 +30,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headstart.control.asking import AskingBudget
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
-from headstart.control.codec import encode, restore
-from headstart.control.cost import CostTable
-from headstart.control.cost_samples import Sample
+from headstart.control.cost import CostTable, Sample
 from headstart.control.labels import Labels
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.rollback import RollbackPrice
-from headstart.control.state import read_state, write_state
+from headstart.control.state import encode, read_state, restore, write_state
 from headstart.control.values import Allowance, Outcome, Step
 from headstart.types import DraftMode
 
@@ -131,7 +129,7 @@ class Controller:
                 name: [replace(slot, to_beat=slot.to_beat + handicap) for slot in slots]
                 for name, slots in asked.items()
             }
-        return self._model_planner.plan_together(asked, plan.price)
+        return self._model_planner.plan(asked, plan.price)
 
     def share(self, plan: StepPlan) -> None:
         """Write into the plan how many draft tokens each answer verifies, all 0: off for this
@@ -174,7 +172,7 @@ class Controller:
         if record.is_exact:
             expected = curve[rows]
             more_ms = max(-0.5 * expected, min(0.5 * expected, record.cost_ms - expected))
-        token_ms = self._budget.slot_ms(step) / self._budget.reached.speedup
+        token_ms = self._budget.slot_ms(step) / self._budget.speedup
         numbers = [sequence.number for sequence in plan.sequences]
         for call in calls:
             name = call.speculator
@@ -221,8 +219,8 @@ class Controller:
         graphs = self._budget.graphs
         if graphs.decoded(rows):
             milliseconds = _without(milliseconds, graphs.change_ms)
-        expected = None if record.is_exact else self._cost.milliseconds(rows, record.context)
-        if expected is None or milliseconds < expected:
+        is_exact = record.is_exact or self._cost.is_empty
+        if is_exact or milliseconds < self._cost.milliseconds(rows, record.context):
             self._cost.observe(rows, record.context, milliseconds)
 
     def learn_costs(self, warm_up: Sequence[Sample], change_ms: float = 0.0) -> None:
@@ -279,7 +277,7 @@ class Controller:
         return {
             "cost_ms": self._cost.describe(),
             "acceptance": self._calibration.describe(),
-            "speedup": self._budget.reached.speedup,
+            "speedup": self._budget.speedup,
             "draft_models": self._model_planner.describe(),
             "change_ms": round(self._budget.graphs.change_ms, 4),
         }

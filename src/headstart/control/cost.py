@@ -12,9 +12,9 @@ weights. Attention is measured in the warm-up. The level follows whatever slows 
 (other programs, heat); the shape is what planning needs and moves slowly. With e = log ms - log
 expected, cut to +-40 %,
 
-    level     += (LEVEL_RATE + |trend|) e
-    shape     += SHAPE_RATE (e - trend)
-    trend     += TREND_RATE (e - trend)
+    level     += (FAST + |trend|) e
+    shape     += SLOW (e - trend)
+    trend     += FAST (e - trend)
 
 The trend is what steps of all widths have in common. It is left out of the shape: with a load that
 rises suddenly and falls slowly, the level would climb and the shape of the widths in use sink for
@@ -35,20 +35,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from math import ceil, exp, inf, log
+from itertools import permutations
+from math import exp, inf, log
 from statistics import median
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.control.cost_samples import (
-    ATTENTION,
-    REFERENCE_ROWS,
-    Sample,
-    attention_of,
-    widths_of,
-)
+from headstart.control.values import FAST, SLOW
 
 EACH = 32  # up to so many rows each width is kept as it is
 KNOTS = (
@@ -56,16 +51,22 @@ KNOTS = (
     *(40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096),
 )
 
-LEVEL_RATE, SHAPE_RATE, TREND_RATE = 0.15, 0.05, 0.2  # of all widths, one, their trend
-MAX_INNOVATION = log(1.5)
+MAX_INNOVATION = log(1.4)
 GROWN = 3  # samples after which a cell counts as known: their median
-PRIOR_MARGIN = 0.6  # cost of a further row, in single rows, before anything was seen
-TRIED_MARGIN = 0.2  # the same when one width was seen: low, so that a wider one is tried
-MOST_ATTENTION = 1e-2  # bound of a damaged measurement
+ROW_PRIOR = 0.2  # cost of a row never seen, in single rows: low, so that wider steps are tried
 LONGEST_DECODE = 64  # rows; longer batches read prompts
-# a wider step must take less than this to be taken instead: noise of the medians of two widths
-FILL_BELOW = 0.95
-CONTEXT_GRAIN = 64  # tokens; a curve is read for contexts rounded to this
+MARGIN = 0.05  # by this share must be better what is chosen, against wrong estimates
+REFERENCE_ROWS = 2  # of a warm-up: a single row often has a kernel of its own
+ATTENTION = 5e-5  # prior: a row's to a token, in single rows without context
+
+
+class Sample(NamedTuple):
+    """One decode of a warm-up."""
+
+    rows: int
+    context: int  # tokens in the cache before it
+    milliseconds: float
+    reference_ms: float  # of REFERENCE_ROWS right beside it, at the same context
 
 
 class CostTable:
@@ -82,11 +83,9 @@ class CostTable:
         self._attention = ATTENTION
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = 0
-        self._num_known: int | None = None  # rows that are known; None: to be counted again
-        self._weights: NDArray[np.float64] | None = None  # milliseconds at no context
-        # by whether steps may be filled, and grains of context
-        self._curves: dict[tuple[bool, int], list[float]] = {}
-        self._known_widths: dict[int, list[int]] = {}  # by grains of context
+        self._weights = np.zeros(0)  # by rows, relative to the level, at no context
+        # by whether steps may be filled, and context; and the width that costs so much
+        self._curves: dict[tuple[bool, int], tuple[list[float], list[int]]] = {}
 
     @property
     def is_empty(self) -> bool:
@@ -103,9 +102,9 @@ class CostTable:
             # a loaded table would take its level from a number of rows that it does not know
             return
         at_knot = expected = self._shape[knot]
-        if (not seen or rows != KNOTS[knot]) and not self.is_empty:
-            points = self._points()
-            expected, at_knot = (log(_read(points, r)) for r in (rows, KNOTS[knot]))
+        if not seen or rows != KNOTS[knot]:
+            weights = self._read(max(rows, KNOTS[knot]))
+            expected, at_knot = log(weights[rows]), log(weights[KNOTS[knot]])
         lever = rows * context if rows <= LONGEST_DECODE else 0
         attention = self._attention * lever
         total = exp(expected) + attention
@@ -120,12 +119,13 @@ class CostTable:
         else:
             innovation = log(milliseconds / total) - self._level
             innovation = max(-MAX_INNOVATION, min(MAX_INNOVATION, innovation))
-            self._follow(knot, innovation)
+            self._level += min(1.0, FAST + abs(self._trend)) * innovation
+            own = innovation - self._trend
+            self._trend += FAST * own
+            self._shape[knot] += SLOW * own
         self._count[knot] = seen + 1
-        if seen + 1 == GROWN:
-            self._num_known = None
         self._age += 1
-        may_move_far = seen < GROWN or abs(self._trend) > LEVEL_RATE
+        may_move_far = seen < GROWN or abs(self._trend) > FAST
         if may_move_far or self._age >= 16:  # building it takes as long as some steps of control
             self._forget_curves()
 
@@ -135,92 +135,73 @@ class CostTable:
 
         Samples of equal rows at two contexts tell what attention costs; what is left is the shape.
         """
-        attention = attention_of(samples)
+        attention = _attention_of(samples)
         reference = median(
             s.reference_ms / (1.0 + REFERENCE_ROWS * attention * s.context) for s in samples
         )
         if self._is_fresh:  # what was loaded knows too little, and its level would be a guess
             self._count = [0] * len(KNOTS)
-        for rows, ratio in widths_of(samples, attention).items():
-            self._forget_width(_nearest_knot(rows))
-            for _ in range(GROWN):  # each was compared with its neighbours in time: known at once
-                self.observe(rows, 0, reference * ratio)
-        self._attention = min(MOST_ATTENTION, attention * reference / exp(self._level))
+            self._level, self._is_fresh = log(reference), False
+        for rows, ratio in _widths_of(samples, attention).items():
+            knot = _nearest_knot(rows)
+            self._shape[knot] = log(reference * ratio) - self._level
+            self._count[knot] = GROWN  # each was compared with its neighbours in time
+            self._young.pop(knot, None)
+        self._attention = attention * reference / exp(self._level)
+        self._forget_curves()
 
-    def milliseconds(self, rows: int, context: int) -> float | None:
-        """Expected time of a decode; None before anything was observed."""
-        return None if self.is_empty else self.curve(rows, context)[rows]
+    def milliseconds(self, rows: int, context: int) -> float:
+        """Expected time of a decode."""
+        return self.curve(rows, context)[rows]
 
     def curve(self, rows: int, context: int, *, can_fill: bool = False) -> list[float]:
         """Milliseconds by number of rows, from 0 to at least `rows`. Read only.
 
-        Before any measurement: one row costs 1, each further one PRIOR_MARGIN.
+        Before any measurement one row costs 1.
 
         can_fill: a step may be made wider where that is cheaper: the cost of at least n rows.
         """
-        grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
-        curve = self._curves.get((can_fill, grain))
-        if curve is not None and len(curve) > rows:
-            return curve
-        if self.is_empty:
-            return [0.0] + [1.0 + PRIOR_MARGIN * i for i in range(rows)]
-        rows = max(rows, EACH)  # what a step may be filled up to
-        if can_fill:
-            plain = self.curve(rows, context)
-            curve = [plain[width] for width in self._widths(plain)]
-        else:
-            curve = self._read(rows, grain).tolist()  # item by item
-        self._curves[can_fill, grain] = curve
-        return curve
-
-    def _read(self, rows: int, grain: int) -> NDArray[np.float64]:
-        size = EACH * (rows // EACH + 1)  # the next step may ask for more
-        if self._weights is None or len(self._weights) < size:
-            self._weights = self._build(4 * size)
-        row_ms = exp(self._level) * self._attention * grain * CONTEXT_GRAIN
-        array = self._weights[:size] + row_ms * np.arange(size)
-        if size > (beyond := LONGEST_DECODE + 1):
-            array[beyond:] = np.maximum(array[LONGEST_DECODE], self._weights[beyond:size])
-        return array
+        return self._curve(rows, context, can_fill=can_fill)[0]
 
     def width(self, rows: int, context: int) -> int:
         """The number of rows, at least `rows`, that a step should have: more where that was
         measured to take clearly less time.
         """
-        if not 0 < rows <= EACH:
-            return rows
-        grain = (context + CONTEXT_GRAIN // 2) // CONTEXT_GRAIN
-        widths = self._known_widths.get(grain)
-        if widths is None:
-            if self.is_empty:
-                return rows
-            widths = self._known_widths[grain] = self._widths(self.curve(EACH, context))
-        return widths[rows]
+        return self._curve(rows, context, can_fill=True)[1][rows]
+
+    def _curve(self, rows: int, context: int, *, can_fill: bool) -> tuple[list[float], list[int]]:
+        """What steps cost by rows, and the widths that cost that."""
+        context = 64 * ((context + 32) // 64)  # so that not each has a curve of its own
+        known = self._curves.get((can_fill, context))
+        if known is None or len(known[0]) <= rows:
+            rows = EACH * (max(rows, EACH) // EACH + 1)  # the next step may ask for more
+            weights = self._read(rows)[:rows]
+            array = weights + self._attention * context * np.arange(rows)
+            beyond = LONGEST_DECODE + 1
+            array[beyond:] = np.maximum(array[beyond - 1 : beyond], weights[beyond:])
+            curve = (exp(self._level) * array).tolist()  # item by item
+            widths = list(range(rows))
+            if can_fill:
+                widths[: EACH + 1] = self._widths(curve)
+                curve = [curve[width] for width in widths]
+            known = self._curves[can_fill, context] = curve, widths
+        return known
 
     def _widths(self, curve: Sequence[float]) -> list[int]:
-        """By rows: the cheapest width that has them."""
-        widths = list(range(len(curve)))
+        """By rows, up to EACH: the cheapest width that has them."""
+        widths = list(range(EACH + 1))
         cheapest: int | None = None  # of the wider ones that are known
-        for rows in range(min(EACH, len(curve) - 1), 0, -1):
-            if cheapest is not None and curve[cheapest] < FILL_BELOW * curve[rows]:
+        for rows in range(EACH, 0, -1):
+            if cheapest is not None and curve[cheapest] < (1.0 - MARGIN) * curve[rows]:
                 widths[rows] = cheapest
-            if self._count[rows - 1] >= GROWN and (
-                cheapest is None or curve[rows] < curve[cheapest]
-            ):
+            is_known = self._count[rows - 1] >= GROWN
+            if is_known and (cheapest is None or curve[rows] < curve[cheapest]):
                 cheapest = rows
         return widths
 
     def is_known(self, rows: int) -> bool:
-        """Whether the cost of up to `rows` rows was measured well, or close beside."""
-        if self._num_known is None:
-            last = 0
-            for knot, num_seen in zip(KNOTS, self._count, strict=True):
-                if knot > _reach(last):
-                    break
-                if num_seen >= GROWN:
-                    last = knot
-            self._num_known = max(last, ceil(_reach(last)) - 1)
-        return rows <= self._num_known
+        """Whether the cost of each number of rows up to `rows`, at most EACH, was measured well."""
+        return min(self._count[:rows]) >= GROWN
 
     def describe(self) -> dict[str, Any]:
         """Measured milliseconds by rows at no context, and of a row's attention to 1000 tokens;
@@ -242,30 +223,23 @@ class CostTable:
         else:
             self._shape[knot] = self._young.pop(knot)[GROWN // 2]
 
-    def _follow(self, knot: int, innovation: float) -> None:
-        """Share an innovation."""
-        self._level += min(1.0, LEVEL_RATE + abs(self._trend)) * innovation
-        own = innovation - self._trend
-        self._trend += TREND_RATE * own
-        self._shape[knot] += SHAPE_RATE * own
-
-    def _forget_width(self, knot: int) -> None:
-        self._count[knot] = 0
-        self._young.pop(knot, None)
-
     def _forget_curves(self) -> None:
-        self._age, self._weights = 0, None
+        self._age, self._weights = 0, np.zeros(0)
         self._curves.clear()
-        self._known_widths.clear()
 
-    def _build(self, rows: int) -> NDArray[np.float64]:
-        points, widths = self._points(), np.arange(rows + 1)
-        last, slope = points[-1][0], _slope_beyond(points)
-        if points[0][0] > 1:
-            points.insert(0, (1, _read(points, 1)))
-        at, values = zip((0, 0.0), *points, strict=True)
-        weights: NDArray[np.float64] = np.interp(widths, at, values)
-        return exp(self._level) * (weights + slope * np.maximum(0, widths - last))
+    def _read(self, rows: int) -> NDArray[np.float64]:
+        """Costs relative to the level at no context, by rows, up to `rows` at least."""
+        if len(self._weights) <= rows:
+            widths, points = np.arange(4 * rows), self._points()
+            (first_rows, first), (last_rows, last) = points[0], points[-1]
+            one = first / (1.0 + ROW_PRIOR * (first_rows - 1))
+            slope = ROW_PRIOR * one
+            if last_rows > 1:  # at least: the last one may be a width that kernels like
+                slope = max(0.05 * last / last_rows, 0.5 * (last - one) / (last_rows - 1))
+            at, values = zip((0, 0.0), (1, one), *points[first_rows == 1 :], strict=True)
+            self._weights = np.interp(widths, at, values)
+            self._weights += slope * np.maximum(0, widths - last_rows)
+        return self._weights
 
     def _points(self) -> list[tuple[int, float]]:
         """(rows, ms / level) at the knots seen.
@@ -273,18 +247,49 @@ class CostTable:
         Kernels like some widths, so narrow steps are as they are; wide ones never fall.
         """
         points, most = [], -inf
-        for k, num_seen in enumerate(self._count):
+        for rows, value, num_seen in zip(KNOTS, self._shape, self._count, strict=True):
             if num_seen:
-                value = self._shape[k]
-                if KNOTS[k] > EACH:
+                if rows > EACH:
                     value = most = max(most, value)
-                points.append((KNOTS[k], exp(value)))
-        return points
+                points.append((rows, exp(value)))
+        return points or [(1, 1.0)]
 
 
-def _reach(known: int) -> float:
-    """The widest step that the knots up to `known` may be followed by without a hole."""
-    return known + 1 if known < 16 else 1.5 * known  # each narrow width has to be seen itself
+def _attention_of(samples: Sequence[Sample]) -> float:
+    """A row's attention to one token, in references at no context.
+
+    With r = ms / reference ms beside it, n rows, m reference rows and a context c, r (1 + a m c) =
+    shape + a n c. Two samples of equal n give
+
+        a = (r2 - r1) / (c2 (n - m r2) - c1 (n - m r1))
+
+    by least squares: an error in r of 5 %, and of twice its size in what is thought beforehand.
+    """
+    prior = ATTENTION / REFERENCE_ROWS
+    weights = (0.05 / (2.0 * prior)) ** 2
+    weighted = weights * prior
+    for one, two in permutations(samples, 2):
+        if one.rows == two.rows and one.context < two.context:
+            ratio, other = (s.milliseconds / s.reference_ms for s in (one, two))
+            lever = two.context * (two.rows - REFERENCE_ROWS * other)
+            lever -= one.context * (one.rows - REFERENCE_ROWS * ratio)
+            if lever > 0.0:
+                weights += (lever / max(ratio, other)) ** 2
+                weighted += (other - ratio) * lever / max(ratio, other) ** 2
+    return max(0.0, weighted / weights)
+
+
+def _widths_of(samples: Sequence[Sample], attention: float) -> dict[int, float]:
+    """What decodes take by their rows, relative to REFERENCE_ROWS, at no context.
+
+    attention: a row's to one token, in references at no context.
+    """
+    ratios: dict[int, list[float]] = {}
+    for s in samples:
+        ratio = s.milliseconds / s.reference_ms
+        weights = ratio - attention * s.context * (s.rows - REFERENCE_ROWS * ratio)
+        ratios.setdefault(s.rows, []).append(max(0.1, weights))
+    return {rows: median(measured) for rows, measured in ratios.items()} | {REFERENCE_ROWS: 1.0}
 
 
 def _nearest_knot(rows: int) -> int:
@@ -292,24 +297,3 @@ def _nearest_knot(rows: int) -> int:
     if k == len(KNOTS):
         return k - 1
     return k - 1 if k and rows - KNOTS[k - 1] < KNOTS[k] - rows else k
-
-
-def _read(points: list[tuple[int, float]], rows: int) -> float:
-    """Interpolate between measured points."""
-    first_rows, first = points[0]
-    if rows <= first_rows:
-        return first * (1.0 + PRIOR_MARGIN * (rows - 1)) / (1.0 + PRIOR_MARGIN * (first_rows - 1))
-    last_rows, last = points[-1]
-    if rows >= last_rows:
-        return last + (rows - last_rows) * _slope_beyond(points)
-    right = bisect_left(points, (rows, 0.0))
-    (x0, y0), (x1, y1) = points[right - 1], points[right]
-    return y0 + (y1 - y0) * (rows - x0) / (x1 - x0)
-
-
-def _slope_beyond(points: list[tuple[int, float]]) -> float:
-    (first_rows, first), (last_rows, last) = points[0], points[-1]
-    if len(points) == 1:
-        return TRIED_MARGIN * first / (1.0 + PRIOR_MARGIN * (first_rows - 1))
-    least = 0.05 * last / last_rows  # the last one may be a width that kernels like
-    return max(least, 0.5 * (last - first) / (last_rows - first_rows))

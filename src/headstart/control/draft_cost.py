@@ -20,12 +20,8 @@ class DraftCost:
     round_ms: dict[int, float] = field(default_factory=dict)
     catch_up_ms: float | None = None
 
-    def milliseconds(self, num_slots: int, rounds: float, catch_up: int, plain_ms: float) -> float:
-        """Expected time of a call; `plain_ms` prices what was never measured."""
-        return rounds * self.round(num_slots, plain_ms) + catch_up * self.token(plain_ms)
-
     def observe(self, call: DraftCall, plain_ms: float) -> None:
-        """Learn from one call; a share of the innovation goes to each part of the price."""
+        """Learn from one call; `plain_ms`, of a plain step, prices what was never measured."""
         num_slots, rounds, catch_up = len(call.drafted), call.rounds, call.catch_up or 0
         if not (rounds or catch_up) or call.milliseconds <= 0.0:
             return

@@ -1,153 +1,151 @@
-"""What a draft model's next draft will be like: its length and acceptance, by length and confidence
-limit.
+"""What a draft model's next drafts will be like, from those it made.
 
-A draft of up to k tokens that stops at the first score below a limit is described, for a ladder of
-lengths and one of limits, by two chances at each position:
-
-    P(drafted)                 costs a round and a row
-    P(drafted and accepted)    is worth a token
-
-Both are products of rates at the positions before, counted from the drafts themselves:
+A draft that stops at the first score below a limit is described, for each of some limits, by two
+chances at its first token and two at each later one:
 
     going on = drafts that passed the limit here / drafts that came so far
     kept     = survival of those that passed     / survival of those that came so far
 
-The second is weighted by the chance that the draft is still right, because that goes together with
-the next score: text that is being copied stays sure. Counts fade and lean on others: a request on
-its speculator, there a position on the one before. A draft that stopped at a limit says nothing
-about lower limits, and is not counted for them.
+Products of the first, over the tokens before, say what is drafted: that costs rounds and rows.
+Products of the second say what is accepted. They are weighted by the chance that the draft is still
+right, because that goes together with the next score: text that is being copied stays sure. Counts
+fade and lean on others: a request on all requests, these on the mean acceptance. A draft that
+stopped at a limit says nothing about lower limits, and is not counted for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import ClassVar, NamedTuple
 
-from headstart.control.values import Allowance
+import numpy as np
+from numpy.typing import NDArray
 
-# position in the draft -> bucket; later ones share the last
-POSITIONS = (0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7)
-NUM_POSITIONS = POSITIONS[-1] + 1
-LAST = len(POSITIONS) - 1
-THRESHOLDS = (0.0, 0.3, 0.5, 0.7, 0.85)
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-WIDTHS = (1, *(b - a for a, b in pairwise(LENGTHS)))
-LADDER = tuple(
-    (POSITIONS[min(length - 1, LAST)], width) for length, width in zip(LENGTHS, WIDTHS, strict=True)
-)
+from headstart.control.values import FAST, WEIGHT, Allowance
 
-FADE, REQUEST_FADE = 0.995, 0.9  # of a count per draft
-MAX_UNIT = 1e6
-WEIGHT, REQUEST_WEIGHT = 2.0, 3.0  # pseudo-counts
+Array = NDArray[np.float64]
 
-Rates = tuple[float, float]
-"""(going on, kept) at one position."""
-
-
-class Forecast(NamedTuple):
-    """One slot's draft under one confidence limit; one entry per length of the ladder."""
-
-    tokens: list[float]  # expected accepted tokens
-    rows: list[float]  # expected tokens drafted
-    # chance that the model is still drafting at the first token of this step of the ladder
-    reach: list[float]
+LIMITS = np.array((0.0, 0.3, 0.5, 0.7, 0.85))
+FADE, REQUEST_FADE = 0.995, 0.9  # of a count per draft; of a request's, per step
 
 
 class Profile:
-    """Counts over drafts, per limit and position bucket: came so far, passed, and both weighted by
+    """Counts over drafts, by limit, place (the first token or a later one), and kind: drafts and
     survival.
-
-    Old drafts fade by letting each new one count for more.
     """
 
-    __slots__ = ("_growth", "_unit", "came", "kept", "passed", "weight")
-    SAVED: ClassVar = ("_unit", "came", "passed", "weight", "kept")
+    SAVED: ClassVar = ("_came", "_passed")
 
-    def __init__(self, fade: float = FADE) -> None:
-        self._growth, self._unit = 1.0 / fade, 1.0  # what a draft counts for now
-        size = len(THRESHOLDS) * NUM_POSITIONS
-        self.came, self.passed = [0.0] * size, [0.0] * size
-        self.weight, self.kept = [0.0] * size, [0.0] * size
+    def __init__(self) -> None:
+        self._came, self._passed = [0.0] * (4 * len(LIMITS)), [0.0] * (4 * len(LIMITS))
+
+    def fade(self, factor: float) -> None:
+        """Believe what was counted less."""
+        self._came = [factor * count for count in self._came]
+        self._passed = [factor * count for count in self._passed]
 
     def learn(
         self, confidence: Sequence[float], survival: Sequence[float], allowance: Allowance
     ) -> None:
         """Count one draft; shorter than granted means that the next score was below the limit."""
-        self._unit = unit = self._unit * self._growth
-        came, passed, weight, kept = self.came, self.passed, self.weight, self.kept
-        for t, threshold in enumerate(THRESHOLDS):
-            if threshold < allowance.min_confidence:
+        came, passed = self._came, self._passed
+        for cell, limit in zip(range(0, len(came), 4), LIMITS.tolist(), strict=True):
+            if limit < allowance.min_confidence:
                 continue
-            before, start, stop = unit, t * NUM_POSITIONS, len(confidence)
-            for i, score in enumerate(confidence):
-                if score < threshold:
-                    stop = i
+            at, before = cell, 1.0
+            for score, right in zip(confidence, survival, strict=True):
+                came[at] += 1.0
+                came[at + 1] += before
+                if score < limit:
                     break
-                cell = start + POSITIONS[i if i < LAST else LAST]
-                came[cell] += unit
-                passed[cell] += unit
-                weight[cell] += before
-                before = unit * survival[i]
-                kept[cell] += before
-            if stop < allowance.max_tokens:
-                cell = start + POSITIONS[min(stop, LAST)]
-                came[cell] += unit
-                weight[cell] += before
-        if unit > MAX_UNIT:
-            self._rescale()
+                passed[at] += 1.0
+                passed[at + 1] += right
+                at, before = cell + 2, right
+            else:
+                if len(confidence) < allowance.max_tokens:
+                    came[at] += 1.0
+                    came[at + 1] += before
 
-    def rates(self, t: int, prior: Rates) -> list[Rates]:
-        """Of a speculator: each position leans on the one before, the first on `prior`."""
-        rates, more = [], WEIGHT * self._unit
-        going_on, kept = prior
-        for cell in range(t * NUM_POSITIONS, (t + 1) * NUM_POSITIONS):
-            going_on = (self.passed[cell] + more * going_on) / (self.came[cell] + more)
-            kept = (self.kept[cell] + more * kept) / (self.weight[cell] + more)
-            rates.append((going_on, kept))
+    def rates(self, prior: Array) -> Array:
+        """Chances of going on and of being kept, by limit and place; `prior` where little is
+        known.
+        """
+        came, passed = (np.reshape(counts, (-1, 2, 2)) for counts in (self._came, self._passed))
+        rates: Array = (passed + WEIGHT * prior) / (came + WEIGHT)
         return rates
 
-    def rates_of_request(self, t: int, priors: Sequence[Rates]) -> list[Rates]:
-        """Of one request: each position leans on the speculator's."""
-        came, passed, weight, kept = self.came, self.passed, self.weight, self.kept
-        more, rates = REQUEST_WEIGHT * self._unit, []
-        for cell, (going_on, prior) in enumerate(priors, t * NUM_POSITIONS):
-            passing = (passed[cell] + more * going_on) / (came[cell] + more)
-            rates.append((passing, (kept[cell] + more * prior) / (weight[cell] + more)))
-        return rates
 
-    def _rescale(self) -> None:
-        for counts in (self.came, self.passed, self.weight, self.kept):
-            counts[:] = [count / self._unit for count in counts]
-        self._unit = 1.0
+class DraftHistory:
+    """What a model's drafts were like, in all requests and in each that runs."""
+
+    SAVED: ClassVar = ("_profile", "share")
+
+    def __init__(self) -> None:
+        self._profile = Profile()
+        # which part of an answer's tokens comes of steps with its drafts: they pay for what it
+        # reads
+        self.share = 0.5
+        # by number of the request: its own drafts, and the tokens of those steps
+        self.requests: dict[int, Profile] = {}
+        self._tokens: dict[int, float] = {}
+
+    def learn(
+        self,
+        number: int,
+        confidence: Sequence[float],
+        survival: Sequence[float],
+        allowance: Allowance,
+    ) -> None:
+        """Count one draft, for the model and for the request."""
+        request = self.requests.setdefault(number, Profile())
+        for profile, factor in ((self._profile, FADE), (request, REQUEST_FADE)):
+            profile.fade(factor)
+            profile.learn(confidence, survival, allowance)
+        self._tokens[number] = self._tokens.get(number, 0.0) + 1.0 + sum(survival)
+
+    def skip(self, number: int) -> None:
+        """No draft for this request; what it said of itself grows old, and the average counts."""
+        if (request := self.requests.get(number)) is not None:
+            request.fade(REQUEST_FADE)
+
+    def end(self, number: int, num_answered: int) -> None:
+        """The request is over, with an answer of so many tokens."""
+        share = min(1.0, self._tokens.pop(number, 0.0) / max(1, num_answered))
+        if share:
+            self.share += FAST * (share - self.share)
+        else:  # another chance, some answers on
+            self.share += 0.1 * FAST * max(0.0, 0.5 - self.share)
+        self.requests.pop(number, None)
+
+    def rates(self, numbers: Sequence[int], acceptance: float) -> Array:
+        """Chances by request, limit, place and kind; `acceptance` is that of an average token.
+
+        Where nothing else is known, a higher limit drops worse tokens first.
+        """
+        going_on, kept = 1.0 - 0.5 * LIMITS, acceptance * (1.0 - 0.3 * LIMITS**2)
+        everyone = self._profile.rates(np.stack((going_on, kept), axis=-1)[:, None, :])
+        requests = map(self.requests.get, numbers)
+        return np.stack([everyone if one is None else one.rates(everyone) for one in requests])
 
 
-def forecast(rates: Sequence[Rates]) -> Forecast:
-    """Run through the positions up to the longest length."""
-    tokens, rows, reach = [], [], []
-    total = drafted = 0.0
-    going = alive = 1.0
-    for bucket, width in LADDER:
-        reach.append(going)
-        going_on, kept = rates[bucket]
-        if width == 1:
-            going *= going_on
-            alive *= kept
-            total += alive
-            drafted += going
-        else:  # geometric series
-            going_on, kept = min(going_on, 1.0 - 1e-9), min(kept, 1.0 - 1e-9)
-            rest_going, rest_alive = going * going_on**width, alive * kept**width
-            total += (alive - rest_alive) * kept / (1.0 - kept)
-            drafted += (going - rest_going) * going_on / (1.0 - going_on)
-            going, alive = rest_going, rest_alive
-        tokens.append(total)
-        rows.append(drafted)
-    return Forecast(tokens, rows, reach)
+class Forecast(NamedTuple):
+    """Of drafts, by request, limit and length."""
+
+    tokens: Array  # expected accepted tokens
+    rows: Array  # expected tokens drafted
+    rounds: Array  # of the model: one per token, and one for a token below the limit
 
 
-def guess(threshold: float, acceptance: float) -> Rates:
-    """Rates of a model of which only the mean acceptance is known: a higher limit drops worse
-    tokens first.
+def forecast(rates: Array, lengths: NDArray[np.int64]) -> Forecast:
+    """What to expect of drafts of up to so many tokens.
+
+    Args:
+        rates: as `DraftHistory.rates`.
+        lengths: by request and length.
     """
-    return 1.0 - 0.5 * threshold, acceptance * (1.0 - 0.3 * threshold * threshold)
+    first, later = np.moveaxis(np.minimum(rates, 1.0 - 1e-9), 2, 0)[..., None]
+    lengths = lengths[:, None, None, :]
+    # geometric series
+    sums = first * (1.0 - later**lengths) / (1.0 - later)
+    before = first[:, :, 0] * (1.0 - later[:, :, 0] ** (lengths[:, 0] - 1)) / (1.0 - later[:, :, 0])
+    return Forecast(sums[:, :, 1], sums[:, :, 0], 1.0 + before)

@@ -1,28 +1,32 @@
 """Whether and how far a draft model drafts: its time has to be earned before it is spent.
 
-All slots draft together. Of all numbers of slots, lengths and confidence limits, those are chosen
-that are worth most (`model_length`), nothing if none is worth its time. Only the limits next to the
-last one chosen are tried.
+All slots draft together, in rounds of one token each. Of all numbers of slots, lengths and
+confidence limits those are chosen that are worth most, nothing if none is worth its time:
+
+    expected accepted tokens - rate * (draft ms(slots, rounds) + ms(base + rows) - ms(base))
+
+`forecast` says what to expect; `rate` is the budget's, margin included. A model that leaves out the
+middle of long texts is planned like another model (its name has `GAP`), with less to read and
+drafts of its own kind. At most one drafts for a slot.
 
 A small share of the time pays for drafts that are not expected to pay (`probes`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, ClassVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
 
 from headstart.control.budget import Budget
-from headstart.control.calibration import Calibration
+from headstart.control.calibration import FEW, Calibration
 from headstart.control.cost import CostTable
 from headstart.control.draft_cost import DraftCost
-from headstart.control.forecast import LENGTHS, THRESHOLDS
-from headstart.control.model_length import NO_DECISION, Decision, Price, better
-from headstart.control.model_state import ModelState
-from headstart.control.probes import PROBE_TOKENS, ProbeSlot
+from headstart.control.forecast import LIMITS, DraftHistory, forecast
+from headstart.control.probes import PROBE_TOKENS, Probes, ProbeSlot
 from headstart.control.values import (
     GAP,
     NO_ALLOWANCE,
@@ -33,8 +37,31 @@ from headstart.control.values import (
     with_gap,
 )
 
-NEW, NEW_READS = 8.0, 0.25  # labels of a model that is new; plain steps that it may read for
-REST, REST_AFTER = 3, 16  # steps in which a model is not planned for that did not pay so often
+LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
+NEW_READS = 25  # tokens that a model with few labels may read for any slot
+REST = 3  # steps at most in which a model is not planned for that was refused often
+
+
+class Bid(NamedTuple):
+    """What a model would draft in a step."""
+
+    slots: Sequence[int] = ()  # indices
+    length: int = 0
+    min_confidence: float = 0.0
+    value: float = 0.0  # expected tokens above the price, of each of these slots
+
+
+@dataclass(slots=True)
+class ModelState:
+    """What is known of one draft model, and of the same one if it leaves out text."""
+
+    SAVED: ClassVar = ("cost", "history", "probes")
+
+    cost: DraftCost = field(default_factory=DraftCost)  # not of the one that leaves out text
+    history: DraftHistory = field(default_factory=DraftHistory)
+    probes: Probes = field(default_factory=Probes)
+    rest: int = 0  # steps in which it is not planned for
+    num_refused: int = 0  # plans in a row that did not let it draft
 
 
 class ModelDraftPlanner:
@@ -47,86 +74,70 @@ class ModelDraftPlanner:
         self.drafters: defaultdict[str, ModelState] = defaultdict(ModelState)  # by speculator
         self._answer = 128.0  # tokens of one on average
 
-    def plan(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> list[Allowance]:
-        """How far the model may draft for each slot, before it runs. O(slots * lengths)."""
-        drafter = self.drafters[speculator]
-        fixed = [slot.fixed_confidence is not None for slot in slots]
-        auto = [i for i, is_fixed in enumerate(fixed) if not is_fixed and slots[i].max_tokens > 0]
-        allowances = [
-            Allowance(slot.max_tokens, slot.fixed_confidence)
-            if slot.fixed_confidence is not None
-            else NO_ALLOWANCE
-            for slot in slots
-        ]
-        if not auto:
-            return allowances
-        self._save(speculator, 1)
-        num_labels = map(self._calibration.num_labels, (speculator, with_gap(speculator)))
-        if sum(num_labels) < NEW:  # it does not read everybody's prompt
-            plain = self._budget.plain_ms(step)
-            most = NEW_READS * plain / drafter.cost.token(plain)
-            first = min(auto, key=lambda i: slots[i].catch_up)
-            auto = [i for i in auto if i == first or slots[i].catch_up <= most]
-        asking = [slots[i] for i in auto]
-        choice, gapped = NO_DECISION, self._state(speculator, can_skip=True)
-        if not drafter.probes.is_closed:
-            choice = self._best(speculator, asking, step)
-        if not gapped.probes.is_closed and any(slot.can_skip for slot in asking):
-            skipping = self._best(speculator, asking, step, can_skip=True)
-            if skipping.value > choice.value:
-                choice = skipping
-        drafter.gain = choice.value / max(1, len(choice.slots))
-        if choice.slots:
-            drafter.probes.reading = None
-            drafter.num_refused, drafter.limit = 0, choice.limit
-            for j in choice.slots:
-                slot, can_skip = asking[j], choice.can_skip and asking[j].can_skip
-                length = min(slot.max_tokens, choice.length)
-                allowances[auto[j]] = Allowance(length, THRESHOLDS[choice.limit], can_skip)
-        elif not any(fixed):
-            probed = self._probe(speculator, asking, step)
-            if probed is not None:
-                slot = asking[probed]
-                length = min(slot.max_tokens, PROBE_TOKENS)
-                allowances[auto[probed]] = Allowance(length, can_skip=slot.can_skip, is_probe=True)
-            if not any(slot.to_beat or slot.prefix < 1.0 for slot in asking):
-                drafter.num_refused += 1
-                drafter.rest = REST if drafter.num_refused > REST_AFTER else 0
-        for i in auto:
-            if allowances[i] is NO_ALLOWANCE:
-                self._skip(speculator, slots[i].number)
-        return allowances
-
-    def plan_together(
+    def plan(
         self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
     ) -> dict[str, list[Allowance]]:
-        """How far each of several models may draft; at most one of them drafts for a slot.
+        """How far each model may draft for each of its slots; at most one drafts for a slot.
 
-        They are planned in the order of `asked`. What a model is expected to gain in a slot, its
-        own time deducted, is what a later one has to exceed there; then the slot is the later
-        one's. Where lengths are set by hand, the first is preferred.
+        What a model is expected to gain in a slot, its own time deducted, is what a later one has
+        to exceed there; then the slot is the later one's. Where lengths are set by hand, the first
+        is preferred.
         """
-        holders: dict[int, tuple[str, int]] = {}  # by number: who drafts, and where it is planned
-        gains: dict[int, float] = {}
         planned: dict[str, list[Allowance]] = {}
+        holders: dict[int, tuple[str, int]] = {}  # by number: who drafts, and where it is planned
+        gains: dict[int, float] = {}  # by number
+
+        def take(name: str, index: int, allowance: Allowance, gain: float) -> None:
+            number = asked[name][index].number
+            if (holder := holders.get(number)) is not None:
+                planned[holder[0]][holder[1]] = NO_ALLOWANCE
+            planned[name][index], holders[number] = allowance, (name, index)
+            gains[number] = gains.get(number, 0.0) + gain
+
         for name, slots in asked.items():
-            if gains:
-                slots = [replace(s, to_beat=s.to_beat + gains.get(s.number, 0.0)) for s in slots]
-            allowances = planned[name] = self.plan(name, slots, step)
-            gain = self.drafters[name].gain
-            for index, (slot, allowance) in enumerate(zip(slots, allowances, strict=True)):
-                if not allowance.max_tokens:
-                    continue
-                if (holder := holders.get(slot.number)) is not None:
-                    if slot.fixed_confidence is not None:
-                        allowances[index] = NO_ALLOWANCE
-                        continue
-                    planned[holder[0]][holder[1]] = NO_ALLOWANCE
-                    self._skip(holder[0], slot.number)
-                    if not gain:  # only a probe, which takes these tokens from another
-                        self.drafters[name].probes.charge(gains[slot.number])
-                holders[slot.number] = (name, index)
-                gains[slot.number] = gains.get(slot.number, 0.0) + gain
+            planned[name] = [NO_ALLOWANCE] * len(slots)
+            by_hand, auto = False, list[int]()
+            for index, slot in enumerate(slots):
+                if slot.fixed_confidence is None:
+                    auto += [index] * (slot.max_tokens > 0)
+                else:
+                    by_hand = True
+                    if slot.number not in holders:
+                        take(name, index, Allowance(slot.max_tokens, slot.fixed_confidence), 0.0)
+            if not auto:
+                continue
+            self._save(name, 1)
+            tables = self._calibration.tables
+            num_labels = tables[name].num_labels + tables[with_gap(name)].num_labels
+            if num_labels < FEW:  # it does not read everybody's prompt
+                first = min(auto, key=lambda i: slots[i].catch_up)
+                auto = [i for i in auto if i == first or slots[i].catch_up <= NEW_READS]
+            for can_skip in (False, True):
+                able = [i for i in auto if slots[i].can_skip or not can_skip]
+                bid = self._bid(name, [slots[i] for i in able], step, gains, can_skip=can_skip)
+                for i in bid.slots:
+                    length = min(slots[able[i]].max_tokens, bid.length)
+                    allowance = Allowance(length, bid.min_confidence, can_skip)
+                    take(name, able[i], allowance, bid.value)
+            drafter = self.drafters[name]
+            if any(allowance.max_tokens for allowance in planned[name]):
+                drafter.probes.reading, drafter.num_refused = None, 0
+            elif not by_hand:
+                probed = self._probe(drafter, [slots[i] for i in auto], step)
+                if probed is not None:
+                    slot = slots[auto[probed]]
+                    drafter.probes.savings -= gains.get(slot.number, 0.0)  # taken from another
+                    length = min(slot.max_tokens, PROBE_TOKENS)
+                    allowance = Allowance(length, can_skip=slot.can_skip, is_probe=True)
+                    take(name, auto[probed], allowance, 0.0)
+                if not any(slot.to_beat or slot.prefix < 1.0 for slot in slots):
+                    drafter.num_refused += 1
+                    drafter.rest = min(REST, drafter.num_refused // 8)
+        for name, slots in asked.items():
+            for slot, allowance in zip(slots, planned[name], strict=True):
+                if allowance is NO_ALLOWANCE:
+                    for can_skip in (False, True):
+                        self._state(name, can_skip=can_skip).history.skip(slot.number)
         return planned
 
     def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
@@ -146,8 +157,7 @@ class ModelDraftPlanner:
 
     def wait(self, speculator: str, num_steps: int) -> None:
         """It is not planned for in so many steps."""
-        drafter = self.drafters[speculator]
-        drafter.rest -= num_steps
+        self.drafters[speculator].rest -= num_steps
         self._save(speculator, num_steps)
 
     def _save(self, speculator: str, num_steps: int) -> None:
@@ -170,8 +180,7 @@ class ModelDraftPlanner:
         drafter.cost.observe(call, plain)
         is_gapped = any(allowance.can_skip for _, allowance, _ in call.drafted)
         account = self._state(call.speculator, can_skip=is_gapped).probes
-        if call.is_probe:
-            drafter.probes.charge(call.milliseconds / plain)
+        if call.is_probe:  # it was saved for
             account.settle(saved_ms / plain)
         else:
             reading = (call.catch_up or 0) * drafter.cost.token(plain)
@@ -183,8 +192,7 @@ class ModelDraftPlanner:
             state = self._state(call.speculator, can_skip=allowance.can_skip)
             name = with_gap(call.speculator) if allowance.can_skip else call.speculator
             survival = self._calibration.survival(name, draft.confidence, number)
-            state.learn(number, draft.confidence, survival, allowance)
-            state.forget()
+            state.history.learn(number, draft.confidence, survival, allowance)
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """Prices of one slot, measured before the first request."""
@@ -195,8 +203,8 @@ class ModelDraftPlanner:
         """The request is over; `num_running` ran, with this one."""
         self._answer += 0.1 * (num_answered - self._answer)
         for drafter in self.drafters.values():
-            drafter.end(number, num_answered)
-            drafter.probes.end(num_running)
+            drafter.history.end(number, num_answered)
+            drafter.probes.end(number, num_running)
 
     def describe(self) -> dict[str, Any]:
         """Prices per draft model, JSON-ready."""
@@ -206,61 +214,59 @@ class ModelDraftPlanner:
                     str(n): round(ms, 4) for n, ms in sorted(drafter.cost.round_ms.items())
                 },
                 "catch_up_ms": drafter.cost.catch_up_ms,
-                "min_confidence": THRESHOLDS[drafter.limit],
             }
             for name, drafter in self.drafters.items()
             if not name.endswith(GAP)
         }
 
-    def _best(
+    def _bid(
         self,
         speculator: str,
         slots: Sequence[ModelSlot],
         step: Step,
+        gains: Mapping[int, float],
         *,
-        can_skip: bool = False,
-    ) -> Decision:
-        """The choice worth most; NO_DECISION if none pays."""
-        longest = max((slot.max_tokens for slot in slots), default=0)
-        longest = min(longest, step.max_draft_rows)
-        if longest < 1:
-            return NO_DECISION
-        drafter, skips = self.drafters[speculator], [can_skip and slot.can_skip for slot in slots]
-        states = [self._state(speculator, can_skip=skip) for skip in skips]
-        num_even = step.num_slots if step.is_even else 0
-        most_rows = step.num_verify_base + min(
-            step.max_draft_rows, (num_even or len(slots)) * longest
+        can_skip: bool,
+    ) -> Bid:
+        """What is worth most in these slots, above what others are expected to gain there."""
+        state, cost = self._state(speculator, can_skip=can_skip), self.drafters[speculator].cost
+        if not slots or step.max_draft_rows < 1 or state.probes.is_closed:
+            return Bid()
+        base, num_even = step.num_verify_base, step.num_slots if step.is_even else 0
+        plain, rate, num = self._budget.plain_ms(step), self._budget.rate(step), len(slots)
+        # by slot: what its draft has to earn, as such and for each token of what is read first
+        to_beat, factor = np.empty((num, 1, 1)), np.empty((num, 1, 1))
+        for i, slot in enumerate(slots):
+            reading = rate * cost.token(plain) * (slot.num_recent if can_skip else slot.catch_up)
+            reading /= max(1.0, state.history.share * self._num_left(slot))
+            # each pays its own rounds behind, though those of several slots are decoded together
+            behind = rate * cost.round(num, plain) * slot.rounds_behind
+            to_beat[i] = slot.to_beat + gains.get(slot.number, 0.0) + behind + reading
+            factor[i] = slot.prefix * (1.0 - reading)
+        most = [min(slot.max_tokens, step.max_draft_rows) for slot in slots]
+        name = with_gap(speculator) if can_skip else speculator
+        mean = self._calibration.tables[name].mean()
+        rates = state.history.rates([slot.number for slot in slots], mean)
+        tokens, rows, rounds = forecast(rates, np.minimum.outer(most, LENGTHS))
+        worth = factor * tokens - to_beat
+        # by number of slots, limit and length, in each limit's order of slots
+        order = np.argsort(-worth.max(axis=2), axis=0, kind="stable")
+        worth, rows, busy = (
+            np.take_along_axis(one, order[:, :, None], axis=0)
+            for one in (worth, rows, rounds / LENGTHS)
         )
+        rows = num_even * np.maximum.accumulate(rows) if num_even else rows.cumsum(axis=0)
+        round_ms = np.array([cost.round(n, plain) for n in range(1, num + 1)])[:, None, None]
+        draft_ms = round_ms * LENGTHS * (1.0 - (1.0 - busy).cumprod(axis=0))
+        most_rows = base + min(step.max_draft_rows, (num_even or num) * max(most))
         curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
-        plain = curve[step.num_slots]
-        rate = self._budget.rate(step)
-        token_price = rate * drafter.cost.token(plain)
-        reading = [
-            token_price
-            * (slot.num_recent if skip else slot.catch_up)
-            / max(1.0, state.share * self._num_left(slot))
-            for state, slot, skip in zip(states, slots, skips, strict=True)
-        ]
-        # each pays its own rounds behind, though those of several slots are decoded together
-        round_price = rate * drafter.cost.round(len(slots), plain)
-        slots = [
-            replace(s, to_beat=s.to_beat + round_price * s.rounds_behind) if s.rounds_behind else s
-            for s in slots
-        ]
-        base = step.num_verify_base
-        price = Price(drafter.cost, rate, curve, base, num_even, plain, reading)
-        num_lengths, best = bisect_right(LENGTHS, longest), NO_DECISION
-        acceptance = [
-            self._calibration.mean(name)
-            for name in (speculator, with_gap(speculator))[: 1 + can_skip]
-        ]
-        for t in range(max(0, drafter.limit - 1), min(len(THRESHOLDS), drafter.limit + 2)):
-            forecasts = [
-                state.forecast(slot.number, t, acceptance[skip])
-                for state, slot, skip in zip(states, slots, skips, strict=True)
-            ]
-            best = better(best, slots, t, forecasts, price, num_lengths)
-        return best._replace(can_skip=can_skip)
+        step_ms = np.interp(base + rows, range(len(curve)), curve) - curve[base]
+        values = worth.cumsum(axis=0) - rate * (draft_ms + step_ms)
+        n, limit, length = np.unravel_index(values.argmax(), values.shape)
+        if (value := float(values[n, limit, length])) <= 0.0:
+            return Bid()
+        chosen = order[: n + 1, limit].tolist()
+        return Bid(chosen, int(LENGTHS[length]), float(LIMITS[limit]), value / len(chosen))
 
     def _num_left(self, slot: ModelSlot) -> float:
         """Tokens still to come. Lengths of answers vary so much that what was written says little
@@ -268,44 +274,20 @@ class ModelDraftPlanner:
         """
         return max(1.0, min(slot.num_left, self._answer))
 
-    def _probe(self, speculator: str, slots: Sequence[ModelSlot], step: Step) -> int | None:
+    def _probe(self, drafter: ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
         """The slot to probe with now, if any."""
-        drafter = self.drafters[speculator]
         plain = self._budget.plain_ms(step)
         token, round_price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
-        saved = self._saved_if_perfect(drafter.cost, step)
         probed = [
             ProbeSlot(
                 slot.number,
                 token * slot.num_recent + round_price * slot.rounds_behind,
-                saved * self._num_left(slot) / step.num_slots,
+                0.5 * self._num_left(slot) / step.num_slots,
             )
             for slot in slots
         ]
         return drafter.probes.choose(probed, PROBE_TOKENS * round_price)
 
-    def _saved_if_perfect(self, cost: DraftCost, step: Step) -> float:
-        """Plain steps that each token would save over what is reached without this model if it
-        were always right.
-        """
-        plain, base, num_slots = self._budget.plain_ms(step), step.num_base_rows, step.num_slots
-        longest = min(LENGTHS[-1], step.max_draft_rows // num_slots)
-        curve = self._cost.curve(base + num_slots * longest, step.context, can_fill=step.can_pad)
-        round_ms = cost.round(num_slots, plain)
-        times = (
-            (k * round_ms + plain + curve[base + num_slots * k] - curve[base]) / (k + 1)
-            for k in LENGTHS
-            if k <= longest
-        )
-        now = 1.0 / self._budget.reached.speedup
-        return max(0.0, now - min(times, default=plain) / plain)
-
     def _state(self, speculator: str, *, can_skip: bool) -> ModelState:
         """What a model's drafts are like, with the middle of the text left out or not."""
         return self.drafters[with_gap(speculator) if can_skip else speculator]
-
-    def _skip(self, speculator: str, number: int) -> None:
-        """No draft of this model for this request."""
-        for name in (speculator, with_gap(speculator)):
-            if (state := self.drafters.get(name)) is not None:
-                state.skip(number)

@@ -5,10 +5,10 @@ text (they need not be verified). Savings of a small share of the time pay for t
 
 A model that has not read a request's prompt must read some of it before it can draft. That begins
 when the savings pay for it and for some probes behind it, which are cheap then, and only where a
-perfect model would earn it back in this request. Of a long prompt a probe leaves out the middle, if
-the model can do that: good enough to see that it is not useless, for a sixteenth of the price of
-4,000 tokens. Reading that has begun goes on with every step until the model drafts, because half a
-prompt is worth nothing. A call is charged with the time it took, when that is known.
+model that saves half of the steps would earn it back in this request. Of a long prompt a probe
+leaves out the middle, if the model can do that: good enough to see that it is not useless, for a
+sixteenth of the price of 4,000 tokens. Reading that has begun goes on with every step until the
+model drafts, because half a prompt is worth nothing.
 
 What a model's drafts are expected to earn is not believed for ever: each call is settled by its
 record, tokens that were accepted against the time of the call, of its rows, and whatever more the
@@ -25,10 +25,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import ClassVar, NamedTuple
 
+from headstart.control.values import MOST_TRIALS, TRIAL_SHARE
+
 PROBE_TOKENS = 3  # draft tokens
-PROBE_SHARE = 0.005  # of the time for probes; and as much for drafts of a model that lost
-CREDIT, MOST = 8.0, 64.0  # plain steps that a model may lose at first; most that it may save up
-PROBES_PER_PROMPT = 6  # that must be affordable behind a prompt
+CREDIT = 8.0  # plain steps that a model may lose at first; 8 times as many it may save up
 
 
 class ProbeSlot(NamedTuple):
@@ -36,7 +36,7 @@ class ProbeSlot(NamedTuple):
 
     number: int
     reading: float  # price of what the model has to read for it
-    hope: float  # what a perfect model would save in the rest of the request
+    hope: float  # what a good model would save in the rest of the request
 
 
 @dataclass(slots=True)
@@ -54,16 +54,16 @@ class Probes:
     def save(self, num_steps: int) -> None:
         """So many more steps."""
         if self.savings < self.goal:
-            self.savings += num_steps * PROBE_SHARE
+            self.savings += num_steps * TRIAL_SHARE
         if self.balance < 0.0:
-            self.balance += num_steps * PROBE_SHARE
+            self.balance += num_steps * TRIAL_SHARE
 
     @property
     def num_waits(self) -> int:
         """Steps until a model that is closed may draft again, or be probed."""
         if self.reading is not None:
             return 0
-        return max(0, ceil(min(-self.balance, self.goal - self.savings) / PROBE_SHARE))
+        return max(0, ceil(min(-self.balance, self.goal - self.savings) / TRIAL_SHARE))
 
     @property
     def is_closed(self) -> bool:
@@ -74,10 +74,11 @@ class Probes:
         """What a call's drafts saved, less what it took."""
         paid = max(0.0, min(earned, self.unpaid))
         self.unpaid -= paid
-        self.balance = min(MOST, self.balance + earned - paid)
+        self.balance = min(8.0 * CREDIT, self.balance + earned - paid)
 
-    def end(self, num_running: int) -> None:
+    def end(self, number: int, num_running: int) -> None:
         """One of so many requests is over: what was read for it was earned back or lost."""
+        self.called(number)
         lost = self.unpaid / max(1, num_running)
         self.unpaid -= lost
         self.settle(-lost)
@@ -96,17 +97,14 @@ class Probes:
         is_long = slot.reading > price
         if is_long and slot.hope < slot.reading:
             return None
-        self.goal = slot.reading + price * (PROBES_PER_PROMPT if is_long else 1)
+        self.goal = slot.reading + price * (MOST_TRIALS if is_long else 1)
         if self.goal > self.savings:
             return None
+        self.savings -= slot.reading + price
         self.reading = slot.number
         return nearest
 
     def called(self, number: int) -> None:
-        """This one got a draft."""
+        """This one got a draft, or is over."""
         if self.reading == number:
             self.reading = None
-
-    def charge(self, steps: float) -> None:
-        """Pay for a probe; one that took far longer than expected does not silence the model."""
-        self.savings = max(-self.goal, self.savings - steps)

@@ -1,52 +1,34 @@
 """Saved state of control: one JSON file, written whole or not at all, that says for which models it
 is.
+
+Each class names the fields that are kept:
+
+    class DraftCost:
+        SAVED = ("round_ms", "_age")
+
+    encode(cost)            plain values for JSON; a leading underscore is not written
+    restore(cost, state)    takes them over; other fields stay as the class made them
+
+Values are not checked one by one: the file has a checksum.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 from headstart.structures.atomic import replace_file
+from headstart.structures.model_id import ModelId
 from headstart.types.errors import ConfigError
 
 # Another meaning of a saved field, or counts in other buckets, need another version.
-VERSION = 5
+VERSION = 6
 LEARNED_FOR = "learned_for"  # key of the models: part -> [digest, name]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelId:
-    """Which model something was learned for: the digest decides, the name is for people."""
-
-    digest: str
-    name: str = field(compare=False)
-
-    @classmethod
-    def of(cls, path: Path) -> ModelId:
-        """From the size and some pieces of the file, wherever it lies: reading all of it would take
-        long.
-
-        Raises:
-            OSError: it cannot be read.
-        """
-        size = path.stat().st_size
-        digest, num_pieces, piece_bytes = hashlib.sha256(str(size).encode()), 64, 4096
-        with path.open("rb") as file:
-            for piece in range(num_pieces):
-                file.seek(max(0, size - piece_bytes) * piece // (num_pieces - 1))
-                digest.update(file.read(piece_bytes))
-        return cls(digest.hexdigest()[:16], path.name)
-
-    def __str__(self) -> str:
-        return f"{self.name} ({self.digest[:8]})"
 
 
 def why_unusable(path: Path, models: Mapping[str, ModelId]) -> str | None:
@@ -150,3 +132,32 @@ def read_state(path: Path) -> dict[str, Any]:
 
 def _text(state: Mapping[str, Any]) -> str:
     return json.dumps(state, separators=(",", ":"))
+
+
+def encode(value: Any) -> Any:
+    """Plain values for JSON of numbers, lists, tables, and objects that name their fields."""
+    if isinstance(value, dict):
+        return [[key, encode(one)] for key, one in value.items()]  # keys may be numbers
+    if not hasattr(value, "SAVED"):
+        return value
+    return {name.lstrip("_"): encode(getattr(value, name)) for name in value.SAVED}
+
+
+def restore(value: Any, state: Any) -> None:
+    """Take over the fields that were saved. A table of objects is a `defaultdict` of them.
+
+    Raises:
+        KeyError: a field is missing.
+    """
+    for name in value.SAVED:
+        saved, current = state[name.lstrip("_")], getattr(value, name)
+        if hasattr(current, "SAVED"):
+            restore(current, saved)
+        elif isinstance(current, dict):
+            for key, one in saved:
+                if isinstance(one, dict):
+                    restore(current[key], one)
+                else:
+                    current[key] = one
+        else:
+            setattr(value, name, saved)

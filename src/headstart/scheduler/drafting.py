@@ -17,7 +17,7 @@ from typing import Any
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.control.cost_samples import Sample
+from headstart.control.cost import Sample
 from headstart.control.values import DraftCall, Step, with_gap
 from headstart.scheduler.batching import limit_drafts
 from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name

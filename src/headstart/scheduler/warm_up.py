@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
 
-from headstart.control.cost_samples import REFERENCE_ROWS, Sample
+from headstart.control.cost import REFERENCE_ROWS, Sample
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.widths import SHORT, WIDE, WidthComparison, change_by_order

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.lib.steps import SlotDraft, decode, grant, make_plan, share
 
 from headstart.control import Controller, ModelSlot, Step
-from headstart.control.asking import ASK_SHARE, AskingBudget
-from headstart.control.values import DraftCall
+from headstart.control.asking import AskingBudget
+from headstart.control.values import TRIAL_SHARE, DraftCall
 from headstart.scheduler.step import StepRecord
 
 COST, FAST, SLOW = 0.1, 0.5, 50.0  # milliseconds of asking, and of steps
@@ -28,7 +28,7 @@ def ask(asking: AskingBudget, step_ms: float, earned: list[float]) -> list[bool]
 
 def test_who_earns_nothing_takes_a_small_share_of_fast_steps() -> None:
     asked = ask(AskingBudget(), FAST, [0.0] * 2000)
-    assert sum(asked) * COST < 1.3 * ASK_SHARE * 2000 * FAST + 10 * COST
+    assert sum(asked) * COST < 1.3 * TRIAL_SHARE * 2000 * FAST + 10 * COST
 
 
 def test_on_a_slow_model_everybody_is_asked_in_every_step() -> None:
@@ -42,7 +42,7 @@ def test_who_earns_it_is_asked_in_every_step() -> None:
 def test_a_passage_that_pays_is_found_soon_and_then_followed() -> None:
     asked = ask(AskingBudget(), FAST, [0.0] * 300 + [10 * COST] * 60)
     first = asked.index(True, 300)
-    assert first < 300 + COST / (ASK_SHARE * FAST) + 1
+    assert first < 300 + COST / (TRIAL_SHARE * FAST) + 1
     assert all(asked[first:])
 
 
@@ -65,7 +65,7 @@ def test_many_short_requests_take_as_small_a_share_as_a_long_one() -> None:
                 asking.took(COST)
                 asking.earned([number], [0.0], FAST)
         asking.end(number)
-    assert num_asked * COST < 1.3 * ASK_SHARE * 2000 * FAST + 10 * COST
+    assert num_asked * COST < 1.3 * TRIAL_SHARE * 2000 * FAST + 10 * COST
 
 
 def test_one_slow_call_does_not_silence_a_speculator() -> None:

@@ -77,7 +77,7 @@ def test_a_fully_accepted_draft_says_nothing_about_the_token_after_it() -> None:
     for _ in range(50):
         calibration.record(Outcome(1, "text", [5.0], 1, 1))
     counts = calibration.tables["text"]
-    assert counts.m == counts.n == pytest.approx(50.0, rel=0.05)
+    assert counts.num_labels == pytest.approx(50.0, rel=0.05)
     calibration.end(1)
     assert calibration.survival("text", [5.0], 1)[0] > before + 0.2
 

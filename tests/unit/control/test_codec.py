@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from headstart.control.codec import encode, restore
+from headstart.control.state import encode, restore
 
 
 class Pair:

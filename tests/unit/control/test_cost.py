@@ -11,9 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstart.control.codec import encode, restore
-from headstart.control.cost import EACH, KNOTS, CostTable
-from headstart.control.cost_samples import REFERENCE_ROWS, Sample
+from headstart.control.cost import EACH, KNOTS, REFERENCE_ROWS, CostTable, Sample
+from headstart.control.state import encode, restore
 
 TRUE = {1: 49.0, 2: 70.0, 3: 91.0, 4: 113.0, 6: 146.0, 8: 180.0, 12: 240.0, 16: 300.0}
 
@@ -28,10 +27,8 @@ def test_estimates_follow_the_truth_through_noise_and_outliers() -> None:
         for rows, milliseconds in TRUE.items():
             table.observe(rows, 100, noisy(rng, milliseconds))
     plain = table.milliseconds(1, 100)
-    assert plain is not None
     for rows, milliseconds in TRUE.items():
         measured = table.milliseconds(rows, 100)
-        assert measured is not None
         assert measured / plain == pytest.approx(milliseconds / TRUE[1], rel=0.08)
 
 
@@ -61,8 +58,6 @@ def test_a_busy_machine_slows_every_row_count_alike() -> None:
     for _ in range(60):
         table.observe(1, 100, 80.0)
     one, four = table.milliseconds(1, 100), table.milliseconds(4, 100)
-    assert one is not None
-    assert four is not None
     assert one == pytest.approx(80.0, rel=0.05)
     assert four / one > 1.7, "not measured while busy, yet it must not look cheap"
 
@@ -130,11 +125,9 @@ def test_a_warm_up_tells_weights_from_attention(noise: float) -> None:
     table = CostTable()
     table.calibrate(warm_up(random.Random(1), noise))
     one = table.milliseconds(1, 0)
-    assert one is not None
     for rows in TRUE:
         for context in (0, 512):
             milliseconds = table.milliseconds(rows, context)
-            assert milliseconds is not None
             assert milliseconds / one == pytest.approx(
                 attended(rows, context) / TRUE[1], rel=0.05 + 2 * noise
             )
@@ -175,8 +168,6 @@ def test_a_warm_up_too_short_to_see_attention_leaves_it_to_the_steps() -> None:
         rows = rng.choice((1, 1, 2, 4, 8))
         table.observe(rows, context, noisy(rng, attended(rows, context)))
     one, eight = table.milliseconds(1, 2048), table.milliseconds(8, 2048)
-    assert one is not None
-    assert eight is not None
     assert eight / one == pytest.approx(attended(8, 2048) / attended(1, 2048), rel=0.15)
 
 
@@ -201,8 +192,7 @@ def test_a_new_measurement_of_a_young_row_count_is_believed_at_once() -> None:
 
 def test_before_any_measurement_there_is_a_prior() -> None:
     table = CostTable()
-    assert table.milliseconds(1, 100) is None
-    assert table.curve(4, 100) == pytest.approx([0.0, 1.0, 1.6, 2.2, 2.8])
+    assert table.curve(4, 100)[:5] == pytest.approx([0.0, 1.0, 1.2, 1.4, 1.6], rel=0.05)
 
 
 def test_nonsense_measurements_are_ignored() -> None:
@@ -210,7 +200,7 @@ def test_nonsense_measurements_are_ignored() -> None:
     for milliseconds in (0.0, -1.0, float("nan"), float("inf")):
         table.observe(1, 100, milliseconds)
     table.observe(0, 100, 5.0)
-    assert table.milliseconds(1, 100) is None
+    assert table.is_empty
 
 
 def test_more_rows_than_the_last_knot_are_priced() -> None:

@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 
-from headstart.control.codec import encode, restore
-from headstart.control.forecast import LENGTHS, THRESHOLDS, Profile, forecast
+from headstart.control.forecast import LIMITS, DraftHistory, Profile, forecast
+from headstart.control.state import encode, restore
 from headstart.control.values import Allowance
 
-LIMIT = THRESHOLDS.index(0.5)
+LENGTHS = np.array([[1, 2, 3, 4, 8, 32]])
+LIMIT = LIMITS.tolist().index(0.5)
+
+
+def prior(going_on: float, kept: float) -> np.ndarray:
+    return np.full((len(LIMITS), 1, 2), (going_on, kept))
+
+
+def expected(profile: Profile, length: int) -> float:
+    """Tokens of a draft of so many that stops at the limit."""
+    rates = profile.rates(prior(0.5, 0.5))[None]
+    return float(forecast(rates, np.array([[length]])).tokens[0, LIMIT, 0])
 
 
 @pytest.mark.parametrize(("going_on", "kept"), [(0.8, 0.6), (1.0, 1.0), (0.0, 0.0)])
 def test_a_forecast_is_the_sum_of_the_products_at_each_position(
     going_on: float, kept: float
 ) -> None:
-    known = forecast([(going_on, kept)] * 8)
-    for length, tokens, rows in zip(LENGTHS, known.tokens, known.rows, strict=True):
-        assert tokens == pytest.approx(sum(kept**i for i in range(1, length + 1)), rel=1e-5)
-        assert rows == pytest.approx(sum(going_on**i for i in range(1, length + 1)), rel=1e-5)
+    rates = np.broadcast_to((going_on, kept), (1, len(LIMITS), 2, 2))
+    known = forecast(rates, LENGTHS)
+    for i, length in enumerate(LENGTHS[0]):
+        drafted = sum(going_on**i for i in range(1, length + 1))
+        assert known.tokens[0, LIMIT, i] == pytest.approx(
+            sum(kept**i for i in range(1, length + 1)), rel=1e-5
+        )
+        assert known.rows[0, LIMIT, i] == pytest.approx(drafted, rel=1e-5)
+        rounds = 1.0 + drafted - going_on**length
+        assert known.rounds[0, LIMIT, i] == pytest.approx(rounds, rel=1e-5)
 
 
 def test_tokens_of_bursty_text_are_counted_with_what_goes_together() -> None:
@@ -29,52 +47,47 @@ def test_tokens_of_bursty_text_are_counted_with_what_goes_together() -> None:
     """
     profile = Profile()
     for i in range(400):
-        score = 0.95 if i % 2 else 0.6
-        profile.learn([score] * 4, [float(i % 2)] * 4, Allowance(4))
-    known = forecast(profile.rates(LIMIT, (0.5, 0.5)))
-    assert known.tokens[LENGTHS.index(4)] == pytest.approx(2.0, rel=0.1)
+        profile.learn([0.95 if i % 2 else 0.6] * 4, [float(i % 2)] * 4, Allowance(4))
+    assert expected(profile, 4) == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_stop_counts_for_the_limits_it_was_made_under_and_no_lower_one() -> None:
     profile = Profile()
     for _ in range(300):
         profile.learn([], [], Allowance(8, 0.5))
-    for t, threshold in enumerate(THRESHOLDS):
-        going_on, kept = profile.rates(t, (0.9, 0.8))[0]
-        if threshold < 0.5:
-            assert (going_on, kept) == pytest.approx((0.9, 0.8))
-        else:
-            assert going_on < 0.02
-            assert kept < 0.02
+    for limit, rates in zip(LIMITS, profile.rates(prior(0.9, 0.8)), strict=True):
+        assert rates[0] == pytest.approx((0.9, 0.8) if limit < 0.5 else (0.0, 0.0), abs=0.02)
 
 
 def test_a_draft_cut_by_its_length_says_nothing_about_the_next_position() -> None:
     profile = Profile()
     for _ in range(100):
-        profile.learn([0.9, 0.9], [0.9, 0.8], Allowance(2))
-    came = encode(profile)["came"]
-    assert came[0] > 50
-    assert came[2] == 0.0
+        profile.learn([0.9], [0.9], Allowance(1))
+    came = np.reshape(encode(profile)["came"], (-1, 2, 2))
+    assert came[0, 0, 0] == 100
+    assert came[0, 1, 0] == 0.0
 
 
-def test_a_new_request_is_like_the_average_and_then_like_itself() -> None:
-    average, request = [(0.9, 0.8)] * 8, Profile(0.9)
-    assert request.rates_of_request(LIMIT, average)[0] == pytest.approx(average[0])
+def test_a_new_request_is_like_the_average_and_then_like_itself_until_it_rests() -> None:
+    history = DraftHistory()
+    for _ in range(100):
+        history.learn(1, [0.9] * 4, [0.9, 0.8, 0.7, 0.6], Allowance(4))
     for _ in range(30):
-        request.learn([], [], Allowance(4))
-    assert request.rates_of_request(LIMIT, average)[0][0] < 0.3
+        history.learn(2, [], [], Allowance(4))
+    everyone, alike, unlike = history.rates([3, 1, 2], 0.7)[:, LIMIT, 0]
+    assert unlike[0] < 0.3 < everyone[0] < alike[0]
+    for _ in range(60):
+        history.skip(2)
+    assert history.rates([2], 0.7)[0, LIMIT, 0] == pytest.approx(everyone, abs=0.01)
 
 
 def test_counts_stay_finite_and_survive_saving() -> None:
-    profile, rng = Profile(0.9), random.Random(1)
-    for _ in range(3000):
+    history, rng = DraftHistory(), random.Random(1)
+    for number in range(3000):
         scores = [rng.random() for _ in range(rng.randint(0, 4))]
-        profile.learn(scores, [0.5**i for i in range(1, len(scores) + 1)], Allowance(4))
-    again = Profile()
-    restore(again, encode(profile))
-    for mine, other in zip(
-        profile.rates(LIMIT, (0.5, 0.5)), again.rates(LIMIT, (0.5, 0.5)), strict=True
-    ):
-        assert mine == pytest.approx(other)
-    state = encode(profile)
-    assert max(state["came"]) < 20.0 * state["unit"]
+        survival = [0.5**i for i in range(1, len(scores) + 1)]
+        history.learn(number % 7, scores, survival, Allowance(4))
+    again = DraftHistory()
+    restore(again, encode(history))
+    assert again.rates([0], 0.5) == pytest.approx(history.rates([99], 0.5))
+    assert max(encode(history)["profile"]["came"]) < 1000.0

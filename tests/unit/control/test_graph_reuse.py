@@ -8,7 +8,7 @@ import pytest
 from benchmarks.lib.steps import SlotDraft, decode, share
 
 from headstart.control import Controller, Step
-from headstart.control.cost_samples import Sample
+from headstart.control.cost import Sample
 from headstart.control.graph_reuse import GraphReuse
 
 FLAT = [0.0, *(10.0 + 0.1 * rows for rows in range(1, 40))]  # rows are cheap, as over a network

@@ -55,7 +55,8 @@ def test_a_model_that_lost_is_probed_now_and_then_and_pays_for_what_that_costs()
                 grants = [Allowance(length, is_probe=name == "bad")]
                 ran(controller, model_call(grants, [[0.9] * length], 9.0, name=name), STEP)
         num_probes += planned["bad"] > 0
-    assert 1 <= num_probes * 9.0 / 50.0 <= 0.01 * 2000
+    assert num_probes >= 1
+    assert num_probes * 9.0 / 50.0 <= 0.01 * 2000
 
 
 @pytest.mark.parametrize("order", [("cheap", "dear"), ("dear", "cheap")])

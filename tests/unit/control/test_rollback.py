@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from headstart.control.budget import Budget
 from headstart.control.controller import Controller
-from headstart.control.cost import CostTable
-from headstart.control.cost_samples import Sample
+from headstart.control.cost import CostTable, Sample
 from headstart.control.rollback import RollbackPrice, _never_rising
 from headstart.control.values import Step
 from headstart.scheduler.step import StepPlan, StepRecord

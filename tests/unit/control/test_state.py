@@ -12,7 +12,8 @@ import pytest
 from headstart.app.speculation import wanted_types
 from headstart.config import SpeculationConfig
 from headstart.control import Controller
-from headstart.control.state import ModelId, claim_state, read_state, why_unusable, write_state
+from headstart.control.state import claim_state, read_state, why_unusable, write_state
+from headstart.structures.model_id import ModelId
 from headstart.types.errors import ConfigError
 
 SMALL, BIG, DRAFT = (

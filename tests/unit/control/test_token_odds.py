@@ -6,10 +6,9 @@ import random
 
 import pytest
 
-from headstart.control.calibration import Calibration
-from headstart.control.codec import encode
+from headstart.control.calibration import MAX_TOKENS, MAX_TOTAL, Calibration, TokenOdds
 from headstart.control.controller import Controller
-from headstart.control.token_odds import MAX_TOKENS, MAX_TOTAL, TokenOdds
+from headstart.control.state import encode
 from headstart.control.values import Outcome
 
 BRACKET, NAME, BEFORE = 1, 2, 3

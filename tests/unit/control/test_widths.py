@@ -11,8 +11,7 @@ from benchmarks.lib.simulated_texts import TILED_CURVES
 from benchmarks.lib.steps import SlotDraft, decode, share
 
 from headstart.control import Controller, Step
-from headstart.control.cost import EACH, CostTable
-from headstart.control.cost_samples import Sample
+from headstart.control.cost import EACH, CostTable, Sample
 from headstart.scheduler.step import StepPlan
 
 Q4_0 = TILED_CURVES["q4_0"]

@@ -230,5 +230,5 @@ def check_nothing_is_kept(scheduler: Scheduler, controller: Remembering) -> None
     assert not scheduler.drafting._begun
     assert not controller.known
     for model in controller._model_planner.drafters.values():
-        assert not {**model.requests, **model.idle, **model.forecasts}
+        assert not {**model.history.requests, **model.history._tokens}
     assert all(cells.user is None for cells in scheduler.cells)

@@ -105,10 +105,10 @@ class _Work:
         options: DistillOptions,
     ) -> None:
         from headstart.app.model_files import find_models
-        from headstart.control.state import ModelId
         from headstart.extras.distill.candidates import Candidates, draft_files
         from headstart.extras.distill.prices import of_machine
         from headstart.extras.distill.texts import read_texts, split
+        from headstart.structures.model_id import ModelId
 
         models = find_models(config)
         self.config, self.folder, self.options = config, folder, options

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from headstart.config import RecordingConfig
 from headstart.config.fields import listed
-from headstart.control.state import ModelId
 from headstart.extras.distill.texts import RecordedText, TextFiles
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, StepRecord
+from headstart.structures.model_id import ModelId
 from headstart.structures.tenants import namespaces_of, tenant_of
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,6 @@ from tests.harness import Model, make_requests, make_scheduler, run
 from headstart.app.cli.main import main
 from headstart.app.demo import TARGET, path
 from headstart.config import RecordingConfig
-from headstart.control.state import ModelId
 from headstart.extras.distill import texts as files
 from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import (
@@ -30,6 +29,7 @@ from headstart.extras.distill.texts import (
     without_duplicates,
 )
 from headstart.sampling import SamplingParams
+from headstart.structures.model_id import ModelId
 from headstart.structures.tenants import namespace_of_key
 from headstart.types.errors import ConfigError
 from headstart.types.request import Request
