@@ -12,7 +12,6 @@ from typing import Generic, TypeVar
 from headstart.structures.prefix import common_prefix_length
 
 Item = TypeVar("Item")
-_TOKEN_BYTES = 4
 
 
 def packed(tokens: Iterable[int]) -> array[int]:
@@ -49,7 +48,7 @@ class PrefixIndex(Generic[Item]):
         text, most = tokens.tobytes(), 0
         at = bisect_right(self._texts, text)
         for near in range(max(0, at - 1), min(at + 1, len(self._texts))):
-            length = common_prefix_length(self._texts[near], text) // _TOKEN_BYTES
+            length = common_prefix_length(self._texts[near], text) // tokens.itemsize
             if length > most:
                 best, most = self._items[near], length
         return best, most
