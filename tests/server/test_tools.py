@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator
@@ -206,6 +207,28 @@ def test_the_proxy_answers_no_link_of_another_site(client, target):
 def test_what_cannot_be_asked_is_told(client, url, status):
     answer = client.get("/cors-proxy", params={"url": url}, headers=FROM_PAGE)
     assert answer.status_code == status
+
+
+@pytest.mark.parametrize("path", ["/tools", "/cors-proxy", "/completion"])
+async def test_who_leaves_within_the_body_is_no_error(path):
+    app = create_app(
+        ServerConfig(), FakeWorker(), served_model, extras=Extras.of(ToolsConfig(agent=True), {})
+    )
+    sent = []
+
+    async def receive():
+        return {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message.get("status"))
+
+    headers = [(b"host", b"localhost"), (b"x-headstart-page", b"1")]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    async with app.router.lifespan_context(app):
+        while app.state.service.why_not_ready():
+            await asyncio.sleep(0.01)
+        await app(scope | {"query_string": b"url=http://127.0.0.1:9"}, receive, send)
+    assert sent[0] == 499
 
 
 def test_strangers_are_warned_of(caplog):

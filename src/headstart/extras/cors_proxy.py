@@ -12,15 +12,14 @@ from collections.abc import AsyncIterator
 from urllib.parse import urlsplit
 
 import httpx2
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
 from headstart.server.body import Body
-from headstart.server.errors import CLIENT_GONE, INERT, ApiError, shorten
+from headstart.server.errors import INERT, ApiError, shorten
 from headstart.server.extras import Extra
 from headstart.server.routing import Routes
-from headstart.server.threads import ClientGoneError, unless_left
+from headstart.server.threads import unless_left
 
 routes = Routes()
 
@@ -61,10 +60,7 @@ async def _pass_on(http: HttpRequest) -> Response:
     if not any(name == OUR_PAGE or name.startswith(PREFIX) for name in http.headers):
         raise ApiError(403, f"send a header {PREFIX}NAME, or {OUR_PAGE}: 1, which no link can")
     url = _checked(http.query_params.get("url", ""))
-    try:
-        body = await http.body()
-    except ClientDisconnect:
-        return Response(status_code=CLIENT_GONE)
+    body = await http.body()
     headers = {
         name[len(PREFIX) :]: value
         for name, value in http.headers.items()
@@ -80,9 +76,6 @@ async def _pass_on(http: HttpRequest) -> Response:
     except httpx2.HTTPError as error:
         await client.aclose()
         raise ApiError(502, f"{shorten(url)} cannot be reached: {error}") from error
-    except ClientGoneError:
-        await client.aclose()
-        return Response(status_code=CLIENT_GONE)
     except BaseException:
         await client.aclose()
         raise

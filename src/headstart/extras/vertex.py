@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from headstart.config import ServerConfig, ToolsConfig
-from headstart.server.body import read_json, receive_body
+from headstart.server.body import read_json
 from headstart.server.errors import ApiError, error_body, log_failure, shorten
 from headstart.server.extras import Extra
 from headstart.server.threads import unless_left
@@ -82,7 +82,7 @@ class RenamedHealth:
 
 async def _predict(http: HttpRequest) -> Response:
     """Answer all instances at the same time, in their order."""
-    data = read_json(await receive_body(http))
+    data = read_json(await http.body())
     instances = data.get("instances") if isinstance(data, dict) else None
     if not isinstance(instances, list):
         raise ApiError(400, "the body must have a list named instances")

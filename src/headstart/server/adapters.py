@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import RootModel
 from starlette.requests import Request as HttpRequest
 
-from headstart.server.body import make_body, read_json, receive_body
+from headstart.server.body import make_body, read_json
 from headstart.server.errors import not_supported
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
@@ -40,7 +40,7 @@ async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
 async def set_adapters(http: HttpRequest) -> dict[str, bool]:
     """Set the scales of later requests without `lora`."""
     service = service_of(http)
-    wanted = read_json(await receive_body(http))
+    wanted = read_json(await http.body())
     if not isinstance(wanted, list):
         raise RequestError("Request body must be an array")
     lora = make_body(GenerationBody, {"lora": wanted}).lora

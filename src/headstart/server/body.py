@@ -12,7 +12,6 @@ from typing import Annotated, Any, TypeVar, get_args
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from headstart.server.errors import shorten
@@ -89,22 +88,10 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
         RequestError: the body is not JSON in UTF-8 or does not fit the schema.
         CapacityError: too many bodies wait.
     """
-    data = await receive_body(request)
+    data = await request.body()
     threads: Threads = request.app.state.service.prompt_threads
     tenant, kind = request.scope["headstart.namespace"], request.headers.get("content-type", "")
     return await parse_off_loop(data, lambda body: parse_body(body, schema, kind), threads, tenant)
-
-
-async def receive_body(request: HttpRequest) -> bytes:
-    """The bytes of the body.
-
-    Raises:
-        RequestError: the client disconnected before its end.
-    """
-    try:
-        return await request.body()
-    except ClientDisconnect as error:
-        raise RequestError("the client left before the body was complete") from error
 
 
 async def parse_off_loop(

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from headstart.server.threads import ClientGoneError
@@ -178,7 +178,8 @@ def install(app: Starlette) -> None:
     """Turn exceptions of routes into responses of this shape, and count what quotas refuse."""
     app.state.refusals = Counter(dict.fromkeys(QUOTAS, 0))
     app.add_exception_handler(HeadstartError, _answer)
-    app.add_exception_handler(ClientGoneError, lambda _, error: Response(status_code=CLIENT_GONE))
+    for left in (ClientGoneError, ClientDisconnect):  # the one of an answer, the other of a body
+        app.add_exception_handler(left, lambda _, error: Response(status_code=CLIENT_GONE))
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(Exception, lambda _, error: error_response(error))
 

@@ -10,7 +10,6 @@ from typing import Any
 
 from pydantic import Field
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
@@ -18,10 +17,10 @@ from headstart.config import ServerConfig, ToolsConfig
 from headstart.extras.tools.toolbox import Toolbox
 from headstart.server import sse
 from headstart.server.body import Body, parse_body
-from headstart.server.errors import CLIENT_GONE, ApiError, error_body, shorten
+from headstart.server.errors import ApiError, error_body, shorten
 from headstart.server.extras import Extra
 from headstart.server.routing import Routes
-from headstart.server.threads import ClientGoneError, unless_left
+from headstart.server.threads import unless_left
 
 routes = Routes()
 
@@ -82,11 +81,7 @@ async def list_tools(http: HttpRequest) -> list[dict[str, Any]]:
 async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
     """Run a tool."""
     toolbox: Toolbox = http.app.state.toolbox
-    try:
-        data = await http.body()
-    except ClientDisconnect:
-        return Response(status_code=CLIENT_GONE)
-    body = await asyncio.to_thread(parse_body, data, ToolBody)
+    body = await asyncio.to_thread(parse_body, await http.body(), ToolBody)
     tool = (await toolbox.tools()).get(body.tool)
     if tool is None:
         raise ApiError(404, f"there is no tool {shorten(body.tool)}; GET /tools lists them")
@@ -106,11 +101,7 @@ async def call_tool(http: HttpRequest) -> Response | dict[str, Any]:
         if not tool.can_stream:
             raise ApiError(400, f"the tool {tool.name} cannot be streamed; leave out stream")
         return StreamingResponse(_stream(call), headers=sse.HEADERS, media_type="text/event-stream")
-    try:
-        result = await unless_left(http.receive, call())
-    except ClientGoneError:
-        return Response(status_code=CLIENT_GONE)
-    return result
+    return await unless_left(http.receive, call())
 
 
 async def _stream(start: Callable[..., Awaitable[dict[str, Any]]]) -> AsyncIterator[bytes]:
