@@ -229,12 +229,13 @@ class _Fitting:
         """The largest context that fits, down to --fit-ctx."""
         high = self.config.context
         low = min(high, self.target.config.fit_ctx)
-        # each try takes a moment: one hundredth is not worth more of them
-        step = max(_STEP, high // 100 // _STEP * _STEP)
+        # each try takes a moment: one hundredth of what fits is not worth more of them
+        lengths = [high]
+        while lengths[-1] > low:
+            step = max(_STEP, lengths[-1] // 100 // _STEP * _STEP)
+            lengths.append(max(low, lengths[-1] - step))
         words = "the context has {0.context} tokens: more do not fit into free memory"
-        if not self._lower(
-            -(-(high - low) // step), words, lambda n: {"context": max(low, high - n * step)}
-        ):
+        if not self._lower(len(lengths) - 1, words, lambda n: {"context": lengths[n]}):
             self.config = replace(self.config, context=low)
 
     def _move_to_host(self) -> None:

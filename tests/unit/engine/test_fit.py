@@ -21,12 +21,12 @@ MODEL = Path("big.gguf")
 
 
 def machine(
-    *, num_experts: int = 0, is_recurrent: bool = False, state: int = 0
+    *, num_experts: int = 0, is_recurrent: bool = False, state: int = 0, train: int = TRAIN
 ) -> Callable[..., Measured]:
     """A model of 10 GiB, 8 of them experts if it has any, and 256 KiB of cache for each token."""
 
     def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured:
-        facts = Facts(is_recurrent, 0, TRAIN, LAYERS, 1000, num_experts=num_experts)
+        facts = Facts(is_recurrent, 0, train, LAYERS, 1000, num_experts=num_experts)
         size = 10 if path == MODEL else 1
         on_gpu = LAYERS + 1 if config.gpu_layers < 0 else min(config.gpu_layers, LAYERS + 1)
         share = on_gpu / (LAYERS + 1)
@@ -66,8 +66,9 @@ def test_with_enough_memory_nothing_is_lowered() -> None:
     assert result.remarks == ()
 
 
-def test_the_context_is_as_large_as_fits() -> None:
-    result = fitted(15)
+@pytest.mark.parametrize("train", [TRAIN, 2**20, 10_000_000])
+def test_the_context_is_as_large_as_fits(train: int) -> None:
+    result = fitted(15, measure=machine(train=train))
     free = 15 * GIB - GIB - 10 * GIB - GIB // 4
     assert 0.97 * free <= result.config.context * 256 * 1024 <= free
     assert result.config.gpu_layers == -1
