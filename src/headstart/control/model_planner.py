@@ -157,7 +157,8 @@ class ModelDraftPlanner:
 
     def wait(self, speculator: str, num_steps: int) -> None:
         """It is not planned for in so many steps."""
-        self.drafters[speculator].rest -= num_steps
+        drafter = self.drafters[speculator]
+        drafter.rest = max(0, drafter.rest - num_steps)
         self._save(speculator, num_steps)
 
     def _save(self, speculator: str, num_steps: int) -> None:

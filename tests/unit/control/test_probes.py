@@ -9,7 +9,7 @@ import pytest
 from benchmarks.lib.simulated_models import BothSimulation
 from benchmarks.lib.steps import decode, grant, model_call, ran
 
-from headstart.control import Controller, ModelSlot, Outcome, Step
+from headstart.control import Allowance, Controller, ModelSlot, Outcome, Step
 from headstart.control.probes import CREDIT, Probes, ProbeSlot
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE, with_gap
 
@@ -186,6 +186,23 @@ def test_drafts_that_lose_cost_a_small_share_of_the_time_whatever_is_expected_of
             num_drafts += 1
             probes.settle(-0.5)
     assert 0.5 * num_drafts <= CREDIT + TRIAL_SHARE * 4000 + 0.5
+
+
+def test_a_model_that_lost_its_credit_and_became_good_drafts_again_in_the_same_request() -> None:
+    controller, slot, num_drafts = make_controller(), ModelSlot(1, 16), 0
+    controller.begin(1, "")
+    for can_skip in (False, True):
+        call = model_call([Allowance(3, can_skip=can_skip)], [[0.9] * 3], 9.0 * PLAIN_MS)
+        ran(controller, call, STEP, 0)
+    for step in range(2000):
+        if not controller.wanted("model", [1]):
+            continue
+        (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
+        if length := allowance.max_tokens:
+            call = model_call([allowance], [[0.9] * length], ROUND_MS * length)
+            ran(controller, call, STEP, length if step >= 500 else 0)
+            num_drafts += 1
+    assert num_drafts > 1000
 
 
 def test_what_is_read_for_a_request_may_be_earned_back_until_its_end() -> None:
