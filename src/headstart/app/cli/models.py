@@ -7,6 +7,7 @@ What the command line of the router says beats what a model's section says, whic
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from headstart.app.cli.preset import EVERY_MODEL, read_sections
 from headstart.app.cli.resolve import Resolved
 from headstart.app.cli.settings import Setting, Value
 from headstart.app.hub import Hub
-from headstart.app.hub_files import is_model
+from headstart.app.hub_files import DRAFTERS
 from headstart.config.fields import listed, read_switch
 from headstart.gateway.router.presets import (
     CACHE,
@@ -88,16 +89,26 @@ def read_models(
 
 
 def _models_of_folder(folder: Path) -> dict[str, Path]:
-    """Name -> file: of a model, or of a subfolder that holds one; its first part if it is split."""
+    """Name -> file: of a model, or of a subfolder that holds one; its first part if it is split.
+
+    Files here are named by people: only the beginning of a name makes a drafter of one.
+    """
     try:
         entries = sorted(folder.iterdir())
     except OSError as error:
         raise ConfigError(f"--models-dir {folder} cannot be read: {error.strerror}") from None
+    part = r"(mmproj|imatrix|-(?!00001)\d{5}-of-\d{5}\.gguf$)"
+    other = re.compile(rf".*{part}|({'|'.join(DRAFTERS)})-", re.IGNORECASE)
     found: dict[str, Path] = {}
-    for entry in entries:
-        for file in sorted(entry.iterdir()) if entry.is_dir() else [entry]:
-            if file.is_file() and is_model(file.name):
-                found.setdefault(entry.name.removesuffix(".gguf"), file)
+    for entry in entries:  # a file comes after a folder of its name, and replaces it
+        files = [
+            file
+            for file in (entry.iterdir() if entry.is_dir() else [entry])
+            if file.suffix == ".gguf" and file.is_file() and not other.match(file.name)
+        ]
+        if files:
+            name = entry.name if entry.is_dir() else entry.stem
+            found[name] = min(files, key=lambda file: ("-00001-of-" not in file.name, file))
     return found
 
 

@@ -69,7 +69,10 @@ def test_without_the_demo_a_hub_cache_with_models_makes_a_router(environment, mo
 
 def test_a_folder_has_a_model_a_file_and_a_model_a_folder(tmp_path, environment) -> None:
     names = ("a.gguf", "mmproj-a.gguf", "mtp-a.gguf", "note.txt", "b/x-00002-of-00002.gguf",
-             "b/x-00001-of-00002.gguf", "c/mmproj-F16.gguf", "c/c.gguf", "empty/x.txt")  # fmt: skip
+             "b/x-00001-of-00002.gguf", "c/mmproj-F16.gguf", "c/x.gguf", "empty/x.txt",
+             "MMPROJ-F16.gguf", "MTP-a.gguf", "d-mtp-Q8_0.gguf", "e-eagle3-merge.gguf",
+             "g/mmproj-F16.gguf", "g/x.gguf", "b/a.gguf", "c.gguf",
+             "f-00001-of-00002.gguf", "f-00002-of-00002.gguf")  # fmt: skip
     for name in names:
         (tmp_path / "dir" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "dir" / name).write_bytes(b"")
@@ -78,7 +81,10 @@ def test_a_folder_has_a_model_a_file_and_a_model_a_folder(tmp_path, environment)
         name: one.arguments[0].removeprefix(f"--model={tmp_path}/dir/")
         for name, one in found.items()
     }
-    assert files == {"a": "a.gguf", "b": "b/x-00001-of-00002.gguf", "c": "c/c.gguf"}
+    alone = ("a", "c", "d-mtp-Q8_0", "e-eagle3-merge", "f-00001-of-00002")
+    assert files == {name: f"{name}.gguf" for name in alone} | {
+        "b": "b/x-00001-of-00002.gguf", "g": "g/x.gguf",
+    }  # fmt: skip
     assert {one.source for one in found.values()} == {FOLDER}
 
 
