@@ -16,7 +16,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -91,7 +91,7 @@ class Hub:
             except ModelError:
                 raise error from None
             logger.warning("%s; using what is cached", error)
-            return cached
+            return replace(cached, problem=error)
 
     def _cached(self, repo: str) -> Repository:
         snapshot = self.snapshot(repo)
@@ -269,6 +269,7 @@ class Repository:
     name: str
     paths: tuple[str, ...]
     snapshot: Path | None = None  # its folder in the cache, if the hub is not asked
+    problem: ModelError | None = None  # why it could not be asked
 
     def select(self, quant: str, file: str | None) -> list[str]:
         """The files of a model, the one to open first.
@@ -277,7 +278,10 @@ class Repository:
             ModelError: none fits.
         """
         name = f"{self.name} (cached)" if self.snapshot else self.name
-        return select_files(name, self.paths, quant, file)
+        try:
+            return select_files(name, self.paths, quant, file)
+        except ModelError as error:
+            raise self.problem or error from None
 
     def fetch(self, files: Sequence[str]) -> Path:
         """Where the first of them is, after downloading those that are not cached.

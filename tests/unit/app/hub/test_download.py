@@ -154,8 +154,9 @@ def test_a_hub_in_trouble_does_not_keep_a_cached_model_from_starting(
     path = client.target(REPO)
     hub.failing_status = 418
     assert client.target(REPO) == path
-    with pytest.raises(ModelError, match="answered 418"):
-        client.target("someone/else")
+    for reference in ("someone/else", f"{REPO}:Q4_K_M"):
+        with pytest.raises(ModelError, match="answered 418"):
+            client.target(reference)
 
 
 def test_an_unreachable_hub_is_named(client: Client) -> None:
