@@ -296,26 +296,24 @@ class NgramCounts:
 
 class CountedHistory:
     """The `tokens` of a request, the first `num_prompt` of them given, and `counts` over them; a
-    long prompt is counted piece by piece, as the text grows.
+    long prompt is counted piece by piece from its end, as the text grows.
     """
 
-    __slots__ = ("_num_counted", "counts", "namespace", "num_prompt", "tokens")
+    __slots__ = ("_num_left", "counts", "namespace", "num_prompt", "tokens")
 
     def __init__(self, prompt: Sequence[int], namespace: str = "") -> None:
         self.namespace = namespace
         self.num_prompt = len(prompt)
         self.tokens = array("i", prompt)
         self.counts = NgramCounts()
-        self._num_counted = 0
-        self._count()
+        self._num_left = len(prompt)  # tokens at the beginning that are not counted yet
+        self.extend(())
 
     def extend(self, new: Sequence[int]) -> None:
+        """Count these and one piece of what is left: the engine's loop waits for it."""
         self.tokens.extend(new)
-        self._count()
-
-    def _count(self) -> None:
-        """Count a piece of what is left, because the engine's loop waits for it."""
-        start = self._num_counted
-        self._num_counted = min(len(self.tokens), start + PIECE)
-        first = max(0, start - MAX_NGRAM)
-        self.counts.learn(self.tokens[first : self._num_counted], start - first)
+        end = self._num_left
+        self._num_left = max(0, end - PIECE)
+        for start, stop in ((len(self.tokens) - len(new), None), (self._num_left, end)):
+            first = max(0, start - MAX_NGRAM)
+            self.counts.learn(self.tokens[first:stop], start - first)

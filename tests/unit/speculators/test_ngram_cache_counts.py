@@ -46,6 +46,15 @@ def test_a_long_prompt_is_counted_in_pieces_while_the_text_grows() -> None:
     assert items_of(history.counts) == count_by_hand(text)
 
 
+def test_the_end_of_a_long_prompt_and_the_answer_are_counted_first() -> None:
+    """What is drafted now mostly continues them."""
+    last = 8 * PIECE
+    history = CountedHistory(range(last + 1))
+    assert history.counts.after(pack([last - PIECE + 1])) == {last - PIECE + 2: 1}
+    history.extend([7])
+    assert history.counts.after(pack([last])) == {7: 1}
+
+
 @given(
     st.lists(st.integers(0, 4), min_size=1, max_size=80),
     st.dictionaries(st.integers(0, 4), st.integers(1, 3)),
