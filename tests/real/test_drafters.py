@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,9 +16,12 @@ from tests.heads import VOCAB_SIZE, only_heads, with_heads
 from tests.models import OTHER_MERGES, broken, tiny_llama
 
 from headstart.config import EngineConfig
-from headstart.engine.drafters import read_drafter, state_layers, why_not
+from headstart.engine.drafters import find_heads, read_drafter, state_layers, why_not
+from headstart.engine.footprint import measure
 from headstart.engine.gguf_header import GgufHeader
+from headstart.engine.library import api
 from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
 from headstart.types import LAST_STATE
 from headstart.types.errors import ModelError
 
@@ -126,6 +130,25 @@ def test_an_assistant_belongs_to_one_shape_of_gemma(gemma: Path, tmp_path: Path)
     )
     fits = tmp_path / "fits.gguf"
     assert "key_length_swa of 64 and the target's have 32" in str(refusal(fits, narrow))
+
+
+def test_a_libllama_that_lacks_functions_beside_its_header_loses_only_what_needs_them(
+    target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Lacking:
+        def __getattr__(self, name: str) -> Any:
+            if any(name in words for words in api.UNNAMED.split()):
+                raise AttributeError(name)
+            return getattr(library, name)
+
+    library, heads = api._lib, with_heads(tmp_path / "heads.gguf", "step35")
+    monkeypatch.setattr(api, "_lib", Lacking())
+    assert find_heads(heads) is None
+    assert "this libllama does not export llama_set_embeddings_nextn" in caplog.text
+    reason = refusal(drafters.eagle3(tmp_path / "eagle3.gguf"), target)
+    assert "does not export" in str(reason)
+    assert "llama_model_target_layer_ids_n" in str(reason)
+    assert measure(target, CONFIG, Limits(1, 64, 0), 256) is None
 
 
 def test_a_header_answers_for_keys_that_are_absent_or_of_another_type(target: Path) -> None:

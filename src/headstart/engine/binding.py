@@ -118,17 +118,28 @@ def _library_of(function: str) -> ctypes.CDLL:
     return next((part for part in parts if hasattr(part, function)), _lib)
 
 
+def _exported(function: str) -> str | None:
+    """The name under which it is exported; None if it is not."""
+    library, names = _library_of(function), _FUNCTIONS[function][2]
+    return next((name for name in names if hasattr(library, name)), None)
+
+
+def why_not(words: str) -> str | None:
+    """Which functions whose names match this pattern libllama lacks; None if it has them all."""
+    names = [name for name in _FUNCTIONS if re.search(words, name) and not _exported(name)]
+    return f"this libllama does not export {', '.join(names)}" if names else None
+
+
 def __getattr__(name: str) -> Any:
     """Make a type, or bind a function."""
     found: Any = getattr(signatures, name, None)
     if name in STRUCTURES or name.endswith(("_callback", "_t")):
         found = type_of(name)
     elif name in _FUNCTIONS:
-        library, names = _library_of(name), _FUNCTIONS[name][2]
-        exported = next((one for one in names if hasattr(library, one)), None)
+        exported = _exported(name)
         if exported is None:
             raise ModelError(f"this libllama does not export {name}; {remedy()}")
-        found = library[exported]
+        found = _library_of(name)[exported]
         found.restype, *found.argtypes = arguments_of(name)
     if found is None:
         raise AttributeError(f"{name} is not bound; run scripts/make_binding.py")

@@ -17,6 +17,7 @@ import numpy as np
 
 from headstart.engine import hidden_states
 from headstart.engine.gguf_header import GgufHeader
+from headstart.engine.library import api
 from headstart.engine.parameters import Facts
 from headstart.types import LAST_STATE
 
@@ -85,6 +86,8 @@ def read_heads(path: Path) -> tuple[int, str]:
     count = header.number(f"{name}.nextn_predict_layers")
     if count and name not in HEAD_ARCHITECTURES:
         return 0, f"libllama does not compute the heads of {name} models"
+    if count and (reason := api.why_not("_nextn")):
+        return 0, reason
     # They rotate by one position only: libllama aborts where the model has several.
     if count and name == "glm4moe" and any(header.numbers(f"{name}.rope.dimension_sections")):
         words = "models with several positions a row"
@@ -165,6 +168,8 @@ def why_not(drafter: Drafter, target: Path, facts: Facts) -> str | None:
     check = _CHECKS.get(draft.architecture)
     if check is None:
         return f"{draft.architecture} models do not read hidden states"
+    if reason := api.why_not("_nextn|_layer_i"):
+        return reason
     sizes = draft.count(_TOKENS), whole.count(_TOKENS)
     if sizes[0] != sizes[1]:
         return f"its vocabulary has {sizes[0]} tokens and the target's {sizes[1]}"

@@ -113,8 +113,9 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
 
 
 def can_measure() -> bool:
-    """Whether `uses_of` supports the calling convention of this platform."""
-    return sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+    """Whether `uses_of` supports the calling convention of this platform, and libllama has it."""
+    is_known = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
+    return is_known and not api.why_not("llama_get_memory_breakdown")
 
 
 def uses_of(context: Any) -> Uses:
