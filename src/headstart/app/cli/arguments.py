@@ -75,10 +75,12 @@ class Arguments:
                 self._read_flag(*self._split(argument))
 
     def _split(self, argument: str) -> tuple[str, str | None]:
-        """Name and value of `--name=value`, or a name alone, as we spell it."""
+        """Name and value of `--name=value`, `-c4096` or a name alone, as we spell it."""
         name, has_value, value = argument.partition("=")
         if name.startswith("--"):
             name = name.replace("_", "-")
+        if not self._is_known(name) and (glued := re.fullmatch(r"(-[A-Za-z]+)([0-9]+)", argument)):
+            return glued[1], glued[2]
         return name, value if has_value else None
 
     def _is_known(self, name: str) -> bool:

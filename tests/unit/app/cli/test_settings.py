@@ -67,6 +67,7 @@ def test_nothing_given_is_the_default_config() -> None:
         (["-ngl", "99"], "engine", "gpu_layers", 99),
         (["-ngl", "all"], "engine", "gpu_layers", -1),
         (["-ngld", "auto"], "draft_engine", "draft_gpu_layers", -1),
+        (["-c4096"], "engine", "context", 4096),
         (["--ctx-size=4096"], "engine", "context", 4096),
         (["-fa"], "engine", "flash_attn", "on"),
         (["-fa", "off"], "engine", "flash_attn", "off"),
