@@ -108,6 +108,7 @@ def test_thoughts_may_be_left_in_the_content(client):
     message = ask(client, reasoning_format="none")["message"]
     assert message["content"] == "I wonder.</think>One moment."
     assert "reasoning_content" not in message
+    assert ask(client, reasoning_format="")["message"]["reasoning_content"] == "I wonder."
     bad = client.post(CHAT, json=ASKED | {"reasoning_format": "x"})
     assert "reasoning_format is 'x' but must be 'none', 'auto'" in error_of(bad, 400)
 

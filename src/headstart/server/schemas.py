@@ -222,7 +222,7 @@ class ChatBody(GenerationBody):
         None, description="several calls in one answer; default: if the template has them"
     )
     parse_tool_calls: bool = Field(True, description="false leaves calls in the content")
-    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy"] | None = Field(
+    reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy", ""] | None = Field(
         None, description="none leaves thoughts in the content; auto, deepseek"
     )
 
