@@ -119,8 +119,8 @@ def _content_forms(render: Render) -> tuple[bool, bool]:
 
 def _reads_system(render: Render) -> bool:
     system = _ReadDict(role="system", content="System message")
-    render({"messages": [system, {"role": "user", "content": "User message"}]})
-    return "content" in system.keys_read
+    text = render({"messages": [system, {"role": "user", "content": "User message"}]})
+    return "content" in system.keys_read and (text is None or "system message" in text.lower())
 
 
 def _keeps_thoughts(render: Render) -> bool:

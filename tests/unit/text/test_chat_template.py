@@ -52,6 +52,13 @@ def test_a_template_that_loses_every_message_is_noticed(source, shows):
     assert ChatTemplate(source, built_in=built_in_templates()).shows_messages is shows
 
 
+@pytest.mark.parametrize("name", sorted(built_in_templates()))
+def test_no_template_known_by_name_loses_the_system_message(name):
+    messages = [{"role": "system", "content": "probe-S"}, {"role": "user", "content": "probe-U"}]
+    text = ChatTemplate(name, built_in=built_in_templates()).render(messages)
+    assert -1 < text.find("probe-S") < text.find("probe-U")
+
+
 def test_a_template_by_hand_may_show_no_message_but_must_be_jinja(tmp_path):
     (tmp_path / "empty").touch()
     assert template_by_hand(ServerConfig(chat_template="llama9")) == "llama9"
