@@ -162,7 +162,7 @@ class Controller:
     def _read_models(self, record: StepRecord, step: Step) -> None:
         """What models took, and what their drafts saved: measured, against a step without them."""
         plan = record.plan
-        calls = [call for call in plan.calls if call.catch_up is not None]
+        calls = [call for call in plan.calls if call.allowances]
         if not calls:
             return
         base, rows = step.num_verify_base, max(record.num_computed, step.num_verify_base)

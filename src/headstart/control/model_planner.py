@@ -178,13 +178,20 @@ class ModelDraftPlanner:
         """
         drafter = self.drafters[call.speculator]
         plain = self._budget.plain_ms(step)
-        drafter.cost.observe(call, plain)
-        is_gapped = any(allowance.can_skip for _, allowance, _ in call.drafted)
+        is_gapped = any(allowance.can_skip for allowance in call.allowances)
         account = self._state(call.speculator, can_skip=is_gapped).probes
+        if call.catch_up is None or not (call.catch_up or call.drafted):  # it failed
+            if call.is_probe:  # which paid for one that does not
+                drafter.probes.savings -= call.milliseconds / plain
+                drafter.probes.reading = None
+            else:
+                account.settle(-call.milliseconds / plain)
+            return
+        drafter.cost.observe(call, plain)
         if call.is_probe:  # it was saved for
             account.settle(saved_ms / plain)
         else:
-            reading = (call.catch_up or 0) * drafter.cost.token(plain)
+            reading = call.catch_up * drafter.cost.token(plain)
             account.unpaid += reading / plain
             account.settle((saved_ms - call.milliseconds + reading) / plain)
         for index, allowance, draft in call.drafted:

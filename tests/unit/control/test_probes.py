@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -203,6 +204,31 @@ def test_a_model_that_lost_its_credit_and_became_good_drafts_again_in_the_same_r
             ran(controller, call, STEP, length if step >= 500 else 0)
             num_drafts += 1
     assert num_drafts > 1000
+
+
+@pytest.mark.parametrize("catch_up", [None, 0], ids=["raises", "reads nothing"])
+@pytest.mark.parametrize("can_skip", [False, True])
+def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(
+    catch_up: int | None, can_skip: bool
+) -> None:
+    """One that raises is off until the request ends."""
+    controller, spent, num_steps = make_controller(), 0.0, 0
+    for number in range(200):
+        controller.begin(number, "")
+        slot = ModelSlot(number, 16, 600, recent=200 if can_skip else None)
+        for _ in range(100):
+            num_steps += 1
+            if not controller.wanted("model", [number]):
+                continue
+            (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
+            if allowance.max_tokens:
+                spent += 20.0 * PLAIN_MS
+                call = model_call([allowance], [None], 20.0 * PLAIN_MS)
+                ran(controller, replace(call, catch_up=catch_up), STEP, number=number)
+                if catch_up is None:
+                    break
+        controller.end(number, 100)
+    assert spent <= (3 * TRIAL_SHARE * num_steps + 2 * CREDIT + 3 * 20.0) * PLAIN_MS
 
 
 def test_what_is_read_for_a_request_may_be_earned_back_until_its_end() -> None:
