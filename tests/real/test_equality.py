@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.architectures import tiny_hybrid
 from tests.real.answers import (
     Result,
     Setting,
@@ -25,6 +27,7 @@ from headstart.engine.fit import Fitted
 from headstart.engine.footprint import HOST, REPACKED, Use, can_measure
 from headstart.engine.model import Model
 from headstart.scheduler.widths import WidthComparison
+from headstart.types.errors import ConfigError
 from headstart.types.request import RequestStats, SpeculativeParams
 from headstart.types.widths import WidthClasses
 
@@ -192,6 +195,19 @@ def test_weights_are_unpacked_where_kernels_for_repacked_ones_compute_one_row_ot
 
 
 @needs_measuring
+def test_a_hybrid_without_drafts_is_not_told_to_have_the_one_slot_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It has no snapshots then, and cannot take padding back."""
+    found = WidthClasses(((1,), tuple(range(2, 17))), (), 0.1)
+    monkeypatch.setattr(WidthComparison, "run", lambda *_: found)
+    models = Models(tiny_hybrid(tmp_path / "hybrid.gguf"), None, is_demo=False)
+    assert open_setting(Setting("auto", 4, 1), models).engine.max_rollback
+    with pytest.raises(ConfigError, match="drop the flag, or leave out --spec off") as error:
+        open_setting(Setting("off", 4, 1), models)
+    assert "--parallel" not in str(error.value)
+
+
 def test_weights_that_are_not_repacked_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a card, nothing is; then one row is padded to eight at once."""
     found = WidthClasses(((1,), (8, 12, 16)), (), 0.1)

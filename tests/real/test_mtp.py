@@ -41,6 +41,13 @@ def test_heads_are_found_in_the_model_or_beside_it_or_where_they_are_named(tmp_p
     assert types_of(trunk) == ["suffix", "mtp"]
 
 
+def test_a_file_of_heads_is_not_used_where_drafts_are_off(tmp_path: Path) -> None:
+    trunk = with_heads(tmp_path / "trunk.gguf", "step35", 0)
+    models = Models(trunk, only_heads(tmp_path / "heads.gguf", "step35", 1), is_demo=False)
+    off = replace(config_of(), speculation=SpeculationConfig(spec="off", spec_state="none"))
+    assert not build_scheduler(off, models)[0].drafting.speculators
+
+
 def test_no_mtp_leaves_the_weights_of_the_heads_unloaded(tmp_path: Path) -> None:
     path = with_heads(tmp_path / "a.gguf", "step35", 2)
     if not can_measure():

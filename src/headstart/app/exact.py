@@ -46,8 +46,13 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
     if is_repacked:
         log.info("exact: one row agrees with too few (%s); loading weights unpacked", classes)
         return None
+    ways = ["drop the flag"]
+    if engine.num_sequences > 1:
+        ways.append("start with --parallel 1")
+    if not engine.max_padding:
+        ways.append("leave out --spec off: what takes drafts back takes padding back")
     raise ConfigError(
         "--exact is not possible with this model on this machine: the numbers of rows that agree "
-        f"are {classes}, and its cache can take back {engine.max_padding} rows; drop the flag, or "
-        "start with --parallel 1"
+        f"are {classes}, and its cache can take back {engine.max_padding} rows; "
+        + ", or ".join(ways)
     )

@@ -187,8 +187,9 @@ def choose_speculators(config: Config, models: Models) -> Models:
         drafter = read_drafter(draft)
     elif wants_heads(config):
         drafter = find_heads(target)
-    if drafter and drafter.speculator == WITH_HEADS:
-        if not wants_heads(config):
+    types = wanted_types(config.speculation, drafter.speculator if drafter else None)
+    if drafter and drafter.speculator == WITH_HEADS and types:
+        if not config.engine.mtp:
             raise ConfigError(
                 f"{draft} has multi-token heads and nothing else, and they are left out here; "
                 "drop --no-mtp, or leave out --draft-model"
@@ -198,7 +199,6 @@ def choose_speculators(config: Config, models: Models) -> Models:
                 f"the multi-token heads in {drafter.path} cannot draft for {target.name}: "
                 f"{reason}; or start with --no-mtp"
             )
-    types = wanted_types(config.speculation, drafter.speculator if drafter else None)
     if only_embeds(config, target):
         types = ()
     is_used = drafter is not None and any(uses_file(name) for name in types)
