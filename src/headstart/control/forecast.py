@@ -70,7 +70,7 @@ class Profile:
         """Chances of going on and of being kept, by limit and place; `prior` where little is
         known.
         """
-        came, passed = (np.reshape(counts, (-1, 2, 2)) for counts in (self._came, self._passed))
+        came, passed = np.array((self._came, self._passed)).reshape(2, -1, 2, 2)
         rates: Array = (passed + WEIGHT * prior) / (came + WEIGHT)
         return rates
 
@@ -122,10 +122,11 @@ class DraftHistory:
 
         Where nothing else is known, a higher limit drops worse tokens first.
         """
-        going_on, kept = 1.0 - 0.5 * LIMITS, acceptance * (1.0 - 0.3 * LIMITS**2)
-        everyone = self._profile.rates(np.stack((going_on, kept), axis=-1)[:, None, :])
+        prior = np.empty((len(LIMITS), 1, 2))
+        prior[:, 0, 0], prior[:, 0, 1] = 1.0 - 0.5 * LIMITS, acceptance * (1.0 - 0.3 * LIMITS**2)
+        everyone = self._profile.rates(prior)
         requests = map(self.requests.get, numbers)
-        return np.stack([everyone if one is None else one.rates(everyone) for one in requests])
+        return np.array([everyone if one is None else one.rates(everyone) for one in requests])
 
 
 class Forecast(NamedTuple):
@@ -143,7 +144,8 @@ def forecast(rates: Array, lengths: NDArray[np.int64]) -> Forecast:
         rates: as `DraftHistory.rates`.
         lengths: by request and length.
     """
-    first, later = np.moveaxis(np.minimum(rates, 1.0 - 1e-9), 2, 0)[..., None]
+    rates = np.minimum(rates, 1.0 - 1e-9)[..., None]
+    first, later = rates[:, :, 0], rates[:, :, 1]
     lengths = lengths[:, None, None, :]
     # geometric series
     sums = first * (1.0 - later**lengths) / (1.0 - later)

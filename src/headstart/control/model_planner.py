@@ -259,16 +259,14 @@ class ModelDraftPlanner:
         worth = factor * tokens - to_beat
         # by number of slots, limit and length, in each limit's order of slots
         order = np.argsort(-worth.max(axis=2), axis=0, kind="stable")
-        worth, rows, busy = (
-            np.take_along_axis(one, order[:, :, None], axis=0)
-            for one in (worth, rows, rounds / LENGTHS)
-        )
+        each = np.array((worth, rows, rounds / LENGTHS))
+        worth, rows, busy = each[:, order, np.arange(len(LIMITS))]
         rows = num_even * np.maximum.accumulate(rows) if num_even else rows.cumsum(axis=0)
         round_ms = np.array([cost.round(n, plain) for n in range(1, num + 1)])[:, None, None]
         draft_ms = round_ms * LENGTHS * (1.0 - (1.0 - busy).cumprod(axis=0))
         most_rows = base + min(step.max_draft_rows, (num_even or num) * max(most))
         curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
-        step_ms = np.interp(base + rows, range(len(curve)), curve) - curve[base]
+        step_ms = np.interp(base + rows, np.arange(len(curve)), curve) - curve[base]
         values = worth.cumsum(axis=0) - rate * (draft_ms + step_ms)
         n, limit, length = np.unravel_index(values.argmax(), values.shape)
         if (value := float(values[n, limit, length])) <= 0.0:
