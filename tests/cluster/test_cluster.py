@@ -265,7 +265,8 @@ def test_a_killed_replica_ends_its_own_streams_only_and_is_replaced(cluster: Clu
 def test_scaling_down_loses_no_token_and_what_was_learned_stays(cluster: Cluster) -> None:
     wait_for(cluster.reaches_all, "the gateway knows the replica that was started last")
     streams = Streams(cluster, 4)
-    assert min(cluster.busy().values()) >= 1
+    # replicas report every quarter of a second what runs
+    wait_for(lambda: min(cluster.busy().values()) >= 1, "both replicas report their streams")
     cluster.apply(replace(OPTIONS, min_replicas=1, max_replicas=2))
     wait_for(lambda: len(cluster.replicas()) == 1, "Ray stops one replica")
     assert streams.end() == (4, [])
