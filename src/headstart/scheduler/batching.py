@@ -10,7 +10,7 @@ from headstart.types import Engine
 
 
 def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[int]:
-    """Bound each answer's draft; returns those that may have one, of the others it says why not.
+    """Bound each answer's draft; returns those that may have one, and notes why others may not.
 
     Bounded by what it may still emit (the step adds one token of its own), by its context, by
     what the cache can roll back, by a fair share of the batch's rows and outputs, and by what the
@@ -74,7 +74,7 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
 
 
 def prompt_rows(num_others: int, wanted: int, tile: int) -> int:
-    """Prompt rows beside so many others: near what is wanted, so that the step is whole tiles.
+    """Prompt rows beside so many others: close to `wanted`, so that the step has whole tiles.
 
     The last tile of a step takes as long with one row as with all.
     """

@@ -3,8 +3,8 @@
 A context shift makes room for a text that is longer than the context. Cache reuse takes pieces of a
 kept prompt for a new one in which they stand further in front. In both cases the cells that moved
 were computed behind other tokens than those that now stand before them: an approximation, which
-only those get who asked for it (`Cells.num_exact`). Where a cache cannot be moved, what is
-left of a text is read again.
+only requests get that ask for it (`Cells.num_exact`). Where a cache cannot be moved, what is left
+of a text is read again.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ class Copies:
         self._until = inf  # when the copies of this step end
 
     def begin_step(self, *, is_alone: bool) -> None:
-        """Copies have their time again, or as much as they take where no request runs."""
+        """Copies get their time again, without a limit where no request runs."""
         self._until = inf if is_alone else self._clock() + STEP_SECONDS
 
     @property
@@ -38,8 +38,8 @@ class Copies:
         return self._until == inf or self._clock() < self._until
 
     def save(self, cells: Cells) -> tuple[StoredBlock, ...]:
-        """What idle cells hold, or its beginning if the step has no more time. Blocks that main
-        memory has of a text that begins alike are not copied again.
+        """Copy what idle cells hold, or its beginning if the step has no time left. Blocks that
+        main memory has of a text that begins alike are not copied again.
 
         Raises:
             EngineError, MemoryError: they cannot be copied.

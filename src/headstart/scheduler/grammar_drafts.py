@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from headstart.sampling.grammar.state import GrammarState, Lookahead
 
-GRAMMAR = "grammar"  # whose drafts the forced tokens are
+GRAMMAR = "grammar"  # the name under which forced tokens are drafted
 
 
 def constrained_name(speculator: str) -> str:

@@ -72,7 +72,7 @@ class GuardedSpeculator:
             for draft, (seq_id, limit) in zip(drafts, asked, strict=True):
                 try:
                     checked.append(self._cut(draft, limit))
-                except Exception as error:  # it costs its own sequence the speculator, no other
+                except Exception as error:  # only this sequence loses the speculator
                     self._fail("propose", [seq_id], explained(draft, error))
                     checked.append(_FAILED_DRAFT)
         except (Exception, SystemExit) as error:

@@ -1,9 +1,9 @@
-"""The target's engine, where speculators read its hidden states: they hear of every row that it
-decodes and of everything that happens to its sequences.
+"""The target's engine for speculators that read its hidden states: they are told of every row that
+it decodes and of every change of its sequences.
 
 So what they keep can follow the target's cache: shared prefixes, prompts in main memory,
 checkpoints and preemptions cost no acceptance. Without such a speculator the scheduler uses the
-engine itself, and nobody pays for any of this.
+engine itself, at no cost.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from headstart.types.media import PLACEHOLDER
 
 
 def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine:
-    """The engine, with those speculators told of all that it does that read its states.
+    """The engine, wrapped if some of the speculators read its states, so that they are told.
 
     Raises:
         ModelError: the engine cannot show the states that they read.
@@ -109,7 +109,7 @@ class ObservedEngine:
             self._tell_length(seq_id, 0)
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
-        """What readers had is restored by their own `restore_sequence`."""
+        """Restore the target's part; readers restore theirs in their own `restore_sequence`."""
         self._tell_length(seq_id, 0)
         return self._engine.restore_sequence(seq_id, data)
 

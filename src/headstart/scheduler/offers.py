@@ -27,8 +27,8 @@ def askable(
 ) -> list[int]:
     """The answers that this speculator may draft for.
 
-    found: by answer, who made the draft that there is, or drafts. With lengths set by hand, the
-    first in the order of `--spec-type` that has a draft wins.
+    found: by answer, the speculators that made its draft, or that have one. With lengths set by
+    hand, the first in the order of `--spec-type` that has a draft wins.
     """
     name, may_draft = speculator.name, list[int]()
     for index in indices:

@@ -1,19 +1,20 @@
 """How many prompt rows a step has, of which prompts.
 
-Those who generate wait for them, so they are as many as the time of a step allows, judged by what
-the last ones took: attention makes each row of a long prompt dearer than the one before.
+Requests that generate wait for these rows, so there are as many as the time limit of a step allows.
+The time is estimated from the last steps, because attention makes each row of a long prompt dearer
+than the one before.
 
-Tenants share the rows by weight: first comes the one whose prompts had fewest, of those that had as
-many the one that asks for least. A tenant that comes is taken to have had as many as the one that
-had fewest. Source: Sheng et al. 2024, "Fairness in serving large language models", OSDI,
+Tenants share the rows by weight: first comes the tenant whose prompts had fewest so far, of equals
+the one that asks for least. A new tenant counts as having had as many as the one with the fewest.
+Source: Sheng et al. 2024, "Fairness in serving large language models", OSDI,
 https://arxiv.org/abs/2401.00588
 
 Of a tenant's prompts the shortest come first, so that a short one is not held up by a long one.
-Half of its rows go to the prompt that waits longest, so that a stream of short ones does not hold
-it up for ever: not in each step, but in steps of its own, several in a row. For tokens that are
-read one after the other get neighbouring cells. A processor's attention skips tiles of cells of
-which a row sees none (`Engine.attention_tile`); where two prompts take turns with every 64 rows,
-each also looks at the cells of the other.
+Half of its rows go to the prompt that has waited longest, so that a stream of short ones does not
+hold it up for ever: not half of each step, but several steps in a row of its own. Tokens that are
+read one after the other get neighbouring cells, and a processor's attention skips tiles of cells of
+which a row sees none (`Engine.attention_tile`): if two prompts took turns with every 64 rows, each
+would also compute the cells of the other.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class RequestCounts:
         self.by_speculator = defaultdict[str, SpeculationStats](SpeculationStats)
 
     def add(self, other: RequestCounts) -> None:
-        """Count another request's in."""
+        """Add the counts of another request."""
         self.num_steps += other.num_steps
         self.drafts.add(other.drafts)
         for name, stats in other.by_speculator.items():
@@ -135,14 +135,14 @@ class Counts:
 
 
 class Events:
-    """What clients are told: of one step after the other, each request's events in order."""
+    """What clients are told, step by step: each request's events in order."""
 
     def __init__(self, counts: Counts, counters: Counters) -> None:
         self._counts, self._counters = counts, counters
         self._events: list[Event | StepTokens] = []
 
     def add(self, event: Event) -> None:
-        """Tell this before what the next step says."""
+        """Send this event before those of the next step."""
         self._events.append(event)
 
     def take(self) -> list[Event | StepTokens]:
@@ -161,7 +161,7 @@ class Events:
         return rows
 
     def read(self, record: StepRecord) -> None:
-        """Tell the tokens of a step, then the requests that ended in it; add up its times."""
+        """Report the tokens of a step, then the requests that ended in it; add up its times."""
         plan, counters, grown = record.plan, self._counters, list[int]()
         if record.num_rows:
             counters.num_decodes += 1
@@ -250,7 +250,7 @@ def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDra
         (None,) * len(draft) if is_fixed else tuple(map(float, chances)),
         record.target_ms,
         record.draft_ms,
-        # control's name for a speculator says more behind a "+"
+        # control's name for a speculator may have a suffix such as "+gap"
         tuple(
             (offer.draft.speculator.partition("+")[0], tuple(offer.draft.tokens[:32]))
             for offer in offers

@@ -69,7 +69,7 @@ class StepPlan:
     price: Step | None = None  # the step as control priced it
 
     max_prompt_rows: int = 0
-    num_padding: int = 0  # rows that nobody needs
+    num_padding: int = 0  # rows without a token, because a wider step takes less time
     drafted: float = 0.0  # when the drafts were chosen
     launched: float = 0.0  # when the decode was under way and the last record read
     is_asynchronous: bool = False  # whether the device computed meanwhile

@@ -1,11 +1,12 @@
-"""Who takes part in a step: all, or answers and prompts in turn, or those of one set of adapters.
+"""Which sequences take part in a step: all, or answers and prompts in turn, or those of one set of
+adapters.
 
 On a GPU prompts are read beside the answers, because the weights are read from memory once for
-both. On a processor that saves little, and attention takes it away: it computes whole tiles of
-rows (`Engine.attention_tile`) and skips only cells that no row of a tile sees, so the rows of the
-answers have 60 rows of a prompt look at the cells of all answers. There the two take turns: each
-answer gets a token after every chunk, as it would beside it. Images always take turns with the
-rest, because libllama reads tokens or embeddings in a decode, not both.
+both. On a processor that saves little, and attention costs more than it saves: it computes whole
+tiles of rows (`Engine.attention_tile`) and skips only cells that no row of a tile sees, so in a
+tile with rows of answers 60 rows of a prompt compute the cells of all answers. There the two take
+turns: each answer gets a token after every chunk, as it would beside it. Images always take turns
+with the rest, because libllama reads either tokens or embeddings in one decode.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class Turns:
         num_unread = sum(one.num_pending for one in prompts if one.leader is None)
         if not num_unread or len(answers) + num_unread < self._tile:
             return False
-        # reading the weights twice would take longer than a tile that looks at all of these
+        # reading the weights twice would take longer than a tile that computes all of these cells
         return sum(one.num_decoded for one in answers) >= 256
 
 

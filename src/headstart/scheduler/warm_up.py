@@ -1,5 +1,5 @@
-"""Time some decodes while nobody asks for anything, so that control need not find out on the first
-texts what rows cost.
+"""Time some decodes while no request runs, so that control need not learn the cost of rows from the
+first texts.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ MOST_PADDING = 8  # rows beyond those that can have outputs: padding has none
 FILL = 128  # tokens put in the cache after the first round
 CHANGE_ROUNDS = 13
 
-Interrupted = Callable[[], bool]  # whether somebody asks for something
+Interrupted = Callable[[], bool]  # whether a request has come
 
 
 def never() -> bool:
-    """Nobody asks for anything."""
+    """No request comes."""
     return False
 
 
 class WarmUp:
-    """What a scheduler's steps of some widths cost, told to control.
+    """Tells control what steps of some widths cost.
 
     It gives way to every request and goes on later: a server that is started by its first request
     would never know otherwise. What slots hold stays where it is.
@@ -60,7 +60,7 @@ class WarmUp:
         self.is_done = self._knows_costs
 
     def go_on(self, is_interrupted: Interrupted = never) -> None:
-        """Time what is left to be timed, until somebody asks for something."""
+        """Time what is left to be timed, until a request comes."""
         timer = Timer(self._engine, self._clock, *self._unused())
         if self._knows_costs and self.compare is not None:
             self._compare_widths(timer, is_interrupted)
@@ -130,7 +130,7 @@ class DecodeTimes:
     """
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
-        """It takes little more than `seconds`."""
+        """Take little more than `seconds`."""
         self.samples: list[Sample] = []
         self._clock, self._seconds = clock, seconds
         self._turn, self._elapsed = 0, 0.0  # seconds
@@ -141,7 +141,7 @@ class DecodeTimes:
         return is_enough or self._turn >= MOST_ROUNDS * len(ROWS) or self._elapsed > self._seconds
 
     def go_on(self, timer: Timer, is_interrupted: Interrupted = never) -> None:
-        """Time decodes until all are, or somebody asks for something."""
+        """Time decodes until all are timed, or a request comes."""
         started, before = self._clock(), self._elapsed
         timer.decode(REFERENCE_ROWS)
         decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds

@@ -49,7 +49,7 @@ class WidthComparison:
         cuts: bool = False,
         num_rows: int = _ROWS,
     ) -> None:
-        """Compare on sequences that hold nothing; several, with following ids, tell of neighbours.
+        """Compare on empty sequences; several, with consecutive ids, show the effect of neighbours.
 
         With `cuts` a sequence is cut before it is decoded again, not restored: quicker, but a fault
         in cutting would look like a kernel's.
@@ -121,7 +121,7 @@ class WidthComparison:
         return logits
 
     def _measure(self, logits: Logits, start: int) -> None:
-        """Remember the first width's rows, and how far others are from them."""
+        """Keep the first width's rows, and how much others differ from them."""
         if start == 0 and self._first is None:
             self._first = np.full((_ROWS, logits.shape[1]), np.nan, np.float32)
         first = self._first
@@ -161,7 +161,7 @@ class WidthComparison:
 
 
 def change_by_order(engine: Engine, own: int, other: int, length: int = SHORT) -> float:
-    """Most that a logit changes if half a text lies in cells that another sequence left.
+    """Largest change of a logit if half of a text lies in cells that another sequence left.
 
     Attention adds in the order of the cells. Both sequences must be empty, and are again.
     """
@@ -218,7 +218,7 @@ def _refine(before: WidthClasses | None, found: dict[int, _Found], change: float
     old = {n: i for i, one in enumerate(before.classes) for n in one} if before else {}
     mixed = set(before.mixed if before else ())
     mixed |= {n for n, one in found.items() if one.others != {one.rows[0]}}
-    # a class of its own where rows alike differ, another matter where only strangers do
+    # a class of its own where equal rows differ; rows beside other sequences are judged apart
     is_alone = any(
         one.strangers - {one.rows[0]} for n, one in found.items() if n not in mixed
     ) or bool(before and before.is_alone)
