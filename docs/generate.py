@@ -13,18 +13,15 @@ import re
 from collections.abc import Iterable
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
-from headstart.app.cli import devices, generate, llama_server, router, verify
+from headstart.app.cli import llama_server, router
 from headstart.app.cli.settings import Setting, all_settings
-from headstart.extras.bench import command as bench
-from headstart.extras.bench import tune
 from headstart.extras.bench.comparison import Score, best_other
 from headstart.extras.cluster import command as cluster
-from headstart.extras.distill import command as distill
-from headstart.extras.rpc import build, worker
 from headstart.gateway.router.metrics import METRICS as ROUTER_METRICS
 from headstart.server.errors import ANSWERS
-from headstart.server.metrics import METRICS
+from headstart.server.metrics import METRICS, Metric
 from headstart.types import errors
 
 FOLDER = Path(__file__).parent
@@ -65,18 +62,22 @@ def with_speeds(path: Path) -> str:
 
 
 def flags_page() -> str:
-    """Every flag with its spellings, environment name, default and meaning."""
+    """Every flag of a server with its spellings, meaning and default."""
     lines = [
         "# Flags",
         NOTE,
+        "",
+        "The flags of `headstart serve` and `headstart router`, most of which the other commands "
+        "take too. What only one of those has",
+        "is in its `--help`.",
         "",
         "A flag beats its environment variable (`HEADSTART_DRAFT_MAX` for `--draft-max`), which "
         "beats the config file",
         "(`--config FILE` or `HEADSTART_CONFIG`: TOML, keys as in the variables without "
         "`HEADSTART_`, in small letters), which",
-        "beats the default. `headstart serve --print-config` shows every value and where it came "
-        "from. A flag that is on or off",
-        "has a `--no-` form.",
+        "beats the default, here in brackets. `headstart serve --print-config` shows every value "
+        "and where it came from. A flag",
+        "that is on or off has a `--no-` form.",
         "",
         "`HEADSTART_CACHE` is the folder for what the server learns (default: "
         "`~/.cache/headstart`). Any other `HEADSTART_` name is",
@@ -86,7 +87,7 @@ def flags_page() -> str:
     titles = groupby(all_settings(), lambda one: one.title)
     for title, members in titles:
         lines += ["", f"## {title}", "", *_flag_table(members)]
-    for module in (generate, verify, bench, tune, distill, router, cluster, devices, worker, build):
+    for module in (router, cluster):
         own = [one for one in module.COMMAND.settings() if not one.part]
         lines += ["", f"## Only `headstart {module.COMMAND.name}`", "", *_flag_table(own)]
     return _page(lines)
@@ -98,100 +99,86 @@ TABLES = "<!-- From here on made by docs/generate.py; do not edit. -->"
 def llama_server_page() -> str:
     """What is written by hand, then what becomes of each flag of llama-server."""
     by_hand = (FOLDER / "from-llama-server.md").read_text("utf-8").partition(TABLES)[0]
-    settings = {name: one for one in all_settings() for name in one.spellings}
-    works: list[tuple[str, ...]] = []
-    accepted: list[tuple[str, ...]] = []
-    refused: list[tuple[str, ...]] = []
+    settings = {name for one in all_settings() for name in one.spellings}
+    # kind of verdict -> text -> flags
+    rows: dict[str, dict[str, list[str]]] = {"sets": {}, "accepted": {}, "refused": {}}
     for flag in llama_server.flags():
-        names = ", ".join(f"`{name}`" for name in (*flag.names, *flag.negatives))
-        variable = f"`{flag.environment}`" if flag.environment else ""
-        setting = next((settings[name] for name in flag.names if name in settings), None)
-        if setting is not None:
-            if setting.flag not in flag.names:
-                works.append((names, variable, f"`{setting.flag}`"))
+        if settings.intersection(flag.names):
             continue
+        texts: dict[str, list[str]] = {}
         for verdict in flag.verdicts:
             values = f"{' or '.join(f'`{v}`' for v in verdict.values)}: " if verdict.values else ""
-            if verdict.kind == "sets":
-                same = " ".join(f"`{name}={value}`" for name, value in verdict.settings.items())
-                works.append((names, variable, f"{values}as {same}"))
-            else:
-                rows = accepted if verdict.kind == "accepted" else refused
-                rows.append((names, variable, values + verdict.text))
-    heading = ("flag", "variable")
-    lines = [TABLES, "", "## Flags with another name or form", ""]
-    lines += ["All flags that are not in these tables work as they are, and so do their variables."]
-    lines += ["", *_table((*heading, "here ([flags.md](flags.md))"), works)]
-    lines += ["", "## Flags that are accepted and change nothing", ""]
-    lines += _table((*heading, "because"), _merged(accepted))
-    lines += ["", "## Flags that are refused", ""]
-    lines += _table((*heading, "why, and what to do"), _merged(refused))
+            same = " ".join(f"`{name}={value}`" for name, value in verdict.settings.items())
+            texts.setdefault(verdict.kind, []).append(values + (same or verdict.text))
+        names = ", ".join(f"`{name}`" for name in (*flag.names, *flag.negatives))
+        for kind, said in texts.items():
+            rows[kind].setdefault("; ".join(said), []).append(names)
+
+    def table(kind: str, heading: str) -> list[str]:
+        cells = [("; ".join(names), text) for text, names in rows[kind].items()]
+        return ["", *_table(("flag", heading), cells), ""]
+
+    lines = [
+        TABLES,
+        "",
+        "## Flags",
+        "",
+        "All flags that are not in these tables work as they are, in every spelling "
+        "([flags.md](flags.md)). A flag's variable is",
+        "treated as the flag. These stand for settings:",
+        *table("sets", "sets"),
+        "These are accepted and change nothing:",
+        *table("accepted", "because"),
+        "These are refused:",
+        *table("refused", "why, and what to do")[:-1],
+    ]
     return by_hand + _page(lines)
 
 
-def _merged(rows: Iterable[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """One row for all flags with the same text."""
-    by_text: dict[str, list[tuple[str, str]]] = {}
-    for names, variable, text in rows:
-        by_text.setdefault(text, []).append((names, variable))
-    return [
-        ("; ".join(n for n, _ in flags), ", ".join(v for _, v in flags if v), text)
-        for text, flags in by_text.items()
-    ]
-
-
 def _flag_table(settings: Iterable[Setting]) -> list[str]:
-    rows: dict[tuple[str, str], list[str]] = {}  # flags with one default and meaning share a row
+    rows: dict[str, list[str]] = {}  # flags with one meaning and default share a row
     for setting in settings:
         spellings = ", ".join(f"`{name}`" for name in (setting.flag, *setting.aliases))
-        option = setting.option
-        values = f" ({', '.join(option.choices)})" if option.choices else ""
-        rows.setdefault((_shown(setting), option.help + values), []).append(spellings)
-    cells = [(", ".join(names), *shown) for shown, names in rows.items()]
-    return _table(("flag", "default", "meaning"), cells)
-
-
-def _shown(setting: Setting) -> str:
-    if setting.default is None:
-        return ""
-    return f"`{str(setting.default).lower() if setting.kind is bool else setting.default}`"
+        option, default = setting.option, setting.default
+        choices = () if setting.part == "draft_engine" else option.choices  # the target's
+        values = f" ({', '.join(choices)})" if choices else ""
+        if default not in (None, "") and "default" not in option.help.lower():
+            shown = ("on" if default else "off") if isinstance(default, bool) else default
+            values += f" [{shown}]"
+        rows.setdefault(option.help + values, []).append(spellings)
+    return _table(("flag", "meaning"), ((", ".join(names), text) for text, names in rows.items()))
 
 
 def metrics_page() -> str:
-    """Every metric of /metrics with its kind, labels and meaning."""
-    rows = [
-        (f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.help)
-        for one in METRICS
-    ]
+    """Every metric of /metrics with its labels and meaning."""
     intro = [
         "What `/metrics` reports. Names with `llamacpp:` are llama-server's, so its dashboards "
-        "work.",
+        "work. Names that end in `_total`, and",
+        "`llamacpp:n_tokens_max`, are counters, the others gauges.",
         "",
         "- Counts of tokens, seconds and requests move when a request ends, also by a cancel; one "
         "that fails adds to",
         "  `headstart_requests_failed_total` alone. Decodes, drafts and what a speculator counts "
         "move at every step.",
-        "- The gauges of speed are averages since the start; llama-server's begin anew at every "
-        "scrape. For the speed",
-        "  of the last minutes divide two counters:",
+        "- The two gauges of speed are averages since anybody last read `/metrics`, as at "
+        "llama-server. For the speed of the last",
+        "  minutes divide two counters:",
         "  `rate(llamacpp:tokens_predicted_total[5m]) / "
         "rate(llamacpp:tokens_predicted_seconds_total[5m])`.",
         "- All start from 0 when the engine process was restarted, but for "
         "`headstart_engine_restarts_total`.",
     ]
-    own = [
-        (f"`{one.name}`", one.kind, ", ".join(f"`{label}`" for label in one.labels), one.help)
-        for one in ROUTER_METRICS
-    ]
-    of_router = [
-        "## Of a router",
-        "",
-        "`/metrics` of a server of several models without `?model=`:",
-        "",
-    ]
-    columns = ("name", "kind", "labels", "meaning")
-    pages = [*_table(columns, rows), "", *of_router, *_table(columns, own)]
+    of_router = ["## Of a router", "", "With several models, `/metrics` without `?model=`:", ""]
+    pages = [*_metric_table(METRICS), "", *of_router, *_metric_table(ROUTER_METRICS)]
     return _page(["# Metrics", NOTE, "", *intro, "", *pages])
+
+
+def _metric_table(metrics: Iterable[Metric[Any]]) -> list[str]:
+    rows = []
+    for one in metrics:
+        labels = f"{{{','.join(one.labels)}}}" if one.labels else ""
+        rows.append((f"`{one.name}{labels}`", one.help))
+    return _table(("metric", "meaning"), rows)
 
 
 def errors_page() -> str:

@@ -69,14 +69,12 @@ class EngineConfig:
     rpc: str | None = option(
         None,
         "machines that compute part of the model: HOST:PORT of each `headstart rpc-worker`, "
-        "separated by commas; their devices are called RPC0, RPC1 ...",
+        "separated by commas; their devices are RPC0, RPC1 ...",
     )
     split_mode: str = option(
         "layer", "how to split the model over devices", choices=("none", "layer", "row", "tensor")
     )
-    main_gpu: int = option(
-        0, "index of the device, from 0, that holds the model with --split-mode none"
-    )
+    main_gpu: int = option(0, "index of the device that holds the model with --split-mode none")
     tensor_split: str | None = option(None, "share of the model per device, for instance 3,1")
     cache_type_k: str = option("f16", "type of the cached keys", choices=CACHE_TYPES)
     cache_type_v: str = option("f16", "type of the cached values", choices=CACHE_TYPES)
@@ -98,20 +96,19 @@ class EngineConfig:
     )
     swa_full: bool = option(
         False,
-        "keep the whole context in layers with a sliding window: takes several times the "
-        "memory, but a cached prompt can be continued at any position",
+        "keep the whole context in layers with a sliding window: several times the memory, but "
+        "a cached prompt can be continued at any position",
     )
     ctx_checkpoints: int = option(
         32,
-        "maximum checkpoints per slot where the cache cannot be cut at any position (recurrent "
-        "layers, sliding windows), so that an edited history is not processed again from the "
-        "start",
+        "maximum checkpoints per slot of models with recurrent layers or sliding windows, so that "
+        "an edited history is not processed again from the start",
         least=0,
     )
     fit: str = option(
         "on",
-        "choose what is not set (context size, layers on the GPU, experts on the CPU) so that "
-        "everything fits into free memory",
+        "choose what is not set of context size, layers on the GPU and experts on the CPU so that "
+        "all fits into free memory",
         choices=("on", "off"),
     )
     fit_target: int = option(1024, "MiB that --fit leaves free on each device", least=0)
@@ -193,15 +190,15 @@ class EngineConfig:
     )
     mtp: bool = option(
         True,
-        "load the model's multi-token heads, from its file or from one beside it (mtp-*, also "
-        "in --hf-repo), and draft with them where it pays",
+        "draft with the model's multi-token heads, from its file or from one beside it or in "
+        "--hf-repo (mtp-*)",
     )
     mmap: bool = option(True, "map the model file into memory instead of reading it")
     mlock: bool = option(False, "keep the model in RAM")
     exact: bool = option(
         False,
-        "the same text whatever is drafted and whoever else is served: decodes only as many rows "
-        "at once as were seen to give the same logits; each slot has a cache of its own",
+        "the same text with and without drafts and other requests, rounding included; slower, and "
+        "each slot has a cache of its own",
     )
 
     def __post_init__(self) -> None:
@@ -232,7 +229,7 @@ _OF_TARGET = {one.name: option_of(one) for one in fields(EngineConfig)}
 
 def _as_target(name: str, default: Any = None) -> Any:
     """A setting that the draft model has too: values, words and range are the target's."""
-    words = f"same as {flag_of(name)}, for the draft model"
+    words = f"{flag_of(name)} of the draft model"
     declared = replace(_OF_TARGET[name], help=words, aliases=(f"{flag_of(name)}-draft",))
     return field(default=default, metadata={"option": declared})
 
@@ -319,8 +316,8 @@ class ImageConfig:
     """Images in prompts."""
 
     mmproj: str | None = option(
-        None, "GGUF file of a projector, which lets the model read images or sounds; of a model "
-        "from the hub, the one in its repository is used",
+        None, "GGUF file of a projector, which lets the model read images or sounds; default: the "
+        "one in the model's repository on the hub",
     )  # fmt: skip
     mmproj_auto: bool = option(True, "use the projector in the model's repository on the hub")
     mmproj_offload: bool = option(True, "compute the projector on the GPU")

@@ -117,17 +117,17 @@ class ServerConfig:
     )
     tenant_slot_files_mb: int = option(
         102_400,
-        "MiB of one tenant's files in --slot-save-path from which on saves get 429",
+        "MiB of these files from which on saves get 429",
         least=0,
     )
     tenant_responses: int = option(
         1000,
-        "responses that /v1/responses keeps for one tenant, and four times that for all; then the "
-        "oldest are dropped",
+        "responses that /v1/responses keeps for one tenant, and four times as many for all; the "
+        "oldest make room",
         least=1,
     )
     tenant_responses_mb: int = option(
-        64, "MiB of JSON that these may have, and four times that for all", least=1
+        64, "MiB of JSON that these may have, and four times as many for all", least=1
     )
     log_level: str = option(
         "info", "how much to log", choices=("debug", "info", "warning", "error")
@@ -182,14 +182,13 @@ class ToolsConfig:
         "built-in tools that clients may run on this machine, separated by commas, or all: "
         "read_file, file_glob_search, grep_search, exec_shell_command, write_file, edit_file, "
         "get_info. Anyone who reaches the server can then read and write files and run programs "
-        "as its user (docs/security.md)",
+        "as its user",
     )
     tools_runtime: str | None = option(
         None,
-        "where the built-in tools run instead of on this machine: docker:IMAGE or podman:IMAGE "
-        "for a container that is started for all calls and removed at the end, "
-        "docker-container:ID or podman-container:ID for a running one, ssh:TARGET for another "
-        "host",
+        "where the built-in tools run instead of on this machine: in a container of their own "
+        "(docker:IMAGE, podman:IMAGE), in a running one (docker-container:ID, "
+        "podman-container:ID) or on another host (ssh:TARGET)",
     )
     mcp_servers_config: str | None = option(
         None,
@@ -200,8 +199,8 @@ class ToolsConfig:
     mcp_servers_json: str | None = option(None, "the same as text")
     ui_mcp_proxy: bool = option(
         False,
-        "forward requests of pages to any address (/cors-proxy), to reach MCP servers that do "
-        "not allow them. Anyone who reaches the server then reaches what it reaches",
+        "forward requests of pages to any address (/cors-proxy), for MCP servers that do not "
+        "allow pages. Anyone who reaches the server then reaches what it reaches",
     )
     agent: bool = option(False, "same as --tools all --ui-mcp-proxy")
 
@@ -212,8 +211,8 @@ class RecordingConfig:
 
     record_texts: str | None = option(
         None,
-        "folder in which prompts and answers are kept for headstart distill (docs/distill.md); "
-        "without API keys those of all requests but with 'store': false",
+        "folder in which prompts and answers are kept for headstart distill; without API keys "
+        "those of all requests but with 'store': false",
     )
     record_tenants: str | None = option(
         None,

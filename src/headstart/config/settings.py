@@ -49,9 +49,7 @@ class ModelConfig:
     hf_file: str | None = option(None, "file in --hf-repo, instead of choosing by quant")
     hf_token: str | None = option(None, "access token for the hub (also HF_TOKEN)", is_secret=True)
     offline: bool = option(False, "never use the network; take models from the cache only")
-    draft_model: str | None = option(
-        None, "GGUF file of a draft model, which is then used", "--model-draft"
-    )
+    draft_model: str | None = option(None, "GGUF file of a draft model", "--model-draft")
     draft_hf_repo: str | None = option(
         None, "draft model from the hub: user/repo[:quant]", "--hf-repo-draft"
     )
@@ -85,21 +83,20 @@ class SchedulerConfig:
     prefill_ms: float = option(
         100.0,
         "milliseconds that a step may take to process more prompt tokens than --prefill-chunk, "
-        "while other requests wait for their next token; judged by what the last steps took; five "
-        "times as many for the prompt of a tenant if those who wait have two more requests each",
+        "while other requests wait for their next token; five times as many where those belong to "
+        "tenants with at least two requests more than the prompt's",
         least=0,
     )
     checkpoint_min_step: int = option(
         1024,
-        "prompt tokens between two checkpoints (see --ctx-checkpoints); there is always one at "
-        "the end of the first and of the last message",
+        "prompt tokens between two checkpoints (see --ctx-checkpoints); the first and the last "
+        "message always end with one",
         least=1,
     )
     kv_unified: bool = option(
         True,
-        "each request may use the whole context that the slots share; off: only its slot's "
-        "share, so that no request waits for another's cells; off by default where both --context "
-        "and --parallel are given",
+        "let each request use the whole context that the slots share; off: only its slot's share. "
+        "Off by default where both --context and --parallel are given",
     )
     kv_unified_per_slot: int = option(
         0,
@@ -113,8 +110,8 @@ class SchedulerConfig:
     )
     cache_reuse: int = option(
         0,
-        "shortest piece of a cached prompt, in tokens, that is shifted to another position in a "
-        "new prompt; faster, but the answer may differ slightly; 0 shifts none",
+        "reuse pieces of a cached prompt, of at least so many tokens, at other positions of a new "
+        "prompt; faster, but the answer may differ slightly; 0: none",
         least=0,
     )
     context_shift: bool = option(
@@ -146,18 +143,18 @@ class SchedulerConfig:
     cache_idle_slots: bool = option(
         True,
         "when a request comes, move the prompts of idle slots to main memory (see --cache-ram), "
-        "so that attention covers fewer cells; on a CPU only",
+        "which makes steps faster; on a CPU only",
     )
     tenant_compile_seconds: int = option(
         120,
-        "seconds in ten minutes that constraints of one tenant may take to compile while other "
-        "tenants have some too; then they get 429",
+        "seconds in ten minutes that the constraints of one tenant may take to compile while "
+        "other tenants have some; then 429",
         least=1,
     )
     tenant_weights: str | None = option(
         None,
-        "shares of tenants where several want slots or prompts read: NAME=WEIGHT, separated by "
-        "commas, each name an API key or a tenant of --tenant-header; others have 1",
+        "shares of tenants in slots and prompt processing: NAME=WEIGHT, separated by commas; NAME "
+        "is an API key or a tenant of --tenant-header; others have 1",
         is_secret=True,
     )
 
@@ -225,8 +222,8 @@ class SpeculationConfig:
     )
     spec_state: str | None = option(
         None,
-        "file that keeps what control learned for the next start; none: keep nothing. Default: "
-        "in the cache directory",
+        "file that keeps what control learned for the next start, or none. Default: in the cache "
+        "directory",
     )
     options: Mapping[str, Mapping[str, Any]] = field(
         default_factory=dict

@@ -86,8 +86,9 @@ def recorded(message: dict[str, Any] | None) -> Any:
 
 @cache
 def differences_with_a_reason() -> dict[str, set[str]]:
-    """template -> kinds of answers, from the table in docs/tool_calls.md."""
-    text = (Path(__file__).parents[4] / "docs" / "tool_calls.md").read_text(encoding="utf-8")
+    """template -> kinds of answers, from the table in tests/templates."""
+    table = Path(__file__).parents[3] / "templates" / "differences.md"
+    text = table.read_text(encoding="utf-8")
     found: dict[str, set[str]] = {}
     for names, kinds in re.findall(r"^\| ([\w., -]+) \| ([\w, ]+) \| [^|]+ \|$", text, re.M):
         for name in names.split(", "):
