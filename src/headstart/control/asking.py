@@ -37,8 +37,9 @@ class AskingBudget:
 
     def sleeps(self, numbers: Sequence[int]) -> int:
         """Steps in which it is to be asked for none of these."""
-        gains = [self._gains.get(number, self.mean) for number in numbers]
-        if self.savings >= 0.0 or not self.slot_ms or max(gains) >= self.cost:
+        if self.savings >= 0.0 or not self.slot_ms:
+            return 0
+        if max([self._gains.get(number, self.mean) for number in numbers]) >= self.cost:
             return 0
         return ceil(-self.savings / (TRIAL_SHARE * self.slot_ms * len(numbers)))
 
@@ -60,7 +61,7 @@ class AskingBudget:
             self.mean += SLOW * (saved - self.mean)
             if gain < cost:
                 self.savings -= max(0.0, cost - saved)
-        self.wait(len(numbers))
+        self.savings += len(numbers) * TRIAL_SHARE * slot_ms
         self.savings = min(self.savings, MOST_TRIALS * cost)
 
     def took(self, milliseconds: float) -> None:

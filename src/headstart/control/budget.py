@@ -55,22 +55,18 @@ class Budget:
         """What is reached; never below 1."""
         return max(1.0, self._tokens / self._time)
 
-    def rate(self, step: Step) -> float:
+    def rate(self, step: Step, plain_ms: float) -> float:
         """Tokens per millisecond that a draft has to beat, margin included.
 
         A millisecond delays all who have a slot, and drafts repay only those who answer.
         """
-        delayed = 1.0 + step.num_reading / step.num_slots
-        return self.speedup * (1.0 + MARGIN) * delayed / self.slot_ms(step)
+        num_delayed = step.num_slots + step.num_reading
+        return self.speedup * (1.0 + MARGIN) * num_delayed / plain_ms
 
     def plain_ms(self, step: Step) -> float:
         """Milliseconds of a step without drafts."""
         curve = self._cost.curve(step.num_slots, step.context, can_fill=step.can_pad)
         return curve[step.num_slots]
-
-    def slot_ms(self, step: Step) -> float:
-        """The same per slot."""
-        return self.plain_ms(step) / step.num_slots
 
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
         """Index of the draft worth most to a slot, the first of equals; None if no draft has a
@@ -84,7 +80,7 @@ class Budget:
         base = step.num_verify_base
         rows = base + step.num_computed([longest])
         curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
-        price = self.rate(step) * (curve[rows] - curve[base]) / longest
+        price = self.rate(step, curve[step.num_slots]) * (curve[rows] - curve[base]) / longest
 
         def worth(index: int) -> tuple[float, float]:
             survival = survivals[index]
@@ -114,7 +110,8 @@ class Budget:
                 if length >= sequence.policy.n_min:
                     given[index], left = length, left - length
         num_fixed = sum(given)
-        is_bare = not num_fixed and self._is_plain_again(step)
+        speedup = self.speedup
+        is_bare = not num_fixed and self._is_plain_again(step, speedup)
         if not is_bare and any(survivals):
             free = [[] if i in fixed else own for i, own in enumerate(survivals)]
             shared = (self._evenly if step.is_even else self._by_rows)(free, given, left, step)
@@ -125,7 +122,7 @@ class Budget:
         curve = self._cost.curve(base + extra, step.context, can_fill=step.can_pad)
         extra_ms, num_given, gained = curve[base + extra] - curve[base], sum(given), 0.0
         if num_given > num_fixed:
-            token_ms = curve[step.num_slots] / step.num_slots / self.speedup
+            token_ms = curve[step.num_slots] / step.num_slots / speedup
             row_ms, plan.saved_ms = extra_ms / num_given, [0.0] * len(given)
             for index, length in enumerate(given):
                 if length:
@@ -140,17 +137,16 @@ class Budget:
         padding = 0 if is_bare else self._padding(rows, step)
         if rows + padding == step.num_slots:
             self._num_unseen = 0
-        self.graphs.plan(0 if step.is_mixed else rows + padding, step.num_slots)
         plan.lengths, plan.num_padding = given, padding
 
-    def _is_plain_again(self, step: Step) -> bool:
+    def _is_plain_again(self, step: Step, speedup: float) -> bool:
         """Whether this step has neither drafts nor padding, so that it is known what that takes."""
-        num_slots = step.num_slots
+        num_slots, lost = step.num_slots, 1.0 - 1.0 / speedup
         if step.is_mixed or self.graphs.held(num_slots):
             return False
-        width = self._cost.width(num_slots, step.context) if step.can_pad else num_slots
-        curve = self._cost.curve(width, step.context)
-        lost = curve[num_slots] / curve[width] - 1.0 / self.speedup
+        if step.can_pad:
+            bare_ms = self._cost.milliseconds(num_slots, step.context)
+            lost += bare_ms / self.plain_ms(step) - 1.0
         self._num_unseen += 1
         return self._num_unseen * TRIAL_SHARE > max(lost, MARGIN)
 
@@ -176,9 +172,12 @@ class Budget:
         base = step.num_base_rows + sum(given)
         curve: Sequence[float]
         curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
+        rate = self.rate(step, curve[step.num_slots])
         if step.can_pad:
             curve = self.graphs.curve(curve, step.num_slots)
-        values = _values(offers, curve, base, self.rate(step))
+        # expected tokens above the price of the best 0, 1, ... of the offers
+        totals = zip(accumulate(offers, initial=0.0), curve[base:], strict=False)
+        values = [tokens - rate * ms for tokens, ms in totals]
         num_rows = values.index(max(values))
         if len(survivals) == 1 or not num_rows:
             return [num_rows] * len(survivals)
@@ -206,7 +205,7 @@ class Budget:
         most = min(step.max_rows - num_slots, left) // num_slots
         longest = min(max(map(len, survivals)), most)
         curve = self._cost.curve(num_slots * (1 + max(least, longest)), step.context)
-        rate = self.rate(step)
+        rate = self.rate(step, curve[num_slots])
         gains = accumulate(map(sum, zip_longest(*survivals, fillvalue=0.0)), initial=0.0)
         values = [
             gain - rate * curve[num_slots * (1 + max(least, length))]
@@ -214,10 +213,3 @@ class Budget:
         ]
         best = values.index(max(values)) if values else 0
         return [sum([s > 0.0 for s in own[:best]]) for own in survivals]
-
-
-def _values(offers: Sequence[float], curve: Sequence[float], base: int, rate: float) -> list[float]:
-    """Expected tokens above the price of the best 0, 1, ... of the offers."""
-    totals = zip(accumulate(offers), curve[base + 1 :], strict=False)
-    plain = curve[base]
-    return [0.0, *[tokens - rate * (ms - plain) for tokens, ms in totals]]

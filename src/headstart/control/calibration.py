@@ -13,7 +13,7 @@ pseudo-counts), or on 0.1 + 0.8 score where scores are probabilities:
 A request whose text is unlike the average gets a shift b of the log-odds, odds' = odds e^b, from a
 one-dimensional extended Kalman filter (p = predicted, y = 1 if accepted):
 
-    V <- V + drift;   V <- V / (1 + V p (1 - p));   b <- pull b + V (y - p)
+    V <- V + drift;   V <- V / (1 + V p (1 - p));   b <- d b + V (y - p)
 
 Tokens differ, too: the brackets of a JSON form are sure, names are not. So each has odds of its
 own (`TokenOdds`), kept apart by namespace and never saved, because they tell a little of what texts
@@ -30,7 +30,7 @@ from itertools import repeat
 from math import exp
 from typing import Any, ClassVar
 
-from headstart.control.values import WEIGHT, Outcome
+from headstart.control.values import FADE, WEIGHT
 
 # of the score buckets: scores up to 1 are probabilities or shares, above 1 lengths or counts
 EDGES = (
@@ -41,9 +41,10 @@ EDGES = (
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
 MODEL_PRIOR = 0.75  # of a draft model: the user chose it, and its labels cost time
 FEW = 8.0  # labels; of a bucket after a start, because the texts are others
-FADE, TOKEN_FADE = 0.998, 0.97  # of a bucket's counts per label; of a token's
-SHIFT_VARIANCE, SHIFT_DRIFT, SHIFT_PULL = 0.6, 0.001, 0.998  # of a request's log-odds
+TOKEN_FADE = 0.97  # of a token's counts per label
+SHIFT_VARIANCE, SHIFT_DRIFT = 0.6, 0.001  # of a request's log-odds
 MAX_TOKENS, MAX_TOTAL = 4096, 131_072  # known of a speculator in a namespace; of all
+_NO_LABELS = (0.0, 0.0, 0.0, 1.0)  # what is known of a token never seen
 
 
 class LabelCounts:
@@ -108,7 +109,7 @@ class RequestBias:
             p = right / (1.0 - rate + right)
             variance += SHIFT_DRIFT
             variance /= 1.0 + variance * p * (1.0 - p)
-            shift = shift * SHIFT_PULL + variance * ((1.0 if i < num_matched else 0.0) - p)
+            shift = shift * FADE + variance * ((1.0 if i < num_matched else 0.0) - p)
             shift = -4.0 if shift < -4.0 else 4.0 if shift > 4.0 else shift
             odds = exp(shift)
         self.variance, self.shift, self.odds = variance, shift, odds
@@ -122,18 +123,15 @@ class TokenOdds:
 
         (m + 1) / (e + 1) * (n - e + 1) / (n - m + 1)
 
-    which is 1 without labels. Counts fade. Factors are read from `drafted` and `before`, where a
-    token never seen is missing.
+    which is 1 without labels. Counts fade.
     """
 
-    __slots__ = ("_before_counts", "_drafted_counts", "before", "drafted")
+    __slots__ = ("before", "drafted")
 
     def __init__(self) -> None:
-        self.drafted: dict[int, float] = {}
-        self.before: dict[int, float] = {}
-        # labels, accepted, expected
-        self._drafted_counts: dict[int, tuple[float, float, float]] = {}
-        self._before_counts: dict[int, tuple[float, float, float]] = {}
+        # labels, accepted, expected, and the factor
+        self.drafted: dict[int, tuple[float, float, float, float]] = {}
+        self.before: dict[int, tuple[float, float, float, float]] = {}
 
     def __len__(self) -> int:
         return len(self.drafted) + len(self.before)
@@ -150,26 +148,15 @@ class TokenOdds:
         """
         for i, rate in enumerate(rates):
             accepted, right = 1.0 if i < num_matched else 0.0, rate * odds
-            for token, factors, counts in (
-                (tokens[i + 1], self.drafted, self._drafted_counts),
-                (tokens[i], self.before, self._before_counts),
-            ):
-                expected = right / (1.0 - rate + right)
-                if (known := counts.get(token)) is None:
-                    n, m, e = 1.0, accepted, expected
-                    if len(counts) >= MAX_TOKENS:  # drop the half with the fewest labels
-                        for rare in sorted(counts, key=counts.__getitem__)[: MAX_TOKENS // 2]:
-                            del counts[rare], factors[rare]
-                else:
-                    n, m, e = known
-                    n, m, e = (
-                        n * TOKEN_FADE + 1.0,
-                        m * TOKEN_FADE + accepted,
-                        e * TOKEN_FADE + expected,
-                    )
-                counts[token] = (n, m, e)
+            for token, counts in ((tokens[i + 1], self.drafted), (tokens[i], self.before)):
+                n, m, e, _ = counts.get(token, _NO_LABELS)
+                if not n and len(counts) >= MAX_TOKENS:  # drop the half with the fewest labels
+                    for rare in sorted(counts, key=counts.__getitem__)[: MAX_TOKENS // 2]:
+                        del counts[rare]
+                n, m = n * TOKEN_FADE + 1.0, m * TOKEN_FADE + accepted
+                e = e * TOKEN_FADE + right / (1.0 - rate + right)
                 factor = (m + 1.0) / (e + 1.0) * (n - e + 1.0) / (n - m + 1.0)
-                factors[token] = factor
+                counts[token] = (n, m, e, factor)
                 right *= factor
 
 
@@ -211,24 +198,30 @@ class Calibration:
         drafted: Iterable[int] = tokens[1:] or repeat(-1)
         alive, survival = 1.0, list[float]()
         for rate, before, token in zip(table.rates(confidence), befores, drafted, strict=False):
-            right = rate * odds * by_before(before, 1.0) * by_drafted(token, 1.0)
+            factor = by_before(before, _NO_LABELS)[3] * by_drafted(token, _NO_LABELS)[3]
+            right = rate * odds * factor
             alive *= right / (1.0 - rate + right)
             survival.append(alive)
             if alive < 0.01:  # those behind are as good as never accepted
                 break
         return survival + [0.0] * (len(confidence) - len(survival))
 
-    def record(self, outcome: Outcome) -> None:
-        """Learn from a draft's labels. O(labels)."""
-        num_known, num_labelled = outcome.num_known, outcome.num_labelled
-        if num_labelled <= num_known:
-            return
-        table, bias, by_token = self._know(outcome.number, outcome.speculator)
-        confidence = outcome.confidence[num_known:num_labelled]
-        num_matched = outcome.num_matched - num_known
+    def record(
+        self,
+        number: int,
+        speculator: str,
+        confidence: Sequence[float],
+        num_matched: int,
+        tokens: Sequence[int] = (),
+    ) -> None:
+        """Learn from tokens of a draft, verified or only compared with the text that followed: the
+        first `num_matched` agreed, and the next, the last one if any, did not. O(tokens).
+
+        tokens: as of `survival`.
+        """
+        table, bias, by_token = self._know(number, speculator)
         rates = table.rates(confidence)
-        if outcome.tokens:
-            tokens = outcome.tokens[num_known : num_labelled + 1]
+        if tokens:
             by_token.learn(tokens, rates, bias.odds, num_matched)
         bias.learn(rates, num_matched)
         table.count(confidence, num_matched)

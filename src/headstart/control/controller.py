@@ -35,13 +35,11 @@ from headstart.control.labels import Labels
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.rollback import RollbackPrice
 from headstart.control.state import encode, read_state, restore, write_state
-from headstart.control.values import Allowance, Outcome, Step
+from headstart.control.values import Allowance, DraftCall, Step
 from headstart.types import DraftMode
 
 if TYPE_CHECKING:
     from headstart.scheduler.step import StepPlan, StepRecord
-
-MOST_ASLEEP = 64  # steps that are waited at once: other requests may come, and their wait be over
 
 
 class Controller:
@@ -50,7 +48,6 @@ class Controller:
     SAVED: ClassVar = ("_cost", "_calibration", "_budget", "_model_planner")
 
     def __init__(self) -> None:
-        self._trusted: set[str] = set()
         self._calibration = Calibration()
         self._cost = CostTable()
         self._budget = Budget(self._cost)
@@ -59,28 +56,13 @@ class Controller:
         self._asking: dict[str, AskingBudget] = {}  # by text speculator
         self._labels = Labels()
         self._running: set[int] = set()  # numbers of the requests
-        self._num_asleep = 0  # further steps in which nobody is asked for these requests
-        self._sleepers: list[int] = []
-
-    def trust_scores(self, speculator: str) -> None:
-        """This speculator's scores are probabilities, as a draft model's are: believe them until
-        counts say otherwise.
-        """
-        self._trusted.add(speculator)
-        self._calibration.trust_scores(speculator)
-
-    def survival(
-        self, speculator: str, confidence: Sequence[float], number: int, tokens: Sequence[int] = ()
-    ) -> list[float]:
-        """Probability that draft tokens 0..i are all accepted, for each i.
-
-        tokens: the one before the draft and the draft's; empty: not known.
-        """
-        return self._calibration.survival(speculator, confidence, number, tokens)
-
-    def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
-        """Index of the draft worth most to a slot; None if no draft has a token."""
-        return self._budget.best(survivals, step)
+        # steps in which nobody is asked for these requests: to come, and past
+        self._num_asleep, self._num_slept, self._sleepers = 0, 0, list[int]()
+        # what one instrument answers by itself
+        self.survival, self.label = self._calibration.survival, self._calibration.record
+        self.trust_scores = self._calibration.trust_scores
+        self.best, self.knows_costs = self._budget.best, self._cost.is_known
+        self.learn_draft_costs = self._model_planner.calibrate
 
     def sleeps(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
         """Whether no speculator is to be asked in this step, because none earned it for some time.
@@ -91,24 +73,24 @@ class Controller:
         numbers = [sequence.number for sequence in answers]
         if self._num_asleep and numbers == self._sleepers:
             self._num_asleep -= 1
+            self._num_slept += 1
             return True
-        self._num_asleep = 0
+        if self._num_slept:
+            for name in texts:
+                self._asking[name].wait(self._num_slept * len(self._sleepers))
+            for name in models:
+                self._model_planner.wait(name, self._num_slept)
+        self._num_asleep = self._num_slept = 0
         for one in answers:
             if one.policy.reason or one.policy.mode is not DraftMode.AUTO or one.text.legality:
                 return False
-        num_steps = MOST_ASLEEP
+        waits = [*map(self._model_planner.sleeps, models)]
         for name in texts:
             asking = self._asking.get(name)
-            num_steps = min(num_steps, asking.sleeps(numbers) if asking else 0)
-        for name in models:
-            num_steps = min(num_steps, self._model_planner.sleeps(name))
-        if num_steps < 1:
+            waits.append(asking.sleeps(numbers) if asking else 0)
+        if (num_steps := min(waits, default=1)) < 1:
             return False
-        for name in texts:
-            self._asking[name].wait(num_steps * len(numbers))
-        for name in models:
-            self._model_planner.wait(name, num_steps)
-        self._num_asleep, self._sleepers = num_steps - 1, numbers
+        self._num_asleep, self._num_slept, self._sleepers = num_steps - 1, 1, numbers
         return True
 
     def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
@@ -146,33 +128,34 @@ class Controller:
     def read(self, record: StepRecord) -> None:
         """Learn what a step took, and what became of every draft offered so far."""
         plan = record.plan
-        if plan.price is not None:
-            self._read_models(record, plan.price)
-            self._read_texts(plan, plan.price)
+        if plan.price is not None and plan.calls:
+            models = [call for call in plan.calls if call.allowances]
+            texts = [call for call in plan.calls if not call.allowances]
+            if models:
+                self._read_models(record, models, plan.price)
+            if texts and plan.asking_ms > 0.0:
+                self._read_texts(plan, texts, plan.price)
         for milliseconds in plan.copies_ms:
             self._rollback.observe(milliseconds)
         if record.num_rows:
             self._read_decode(record)
-        for outcome in self._labels.read(record):
-            self.label(outcome)
+        self._labels.read(record, self.label)
         for end in record.left:
             if end.sequence.number in self._running:
                 self.end(end.sequence.number, end.stats.num_emitted)
 
-    def _read_models(self, record: StepRecord, step: Step) -> None:
+    def _read_models(self, record: StepRecord, calls: Sequence[DraftCall], step: Step) -> None:
         """What models took, and what their drafts saved: measured, against a step without them."""
         plan = record.plan
-        calls = [call for call in plan.calls if call.allowances]
-        if not calls:
-            return
         base, rows = step.num_verify_base, max(record.num_computed, step.num_verify_base)
         curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
+        plain_ms = curve[step.num_slots]
         row_ms = (curve[rows] - curve[base]) / max(1, sum(plan.lengths))
         more_ms = 0.0  # that the step took than its rows should
         if record.is_exact:
             expected = curve[rows]
             more_ms = max(-0.5 * expected, min(0.5 * expected, record.cost_ms - expected))
-        token_ms = self._budget.slot_ms(step) / self._budget.speedup
+        token_ms = plain_ms / step.num_slots / self._budget.speedup
         numbers = [sequence.number for sequence in plan.sequences]
         for call in calls:
             name = call.speculator
@@ -187,21 +170,18 @@ class Controller:
                 # the text's would have had as many rows
                 saved_ms += num_right * token_ms - num_rows * row_ms
                 saved_ms -= max(0.0, to_beat * token_ms - num_rows * row_ms)
-            self._model_planner.observe(call, numbers, step, saved_ms)
+            self._model_planner.observe(call, numbers, plain_ms, saved_ms)
 
-    def _read_texts(self, plan: StepPlan, step: Step) -> None:
+    def _read_texts(self, plan: StepPlan, calls: Sequence[DraftCall], step: Step) -> None:
         """What text speculators took, and what asking them is expected to save."""
-        texts = [call for call in plan.calls if not call.allowances]
-        if not texts or plan.asking_ms <= 0.0:
-            return
         # what a speculator took is its own, the rest is shared: a slow one silences itself only
         num_asked, shared_ms = 0, plan.asking_ms
-        for call in texts:
+        for call in calls:
             num_asked += len(call.indices)
             shared_ms -= call.milliseconds
         shared_ms = max(0.0, shared_ms) / num_asked
-        slot_ms = self._budget.slot_ms(step)
-        for call in texts:
+        slot_ms = self._budget.plain_ms(step) / step.num_slots
+        for call in calls:
             name, numbers, saved = call.speculator, list[int](), list[float]()
             asking = self._asking.setdefault(name, AskingBudget())
             asking.took(shared_ms + call.milliseconds / len(call.indices))
@@ -216,8 +196,10 @@ class Controller:
 
     def _read_decode(self, record: StepRecord) -> None:
         rows, milliseconds = record.num_computed, record.cost_ms
-        graphs = self._budget.graphs
-        if graphs.decoded(rows):
+        graphs, num_slots = self._budget.graphs, record.plan.num_generating
+        if len(record.plan.num_rows) > num_slots:  # prompts were read
+            num_slots = 0
+        if graphs.change_ms and graphs.decoded(rows, num_slots):
             milliseconds = _without(milliseconds, graphs.change_ms)
         is_exact = record.is_exact or self._cost.is_empty
         if is_exact or milliseconds < self._cost.milliseconds(rows, record.context):
@@ -243,18 +225,6 @@ class Controller:
     def holds_width(self) -> bool:
         """Whether a step may be padded to the width of the last one."""
         return self._budget.graphs.change_ms > 0.0
-
-    def knows_costs(self, num_rows: int) -> bool:
-        """Whether decodes of up to `num_rows` rows were measured."""
-        return self._cost.is_known(num_rows)
-
-    def learn_draft_costs(self, speculator: str, round_ms: float, token_ms: float) -> None:
-        """What a draft model's rounds and reading a token take, before its first request."""
-        self._model_planner.calibrate(speculator, round_ms, token_ms)
-
-    def label(self, outcome: Outcome) -> None:
-        """More is known of a draft's fate; it need not have been verified."""
-        self._calibration.record(outcome)
 
     def begin(self, number: int, namespace: str) -> None:
         """A request begins; what its tokens teach is used in this namespace only."""
@@ -301,8 +271,9 @@ class Controller:
             return f"it lacks {error}: it is of another version of Headstart; control begins anew"
         for table in fresh._calibration.tables.values():
             table.loosen()
-        for speculator in self._trusted:
-            fresh.trust_scores(speculator)
+        for speculator, table in self._calibration.tables.items():
+            if table.is_probability:
+                fresh.trust_scores(speculator)
         self.__dict__.update(fresh.__dict__)
         return None
 

@@ -84,8 +84,9 @@ class CostTable:
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = 0
         self._weights = np.zeros(0)  # by rows, relative to the level, at no context
-        # by whether steps may be filled, and context; and the width that costs so much
-        self._curves: dict[tuple[bool, int], tuple[list[float], list[int]]] = {}
+        # by whether steps may be filled, and context
+        self._curves: dict[tuple[bool, int], list[float]] = {}
+        self._widths: dict[int, list[int]] = {}  # by context, those of the filled steps
 
     @property
     def is_empty(self) -> bool:
@@ -161,33 +162,30 @@ class CostTable:
 
         can_fill: a step may be made wider where that is cheaper: the cost of at least n rows.
         """
-        return self._curve(rows, context, can_fill=can_fill)[0]
-
-    def width(self, rows: int, context: int) -> int:
-        """The number of rows, at least `rows`, that a step should have: more where that was
-        measured to take clearly less time.
-        """
-        return self._curve(rows, context, can_fill=True)[1][rows]
-
-    def _curve(self, rows: int, context: int, *, can_fill: bool) -> tuple[list[float], list[int]]:
-        """What steps cost by rows, and the widths that cost that."""
         context = 64 * ((context + 32) // 64)  # so that not each has a curve of its own
         known = self._curves.get((can_fill, context))
-        if known is None or len(known[0]) <= rows:
+        if known is None or len(known) <= rows:
             rows = EACH * (max(rows, EACH) // EACH + 1)  # the next step may ask for more
             weights = self._read(rows)[:rows]
             array = weights + self._attention * context * np.arange(rows)
             beyond = LONGEST_DECODE + 1
             array[beyond:] = np.maximum(array[beyond - 1 : beyond], weights[beyond:])
-            curve = (exp(self._level) * array).tolist()  # item by item
-            widths = list(range(rows))
+            known = (exp(self._level) * array).tolist()  # item by item
             if can_fill:
-                widths[: EACH + 1] = self._widths(curve)
-                curve = [curve[width] for width in widths]
-            known = self._curves[can_fill, context] = curve, widths
+                widths = self._cheapest(known)
+                known[: EACH + 1] = [known[width] for width in widths]
+                self._widths[context] = widths
+            self._curves[can_fill, context] = known
         return known
 
-    def _widths(self, curve: Sequence[float]) -> list[int]:
+    def width(self, rows: int, context: int) -> int:
+        """The number of rows, at least `rows`, that a step should have: more where that was
+        measured to take clearly less time.
+        """
+        self.curve(rows, context, can_fill=True)
+        return rows if rows > EACH else self._widths[64 * ((context + 32) // 64)][rows]
+
+    def _cheapest(self, curve: Sequence[float]) -> list[int]:
         """By rows, up to EACH: the cheapest width that has them."""
         widths = list(range(EACH + 1))
         cheapest: int | None = None  # of the wider ones that are known

@@ -27,6 +27,8 @@ Array = NDArray[np.float64]
 
 LIMITS = np.array((0.0, 0.3, 0.5, 0.7, 0.85))
 FADE, REQUEST_FADE = 0.995, 0.9  # of a count per draft; of a request's, per step
+# chances by limit and kind, the second relative to acceptance
+_PRIOR = np.stack((1.0 - 0.5 * LIMITS, 1.0 - 0.3 * LIMITS**2), axis=1)[:, None, :]
 
 
 class Profile:
@@ -122,9 +124,7 @@ class DraftHistory:
 
         Where nothing else is known, a higher limit drops worse tokens first.
         """
-        prior = np.empty((len(LIMITS), 1, 2))
-        prior[:, 0, 0], prior[:, 0, 1] = 1.0 - 0.5 * LIMITS, acceptance * (1.0 - 0.3 * LIMITS**2)
-        everyone = self._profile.rates(prior)
+        everyone = self._profile.rates(_PRIOR * (1.0, acceptance))
         requests = map(self.requests.get, numbers)
         return np.array([everyone if one is None else one.rates(everyone) for one in requests])
 
@@ -146,8 +146,7 @@ def forecast(rates: Array, lengths: NDArray[np.int64]) -> Forecast:
     """
     rates = np.minimum(rates, 1.0 - 1e-9)[..., None]
     first, later = rates[:, :, 0], rates[:, :, 1]
-    lengths = lengths[:, None, None, :]
     # geometric series
-    sums = first * (1.0 - later**lengths) / (1.0 - later)
-    before = first[:, :, 0] * (1.0 - later[:, :, 0] ** (lengths[:, 0] - 1)) / (1.0 - later[:, :, 0])
+    sums = first * (1.0 - later ** lengths[:, None, None, :]) / (1.0 - later)
+    before = (sums - first)[:, :, 0] / np.maximum(later[:, :, 0], 1e-9)  # one token less
     return Forecast(sums[:, :, 1], sums[:, :, 0], 1.0 + before)

@@ -21,7 +21,7 @@ class GraphReuse:
 
     def __init__(self) -> None:
         self.change_ms = 0.0  # that a step takes longer whose shape is not the last one's
-        self._last = self._planned = (0, 0)  # rows, slots; no rows: with a prompt, or unknown
+        self._last = (0, 0)  # rows, slots; no slots: with a prompt
         self._rent = 0.0  # milliseconds since the last change
 
     def held(self, num_slots: int) -> int:
@@ -52,15 +52,12 @@ class GraphReuse:
         self._rent += rent
         return held
 
-    def plan(self, rows: int, num_slots: int) -> None:
-        """The next decode will have this shape; no rows: one that is not repeated."""
-        self._planned = (rows, num_slots)
-
-    def decoded(self, rows: int) -> bool:
-        """Note a decode; returns whether its graph differed from the last one's."""
-        shape = self._planned if self._planned[0] == rows else (0, 0)
-        is_changed = shape != self._last or not shape[0]
+    def decoded(self, rows: int, num_slots: int) -> bool:
+        """Note a decode, of no slots if it has prompt rows, which is not repeated; returns whether
+        its graph differed from the last one's.
+        """
+        is_changed = (rows, num_slots) != self._last or not num_slots
         if is_changed:
             self._rent = 0.0
-        self._last, self._planned = shape, (0, 0)
+        self._last = (rows, num_slots)
         return is_changed

@@ -6,7 +6,7 @@ confidence limits those are chosen that are worth most, nothing if none is worth
     expected accepted tokens - rate * (draft ms(slots, rounds) + ms(base + rows) - ms(base))
 
 `forecast` says what to expect; `rate` is the budget's, margin included. A model that leaves out the
-middle of long texts is planned like another model (its name has `GAP`), with less to read and
+middle of long texts is planned like another model (its name is `with_gap`), with less to read and
 drafts of its own kind. At most one drafts for a slot.
 
 A small share of the time pays for drafts that are not expected to pay (`probes`).
@@ -28,7 +28,6 @@ from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import LIMITS, DraftHistory, forecast
 from headstart.control.probes import PROBE_TOKENS, Probes, ProbeSlot
 from headstart.control.values import (
-    GAP,
     NO_ALLOWANCE,
     Allowance,
     DraftCall,
@@ -83,27 +82,16 @@ class ModelDraftPlanner:
         to exceed there; then the slot is the later one's. Where lengths are set by hand, the first
         is preferred.
         """
-        planned: dict[str, list[Allowance]] = {}
-        holders: dict[int, tuple[str, int]] = {}  # by number: who drafts, and where it is planned
+        chosen: dict[int, tuple[str, int, Allowance]] = {}  # by number: who drafts, for which slot
         gains: dict[int, float] = {}  # by number
-
-        def take(name: str, index: int, allowance: Allowance, gain: float) -> None:
-            number = asked[name][index].number
-            if (holder := holders.get(number)) is not None:
-                planned[holder[0]][holder[1]] = NO_ALLOWANCE
-            planned[name][index], holders[number] = allowance, (name, index)
-            gains[number] = gains.get(number, 0.0) + gain
-
         for name, slots in asked.items():
-            planned[name] = [NO_ALLOWANCE] * len(slots)
             by_hand, auto = False, list[int]()
             for index, slot in enumerate(slots):
                 if slot.fixed_confidence is None:
                     auto += [index] * (slot.max_tokens > 0)
                 else:
-                    by_hand = True
-                    if slot.number not in holders:
-                        take(name, index, Allowance(slot.max_tokens, slot.fixed_confidence), 0.0)
+                    by_hand, allowance = True, Allowance(slot.max_tokens, slot.fixed_confidence)
+                    chosen.setdefault(slot.number, (name, index, allowance))
             if not auto:
                 continue
             self._save(name, 1)
@@ -116,11 +104,13 @@ class ModelDraftPlanner:
                 able = [i for i in auto if slots[i].can_skip or not can_skip]
                 bid = self._bid(name, [slots[i] for i in able], step, gains, can_skip=can_skip)
                 for i in bid.slots:
-                    length = min(slots[able[i]].max_tokens, bid.length)
+                    slot = slots[able[i]]
+                    length = min(slot.max_tokens, bid.length)
                     allowance = Allowance(length, bid.min_confidence, can_skip)
-                    take(name, able[i], allowance, bid.value)
+                    chosen[slot.number] = name, able[i], allowance
+                    gains[slot.number] = gains.get(slot.number, 0.0) + bid.value
             drafter = self.drafters[name]
-            if any(allowance.max_tokens for allowance in planned[name]):
+            if any(holder == name for holder, *_ in chosen.values()):
                 drafter.probes.reading, drafter.num_refused = None, 0
             elif not by_hand:
                 probed = self._probe(drafter, [slots[i] for i in auto], step)
@@ -129,15 +119,18 @@ class ModelDraftPlanner:
                     drafter.probes.savings -= gains.get(slot.number, 0.0)  # taken from another
                     length = min(slot.max_tokens, PROBE_TOKENS)
                     allowance = Allowance(length, can_skip=slot.can_skip, is_probe=True)
-                    take(name, auto[probed], allowance, 0.0)
+                    chosen[slot.number] = name, auto[probed], allowance
                 if not any(slot.to_beat or slot.prefix < 1.0 for slot in slots):
                     drafter.num_refused += 1
                     drafter.rest = min(REST, drafter.num_refused // 8)
+        planned = {name: [NO_ALLOWANCE] * len(slots) for name, slots in asked.items()}
+        for name, index, allowance in chosen.values():
+            planned[name][index] = allowance
         for name, slots in asked.items():
             for slot, allowance in zip(slots, planned[name], strict=True):
                 if allowance is NO_ALLOWANCE:
-                    for can_skip in (False, True):
-                        self._state(name, can_skip=can_skip).history.skip(slot.number)
+                    for one in (name, with_gap(name)):
+                        self.drafters[one].history.skip(slot.number)
         return planned
 
     def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
@@ -162,24 +155,27 @@ class ModelDraftPlanner:
         self._save(speculator, num_steps)
 
     def _save(self, speculator: str, num_steps: int) -> None:
-        for can_skip in (False, True):
-            self._state(speculator, can_skip=can_skip).probes.save(num_steps)
+        for name in (speculator, with_gap(speculator)):
+            self.drafters[name].probes.save(num_steps)
 
     def begin(self) -> None:
         """A request begins: it may be one for which a model pays."""
         for drafter in self.drafters.values():
             drafter.rest = drafter.num_refused = 0
 
-    def observe(self, call: DraftCall, numbers: Sequence[int], step: Step, saved_ms: float) -> None:
+    def observe(
+        self, call: DraftCall, numbers: Sequence[int], plain: float, saved_ms: float
+    ) -> None:
         """Learn what a call cost, and from its drafts what the next ones will be like.
 
         numbers: of the requests, by answer.
+        plain: milliseconds of a step without drafts.
         saved_ms: time that its drafts were seen to save, the call's own not deducted.
         """
         drafter = self.drafters[call.speculator]
-        plain = self._budget.plain_ms(step)
+        gapped = with_gap(call.speculator)
         is_gapped = any(allowance.can_skip for allowance in call.allowances)
-        account = self._state(call.speculator, can_skip=is_gapped).probes
+        account = self.drafters[gapped].probes if is_gapped else drafter.probes
         if call.catch_up is None or not (call.catch_up or call.drafted):  # it failed
             if call.is_probe:  # which paid for one that does not
                 drafter.probes.savings -= call.milliseconds / plain
@@ -197,10 +193,10 @@ class ModelDraftPlanner:
         for index, allowance, draft in call.drafted:
             number = numbers[index]
             drafter.probes.called(number)
-            state = self._state(call.speculator, can_skip=allowance.can_skip)
-            name = with_gap(call.speculator) if allowance.can_skip else call.speculator
+            name = gapped if allowance.can_skip else call.speculator
             survival = self._calibration.survival(name, draft.confidence, number)
-            state.history.learn(number, draft.confidence, survival, allowance)
+            history = self.drafters[name].history
+            history.learn(number, draft.confidence, survival, allowance)
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
         """Prices of one slot, measured before the first request."""
@@ -224,7 +220,7 @@ class ModelDraftPlanner:
                 "catch_up_ms": drafter.cost.catch_up_ms,
             }
             for name, drafter in self.drafters.items()
-            if not name.endswith(GAP)
+            if not name.endswith(with_gap(""))
         }
 
     def _bid(
@@ -237,11 +233,15 @@ class ModelDraftPlanner:
         can_skip: bool,
     ) -> Bid:
         """What is worth most in these slots, above what others are expected to gain there."""
-        state, cost = self._state(speculator, can_skip=can_skip), self.drafters[speculator].cost
-        if not slots or step.max_draft_rows < 1 or state.probes.is_closed:
+        if not slots or step.max_draft_rows < 1:
+            return Bid()
+        name = with_gap(speculator) if can_skip else speculator
+        state, cost = self.drafters[name], self.drafters[speculator].cost
+        if state.probes.is_closed:
             return Bid()
         base, num_even = step.num_verify_base, step.num_slots if step.is_even else 0
-        plain, rate, num = self._budget.plain_ms(step), self._budget.rate(step), len(slots)
+        plain, num = self._budget.plain_ms(step), len(slots)
+        rate = self._budget.rate(step, plain)
         # by slot: what its draft has to earn, as such and for each token of what is read first
         to_beat, factor = np.empty((num, 1, 1)), np.empty((num, 1, 1))
         for i, slot in enumerate(slots):
@@ -252,7 +252,6 @@ class ModelDraftPlanner:
             to_beat[i] = slot.to_beat + gains.get(slot.number, 0.0) + behind + reading
             factor[i] = slot.prefix * (1.0 - reading)
         most = [min(slot.max_tokens, step.max_draft_rows) for slot in slots]
-        name = with_gap(speculator) if can_skip else speculator
         mean = self._calibration.tables[name].mean()
         rates = state.history.rates([slot.number for slot in slots], mean)
         tokens, rows, rounds = forecast(rates, np.minimum.outer(most, LENGTHS))
@@ -293,7 +292,3 @@ class ModelDraftPlanner:
             for slot in slots
         ]
         return drafter.probes.choose(probed, PROBE_TOKENS * round_price)
-
-    def _state(self, speculator: str, *, can_skip: bool) -> ModelState:
-        """What a model's drafts are like, with the middle of the text left out or not."""
-        return self.drafters[with_gap(speculator) if can_skip else speculator]

@@ -50,7 +50,7 @@ class RollbackPrice:
         assert self.copy_ms is not None
         base, num_slots = step.num_base_rows, step.num_slots
         curve = self._cost.curve(base + len(survival), step.context, can_fill=step.can_pad)
-        rate = self._budget.rate(step)
+        rate = self._budget.rate(step, curve[num_slots])
         lost = max(0.0, rate * curve[num_slots] / num_slots - 1.0)  # by a step without a draft
         worth, reached, price = list[float](), 1.0, rate * self.copy_ms
         for index, chance in enumerate(survival):

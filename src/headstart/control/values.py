@@ -18,13 +18,13 @@ MOST_TRIALS = 8.0  # times of asking, or of probing, that can be saved up
 # rates of moving averages: of what may change at once, and of what lasts
 FAST, SLOW = 0.2, 0.05
 WEIGHT = 6.0  # pseudo-counts of what is believed before anything was counted
-GAP = "+gap"
+FADE = 0.998  # of counts, and of a request's shift, with each further one
 
 
 @cache
 def with_gap(speculator: str) -> str:
     """The name under which control knows what a model is like that leaves out text."""
-    return f"{speculator}{GAP}"
+    return f"{speculator}+gap"
 
 
 @dataclass(slots=True)
@@ -94,24 +94,6 @@ class Allowance:
 
 
 NO_ALLOWANCE = Allowance()
-
-
-@dataclass(slots=True)
-class Outcome:
-    """What became of a draft, verified or only compared with the text that followed.
-
-    The first `num_matched` tokens agreed. If `num_labelled` is one more, the next did not; what
-    comes after the first disagreement, or after the text known so far, has no label. A draft may
-    be reported bit by bit, as the text appears: then `num_known` of the labels are old.
-    """
-
-    number: int
-    speculator: str
-    confidence: Sequence[float]
-    num_matched: int
-    num_labelled: int
-    num_known: int = 0
-    tokens: Sequence[int] = ()  # the one before the draft and the draft's; empty: not known
 
 
 @dataclass(slots=True)

@@ -170,6 +170,18 @@ def test_all_sleep_or_none() -> None:
     assert controller.wanted("text", [2])
 
 
+def test_a_sleep_that_a_new_request_ends_saves_for_as_long_as_it_was() -> None:
+    controller, plan = learned(FAST), make_plan(STEP, numbers=[1])
+    while not controller.sleeps(plan, ["text"], []):
+        if asked := list(controller.wanted("text", [1])):
+            asked_together(controller, {"text": (asked, 10 * COST)}, [0.0], STEP, by="text")
+    savings = controller._asking["text"].savings
+    assert all(controller.sleeps(plan, ["text"], []) for _ in range(5))
+    controller.sleeps(make_plan(TWO, numbers=[1, 2]), ["text"], [])
+    saved = controller._asking["text"].savings - savings
+    assert saved == pytest.approx(6 * TRIAL_SHARE * FAST, rel=0.1)
+
+
 def test_a_first_draft_that_saves_nothing_does_not_silence_a_speculator() -> None:
     asking = AskingBudget()
     asking.took(COST)

@@ -9,7 +9,6 @@ from operator import mul
 import pytest
 
 from headstart.control.calibration import Calibration
-from headstart.control.values import Outcome
 
 
 def feed(
@@ -25,7 +24,7 @@ def feed(
         matched = 0
         while matched < 8 and rng.random() < acceptance:
             matched += 1
-        calibration.record(Outcome(seq_id, "text", [score] * 8, matched, min(8, matched + 1)))
+        calibration.record(seq_id, "text", [score] * min(8, matched + 1), matched)
 
 
 def test_survival_approaches_the_true_probability_of_each_score() -> None:
@@ -49,9 +48,7 @@ def test_survival_never_rises_and_stays_between_0_and_1() -> None:
         matched = rng.randint(0, size)
         survival = calibration.survival("text", scores, 1)
         assert all(0.0 <= b <= a <= 1.0 for a, b in zip([1.0, *survival], survival, strict=False))
-        calibration.record(
-            Outcome(1, "text", scores, matched, min(size, matched + rng.randint(0, 1)))
-        )
+        calibration.record(1, "text", scores[: matched + rng.randint(0, 1)], matched)
 
 
 @pytest.mark.parametrize("is_model", [False, True])
@@ -63,7 +60,7 @@ def test_survival_in_a_new_request_multiplies_the_rates_of_the_table(*, is_model
         size = rng.randint(1, 20)
         scores = [rng.random() for _ in range(size)]
         matched = rng.randint(0, size)
-        calibration.record(Outcome(1, "text", scores, matched, min(size, matched + 1)))
+        calibration.record(1, "text", scores[: matched + 1], matched)
     scores = [rng.random() for _ in range(20)]
     rates = list(calibration.tables["text"].rates(scores))
     survival = [one for one in calibration.survival("text", scores, 2) if one]
@@ -75,7 +72,7 @@ def test_a_fully_accepted_draft_says_nothing_about_the_token_after_it() -> None:
     calibration = Calibration()
     before = calibration.survival("text", [5.0], 1)[0]
     for _ in range(50):
-        calibration.record(Outcome(1, "text", [5.0], 1, 1))
+        calibration.record(1, "text", [5.0], 1)
     counts = calibration.tables["text"]
     assert counts.num_labels == pytest.approx(50.0, rel=0.05)
     calibration.end(1)
@@ -88,7 +85,7 @@ def test_a_request_unlike_the_average_gets_its_own_level_within_a_few_drafts() -
         feed(calibration, rng, 0.9, 6.0, drafts=10, seq_id=seq_id)
         calibration.end(seq_id)
     for _ in range(6):
-        calibration.record(Outcome(100, "text", [6.0] * 8, 0, 1))
+        calibration.record(100, "text", [6.0], 0)
     strange, other = (
         calibration.survival("text", [6.0], 100)[0],
         calibration.survival("text", [6.0], 101)[0],
@@ -99,7 +96,7 @@ def test_a_request_unlike_the_average_gets_its_own_level_within_a_few_drafts() -
 def test_the_shift_of_a_request_ends_with_it() -> None:
     calibration = Calibration()
     for _ in range(20):
-        calibration.record(Outcome(1, "text", [6.0], 0, 1))
+        calibration.record(1, "text", [6.0], 0)
     low = calibration.survival("text", [6.0], 1)
     calibration.end(1)
     assert calibration.survival("text", [6.0], 1)[0] > low[0]
@@ -111,6 +108,6 @@ def test_a_model_is_believed_until_counts_say_otherwise() -> None:
     sure, unsure = (calibration.survival("model", [p], 1)[0] for p in (0.95, 0.1))
     assert sure > 0.7 > 0.4 > unsure
     for _ in range(200):
-        calibration.record(Outcome(1, "model", [0.95], 0, 1))
+        calibration.record(1, "model", [0.95], 0)
     calibration.end(1)
     assert calibration.survival("model", [0.95], 1)[0] < 0.2

@@ -16,7 +16,7 @@ from benchmarks.lib.simulated_slots import Simulation
 from benchmarks.lib.simulated_texts import expert_curve
 from benchmarks.lib.steps import SlotDraft, decode, model_call, ran, share
 
-from headstart.control import Allowance, Controller, Outcome, Step
+from headstart.control import Allowance, Controller, Step
 from headstart.control.state import read_state, write_state
 
 STEP = Step(1, 1, 100)
@@ -28,7 +28,7 @@ def trained() -> Controller:
     for _ in range(200):
         rows = rng.randint(1, 12)
         decode(controller, rows, 100, 50.0 + 20.0 * (rows - 1))
-        controller.label(Outcome(1, "text", [4.0] * 6, rng.randint(0, 6), 6))
+        controller.label(1, "text", [4.0] * 6, rng.randint(0, 6))
         share(controller, [SlotDraft(controller.survival("text", [4.0] * 6, 1))], STEP)
     ran(controller, model_call([Allowance(4)], [[0.9, 0.8, 0.7]], 21.0, 2), STEP)
     return controller

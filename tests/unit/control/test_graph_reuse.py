@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from benchmarks.lib.steps import SlotDraft, decode, share
+from benchmarks.lib.steps import SlotDraft, make_record, share
 
 from headstart.control import Controller, Step
 from headstart.control.cost import Sample
@@ -18,8 +18,7 @@ STEEP = [0.0, *(10.0 * rows for rows in range(1, 40))]
 def after(rows: int, change_ms: float = 2.0) -> GraphReuse:
     graphs = GraphReuse()
     graphs.change_ms = change_ms
-    graphs.plan(rows, 1)
-    graphs.decoded(rows)
+    graphs.decoded(rows, 1)
     return graphs
 
 
@@ -36,7 +35,7 @@ def test_other_numbers_of_slots_have_other_graphs() -> None:
 
 def test_after_a_prompt_nothing_is_held() -> None:
     graphs = after(8)
-    assert graphs.decoded(70)  # nobody planned it
+    assert graphs.decoded(70, 0)
     assert graphs.width(5, 5, FLAT, 1) == 5
 
 
@@ -48,8 +47,7 @@ def test_holding_costs_at_most_twice_what_hindsight_would(seed: int) -> None:
     graphs, paid = after(16, change), 0.0
     for _ in range(length):
         width = graphs.width(1, 1, FLAT, 1)
-        graphs.plan(width, 1)
-        paid += FLAT[width] - FLAT[1] + change * graphs.decoded(width)
+        paid += FLAT[width] - FLAT[1] + change * graphs.decoded(width, 1)
     rent = FLAT[16] - FLAT[1]
     assert paid <= 2.0 * min(length * rent, change) + rent
 
@@ -74,9 +72,10 @@ def test_control_pads_to_the_last_width_and_then_drafts_for_nothing() -> None:
     control, step = controller(3.0), Step(1, 1, 0, can_pad=True)
     first = share(control, [SlotDraft([0.99] * 7)], step)
     assert (list(first.lengths), first.num_padding) == ([7], 0)
-    decode(control, 8, 0, FLAT[8] + 3.0)
-    assert share(control, [SlotDraft([0.9] * 3)], step).num_padding == 4
-    decode(control, 8, 0, FLAT[8])
+    control.read(make_record(first, FLAT[8] + 3.0))
+    second = share(control, [SlotDraft([0.9] * 3)], step)
+    assert second.num_padding == 4
+    control.read(make_record(second, FLAT[8]))
     hopeless = share(control, [SlotDraft([0.004])], step)  # would not pay for a row
     assert (list(hopeless.lengths), hopeless.num_padding) in (([0], 7), ([1], 6))
 
@@ -84,8 +83,8 @@ def test_control_pads_to_the_last_width_and_then_drafts_for_nothing() -> None:
 def test_what_a_change_takes_is_not_learned_as_the_cost_of_rows() -> None:
     control, step, last = controller(30.0), Step(1, 1, 0), 0
     for rows in [8, 8, 3, 8, 3, 3] * 30:
-        share(control, [SlotDraft([0.99] * (rows - 1), is_fixed=True)], step)
-        decode(control, rows, 0, FLAT[rows] + 30.0 * (rows != last))
+        plan = share(control, [SlotDraft([0.99] * (rows - 1), is_fixed=True)], step)
+        control.read(make_record(plan, FLAT[rows] + 30.0 * (rows != last)))
         last = rows
     measured = control.describe()["cost_ms"]["rows"]
     assert float(measured["8"]) == pytest.approx(FLAT[8], rel=0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from benchmarks.lib.steps import decode, grant, model_call, ran
 
-from headstart.control import Allowance, Controller, ModelSlot, Outcome, Step
+from headstart.control import Allowance, Controller, ModelSlot, Step
 
 STEP = Step(1, 1, 100)
 SLOT = ModelSlot(1, 8)
@@ -24,7 +24,7 @@ def two_models(*, round_ms: dict[str, float], num_right: dict[str, int]) -> Cont
         for seq_id in range(60):
             call = model_call([Allowance(4)], [[0.9] * 4], 4 * milliseconds, name=name)
             ran(controller, call, STEP, number=seq_id)
-            controller.label(Outcome(seq_id, name, [0.9] * 4, right, min(4, right + 1)))
+            controller.label(seq_id, name, [0.9] * min(4, right + 1), right)
             controller.end(seq_id, 100)
     return controller
 

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.lib.simulated_models import BothSimulation
 from benchmarks.lib.steps import decode, grant, model_call, ran
 
-from headstart.control import Allowance, Controller, ModelSlot, Outcome, Step
+from headstart.control import Allowance, Controller, ModelSlot, Step
 from headstart.control.probes import CREDIT, Probes, ProbeSlot
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE, with_gap
 
@@ -76,8 +76,7 @@ def answer(
             ran(controller, call, STEP, matched, number=seq_id)
             if length:
                 name = with_gap("model") if allowance.can_skip else "model"
-                outcome = Outcome(seq_id, name, scores, matched, min(matched + 1, length))
-                controller.label(outcome)
+                controller.label(seq_id, name, scores[: matched + 1], matched)
                 accepted += matched
         else:
             unread += 1

@@ -5,11 +5,15 @@ from __future__ import annotations
 import random
 
 import pytest
+from benchmarks.lib.steps import make_plan, make_record
 
+from headstart.control import Step
 from headstart.control.calibration import MAX_TOKENS, MAX_TOTAL, Calibration, TokenOdds
 from headstart.control.controller import Controller
+from headstart.control.labels import Labels
 from headstart.control.state import encode
-from headstart.control.values import Outcome
+from headstart.scheduler.step import Offer
+from headstart.types import Draft
 
 BRACKET, NAME, BEFORE = 1, 2, 3
 
@@ -20,7 +24,7 @@ def taught(calibration: Calibration, seq_id: int = 0) -> Calibration:
     for _ in range(200):
         token = rng.choice((BRACKET, NAME))
         matched = 1 if token == BRACKET else rng.randint(0, 1)
-        calibration.record(Outcome(seq_id, "text", [4.0], matched, 1, tokens=[BEFORE, token]))
+        calibration.record(seq_id, "text", [4.0], matched, [BEFORE, token])
     return calibration
 
 
@@ -37,9 +41,7 @@ def test_a_token_is_judged_by_the_one_before_it_too() -> None:
     calibration, rng = Calibration(), random.Random(1)
     for _ in range(300):
         before = rng.choice((BRACKET, NAME))
-        calibration.record(
-            Outcome(0, "text", [4.0], int(before == BRACKET), 1, tokens=[before, BEFORE])
-        )
+        calibration.record(0, "text", [4.0], int(before == BRACKET), [before, BEFORE])
     good, bad = (
         calibration.survival("text", [4.0], 0, [before, BEFORE])[0] for before in (BRACKET, NAME)
     )
@@ -57,20 +59,25 @@ def test_a_token_never_seen_changes_nothing() -> None:
 
 def test_a_draft_told_bit_by_bit_teaches_each_token_once() -> None:
     tokens, calibration = [9, 1, 2, 3, 4, 5], Calibration()
-    for known, labelled in ((0, 2), (2, 3), (3, 5)):  # the fifth token was wrong
-        calibration.record(Outcome(0, "text", [4.0] * 5, min(4, labelled), labelled, known, tokens))
+    offer, labels = Offer(0, Draft(tokens[1:], [4.0] * 5, "text"), tokens, []), Labels()
+    for emitted in ((1, 2), (3,), (4, 8)):  # the fifth token was wrong
+        plan = make_plan(Step(1, 1, 0))
+        plan.offers = [offer] * (emitted == (1, 2))
+        record = make_record(plan)
+        record.emitted = [emitted]
+        labels.read(record, calibration.record)
     assert calibration.describe()["text"]["labels"] == pytest.approx(5.0, rel=0.01)
     odds = calibration._tokens[""]["text"]
     assert odds.drafted.keys() == {1, 2, 3, 4, 5}
     assert odds.before.keys() == {9, 1, 2, 3, 4}
-    assert [odds.drafted[token] > 1.0 for token in tokens[1:]] == [
+    assert [odds.drafted[token][3] > 1.0 for token in tokens[1:]] == [
         True,
         True,
         True,
         True,
         False,
     ]
-    assert all(n == 1.0 for n, _, _ in odds._drafted_counts.values())
+    assert all(n == 1.0 for n, *_ in odds.drafted.values())
 
 
 def test_one_tenants_tokens_do_not_change_anothers_survival() -> None:
@@ -93,7 +100,7 @@ def test_one_tenants_tokens_do_not_change_anothers_survival() -> None:
 def test_tokens_are_not_saved() -> None:
     controller = Controller()
     controller.begin(0, "")
-    controller.label(Outcome(0, "text", [4.0], 1, 1, tokens=[BEFORE, 123_456_789]))
+    controller.label(0, "text", [4.0], 1, [BEFORE, 123_456_789])
     assert "123456789" not in repr(encode(controller._calibration.tables))
 
 
@@ -113,7 +120,7 @@ def test_the_namespaces_used_longest_ago_are_forgotten_first() -> None:
     for i in range(40):
         calibration.begin(i, str(i))
         tokens = [BEFORE, *range(MAX_TOKENS)]
-        calibration.record(Outcome(i, "text", [4.0] * MAX_TOKENS, 0, MAX_TOKENS, tokens=tokens))
+        calibration.record(i, "text", [4.0] * MAX_TOKENS, 0, tokens)
     calibration.begin(40, "")
     kept = list(calibration._tokens)
     assert kept == [str(i) for i in range(40 - len(kept), 40)]
@@ -126,7 +133,7 @@ def test_many_tenants_in_turn_keep_what_their_tokens_taught() -> None:
         for tenant in range(100):
             calibration.begin(0, f"tenant {tenant}")
             for token in range(BRACKET, BRACKET + 200):
-                calibration.record(Outcome(0, "text", [4.0], 0, 1, tokens=[BEFORE, token]))
+                calibration.record(0, "text", [4.0], 0, [BEFORE, token])
             calibration.end(0)
     calibration.begin(0, "tenant 0")
     known = calibration.survival("text", [4.0], 0, [BEFORE, BRACKET])

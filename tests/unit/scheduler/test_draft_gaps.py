@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,7 @@ from tests.harness import (
     run,
 )
 
-from headstart.control.values import Outcome, with_gap
+from headstart.control.values import with_gap
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.speculators.draft_model_progress import FIRST, CachedSequence, WithoutGap
 from headstart.types import CacheKind, Draft, DraftRequest
@@ -136,10 +137,11 @@ class Names(RandomController):
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
         self.names = set[str]()
+        self.label = self._noted
 
-    def label(self, outcome: Outcome) -> None:
-        self.names.add(outcome.speculator)
-        super().label(outcome)
+    def _noted(self, number: int, speculator: str, *piece: Any) -> None:
+        self.names.add(speculator)
+        self._calibration.record(number, speculator, *piece)
 
 
 @pytest.mark.parametrize("seed", range(6))

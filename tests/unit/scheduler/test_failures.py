@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from tests.harness import (
 )
 from tests.unit.scheduler.conversations import ask, conversation, long, tiled
 
+from headstart.control.calibration import Calibration
 from headstart.control.controller import Controller
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.host_cache import StoredBlock
@@ -89,19 +90,25 @@ def test_unknown_and_finished_requests_can_be_cancelled() -> None:
     assert not scheduler.step().num_emitted  # nothing to do is no error
 
 
-@pytest.mark.parametrize("method", ["begin", "survival", "share", "read", "label", "end"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        *(Controller.begin, Controller.share, Controller.read, Controller.end),
+        *(Calibration.survival, Calibration.record),
+    ],
+)
 def test_control_that_fails_ends_drafts_and_no_request(
-    method: str, monkeypatch: pytest.MonkeyPatch
+    method: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = itertools.count()
 
-    def failing(self: Controller, *arguments: object, **named: object) -> object:
+    def failing(*arguments: object, **named: object) -> object:
         if next(calls) == 5:
             raise ValueError("math domain error")
-        return original(self, *arguments, **named)
+        return method(*arguments, **named)
 
-    original = getattr(Controller, method)
-    monkeypatch.setattr(Controller, method, failing)
+    owner = Controller if hasattr(Controller, method.__name__) else Calibration
+    monkeypatch.setattr(owner, method.__name__, failing)
     engine, requests = Model(2), make_requests(12)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO, Controller())
     check(engine, requests, run(scheduler, requests))

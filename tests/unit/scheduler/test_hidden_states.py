@@ -290,6 +290,7 @@ class Continuing(Controller):
     def __init__(self) -> None:
         super().__init__()
         self.behind: list[int] = []
+        self.survival = self._believe
 
     def share(self, plan: StepPlan) -> None:
         plan.lengths = list(map(len, plan.survivals))
@@ -300,11 +301,11 @@ class Continuing(Controller):
     def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
         return numbers  # whatever the asking took
 
-    def survival(
-        self,
+    @staticmethod
+    def _believe(
         speculator: str,
         confidence: Sequence[float],
-        seq_id: int,
+        number: int,
         tokens: Sequence[int] = (),
     ) -> list[float]:
         return [0.9] * len(confidence)

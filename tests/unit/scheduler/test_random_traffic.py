@@ -5,6 +5,7 @@ control learns stay right, and nothing is kept of those that have left.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -21,7 +22,6 @@ from tests.harness import (
 )
 from tests.pictures import FakeChunk, Pictures, with_pictures
 
-from headstart.control.values import Outcome
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import Batch, CacheKind, Logits
@@ -91,21 +91,36 @@ class Machine(Model):
             raise EngineError("broken")
 
 
+Piece = tuple[int, list[int], int, bool]
+"""What control was told of a draft: the request's number, the token before the piece and its own,
+how many agree with the text, and whether the next does not.
+"""
+
+
 class Remembering(RandomController):
     """Keeps what it was told, and which requests it knows."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
-        self.outcomes, self.known = list[Outcome](), set[int]()
+        self.pieces, self.known = list[Piece](), set[int]()
+        self.label = self._noted
 
     def begin(self, seq_id: int, namespace: str) -> None:
         self.known.add(seq_id)
         super().begin(seq_id, namespace)
 
-    def label(self, outcome: Outcome) -> None:
-        assert outcome.number in self.known
-        self.outcomes.append(outcome)
-        super().label(outcome)
+    def _noted(
+        self,
+        number: int,
+        speculator: str,
+        confidence: Sequence[float],
+        num_matched: int,
+        tokens: Sequence[int] = (),
+    ) -> None:
+        assert number in self.known
+        is_over = len(confidence) > num_matched
+        self.pieces.append((number, list(tokens), num_matched, is_over))
+        self._calibration.record(number, speculator, confidence, num_matched, tokens)
 
     def end(self, seq_id: int, num_answered: int) -> None:
         self.known.remove(seq_id)
@@ -162,10 +177,9 @@ def check_answer(engine: Model, request: Request, told: Answer, traffic: Traffic
         assert stats.drafts.num_accepted == sum(map(bool, told.sources))
 
 
-def is_true(outcome: Outcome, text: list[int], num_prompt: int) -> bool:
+def is_true(piece: Piece, text: list[int], num_prompt: int) -> bool:
     """Whether the text agrees with what control was told of a draft."""
-    line, num_matched = list(outcome.tokens), outcome.num_matched
-    is_over = outcome.num_labelled > num_matched
+    _, line, num_matched, is_over = piece
     for start in range(num_prompt - 1, len(text)):
         end = start + num_matched + 1
         if text[start:end] == line[: num_matched + 1] and not (
@@ -214,10 +228,10 @@ def test_random_traffic_leaves_everything_right(
     ends = [told.end for told in answers.values() if told.end is not None]
     assert scheduler.counters.tokens_predicted == sum(end.stats.num_emitted for end in ends)
     assert scheduler.counters.preemptions > 0 or traffic.failures
-    for outcome in controller.outcomes:
-        request = numbers[outcome.number]
+    for piece in controller.pieces:
+        request = numbers[piece[0]]
         text = [*request.prompt, *answers[request.request_id].tokens]
-        assert is_true(outcome, text, len(request.prompt))
+        assert is_true(piece, text, len(request.prompt))
     check_nothing_is_kept(scheduler, controller)
 
 
