@@ -312,14 +312,10 @@ _NOTES = (
     "",
     "## Projectors",
     "",
-    "With `--mmproj` a model reads what libmtmd's projectors make of images and sounds. "
-    "Tested with generated ones: causal (`janus_pro`),",
-    "non-causal (`gemma3`), M-RoPE (`qwen2vl_merger`) and sound (`ultravox`). Two kinds "
-    "are refused at the start. An image is read by",
-    "itself here and kept by its content, but they make something else of it in each "
-    "place of a prompt: `deepseek4v` pads it by the",
-    "number of tokens in front of it, `hunyuanvl` numbers the images of a prompt in "
-    "their positions. `--no-mmproj` starts such a model",
+    "Tested with generated ones of images (`janus_pro`, `gemma3`, `qwen2vl_merger`) and sounds "
+    "(`ultravox`). `deepseek4v` and `hunyuanvl`",
+    "are refused at the start, because what they make of an image depends on its place in the "
+    "prompt; `--no-mmproj` starts such a model",
     "for text.",
 )
 

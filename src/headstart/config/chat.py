@@ -102,7 +102,7 @@ class SamplingConfig:
     ignore_eos: bool = option(False, "continue past the model's end of text")
     logit_bias: str | None = option(
         None,
-        "logit biases as ID+BIAS or ID-BIAS, separated by commas; repeatable",
+        "logit biases as ID+BIAS,... or ID-BIAS,...; repeatable",
         separator=",",
     )
     reverse_prompt: str | None = option(

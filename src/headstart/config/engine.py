@@ -64,12 +64,12 @@ class EngineConfig:
     )
     device: str | None = option(
         None,
-        "devices to use, by name, separated by commas (see `headstart devices`); none: the CPU",
+        "devices to use: NAME,... (see `headstart devices`); none: the CPU",
     )
     rpc: str | None = option(
         None,
-        "machines that compute part of the model: HOST:PORT of each `headstart rpc-worker`, "
-        "separated by commas; their devices are RPC0, RPC1 ...",
+        "machines that compute part of the model: HOST:PORT,... of their `headstart rpc-worker`s, "
+        "whose devices are RPC0, RPC1 ...",
     )
     split_mode: str = option(
         "layer", "how to split the model over devices", choices=("none", "layer", "row", "tensor")
@@ -127,13 +127,11 @@ class EngineConfig:
     )
     override_tensor: str | None = option(
         None,
-        "where to keep tensors: PATTERN=BUFFER, separated by commas, for instance "
-        "'ffn_.*_exps=CPU'",
+        "where to keep tensors: PATTERN=BUFFER,..., for instance 'ffn_.*_exps=CPU'",
     )
     override_kv: str | None = option(
         None,
-        "override metadata of the model file: KEY=TYPE:VALUE, separated by commas; types int, "
-        "float, bool, str",
+        "override metadata of the model file: KEY=TYPE:VALUE,...; types int, float, bool, str",
     )
     prio: int = option(
         0,
@@ -164,16 +162,14 @@ class EngineConfig:
     yarn_attn_factor: float = option(-1.0, "YaRN: attention scale; below 0: as the model says")
     yarn_beta_fast: float = option(-1.0, "YaRN: low correction; below 0: as the model says")
     yarn_beta_slow: float = option(-1.0, "YaRN: high correction; below 0: as the model says")
-    lora: str | None = option(None, "LoRA adapter files, separated by commas")
-    lora_scaled: str | None = option(
-        None, "LoRA adapter files with the scale of each: FILE:SCALE, separated by commas"
-    )
+    lora: str | None = option(None, "LoRA adapters: FILE,...")
+    lora_scaled: str | None = option(None, "LoRA adapters with the scale of each: FILE:SCALE,...")
     lora_init_without_apply: bool = option(
         False, "load the LoRA adapters with a scale of 0; requests and POST /lora-adapters set it"
     )
-    control_vector: str | None = option(None, "control vector files, separated by commas")
+    control_vector: str | None = option(None, "control vectors: FILE,...")
     control_vector_scaled: str | None = option(
-        None, "control vector files with the scale of each: FILE:SCALE, separated by commas"
+        None, "control vectors with the scale of each: FILE:SCALE,..."
     )
     repack: bool = option(True, "rearrange weights so that the CPU computes faster", "-repack")
     check_tensors: bool = option(False, "check the weights for invalid values when loading")

@@ -54,7 +54,7 @@ class ModelConfig:
         None, "draft model from the hub: user/repo[:quant]", "--hf-repo-draft"
     )
     alias: str | None = option(
-        None, "model name shown by the API; several separated by commas", for_router=True
+        None, "names of the model in the API, separated by commas", for_router=True
     )
     tags: str | None = option(
         None, "tags of the model in /v1/models, separated by commas", for_router=True
@@ -153,8 +153,8 @@ class SchedulerConfig:
     )
     tenant_weights: str | None = option(
         None,
-        "shares of tenants in slots and prompt processing: NAME=WEIGHT, separated by commas; NAME "
-        "is an API key or a tenant of --tenant-header; others have 1",
+        "shares of tenants in slots and prompt processing: NAME=WEIGHT,...; NAME is an API key or "
+        "a tenant of --tenant-header; others have 1",
         is_secret=True,
     )
 
@@ -193,8 +193,7 @@ class SpeculationConfig:
     )
     spec_type: str | None = option(
         None,
-        "speculators in order of preference, separated by commas, or none (see "
-        "docs/speculators.md)",
+        "speculators in order of preference: NAME,... or none (see docs/speculators.md)",
     )
     draft_max: int | None = option(
         None,
