@@ -21,7 +21,7 @@ class AskingBudget:
     """Of one speculator. Milliseconds."""
 
     cost: float = 0.0  # of asking for one slot
-    savings: float = 0.0  # below 0: nobody is asked who does not earn it
+    savings: float = 0.0  # below 0: asked only for requests in which that pays
     slot_ms: float = 0.0  # of a step without drafts, per slot
     mean: float = 0.0  # saved by a time of asking, in all requests
     _gains: dict[int, float] = field(default_factory=dict)  # the same of one

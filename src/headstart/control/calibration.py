@@ -202,7 +202,7 @@ class Calibration:
             right = rate * odds * factor
             alive *= right / (1.0 - rate + right)
             survival.append(alive)
-            if alive < 0.01:  # those behind are as good as never accepted
+            if alive < 0.01:  # the tokens behind it are hardly ever accepted
                 break
         return survival + [0.0] * (len(confidence) - len(survival))
 

@@ -8,12 +8,12 @@ instruments, in milliseconds and tokens:
   model takes;
 - planner: `budget` gives rows to draft tokens (`rollback` says what a draft costs that cannot just
   be cut off), `model_planner` decides how far draft models draft before they do (`forecast` says
-  what to expect of them, `probes` when to look again at one that is off), and `asking` who is
-  asked at all.
+  what to expect of them, `probes` when to look again at one that is off), and `asking` which
+  speculators are asked at all.
 
 One step:
 
-    controller.sleeps(plan), wanted(...)                  who is asked
+    controller.sleeps(plan), wanted(...)                  which speculators are asked
     controller.survival(...), best(...)                   what a draft is worth
     controller.grant(plan)                                how far draft models draft
     controller.share(plan)                                how many tokens of each draft are verified
@@ -56,7 +56,7 @@ class Controller:
         self._asking: dict[str, AskingBudget] = {}  # by text speculator
         self._labels = Labels()
         self._running: set[int] = set()  # numbers of the requests
-        # steps in which nobody is asked for these requests: to come, and past
+        # steps in which no speculator is asked for these requests: to come, and past
         self._num_asleep, self._num_slept, self._sleepers = 0, 0, list[int]()
         # what one instrument answers by itself
         self.survival, self.label = self._calibration.survival, self._calibration.record
@@ -279,5 +279,5 @@ class Controller:
 
 
 def _without(milliseconds: float, change_ms: float) -> float:
-    """What a step takes whose graph was not sent: never less than a tenth."""
+    """The time of a step without that of sending its graph: at least a tenth of it."""
     return max(0.1 * milliseconds, milliseconds - change_ms)

@@ -55,7 +55,7 @@ MAX_INNOVATION = log(1.4)
 GROWN = 3  # samples after which a cell counts as known: their median
 ROW_PRIOR = 0.2  # cost of a row never seen, in single rows: low, so that wider steps are tried
 LONGEST_DECODE = 64  # rows; longer batches read prompts
-MARGIN = 0.05  # by this share must be better what is chosen, against wrong estimates
+MARGIN = 0.05  # share by which a choice must be better, against wrong estimates
 REFERENCE_ROWS = 2  # of a warm-up: a single row often has a kernel of its own
 ATTENTION = 5e-5  # prior: a row's to a token, in single rows without context
 
@@ -162,7 +162,7 @@ class CostTable:
 
         can_fill: a step may be made wider where that is cheaper: the cost of at least n rows.
         """
-        context = 64 * ((context + 32) // 64)  # so that not each has a curve of its own
+        context = 64 * ((context + 32) // 64)  # contexts of similar length share a curve
         known = self._curves.get((can_fill, context))
         if known is None or len(known) <= rows:
             rows = EACH * (max(rows, EACH) // EACH + 1)  # the next step may ask for more

@@ -106,7 +106,7 @@ class DraftHistory:
         self._tokens[number] = self._tokens.get(number, 0.0) + 1.0 + sum(survival)
 
     def skip(self, number: int) -> None:
-        """No draft for this request; what it said of itself grows old, and the average counts."""
+        """No draft for this request: its own rates age, so that the average counts more."""
         if (request := self.requests.get(number)) is not None:
             request.fade(REQUEST_FADE)
 

@@ -20,7 +20,7 @@ class GraphReuse:
     SAVED: ClassVar = ("change_ms",)
 
     def __init__(self) -> None:
-        self.change_ms = 0.0  # that a step takes longer whose shape is not the last one's
+        self.change_ms = 0.0  # how much longer a step takes whose shape is not the last one's
         self._last = (0, 0)  # rows, slots; no slots: with a prompt
         self._rent = 0.0  # milliseconds since the last change
 
