@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,6 +34,8 @@ class AnswerFormat:
     seen_markers: tuple[str, ...] = ()  # further markers that the parser needs
     dropped: tuple[str, ...] = ()  # markers to remove from the content
     why_no_calls: str = ""  # where no call format was found
+    # parses an answer of several messages with headers, whatever else is said here
+    own: Callable[[TextReader, ReadOptions], Reading[None]] | None = None
 
     @property
     def name(self) -> str:
@@ -52,6 +54,9 @@ class AnswerFormat:
 
     def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
         """Parse a whole answer."""
+        if self.own:
+            yield from self.own(reader, options)
+            return
         triggers = self.calls.triggers if self.calls and options.reads_calls else ()
         if options.splits_thoughts and options.start != "content":
             yield from self._read_thoughts(reader, options.start == "thoughts", triggers)
@@ -91,20 +96,21 @@ class AnswerFormat:
             if found is None:
                 return
             if found not in drops:
-                yield from self._read_calls(reader, found)
+                assert self.calls is not None
+                yield from read_calls(self.calls, reader, found)
 
-    def _read_calls(self, reader: TextReader, trigger: str) -> Reading[None]:
-        """Parse the calls at the trigger just read; if there are none, it is content."""
-        assert self.calls is not None
-        reader.at -= len(trigger)
-        place = reader.mark()
-        if (yield from self.calls.read(reader)):
-            reader.release()
-            yield from _skip_space_at_the_end(reader)
-            return
-        reader.release(place)
-        reader.content(trigger)
-        reader.at += len(trigger)
+
+def read_calls(calls: MarkedCalls, reader: TextReader, trigger: str) -> Reading[None]:
+    """Parse the calls at the trigger just read; if there are none, it is content."""
+    reader.at -= len(trigger)
+    place = reader.mark()
+    if (yield from calls.read(reader)):
+        reader.release()
+        yield from _skip_space_at_the_end(reader)
+        return
+    reader.release(place)
+    reader.content(trigger)
+    reader.at += len(trigger)
 
 
 def _skip_space_before(reader: TextReader, markers: Sequence[str]) -> Reading[None]:
@@ -129,14 +135,9 @@ def _skip_space_at_the_end(reader: TextReader) -> Reading[None]:
 class AnswerParser:
     """Parser of one answer. The message does not depend on how the text is split."""
 
-    def __init__(
-        self, answer_format: AnswerFormat, tools: Tools, options: ReadOptions, begun: str = ""
-    ) -> None:
-        """Start an answer; `begun` is its start in the prompt, which emits no events."""
+    def __init__(self, answer_format: AnswerFormat, tools: Tools, options: ReadOptions) -> None:
         self._reader = TextReader(tools)
         self._reading = answer_format.read(self._reader, options)
-        if begun:
-            self.feed(begun)
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """Add text; returns the events that are certain."""

@@ -11,15 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.text.toolcalls.formats import (
-    JsonArguments,
-    JsonCall,
-    MarkedCalls,
-    NamedCall,
-    TaggedArguments,
-)
+from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.reader import Tools
-from headstart.text.toolcalls.value_rules import SchemaRules, as_json, quoted, refuse_undemanded
+from headstart.text.toolcalls.value_rules import as_json, quoted, refuse_undemanded
 from headstart.types.constraint import Constraint, ConstraintKind
 
 _TYPES = ("number", "array", "object", "boolean", "null")  # of values that are not strings
@@ -140,7 +134,7 @@ class _Grammar:
             case NamedCall():
                 return self._named_call(calls.body, name, schema)
             case _:
-                return calls.body.rule(name, SchemaRules(schema, self._lines, self.spelled))
+                return calls.body.values(schema, self._lines, self.spelled).call(name)
 
     def _json_call(self, body: JsonCall, name: str, schema: Mapping[str, Any]) -> str:
         arguments = as_json(schema)
@@ -170,11 +164,10 @@ class _Grammar:
         parts.append(self.spelled(body.name_end))
         if body.number_end:
             parts += ["/[0-9]{1,3}/", self.spelled(body.number_end)]
-        match body.arguments:
-            case JsonArguments():
-                parts.append(as_json(schema))
-            case TaggedArguments():
-                parts += self._tagged(body.arguments, name, schema)
+        if body.arguments:
+            parts += self._tagged(body.arguments, name, schema)
+        else:
+            parts.append(as_json(schema))
         return " ".join(filter(None, parts))
 
     def _tagged(

@@ -18,13 +18,7 @@ from typing import Any
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.chat_template import ChatTemplate, probe_limit
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.formats import (
-    JsonArguments,
-    JsonCall,
-    MarkedCalls,
-    NamedCall,
-    TaggedArguments,
-)
+from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
 from headstart.types.errors import InvalidParameterError
 
 _QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
@@ -221,18 +215,17 @@ def _named_json_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:
 
 def _named_body(before: str, name_end: str, between: str) -> tuple[NamedCall, str, str]:
     """The body, and the text before the first name and between calls without ids."""
-    arguments = JsonArguments()
     if _IDS[0] in before:
         start, name_start = before.rsplit(_IDS[0], 1)
-        body = NamedCall(arguments, name_end, is_id_first=True, name_start=name_start)
+        body = NamedCall(None, name_end, is_id_first=True, name_start=name_start)
         return body, start, between.rsplit(_IDS[1], 1)[0]
     if _IDS[0] in name_end:
         id_start, name_end = name_end.split(_IDS[0], 1)
-        return NamedCall(arguments, name_end, id_start), before, between
+        return NamedCall(None, name_end, id_start), before, between
     if before.endswith("functions.") and name_end.startswith(":0"):
-        body = NamedCall(arguments, name_end[2:], is_name_id=True)
+        body = NamedCall(None, name_end[2:], is_name_id=True)
         return body, before.removesuffix("functions."), between.removesuffix("functions.")
-    return NamedCall(arguments, name_end), before, between
+    return NamedCall(None, name_end), before, between
 
 
 def _tagged_calls(probe: _Probe, one: str, two: str) -> MarkedCalls:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from headstart.text.toolcalls.json_text import (
     dump,
@@ -18,7 +17,7 @@ from headstart.text.toolcalls.json_text import (
     value_or_text,
 )
 from headstart.text.toolcalls.reader import Reading, TextReader
-from headstart.text.toolcalls.value_rules import SchemaRules
+from headstart.text.toolcalls.value_rules import ValueRules
 
 _PIECE = re.compile(r"<[^<>]*>|\[/?[A-Z_]+\]|\S")
 
@@ -28,25 +27,12 @@ def pieces(marker: str) -> tuple[str, ...]:
     return tuple(_PIECE.findall(marker))
 
 
-class CallBody(Protocol):
-    """The form of one call between its markers, for families with a form of their own."""
-
-    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
-        """Parse the call that begins here; `ends` are markers that may follow it.
-
-        Returns whether there is one; if not, no event was emitted.
-        """
-
-    def rule(self, name: str, rules: SchemaRules) -> str:
-        """The grammar text of a call of this tool."""
-
-
 @dataclass(frozen=True, slots=True)
 class MarkedCalls:
     """Calls between markers: around all of them, around each, and between two."""
 
     name: str  # in /props and the log
-    body: JsonCall | NamedCall | CallBody
+    body: JsonCall | NamedCall | OwnCall
     section_start: str = ""
     section_end: str = ""
     call_start: str = ""
@@ -70,8 +56,7 @@ class MarkedCalls:
         body = self.body
         if isinstance(body, NamedCall):
             own += [body.name_start, body.name_end, body.id_start, body.number_end]
-            if isinstance(body.arguments, TaggedArguments):
-                form = body.arguments
+            if form := body.arguments:
                 own += [form.key_start, form.key_end, form.value_end, form.attribute_end]
         return own
 
@@ -112,6 +97,16 @@ def _take_pieces(reader: TextReader, marker: str) -> Reading[None]:
         reader.release(None if is_there else place)
         if not is_there:
             return
+
+
+@dataclass(frozen=True, slots=True)
+class OwnCall:
+    """A form of one call that only one family of models has."""
+
+    # parses the call that begins here; the markers may follow it. Returns whether there is one; if
+    # not, no event was emitted
+    read: Callable[[TextReader, Sequence[str]], Reading[bool]]
+    values: type[ValueRules]  # whose `call` is the rule of a call
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,7 +224,7 @@ class _JsonCallReading:
 class NamedCall:
     """A name, then its arguments: JSON, or each between markers."""
 
-    arguments: JsonArguments | TaggedArguments
+    arguments: TaggedArguments | None = None  # None: one JSON object
     name_end: str = ""  # between name and arguments
     id_start: str = ""  # between name and id, where the id stands there
     is_id_first: bool = False  # the id stands before the name; name_start is between
@@ -262,10 +257,14 @@ class NamedCall:
             if not (yield from _takes_marker(reader, self.number_end)):
                 return False
         yield from reader.skip_space()
-        if not (yield from self.arguments.is_next(reader)):
+        # in the other form, a call may have none
+        if self.arguments is None and not (yield from reader.sees("{")):
             return False
         reader.begin_call(name, call_id)
-        yield from self.arguments.read(reader, name, ends)
+        if self.arguments:
+            yield from self.arguments.read(reader, name)
+        elif not (yield from read_value(reader, reader.arguments)):
+            yield from _to_the_end(reader, ends, reader.arguments)
         return True
 
 
@@ -284,20 +283,6 @@ def _takes_marker(reader: TextReader, marker: str) -> Reading[bool]:
 
 
 @dataclass(frozen=True, slots=True)
-class JsonArguments:
-    """Arguments as one JSON object."""
-
-    def is_next(self, reader: TextReader) -> Reading[bool]:
-        """Whether arguments begin here."""
-        return (yield from reader.sees("{"))
-
-    def read(self, reader: TextReader, name: str, ends: Sequence[str]) -> Reading[None]:
-        """Emit the object; malformed text is emitted up to the end of the call."""
-        if not (yield from read_value(reader, reader.arguments)):
-            yield from _to_the_end(reader, ends, reader.arguments)
-
-
-@dataclass(frozen=True, slots=True)
 class TaggedArguments:
     """Each argument's name and value between markers; emitted as JSON."""
 
@@ -308,12 +293,7 @@ class TaggedArguments:
     attribute_end: str = ""
     text_attribute: str = ""
 
-    def is_next(self, reader: TextReader) -> Reading[bool]:
-        """Whether arguments may begin here: a call may have none."""
-        yield from ()
-        return True
-
-    def read(self, reader: TextReader, name: str, ends: Sequence[str]) -> Reading[None]:
+    def read(self, reader: TextReader, name: str) -> Reading[None]:
         """Emit the arguments as members of a JSON object while they arrive."""
         reader.arguments("{")
         before = ""

@@ -21,7 +21,9 @@ def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[boo
     """
     opening = yield from reader.peek(1)
     if opening == '"':
-        return (yield from _string(reader, emit))
+        emit(opening)
+        reader.at += 1
+        return (yield from read_rest(reader, emit))
     if opening and opening in "{[":
         return (yield from _container(reader, emit))
     text = yield from reader.run(lambda char: char in "0123456789+-.eEtrufalsn")
@@ -115,15 +117,14 @@ def dump(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
-def _string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
-    emit('"')
-    reader.at += 1
+def read_rest(reader: TextReader, emit: Callable[[str], object], quote: str = '"') -> Reading[bool]:
+    """Emit the rest of a string verbatim, with its closing quote; returns whether it has one."""
     while True:
-        found = yield from reader.until(('"', "\\"), emit)
+        found = yield from reader.until((quote, "\\"), emit)
         if found is None:
             return False
         emit(found)
-        if found == '"':
+        if found == quote:
             return True
         escaped = yield from reader.peek(1)
         emit(escaped)
@@ -138,8 +139,8 @@ def _container(reader: TextReader, emit: Callable[[str], object]) -> Reading[boo
         if found is None:
             return False
         if found == '"':
-            reader.at -= 1
-            if not (yield from _string(reader, emit)):
+            emit(found)
+            if not (yield from read_rest(reader, emit)):
                 return False
             continue
         if found in "{[":

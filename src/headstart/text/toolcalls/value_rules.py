@@ -51,14 +51,6 @@ Limits = tuple[int, int | None]
 """The least and the largest number of elements"""
 
 
-class SchemaRules(NamedTuple):
-    """Inputs of `ValueRules`."""
-
-    schema: Mapping[str, Any]
-    lines: list[str]  # of the grammar; rules go to its end
-    spelled: Callable[[str], str]  # a marker as text and ids of special tokens
-
-
 class Member(NamedTuple):
     """A property of an object."""
 
@@ -69,9 +61,16 @@ class Member(NamedTuple):
 class ValueRules(ABC):
     """Rules for the values of one tool's schema; one subclass per form."""
 
-    def __init__(self, rules: SchemaRules) -> None:
-        self.root, self.lines, self.spelled = rules
+    def __init__(
+        self, schema: Mapping[str, Any], lines: list[str], spelled: Callable[[str], str]
+    ) -> None:
+        """Rules go to the end of `lines`; `spelled`: a marker as text and ids of special tokens."""
+        self.root, self.lines, self.spelled = schema, lines, spelled
         self._known: dict[tuple[str, str], str] = {}  # rules of references
+
+    @abstractmethod
+    def call(self, name: str) -> str:
+        """A whole call of the tool."""
 
     @abstractmethod
     def text(self, end: str) -> str:

@@ -23,7 +23,6 @@ from headstart.text.toolcalls.events import (
     ToolCall,
 )
 from headstart.text.toolcalls.formats import (
-    JsonArguments,
     JsonCall,
     MarkedCalls,
     NamedCall,
@@ -36,7 +35,7 @@ HERMES = MarkedCalls(
     "json", JsonCall(), call_start="<tool_call>\n", call_end="\n</tool_call>", separator="\n"
 )
 LIST = MarkedCalls("json", JsonCall(id_key="id", is_id_last=True), "[CALLS][", "]", separator=", ")
-NAMED = MarkedCalls("named-json", NamedCall(JsonArguments()), call_start="<f=", call_end="</f>")
+NAMED = MarkedCalls("named-json", NamedCall(), call_start="<f=", call_end="</f>")
 TAGGED = MarkedCalls(
     "tagged",
     NamedCall(TaggedArguments("<p=", ">\n", "\n</p>\n"), name_end=">\n"),

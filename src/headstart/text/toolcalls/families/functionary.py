@@ -5,49 +5,44 @@ The prompt ends behind the first `>>>`. Source: https://github.com/MeetKai/funct
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
-from headstart.text.toolcalls.formats import JsonArguments, MarkedCalls, NamedCall
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall
 from headstart.text.toolcalls.json_text import read_value
 from headstart.text.toolcalls.reader import Reading, TextReader
 
 _MARK = ">>>"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionaryFormat(AnswerFormat):
-    """Parts with a recipient each."""
-
-    def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
-        """Read part after part."""
-        is_content = options.start == "content"
-        while True:
-            if not is_content:
-                yield from self._read_part(reader, options)
-            found = yield from reader.until((_MARK,), reader.content)
-            is_content = False
-            if found is None:
-                return
-
-    def _read_part(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
-        """Parse a recipient, and the arguments if it is a tool."""
-        place = reader.mark()
-        name = yield from reader.run(lambda char: char.isalnum() or char in "_-.")
-        is_named = yield from reader.takes("\n")
-        is_call = is_named and options.reads_calls and name in reader.tools
-        if is_call:
-            is_call = yield from reader.sees("{")
-        reader.release(None if is_call or (is_named and name == "all") else place)
-        if is_call:
-            reader.begin_call(name)
-            if not (yield from read_value(reader, reader.arguments)):
-                yield from reader.until((), reader.arguments)
-            yield from reader.skip_space()
-        elif reader.at == place and place and reader.text[: reader.at].endswith(_MARK):
-            reader.content(_MARK)
+def _read(reader: TextReader, options: ReadOptions) -> Reading[None]:
+    """Parse part after part, each with a recipient."""
+    is_content = options.start == "content"
+    while True:
+        if not is_content:
+            yield from _read_part(reader, options)
+        found = yield from reader.until((_MARK,), reader.content)
+        is_content = False
+        if found is None:
+            return
 
 
-FORMAT = FunctionaryFormat(
-    calls=MarkedCalls("functionary", NamedCall(JsonArguments(), name_end="\n"), separator=_MARK)
+def _read_part(reader: TextReader, options: ReadOptions) -> Reading[None]:
+    """Parse a recipient, and the arguments if it is a tool."""
+    place = reader.mark()
+    name = yield from reader.run(lambda char: char.isalnum() or char in "_-.")
+    is_named = yield from reader.takes("\n")
+    is_call = is_named and options.reads_calls and name in reader.tools
+    if is_call:
+        is_call = yield from reader.sees("{")
+    reader.release(None if is_call or (is_named and name == "all") else place)
+    if is_call:
+        reader.begin_call(name)
+        if not (yield from read_value(reader, reader.arguments)):
+            yield from reader.until((), reader.arguments)
+        yield from reader.skip_space()
+    elif reader.at == place and place and reader.text[: reader.at].endswith(_MARK):
+        reader.content(_MARK)
+
+
+FORMAT = AnswerFormat(
+    calls=MarkedCalls("functionary", NamedCall(name_end="\n"), separator=_MARK), own=_read
 )

@@ -6,38 +6,32 @@ Source: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.formats import MarkedCalls
+from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
 from headstart.text.toolcalls.json_text import dump, value_or_text
 from headstart.text.toolcalls.reader import Reading, TextReader
-from headstart.text.toolcalls.value_rules import Limits, Member, SchemaRules, ValueRules, quoted
+from headstart.text.toolcalls.value_rules import Limits, Member, ValueRules, quoted
 
 _QUOTE = '<|"|>'
 
 
-@dataclass(frozen=True, slots=True)
-class GemmaCall:
-    """A name and an object with bare keys and special quotes."""
-
-    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
-        """Parse the call; arguments are emitted as JSON while they arrive."""
-        name = yield from reader.run(lambda char: char.isalnum() or char in "_.-:")
-        if name not in reader.tools or not (yield from reader.sees("{")):
-            return False
-        reader.begin_call(name)
-        yield from _read_object(reader)
-        return True
-
-    def rule(self, name: str, rules: SchemaRules) -> str:
-        """The name and an object."""
-        return f"{quoted(name)} {_GemmaValues(rules).value(rules.schema)}"
+def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+    """Parse a name and an object, which is emitted as JSON while it arrives."""
+    name = yield from reader.run(lambda char: char.isalnum() or char in "_.-:")
+    if name not in reader.tools or not (yield from reader.sees("{")):
+        return False
+    reader.begin_call(name)
+    yield from _read_object(reader)
+    return True
 
 
 class _GemmaValues(ValueRules):
     """Keys are in alphabetical order, as the template writes them."""
+
+    def call(self, name: str) -> str:
+        return f"{quoted(name)} {self.value(self.root)}"
 
     def text(self, end: str) -> str:
         quote = self.spelled(_QUOTE)
@@ -115,7 +109,10 @@ def _go_on(reader: TextReader, open_brackets: list[str]) -> Reading[bool]:
 
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
-        "gemma4", GemmaCall(), call_start="<|tool_call>call:", call_end="<tool_call|>"
+        "gemma4",
+        OwnCall(_read_call, _GemmaValues),
+        call_start="<|tool_call>call:",
+        call_end="<tool_call|>",
     ),
     seen_markers=(_QUOTE, "<|channel>", "<channel|>"),
     dropped=("<|tool_response>",),

@@ -9,66 +9,64 @@ Source: https://developers.openai.com/cookbook/articles/openai-harmony
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
-from headstart.text.toolcalls.formats import JsonArguments, MarkedCalls, NamedCall
+from headstart.text.toolcalls.formats import MarkedCalls, NamedCall
 from headstart.text.toolcalls.reader import Reading, TextReader
 
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _HEADS = ("<|start|>assistant", "<|channel|>")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HarmonyFormat(AnswerFormat):
-    """Messages with headers."""
-
-    def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
-        """Read message after message."""
-        if options.start != "answer":
-            header = "analysis" if options.start == "thoughts" else "final"
-            yield from self._read_body(reader, header, options)
-        while (yield from reader.peek(1)):
-            if not (yield from self._is_header(reader)):
-                found = yield from reader.until((*_ENDS, *_HEADS), reader.content)
-                reader.at -= len(found) if found in _HEADS else 0
-                continue
-            place = reader.mark()
-            header_text: list[str] = []
-            found = yield from reader.until(("<|message|>",), header_text.append)
-            reader.release(place if found is None else None)
-            if found is None:  # a header without a message is text
-                yield from reader.until((), reader.content)
-                return
-            yield from self._read_body(reader, "".join(header_text), options)
-
-    def _is_header(self, reader: TextReader) -> Reading[bool]:
-        for head in (*_HEADS, " to="):
-            if (yield from reader.sees(head)):
-                return True
-        return False
-
-    def _read_body(self, reader: TextReader, header: str, options: ReadOptions) -> Reading[None]:
-        match = re.search(r"to=functions\.([\w.-]+)", header)
-        if match and match[1] in reader.tools and options.reads_calls:
-            reader.begin_call(match[1])
-            sink = reader.arguments
-        elif "analysis" in header and options.splits_thoughts:
-            sink = reader.thoughts
-        else:
-            sink = reader.content
-        found = yield from reader.until((*_ENDS, _HEADS[0]), sink)
-        reader.at -= len(found) if found == _HEADS[0] else 0
+def _read(reader: TextReader, options: ReadOptions) -> Reading[None]:
+    """Parse message after message, each with a header."""
+    if options.start != "answer":
+        header = "analysis" if options.start == "thoughts" else "final"
+        yield from _read_body(reader, header, options)
+    while (yield from reader.peek(1)):
+        if not (yield from _is_header(reader)):
+            found = yield from reader.until((*_ENDS, *_HEADS), reader.content)
+            reader.at -= len(found) if found in _HEADS else 0
+            continue
+        place = reader.mark()
+        header_text: list[str] = []
+        found = yield from reader.until(("<|message|>",), header_text.append)
+        reader.release(place if found is None else None)
+        if found is None:  # a header without a message is text
+            yield from reader.until((), reader.content)
+            return
+        yield from _read_body(reader, "".join(header_text), options)
 
 
-FORMAT = HarmonyFormat(
+def _is_header(reader: TextReader) -> Reading[bool]:
+    for head in (*_HEADS, " to="):
+        if (yield from reader.sees(head)):
+            return True
+    return False
+
+
+def _read_body(reader: TextReader, header: str, options: ReadOptions) -> Reading[None]:
+    match = re.search(r"to=functions\.([\w.-]+)", header)
+    if match and match[1] in reader.tools and options.reads_calls:
+        reader.begin_call(match[1])
+        sink = reader.arguments
+    elif "analysis" in header and options.splits_thoughts:
+        sink = reader.thoughts
+    else:
+        sink = reader.content
+    found = yield from reader.until((*_ENDS, _HEADS[0]), sink)
+    reader.at -= len(found) if found == _HEADS[0] else 0
+
+
+FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "harmony",
-        NamedCall(JsonArguments(), name_end=" <|constrain|>json<|message|>"),
+        NamedCall(name_end=" <|constrain|>json<|message|>"),
         call_start="<|channel|>commentary to=functions.",
         call_end="<|call|>",
         is_parallel=False,
     ),
     after_thoughts="<|start|>assistant",
     seen_markers=("<|channel|>", "<|message|>", "<|start|>", "<|end|>", "<|constrain|>"),
+    own=_read,
 )

@@ -7,60 +7,45 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.formats import MarkedCalls
-from headstart.text.toolcalls.json_text import dump, value_or_text
+from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
+from headstart.text.toolcalls.json_text import dump, read_rest, value_or_text
 from headstart.text.toolcalls.reader import Reading, TextReader
-from headstart.text.toolcalls.value_rules import (
-    Limits,
-    Member,
-    SchemaRules,
-    ValueRules,
-    as_json,
-    quoted,
-)
+from headstart.text.toolcalls.value_rules import Limits, Member, ValueRules, as_json, quoted
 
 _OPEN, _CLOSE = "([{", ")]}"
 
 
-@dataclass(frozen=True, slots=True)
-class PythonCall:
-    """A name, and keyword arguments in parentheses."""
-
-    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
-        """Parse the call; each argument is emitted when it is complete."""
-        name = yield from reader.run(lambda char: char.isalnum() or char in "_.-")
-        if name not in reader.tools or not (yield from reader.takes("(")):
-            return False
-        reader.begin_call(name)
-        reader.arguments("{")
-        before = ""
-        while True:
-            yield from reader.skip_space()
-            key = yield from reader.run(lambda char: char.isalnum() or char == "_")
-            yield from reader.skip_space()
-            if not key or not (yield from reader.takes("=")):
-                break
-            value = yield from _source_of_value(reader)
-            reader.arguments(f"{before}{dump(key)}:{dump(_value(value))}")
-            before = ","
-            yield from reader.takes(",")
-        reader.arguments("}")
-        yield from reader.takes(")")
-        return True
-
-    def rule(self, name: str, rules: SchemaRules) -> str:
-        """The name, and the arguments by their keys."""
-        values = _PythonValues(rules)
-        arguments = values.joined(values.members(rules.schema), ", ")
-        return f'{quoted(name + "(")} {arguments} ")"'
+def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+    """Parse a name and keyword arguments, each of which is emitted when it is complete."""
+    name = yield from reader.run(lambda char: char.isalnum() or char in "_.-")
+    if name not in reader.tools or not (yield from reader.takes("(")):
+        return False
+    reader.begin_call(name)
+    reader.arguments("{")
+    before = ""
+    while True:
+        yield from reader.skip_space()
+        key = yield from reader.run(lambda char: char.isalnum() or char == "_")
+        yield from reader.skip_space()
+        if not key or not (yield from reader.takes("=")):
+            break
+        value = yield from _source_of_value(reader)
+        reader.arguments(f"{before}{dump(key)}:{dump(_value(value))}")
+        before = ","
+        yield from reader.takes(",")
+    reader.arguments("}")
+    yield from reader.takes(")")
+    return True
 
 
 class _PythonValues(ValueRules):
     """Strings in either kind of quotes; everything else as in JSON."""
+
+    def call(self, name: str) -> str:
+        return f'{quoted(name + "(")} {self.joined(self.members(self.root), ", ")} ")"'
 
     def text(self, end: str) -> str:
         return self.named("text", as_json({"type": "string"}) + r""" | "'" /[^'\\\n]*/ "'" """)
@@ -99,21 +84,8 @@ def _source_of_value(reader: TextReader) -> Reading[str]:
         text.append(found)
         depth += (found in _OPEN) - (found in _CLOSE)
         if found in "'\"":
-            yield from _rest_of_string(reader, found, text)
+            yield from read_rest(reader, text.append, found)
     return "".join(text).strip()
-
-
-def _rest_of_string(reader: TextReader, quote: str, text: list[str]) -> Reading[None]:
-    while True:
-        found = yield from reader.until((quote, "\\"), text.append)
-        if found is None:
-            return
-        text.append(found)
-        if found == quote:
-            return
-        escaped = yield from reader.peek(1)
-        text.append(escaped)
-        reader.at += len(escaped)
 
 
 def _value(source: str) -> object:
@@ -132,7 +104,7 @@ def _value(source: str) -> object:
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "lfm2",
-        PythonCall(),
+        OwnCall(_read_call, _PythonValues),
         section_start="<|tool_call_start|>[",
         section_end="]<|tool_call_end|>",
         separator=", ",

@@ -7,57 +7,49 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
-from headstart.text.toolcalls.formats import MarkedCalls
+from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
 from headstart.text.toolcalls.json_text import dump, value_or_text
 from headstart.text.toolcalls.reader import Reading, TextReader
-from headstart.text.toolcalls.value_rules import Limits, Member, SchemaRules, ValueRules, quoted
+from headstart.text.toolcalls.value_rules import Limits, Member, ValueRules, quoted
 
 _NS = "]<]minimax[>["
 _TAG = re.compile(re.escape(_NS) + r"<(/?)([\w.-]+)>")
 
 
-@dataclass(frozen=True, slots=True)
-class MinimaxCall:
-    """A name, then one element for each argument."""
-
-    def read(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
-        """Parse the call; each argument is emitted when it is complete."""
-        name = yield from reader.run(lambda char: char not in '"<>\n')
-        if name not in reader.tools or not (yield from reader.takes('">')):
-            return False
-        reader.begin_call(name)
-        reader.arguments("{")
-        before = ""
-        while True:
-            place = reader.mark()
-            yield from reader.skip_space()
-            is_there = yield from reader.takes(_NS + "<")
-            key = yield from reader.run(lambda char: char not in "<>/\n")
-            is_there = is_there and bool(key) and (yield from reader.takes(">"))
-            reader.release(None if is_there else place)
-            if not is_there:
-                break
-            text: list[str] = []
-            yield from reader.until((f"{_NS}</{key}>",), text.append)
-            value = _value("".join(text), is_text=reader.tools.is_text(name, key))
-            reader.arguments(f"{before}{dump(key)}:{dump(value)}")
-            before = ","
-        reader.arguments("}")
-        return True
-
-    def rule(self, name: str, rules: SchemaRules) -> str:
-        """The name and an element for each argument."""
-        values = _ElementValues(rules)
-        arguments = values.joined(values.members(rules.schema), "")
-        return f"{quoted(name + chr(34) + '>')} {arguments}"
+def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
+    """Parse a name and one element for each argument, which is emitted when it is complete."""
+    name = yield from reader.run(lambda char: char not in '"<>\n')
+    if name not in reader.tools or not (yield from reader.takes('">')):
+        return False
+    reader.begin_call(name)
+    reader.arguments("{")
+    before = ""
+    while True:
+        place = reader.mark()
+        yield from reader.skip_space()
+        is_there = yield from reader.takes(_NS + "<")
+        key = yield from reader.run(lambda char: char not in "<>/\n")
+        is_there = is_there and bool(key) and (yield from reader.takes(">"))
+        reader.release(None if is_there else place)
+        if not is_there:
+            break
+        text: list[str] = []
+        yield from reader.until((f"{_NS}</{key}>",), text.append)
+        value = _value("".join(text), is_text=reader.tools.is_text(name, key))
+        reader.arguments(f"{before}{dump(key)}:{dump(value)}")
+        before = ","
+    reader.arguments("}")
+    return True
 
 
 class _ElementValues(ValueRules):
     """Nested elements; an empty list or object looks like an empty string."""
+
+    def call(self, name: str) -> str:
+        return f"{quoted(name + chr(34) + '>')} {self.joined(self.members(self.root), '')}"
 
     def text(self, end: str) -> str:
         if self.spelled(_NS) != quoted(_NS):  # a special token, which text never matches
@@ -109,7 +101,7 @@ def _children(text: str) -> list[tuple[str, str]] | None:
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "minimax-m3",
-        MinimaxCall(),
+        OwnCall(_read_call, _ElementValues),
         section_start=_NS + "<tool_call>\n",
         section_end=_NS + "</tool_call>",
         call_start=_NS + '<invoke name="',

@@ -5,9 +5,7 @@ Source: its chat template in llama.cpp's models/templates.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions, read_calls
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.reader import Reading, TextReader
 
@@ -28,48 +26,47 @@ _CALLS = MarkedCalls(
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MuseFormat(AnswerFormat):
-    """Messages to recipients."""
-
-    def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
-        """Read message after message."""
-        recipient = {"thoughts": "self", "content": "user"}.get(options.start)
-        while True:
-            if recipient is None:
-                recipient = yield from self._read_recipient(reader)
-            is_thought = recipient == "self" and options.splits_thoughts
-            if (yield from self._read_body(reader, options, is_thought=is_thought)):
-                return
-            recipient = None
-
-    def _read_recipient(self, reader: TextReader) -> Reading[str]:
-        """The recipient of the next message; "" without a header."""
-        place = reader.mark()
-        yield from reader.takes(_START)
-        if (yield from reader.takes(" to=")):
-            name = yield from reader.run(lambda char: char not in "<\n ")
-            if (yield from reader.takes("<|message|>")):
-                reader.release()
-                return name
-        reader.release(place)
-        return ""
-
-    def _read_body(
-        self, reader: TextReader, options: ReadOptions, *, is_thought: bool
-    ) -> Reading[bool]:
-        """Parse up to the end of a message; returns whether the text ends there."""
-        sink = reader.thoughts if is_thought else reader.content
-        triggers = _CALLS.triggers if options.reads_calls and not is_thought else ()
-        while True:
-            found = yield from reader.until((*_ENDS, *triggers), sink)
-            if found is None:
-                return True
-            if found in _ENDS:
-                return not (yield from reader.peek(1))
-            yield from self._read_calls(reader, found)
+def _read(reader: TextReader, options: ReadOptions) -> Reading[None]:
+    """Parse message after message, each to a recipient."""
+    recipient = {"thoughts": "self", "content": "user"}.get(options.start)
+    while True:
+        if recipient is None:
+            recipient = yield from _read_recipient(reader)
+        is_thought = recipient == "self" and options.splits_thoughts
+        if (yield from _read_body(reader, options, is_thought=is_thought)):
+            return
+        recipient = None
 
 
-FORMAT = MuseFormat(
-    calls=_CALLS, after_thoughts=_START, seen_markers=("<|message|>", "<|start|>", "<|eom|>")
+def _read_recipient(reader: TextReader) -> Reading[str]:
+    """The recipient of the next message; "" without a header."""
+    place = reader.mark()
+    yield from reader.takes(_START)
+    if (yield from reader.takes(" to=")):
+        name = yield from reader.run(lambda char: char not in "<\n ")
+        if (yield from reader.takes("<|message|>")):
+            reader.release()
+            return name
+    reader.release(place)
+    return ""
+
+
+def _read_body(reader: TextReader, options: ReadOptions, *, is_thought: bool) -> Reading[bool]:
+    """Parse up to the end of a message; returns whether the text ends there."""
+    sink = reader.thoughts if is_thought else reader.content
+    triggers = _CALLS.triggers if options.reads_calls and not is_thought else ()
+    while True:
+        found = yield from reader.until((*_ENDS, *triggers), sink)
+        if found is None:
+            return True
+        if found in _ENDS:
+            return not (yield from reader.peek(1))
+        yield from read_calls(_CALLS, reader, found)
+
+
+FORMAT = AnswerFormat(
+    calls=_CALLS,
+    after_thoughts=_START,
+    seen_markers=("<|message|>", "<|start|>", "<|eom|>"),
+    own=_read,
 )
