@@ -18,7 +18,7 @@ from headstart.engine.library import api
 from headstart.structures import sequence_files
 from headstart.structures.sequence_files import SavedSequence
 from headstart.types import Batch, CacheKind
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 TEXT = [*range(3, 40)]
 WRITERS = [tiny_llama, tiny_hybrid, tiny_recurrent]
@@ -44,7 +44,7 @@ def write(engine: LlamaEngine, path: Path, num_exact: int = len(TEXT)) -> int:
 def read(engine: LlamaEngine, seq_id: int, path: Path) -> SavedSequence:
     saved = sequence_files.read(path, engine.context_size, engine.vocab_size)
     if engine.restore_sequence(seq_id, saved.data) != len(saved.tokens):
-        raise InvalidParameterError("no room" if engine.lacks_cells else "damaged")
+        raise RequestError("no room" if engine.lacks_cells else "damaged")
     return saved
 
 
@@ -83,12 +83,12 @@ def test_what_finds_no_cells_is_not_called_damaged(engine: LlamaEngine, tmp_path
     write(engine, tmp_path / "a.bin", len(TEXT))
     if engine.cache_kind is CacheKind.CUT:
         decode(engine, 0, len(TEXT), [5] * (engine.num_cells - len(TEXT) - 30))
-        with pytest.raises(InvalidParameterError, match="no room"):
+        with pytest.raises(RequestError, match="no room"):
             read(engine, 1, tmp_path / "a.bin")
     engine.clear(0)
     data = (tmp_path / "a.bin").read_bytes()
     (tmp_path / "b.bin").write_bytes(data[:-8])
-    with pytest.raises(InvalidParameterError, match="damaged"):
+    with pytest.raises(RequestError, match="damaged"):
         read(engine, 1, tmp_path / "b.bin")
 
 
@@ -125,7 +125,7 @@ def test_a_list_of_tokens_that_cannot_be_is_refused(
 ) -> None:
     head = struct.pack("<III", api.LLAMA_STATE_SEQ_MAGIC, api.LLAMA_STATE_SEQ_VERSION, len(numbers))
     (tmp_path / "a.bin").write_bytes(head + np.array(numbers, "<i4").tobytes())
-    with pytest.raises(InvalidParameterError, match=says):
+    with pytest.raises(RequestError, match=says):
         read(engine, 0, tmp_path / "a.bin")
 
 
@@ -158,5 +158,5 @@ def test_a_flipped_bit_anywhere_is_noticed(engine: LlamaEngine, tmp_path: Path) 
         damaged = bytearray(data)
         damaged[at] ^= 1 << int(random.integers(8))
         path.write_bytes(damaged)
-        with pytest.raises(InvalidParameterError):
+        with pytest.raises(RequestError):
             read(engine, 1, path)

@@ -30,7 +30,7 @@ from headstart.speculators.base import Speculator
 from headstart.structures import topk
 from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
 
@@ -290,7 +290,7 @@ def test_a_token_costs_the_same_however_many_have_a_bias(monkeypatch):
 def test_a_greedy_request_whose_legal_tokens_are_all_banned_is_told_so():
     params = SamplingParams(temperature=0.0, logit_bias={3: float("-inf")})
     legal = np.arange(16) == 3
-    with pytest.raises(InvalidParameterError, match="no token is left"):
+    with pytest.raises(RequestError, match="no token is left"):
         Sampler(params, FakeEngine(16), ()).sample(FakeEngine(16).logits_after([1]), 1, legal)
 
 
@@ -299,7 +299,7 @@ def test_a_request_that_bans_every_token_is_an_error_and_not_question_marks():
     for temperature in (0.0, 1.0):
         for top_k in (0, 5, 40):
             one = Sampler(replace(params, temperature=temperature, top_k=top_k), FakeEngine(16), ())
-            with pytest.raises(InvalidParameterError, match="no token is left"):
+            with pytest.raises(RequestError, match="no token is left"):
                 one.sample(FakeEngine(16).logits_after([1]), 1)
 
 
@@ -310,5 +310,5 @@ def test_a_request_that_bans_every_token_ends_alone():
         make_scheduler(Letters(order=1)),
         [replace(honest, request_id="banned", sampling=banned), honest],
     )
-    assert answers["banned"].reason == "InvalidParameterError"
+    assert answers["banned"].reason == "RequestError"
     assert answers["honest"].finish is not None

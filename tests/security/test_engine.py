@@ -34,7 +34,6 @@ from headstart.types.errors import (
     CapacityError,
     EngineError,
     RpcWorkerError,
-    UnavailableError,
     WorkerDeadError,
 )
 from headstart.types.request import FinishEvent, Request, RequestStats
@@ -230,7 +229,7 @@ async def test_an_engine_that_cannot_be_made_is_tried_again_and_health_says_why(
         await asyncio.sleep(0)
     assert client.status == "restarting"
     assert "Too many open files" in client.failure
-    with pytest.raises(UnavailableError, match="Too many open files"):
+    with pytest.raises(CapacityError, match="Too many open files"):
         client.submit(REQUEST, lambda event: None)
     await ready(transports, 2)
     assert (client.status, client.failure) == ("ready", "")
@@ -352,7 +351,7 @@ def test_penalties_read_a_long_prompt_in_pieces_beside_other_requests(monkeypatc
 
 
 def test_the_end_of_the_server_is_503():
-    worker = FakeWorker(lambda request: [UnavailableError("the server is shutting down")])
+    worker = FakeWorker(lambda request: [CapacityError("the server is shutting down")])
     with serving(worker) as client:
         response = client.post("/completion", json={"prompt": "a"})
         assert response.status_code == 503
@@ -368,7 +367,7 @@ def test_a_request_in_flight_hears_503_when_the_server_ends(transports):
         return heard
 
     [error] = asyncio.run(ask())
-    assert isinstance(error, UnavailableError)
+    assert isinstance(error, CapacityError)
 
 
 def test_a_stream_that_is_not_read_is_given_up(monkeypatch):

@@ -21,7 +21,7 @@ from tests.thread_transport import ThreadTransport
 from headstart.server.app import IdleTimer
 from headstart.server.kept import MAX_STREAMS, KeptStreams
 from headstart.server.prompts import render_messages
-from headstart.types.errors import ModelError, UnavailableError
+from headstart.types.errors import CapacityError, ModelError
 from headstart.types.request import FinishEvent
 from headstart.worker.client import WorkerClient
 
@@ -83,7 +83,7 @@ async def test_a_model_that_cannot_be_loaded_again_is_tried_with_the_next_reques
     worker = client_of([ModelError("no memory is left")])
     await worker.start()
     await worker.sleep()
-    with pytest.raises(UnavailableError, match="could not be loaded again: no memory is left"):
+    with pytest.raises(CapacityError, match="could not be loaded again: no memory is left"):
         await worker.wake()
     assert worker.status == "sleeping"
     await asyncio.gather(worker.wake(), worker.wake())
@@ -114,7 +114,7 @@ async def test_a_worker_with_a_request_does_not_sleep() -> None:
     await worker.sleep()
     assert worker.status == "sleeping"
     await worker.close()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(CapacityError):
         worker.submit(make_requests(1)[0], lambda event: None)
 
 

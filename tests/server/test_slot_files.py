@@ -11,7 +11,7 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 from headstart.types.request import Event, SlotAction, SlotEvent
 
 MIB = 2**20
@@ -23,11 +23,11 @@ class SlotWorker(FakeWorker):
     def submit(self, request: Any, deliver: Any) -> None:
         assert isinstance(request, SlotAction)
         path = Path(request.path)
-        event: Event | InvalidParameterError = SlotEvent(request.request_id, 1, MIB, 0.0)
+        event: Event | RequestError = SlotEvent(request.request_id, 1, MIB, 0.0)
         if request.action == "save":
             path.write_bytes(bytes(MIB))
         elif not path.exists():
-            event = InvalidParameterError(f"{path.name} does not exist")
+            event = RequestError(f"{path.name} does not exist")
         deliver(event)
 
 

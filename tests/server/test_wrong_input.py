@@ -16,7 +16,7 @@ from headstart.types.errors import (
     CapacityError,
     ContextLengthError,
     EngineError,
-    InvalidParameterError,
+    RequestError,
     WorkerDeadError,
 )
 from headstart.types.request import Request
@@ -258,7 +258,7 @@ def test_a_template_that_raises_is_400_with_its_message():
 
 
 FAILURES = [
-    (InvalidParameterError("no such speculator"), 400, "invalid_request_error"),
+    (RequestError("no such speculator"), 400, "invalid_request_error"),
     (CapacityError("256 requests are waiting"), 503, "unavailable_error"),
     (EngineError("decode failed"), 500, "server_error"),
     (WorkerDeadError("the engine process ended"), 500, "server_error"),

@@ -11,7 +11,7 @@ from tests.templates.conversations import TOOLS
 
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.chat_template import ChatTemplate
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 PARSES = Path(__file__).parent / "llama_server_parses.json.xz"
 QUESTION = {"role": "user", "content": "How is the weather in Paris?"}
@@ -47,7 +47,7 @@ def answer_texts(template: ChatTemplate) -> dict[str, str]:
         messages = [QUESTION, {"role": "assistant", "content": "", **answer}]
         try:
             text = template.render(messages, tools=TOOLS, add_generation_prompt=False)
-        except InvalidParameterError:
+        except RequestError:
             return None
         if not text.startswith(before):
             return None

@@ -27,7 +27,7 @@ from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api
 from headstart.engine.machine import default_threads
 from headstart.engine.model import Model
-from headstart.types.errors import EngineError, InvalidParameterError, ModelError
+from headstart.types.errors import EngineError, ModelError, RequestError
 from headstart.types.media import MediaChunk, MediaEvent, MediaPart, MediaQuestion
 from headstart.types.request import ErrorEvent, error_event
 from headstart.types.state_batch import StateBatch
@@ -276,7 +276,7 @@ class Projector:
             bitmaps = (ctypes.c_void_p * 1)(bitmap)
             if api.mtmd_tokenize(self._context, chunks, ctypes.byref(text), bitmaps, 1) != 0:
                 words = "a file cannot be used with this model"
-                raise library.libllama_error(InvalidParameterError, words)
+                raise library.libllama_error(RequestError, words)
             for index in range(api.mtmd_input_chunks_size(chunks)):
                 yield api.mtmd_input_chunks_get(chunks, index)
         finally:
@@ -290,7 +290,7 @@ class Projector:
             is_causal = not api.mtmd_decode_use_non_causal(self._context, one)
             chunk = LlamaChunk(self, api.mtmd_input_chunk_copy(one), is_causal)
             if chunk.is_whole and chunk.num_cells > self._most_whole:
-                raise InvalidParameterError(
+                raise RequestError(
                     f"a file has {chunk.num_cells} tokens, which have to be decoded at once, but "
                     f"a decode takes {self._most_whole}; start with a larger --ubatch-size"
                 )
@@ -303,9 +303,7 @@ class Projector:
         options = api.mtmd_helper_init_opt_default()
         found = api.mtmd_helper_bitmap_init_from_buf(self._context, data, len(file), False, options)
         if not found.bitmap or found.video_ctx:
-            raise InvalidParameterError(
-                "a file is damaged; send it in another format, as PNG or WAV"
-            )
+            raise RequestError("a file is damaged; send it in another format, as PNG or WAV")
         return found.bitmap
 
 

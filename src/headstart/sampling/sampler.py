@@ -22,7 +22,7 @@ from headstart.sampling.noise import gumbel, uniform
 from headstart.sampling.thoughts import ThoughtCounter
 from headstart.structures.topk import top_k
 from headstart.types import Engine, Filters, TokenChoice
-from headstart.types.errors import EngineError, InvalidParameterError
+from headstart.types.errors import EngineError, RequestError
 from headstart.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Sampler:
         if margin:
             self._count_tie(noisy, chosen, margin)
         if scores[chosen] == -math.inf:
-            raise InvalidParameterError(_ALL_BANNED)
+            raise RequestError(_ALL_BANNED)
         return int(ids[chosen])
 
     def _count_tie(self, scores: NDArray[Any], chosen: int, margin: float) -> None:
@@ -239,7 +239,7 @@ class Sampler:
         """Drop banned tokens; sort by falling score, equal scores by id."""
         left = (~np.isneginf(scores)).nonzero()[0]
         if not len(left):
-            raise InvalidParameterError(_ALL_BANNED)
+            raise RequestError(_ALL_BANNED)
         left = left[np.argsort(-scores[left], kind="stable")]
         return ids[left].astype(np.int32), scores[left]
 

@@ -11,8 +11,8 @@ from headstart.types import Engine
 from headstart.types.errors import (
     CapacityError,
     ContextLengthError,
-    InvalidParameterError,
     QuotaError,
+    RequestError,
 )
 from headstart.types.media import LoadedChunk, MediaChunk, MediaStore
 from headstart.types.request import Request
@@ -22,30 +22,28 @@ def check(request: Request, engine: Engine, num_slots: int) -> None:
     """Refuse a request that can never run.
 
     Raises:
-        ContextLengthError, InvalidParameterError: why.
+        ContextLengthError, RequestError: why.
     """
     prompt = request.prompt
     if not len(prompt):
-        raise InvalidParameterError("the prompt has no tokens; send some text")
+        raise RequestError("the prompt has no tokens; send some text")
     if len(prompt) >= engine.context_size:
         raise ContextLengthError(len(prompt), engine.context_size)
     if prompt[-1] < 0 and request.media:
-        raise InvalidParameterError("the prompt ends with an image; put some text behind it")
+        raise RequestError("the prompt ends with an image; put some text behind it")
     num_cells = sum(chunk.num_cells for _, chunk in request.media)
     low, high = min(prompt), max(prompt)
     if (low < 0 and sum(token < 0 for token in prompt) != num_cells) or high >= engine.vocab_size:
         wrong = low if low < 0 else high
-        raise InvalidParameterError(
+        raise RequestError(
             f"token id {wrong} is not in the vocabulary (0 to {engine.vocab_size - 1})"
         )
     if (bias := request.sampling.logit_bias) and not all(0 <= i < engine.vocab_size for i in bias):
-        raise InvalidParameterError(
+        raise RequestError(
             f"logit_bias names a token that is not in the vocabulary (0 to {engine.vocab_size - 1})"
         )
     if request.slot_id is not None and not 0 <= request.slot_id < num_slots:
-        raise InvalidParameterError(
-            f"id_slot is {request.slot_id} but the slots are 0 to {num_slots - 1}"
-        )
+        raise RequestError(f"id_slot is {request.slot_id} but the slots are 0 to {num_slots - 1}")
 
 
 def find_media(

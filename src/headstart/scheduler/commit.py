@@ -14,7 +14,7 @@ from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.sequence import Ending, Sequence
 from headstart.scheduler.step import StepPlan, StepRecord
 from headstart.types import Engine, Logits, Vocab
-from headstart.types.errors import EngineError, HeadstartError, InvalidParameterError
+from headstart.types.errors import EngineError, HeadstartError, RequestError
 from headstart.types.request import TokenLogprob
 
 LENGTH = Ending("length")
@@ -100,7 +100,7 @@ class Committer:
                     endings.append((sequence, LENGTH))
                     continue
                 verified.append((index, self._verify(sequence, index, rows, record)))
-            except (EngineError, InvalidParameterError) as error:  # of this request alone
+            except (EngineError, RequestError) as error:  # of this request alone
                 endings.append((sequence, failure(error)))
         return verified
 

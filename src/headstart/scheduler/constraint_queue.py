@@ -14,9 +14,9 @@ from headstart.scheduler.sequence import Sequence
 from headstart.types.errors import (
     CapacityError,
     HeadstartError,
-    InvalidParameterError,
     NotSupportedError,
     QuotaError,
+    RequestError,
 )
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ class ConstraintQueue:
         if error is None:
             sequence.compiled = compiling.result()
             return None
-        if not isinstance(error, InvalidParameterError):  # it may be compiled another time
+        if not isinstance(error, RequestError):  # it may be compiled another time
             self._compiler.forget(sequence.request.constraint)
         if isinstance(error, HeadstartError):
             return error

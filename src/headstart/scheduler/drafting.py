@@ -87,7 +87,7 @@ class Drafting:
         """Merge a request's wishes with the server's settings.
 
         Raises:
-            InvalidParameterError: it asks for drafts that cannot be made here.
+            RequestError: it asks for drafts that cannot be made here.
         """
         check_wishes(params, self.config, self.speculators)
         return make_policy(params, self.config, self.speculators, self.unusable)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from headstart.config import SpeculationConfig
 from headstart.types import DraftMode
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 from headstart.types.request import SpeculativeParams
 
 
@@ -71,13 +71,13 @@ def check_wishes(
     A bare `n_max` is no such wish: clients of llama-server always send it.
 
     Raises:
-        InvalidParameterError: a speculator that is not loaded, or any while speculation is off.
+        RequestError: a speculator that is not loaded, or any while speculation is off.
     """
     if not loaded:
         _check_off(params, config)
     for name in params.types or ():
         if name not in loaded:
-            raise InvalidParameterError(
+            raise RequestError(
                 f"speculative.types names {name!r} but this server loaded "
                 f"{', '.join(loaded) or 'none'}; leave it out or start with --spec-type"
             )
@@ -92,7 +92,7 @@ def _check_off(params: SpeculativeParams, config: SpeculationConfig) -> None:
     started, remedy = "--spec off", "with --spec auto"
     if config.mode is not DraftMode.OFF:
         started, remedy = "--spec-type none", "without it"
-    raise InvalidParameterError(
+    raise RequestError(
         f"{wish} but this server was started with {started}; start it {remedy}, or leave the "
         "field out"
     )

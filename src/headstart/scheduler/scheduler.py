@@ -122,7 +122,7 @@ class Scheduler:
 
         Raises:
             CapacityError: too many are waiting.
-            ContextLengthError, InvalidParameterError: it can never run.
+            ContextLengthError, RequestError: it can never run.
         """
         admission.check(request, self.engine, len(self.cells))
         policy = self.drafting.policy(request.speculative)

@@ -164,7 +164,7 @@ class Sequence:
         Not called at submission: hundreds of waiting requests would hold memory for nothing.
 
         Raises:
-            InvalidParameterError: its constraint cannot be followed.
+            RequestError: its constraint cannot be followed.
         """
         text, request = self.text, self.request
         if not hasattr(text, "sampler"):

@@ -20,7 +20,6 @@ from headstart.types import Engine
 from headstart.types.errors import (
     CapacityError,
     EngineError,
-    InvalidParameterError,
     RequestError,
 )
 from headstart.types.request import ErrorEvent, SlotAction, SlotEvent, ThoughtsEnd, error_event
@@ -81,7 +80,7 @@ class SlotActions:
 
         Raises:
             CapacityError: a request uses the slot, or there is no room for its prompt.
-            InvalidParameterError: there is no such slot, or the file cannot be used.
+            RequestError: there is no such slot, or the file cannot be used.
             EngineError: the file cannot be written.
         """
         cache, engine, started = self._cache, self._engine, self._clock()
@@ -101,7 +100,7 @@ class SlotActions:
             cache.empty(cells)
         elif action.action == "save":
             if not is_theirs:
-                raise InvalidParameterError(f"slot {cells.seq_id} keeps no prompt of yours to save")
+                raise RequestError(f"slot {cells.seq_id} keeps no prompt of yours to save")
             cache.host.recall(cells)
             num_tokens, state = cells.length, engine.save_sequence(cells.seq_id)
             num_bytes = yield self._thread.submit(
@@ -112,9 +111,7 @@ class SlotActions:
     def _idle(self, slot_id: int) -> Cells:
         all_cells = self._cache.cells
         if not 0 <= slot_id < len(all_cells):
-            raise InvalidParameterError(
-                f"id_slot is {slot_id} but the slots are 0 to {len(all_cells) - 1}"
-            )
+            raise RequestError(f"id_slot is {slot_id} but the slots are 0 to {len(all_cells) - 1}")
         if all_cells[slot_id].user is not None:
             raise CapacityError(f"slot {slot_id} is used by a request; try again when it is idle")
         return all_cells[slot_id]
@@ -127,7 +124,7 @@ class SlotActions:
         while self._engine.restore_sequence(cells.seq_id, saved.data) != len(saved.tokens):
             if not self._engine.lacks_cells:
                 self._engine.clear(cells.seq_id)
-                raise InvalidParameterError(
+                raise RequestError(
                     f"{name} cannot be restored: it is damaged, of another model or of other "
                     "cache types"
                 )

@@ -164,7 +164,7 @@ class IdleTimer:
         """Load the model if it is not loaded, and keep it loaded.
 
         Raises:
-            UnavailableError: it cannot be loaded.
+            CapacityError: it cannot be loaded.
         """
         self._num_running += 1
         self._cancel()

@@ -16,11 +16,9 @@ from starlette.responses import Response
 from headstart.server.threads import ClientGoneError
 from headstart.types.errors import (
     QUOTAS,
-    BackendError,
     CapacityError,
     ContextLengthError,
     HeadstartError,
-    NotSupportedError,
     QuotaError,
     RequestError,
 )
@@ -104,15 +102,11 @@ def shorten(value: object) -> str:
 
 
 class ApiError(HeadstartError):
-    """An error with a status of its own; `type` defaults to the usual one of the status."""
+    """An error that says itself how HTTP reports it."""
 
-    def __init__(
-        self, status: int, message: str, *, type: str | None = None, retry_after: int | None = None
-    ) -> None:
+    def __init__(self, status: int, message: str, *, type: str = "", retry_after: int = 0) -> None:
         super().__init__(message)
-        self.status = status
-        self.type = type or TYPES[status]
-        self.retry_after = retry_after  # seconds
+        self.status, self.type, self.retry_after = status, type, retry_after
 
 
 def not_supported(message: str) -> ApiError:
@@ -127,30 +121,13 @@ def wrong_value(field: str, value: object, wanted: str) -> RequestError:
 
 def error_body(error: Exception) -> dict[str, Any]:
     """Return `{"error": {"code", "message", "type", ...}}` for any exception."""
-    match error:
-        case ApiError():
-            return _shape(error.status, str(error), error.type)
-        case ContextLengthError():
-            body = _shape(400, str(error), "exceed_context_size_error")
-            body["error"] |= {
-                "n_prompt_tokens": error.num_prompt_tokens,
-                "n_ctx": error.context_size,
-            }
-            return body
-        case NotSupportedError():
-            return _shape(501, str(error))
-        case RequestError():
-            return _shape(400, str(error))
-        case QuotaError():
-            return _shape(429, str(error))
-        case CapacityError():
-            return _shape(503, str(error))
-        case BackendError():
-            return _shape(502, str(error))
-        case HeadstartError():
-            return _shape(500, str(error))
-        case _:
-            return _shape(500, "internal error; the server's log has the details")
+    if not isinstance(error, HeadstartError):
+        error = HeadstartError("internal error; the server's log has the details")
+    kind = error.type or TYPES[error.status]
+    body: dict[str, Any] = {"code": error.status, "message": str(error), "type": kind}
+    if isinstance(error, ContextLengthError):
+        body |= {"n_prompt_tokens": error.num_prompt_tokens, "n_ctx": error.context_size}
+    return {"error": body}
 
 
 def error_response(error: Exception, path: str = "") -> Response:
@@ -160,7 +137,7 @@ def error_response(error: Exception, path: str = "") -> Response:
     headers = dict(INERT)
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    retry_after = error.retry_after if isinstance(error, ApiError | QuotaError) else None
+    retry_after = error.retry_after if isinstance(error, HeadstartError) else 0
     if status == 503 or retry_after:
         headers["Retry-After"] = str(retry_after or 1)
     shown = orjson.dumps(shaped(body, path))
@@ -188,10 +165,6 @@ def log_failure(error: Exception) -> None:
     """Log errors that the client did not cause."""
     if not isinstance(error, ApiError | RequestError | CapacityError | ClientGoneError):
         logger.error("request failed: %s", error, exc_info=not isinstance(error, HeadstartError))
-
-
-def _shape(status: int, message: str, type: str | None = None) -> dict[str, Any]:
-    return {"error": {"code": status, "message": message, "type": type or TYPES[status]}}
 
 
 def _answer(request: Request, error: Exception) -> Response:

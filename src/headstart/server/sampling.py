@@ -16,7 +16,7 @@ from headstart.server.limits import MAX_NAMES, check_length
 from headstart.server.model import RequestDefaults
 from headstart.server.schemas import GenerationBody
 from headstart.types import Vocab
-from headstart.types.errors import ConfigError, InvalidParameterError, RequestError
+from headstart.types.errors import ConfigError, RequestError
 from headstart.types.sampling_params import (
     MAX_SEED,
     NUMBERS,
@@ -51,7 +51,7 @@ def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> Req
         values["dry_sequence_breakers"] = tuple(line for line in lines if line != "none")
     try:
         sampling = SamplingParams(**_clamped(values))
-    except InvalidParameterError as error:
+    except RequestError as error:
         raise ConfigError(f"a sampling flag is out of range: {error}") from error
     return RequestDefaults(
         sampling=sampling,

@@ -24,10 +24,6 @@ from headstart.types.errors import CapacityError, QuotaError, RequestError
 T = TypeVar("T")
 
 
-class AbandonedError(Exception):
-    """Nothing waits for the result of this thread's job any more."""
-
-
 class ClientGoneError(Exception):
     """The client closed the connection."""
 
@@ -54,7 +50,7 @@ class _Job:
 
     def _check(self, amount: int) -> None:
         if self.is_abandoned:
-            raise AbandonedError
+            raise ClientGoneError  # nobody waits for the result
 
 
 class Threads:

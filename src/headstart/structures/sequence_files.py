@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from headstart.structures.atomic import replace_file
 from headstart.structures.checkpoints import Data, reserve, unpack
-from headstart.types.errors import EngineError, InvalidParameterError
+from headstart.types.errors import EngineError, RequestError
 
 # LLAMA_STATE_SEQ_MAGIC and LLAMA_STATE_SEQ_VERSION of llama.h
 MAGIC, VERSION = 0x67677371, 3
@@ -84,7 +84,7 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
     """What a file holds.
 
     Raises:
-        InvalidParameterError: it is not a file of a sequence that fits here.
+        RequestError: it is not a file of a sequence that fits here.
     """
     try:
         with path.open("rb") as file:
@@ -108,19 +108,19 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
             place[: len(front)] = front
             state = place[len(front) :]
             if file.readinto(state) != len(state):
-                raise InvalidParameterError(f"{path.name} became shorter while it was read")
+                raise RequestError(f"{path.name} became shorter while it was read")
     except OSError as error:
-        raise InvalidParameterError(f"{path.name} cannot be read: {error.strerror}") from error
+        raise RequestError(f"{path.name} cannot be read: {error.strerror}") from error
     tokens = _unpacked(path.name, np.frombuffer(head[_HEADER.size :], "<i4"))
     if len(tokens) > context_size:
-        raise InvalidParameterError(
+        raise RequestError(
             f"{path.name} has {len(tokens)} tokens but the context is {context_size}; start with "
             "a larger --ctx-size"
         )
     # in files of ours, ids below zero are cells of images (types/media.py)
     is_below = not trailer and tokens.min(initial=0) < 0
     if is_below or tokens.max(initial=0) >= vocab_size:
-        raise InvalidParameterError(
+        raise RequestError(
             f"{path.name} has token ids outside the vocabulary (0 to {vocab_size - 1}); it is "
             "damaged, or of another model"
         )
@@ -128,7 +128,7 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
     if trailer:
         _, num_exact, checksum = _TRAILER.unpack(trailer)
         if _checksum([head, state, *behind], num_exact) != checksum:
-            raise InvalidParameterError(
+            raise RequestError(
                 f"{path.name} is damaged: its checksum is wrong; save the slot again"
             )
     return SavedSequence(tokens.tolist(), num_exact, num_bytes, data)
@@ -144,13 +144,13 @@ def _read_gaps(file: BinaryIO, end: int, least: int) -> bytes:
 
 def _end_of_tokens(name: str, header: bytes, num_bytes: int) -> int:
     if len(header) < _HEADER.size:
-        raise InvalidParameterError(f"{name} is not a saved slot: it is too short")
+        raise RequestError(f"{name} is not a saved slot: it is too short")
     magic, version, num_tokens = _HEADER.unpack(header)
     if (magic, version) != (MAGIC, VERSION):
-        raise InvalidParameterError(f"{name} is not a saved slot of this version")
+        raise RequestError(f"{name} is not a saved slot of this version")
     end = _HEADER.size + 4 * int(num_tokens)
     if num_bytes < end:
-        raise InvalidParameterError(f"{name} is damaged: it ends inside its tokens")
+        raise RequestError(f"{name} is damaged: it ends inside its tokens")
     return end
 
 
@@ -167,10 +167,10 @@ def _unpacked(name: str, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
     if not len(numbers) or numbers[0] != _PACKED:
         return numbers
     if len(numbers) < _NUM_AROUND or numbers[1] != _PACKED_VERSION:
-        raise InvalidParameterError(f"{name} is a slot of another version of llama-server")
+        raise RequestError(f"{name} is a slot of another version of llama-server")
     num_tokens = int(numbers[2])
     if not 0 <= num_tokens <= len(numbers) - _NUM_AROUND:
-        raise InvalidParameterError(f"{name} is damaged: it ends inside its tokens")
+        raise RequestError(f"{name} is damaged: it ends inside its tokens")
     if len(numbers) != num_tokens + _NUM_AROUND or numbers[-1] != 0:
-        raise InvalidParameterError(f"{name} has images, which cannot be read here")
+        raise RequestError(f"{name} has images, which cannot be read here")
     return numbers[3:-1]

@@ -42,8 +42,8 @@ from headstart.text.thinking import Thinking, find_thinking
 from headstart.types.errors import (
     ConfigError,
     HeadstartError,
-    InvalidParameterError,
     ModelError,
+    RequestError,
 )
 
 CHATML = (
@@ -156,7 +156,7 @@ class ChatTemplate:
         answers is kept if the template can, unless preserve_reasoning is false.
 
         Raises:
-            InvalidParameterError: the template refuses these messages.
+            RequestError: the template refuses these messages.
         """
         quirks = self.quirks
         adapted = adapt_messages(
@@ -177,7 +177,7 @@ class ChatTemplate:
             raise
         # untrusted code may raise anything
         except Exception as error:
-            raise InvalidParameterError(
+            raise RequestError(
                 f"the chat template cannot render these messages: {error}"
             ) from error
         return quirks.finish(text, add_generation_prompt)
@@ -258,14 +258,14 @@ class ChatTemplate:
                 add_generation_prompt=add_generation_prompt,
                 arguments={"enable_thinking": enable_thinking},
             )
-        except InvalidParameterError:
+        except RequestError:
             return None
 
     def _shows_messages(self) -> bool:
         """Whether a user message appears in the text; true if the template refuses it."""
         try:
             text = self.render([{"role": "user", "content": "probe-5d1c"}])
-        except InvalidParameterError:
+        except RequestError:
             return True  # others may appear
         return "probe-5d1c" in text.lower()
 

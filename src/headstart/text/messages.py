@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headstart.text.capabilities import Capabilities
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 Message = Mapping[str, Any]
 """role, content (text, or a list of {"type": "text", "text": ...}, or of media_marker for the place
@@ -111,7 +111,7 @@ def _parse_arguments(message: dict[str, Any]) -> None:
         try:
             function["arguments"] = json.loads(function["arguments"] or "{}")
         except ValueError as error:
-            raise InvalidParameterError(
+            raise RequestError(
                 f"the arguments of a call of {function['name']} are not valid JSON: {error}"
             ) from error
 

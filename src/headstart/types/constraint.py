@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 NO_LIMIT = 2**30
 
@@ -77,23 +77,23 @@ class Constraint:
     def __post_init__(self) -> None:
         size = len((self.text + self.before).encode("utf-8", "replace"))
         if size > MAX_TEXT_BYTES:
-            raise InvalidParameterError(
+            raise RequestError(
                 f"the {self.kind.title} has {size} bytes but at most {MAX_TEXT_BYTES} are taken"
             )
         if len(self.triggers) > MAX_TRIGGERS:
-            raise InvalidParameterError(
+            raise RequestError(
                 f"the constraint has {len(self.triggers)} triggers but at most {MAX_TRIGGERS} are "
                 "taken"
             )
         for trigger in self.triggers:
             if not 1 <= len(trigger) <= MAX_TRIGGER_BYTES:
-                raise InvalidParameterError(
+                raise RequestError(
                     f"a trigger has {len(trigger)} bytes but must have 1 to {MAX_TRIGGER_BYTES}"
                 )
         if self.thoughts and not self.thoughts.end:
-            raise InvalidParameterError("thoughts need a mark that ends them")
+            raise RequestError("thoughts need a mark that ends them")
         if not self.triggers and self.includes_trigger:
-            raise InvalidParameterError(
+            raise RequestError(
                 "includes_trigger says something about triggers, but there is none; name one or "
                 "leave it out"
             )

@@ -4,12 +4,10 @@ HeadstartError
   ConfigError              the configuration cannot work; raised before a model is loaded
     MemoryFullError        the model does not fit into the memory that is free
   ModelError               this GGUF cannot do what was asked (missing, damaged, not capable)
-  RequestError             the client's fault; becomes 4xx
-    InvalidParameterError  a field has a value that cannot be honoured; 400
+  RequestError             a request, or a value in it, cannot be honoured; 400
     ContextLengthError     the prompt does not fit the context; 400 exceed_context_size_error
     NotSupportedError      this server or model cannot do that; 501
-  CapacityError            try again later; becomes 503 with Retry-After
-    UnavailableError       the engine starts or restarts, or the server ends; also 503
+  CapacityError            try again later: too much waits, the engine starts, the server ends; 503
     QuotaError             a tenant has its share of something and others want it too; 429
   EngineError              libllama failed; becomes 500, the requests of that batch fail
   RpcWorkerError           a machine of --rpc does not answer or does not fit; it is asked again
@@ -21,7 +19,11 @@ from __future__ import annotations
 
 
 class HeadstartError(Exception):
-    """Base of all errors this package raises on purpose."""
+    """Base of all errors this package raises on purpose; says how HTTP reports one."""
+
+    status = 500
+    type = ""  # in the body; empty: the usual one of the status
+    retry_after = 0  # seconds; 0: time is no help
 
 
 class ConfigError(HeadstartError):
@@ -37,15 +39,15 @@ class ModelError(HeadstartError):
 
 
 class RequestError(HeadstartError):
-    """The request cannot be served as it is."""
+    """The request, or a value in it, cannot be honoured."""
 
-
-class InvalidParameterError(RequestError):
-    """A field of the request has a value that cannot be honoured."""
+    status = 400
 
 
 class ContextLengthError(RequestError):
     """The prompt does not fit into the context."""
+
+    type = "exceed_context_size_error"
 
     def __init__(self, num_prompt_tokens: int, context_size: int) -> None:
         super().__init__(
@@ -61,13 +63,13 @@ class ContextLengthError(RequestError):
 class NotSupportedError(RequestError):
     """This server or model cannot do what was asked."""
 
+    status = 501
+
 
 class CapacityError(HeadstartError):
-    """Too many requests are waiting; try again later."""
+    """Nothing can be answered now: too much waits, the engine restarts, or the server ends."""
 
-
-class UnavailableError(CapacityError):
-    """Nothing can be answered for a while: the engine restarts, or the server ends."""
+    status = 503
 
 
 QUOTAS = ("queue", "reading", "requests", "listeners", "slot files", "constraints")
@@ -75,6 +77,8 @@ QUOTAS = ("queue", "reading", "requests", "listeners", "slot files", "constraint
 
 class QuotaError(CapacityError):
     """A tenant has its share of something that others may use too."""
+
+    status = 429
 
     def __init__(self, quota: str, message: str, retry_after: int = 1) -> None:
         """`quota`: one of QUOTAS; `retry_after`: seconds, 0 if time is no help."""
@@ -97,6 +101,8 @@ class WorkerDeadError(HeadstartError):
 
 class BackendError(HeadstartError):
     """Another server, which was to answer, did not; `was_sent` if it may have read the request."""
+
+    status = 502
 
     def __init__(self, message: str, *, was_sent: bool = True) -> None:
         super().__init__(message)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from headstart.types import DraftMode
 from headstart.types.constraint import Constraint, ThoughtLimit
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 from headstart.types.media import MediaChunk, MediaEvent, MediaQuestion
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.speculation_stats import SpeculationStats
@@ -33,16 +33,14 @@ class SpeculativeParams:
         for name in ("n_max", "n_min"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                raise InvalidParameterError(f"speculative.{name} is {value} but must be 0 or more")
+                raise RequestError(f"speculative.{name} is {value} but must be 0 or more")
         if self.n_max and self.n_min is not None and self.n_min > self.n_max:
-            raise InvalidParameterError(
+            raise RequestError(
                 f"speculative.n_min is {self.n_min} but must not exceed speculative.n_max, which "
                 f"is {self.n_max}"
             )
         if self.p_min is not None and not 0.0 <= self.p_min <= 1.0:
-            raise InvalidParameterError(
-                f"speculative.p_min is {self.p_min} but must be from 0 to 1"
-            )
+            raise RequestError(f"speculative.p_min is {self.p_min} but must be from 0 to 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

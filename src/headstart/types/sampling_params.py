@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 DEFAULT_SAMPLERS = (
     "penalties",
@@ -127,18 +127,18 @@ class SamplingParams:
             if not (
                 isinstance(value, (int, float)) and math.isfinite(value) and low <= value <= high
             ):
-                raise InvalidParameterError(
+                raise RequestError(
                     f"{name} is {value!r} but must be a number from {low:g} to {high:g}"
                 )
         unknown = [s for s in self.samplers if s not in SAMPLERS]
         if unknown:
-            raise InvalidParameterError(
+            raise RequestError(
                 f"samplers contains {unknown[0]!r}, which is not one of {', '.join(SAMPLERS)}"
             )
         names = self.samplers
         cuts = 1 <= self.top_k <= MAX_INFILL_TOP_K
         if self.has_infill and not (cuts and "top_k" in names[: names.index("infill")]):
-            raise InvalidParameterError(
+            raise RequestError(
                 "samplers contains infill, which compares every candidate with every other; "
                 f"put top_k before it, with top_k from 1 to {MAX_INFILL_TOP_K} (it is {self.top_k})"
             )

@@ -38,8 +38,7 @@ class Worker(Protocol):
         honoured), an EngineError (decoding failed) or a WorkerDeadError (the engine ended).
 
         Raises:
-            UnavailableError: the engine is not ready.
-            CapacityError: it takes nothing, and too many requests wait for it.
+            CapacityError: the engine is not ready, or takes nothing and too many requests wait.
         """
 
     def cancel(self, request_id: str) -> None:
@@ -55,7 +54,7 @@ class Worker(Protocol):
         """Load the model again if it sleeps; return when it is ready.
 
         Raises:
-            UnavailableError: it cannot be loaded; it sleeps on.
+            CapacityError: it cannot be loaded; it sleeps on.
         """
 
     async def close(self) -> None:

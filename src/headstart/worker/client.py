@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 from headstart.types import errors
 from headstart.types.errors import (
+    CapacityError,
     HeadstartError,
     ModelError,
     RpcWorkerError,
-    UnavailableError,
     WorkerDeadError,
 )
 from headstart.types.report import WorkerInfo, WorkerReport
@@ -77,7 +77,7 @@ class WorkerClient:
     def submit(self, request: Work, deliver: Deliver) -> None:
         """Run a request; see `Worker.submit`."""
         if self.status != "ready" or self._transport is None:
-            raise UnavailableError(
+            raise CapacityError(
                 f"the engine is {self.status}" + (f": {self.failure}" if self.failure else "")
             )
         self._transport.send(request)
@@ -122,17 +122,17 @@ class WorkerClient:
             await self._ready
         except Exception as error:
             if self.status == "closed":
-                raise UnavailableError(_SHUTTING_DOWN) from error
+                raise CapacityError(_SHUTTING_DOWN) from error
             self.status, self._transport, self._hearing = "sleeping", None, None
             log.error("the model could not be loaded again: %s", error)
-            raise UnavailableError(
+            raise CapacityError(
                 f"the model could not be loaded again: {error}; try again"
             ) from error
 
     async def close(self) -> None:
         """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""
         self.status = "closed"
-        self._fail_all(UnavailableError(_SHUTTING_DOWN))
+        self._fail_all(CapacityError(_SHUTTING_DOWN))
         transport, self._transport = self._transport, None
         if transport is not None:
             self._closing = transport
@@ -143,7 +143,7 @@ class WorkerClient:
         loop's thread.
         """
         self.status = "closed"  # so that nobody restarts it
-        self._fail_all(UnavailableError(_SHUTTING_DOWN))
+        self._fail_all(CapacityError(_SHUTTING_DOWN))
         for transport in (self._transport, self._closing):
             if transport is not None:
                 transport.kill()
@@ -219,7 +219,7 @@ class WorkerClient:
     def _on_end(self, error: BaseException | None) -> None:
         if self.status == "closed":
             if not self._ready.done():
-                self._ready.set_exception(UnavailableError(_SHUTTING_DOWN))
+                self._ready.set_exception(CapacityError(_SHUTTING_DOWN))
             return
         self.failure = str(error) if error is not None else "the engine stopped"
         if not self._ready.done():

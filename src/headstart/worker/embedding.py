@@ -21,8 +21,8 @@ from headstart.structures.tenants import in_turns, tenant_of, who_gives_way
 from headstart.types.errors import (
     CapacityError,
     EngineError,
-    InvalidParameterError,
     QuotaError,
+    RequestError,
 )
 from headstart.types.media import LoadedChunk, readable
 from headstart.types.report import Counters
@@ -113,18 +113,18 @@ class EmbeddingQueue:
         """Queue a request; `chunks` of its texts by the first of their ids.
 
         Raises:
-            InvalidParameterError: a text cannot be embedded.
+            RequestError: a text cannot be embedded.
             CapacityError: too much waits.
         """
         if not request.texts:
-            raise InvalidParameterError("there is no input; send at least one text")
+            raise RequestError("there is no input; send at least one text")
         if chunks and self.engine.why_no_media:
-            raise InvalidParameterError(self.engine.why_no_media)
+            raise RequestError(self.engine.why_no_media)
         for index, text in enumerate(request.texts):
             self._check(index, readable(text) if chunks else text)
         chunks = dict(chunks or {})
         if any(chunk.num_cells > self.engine.max_batch_tokens for chunk in chunks.values()):
-            raise InvalidParameterError(
+            raise RequestError(
                 f"an image has more than {self.engine.max_batch_tokens} tokens, which are embedded "
                 "at once; start with a larger --ubatch-size"
             )
@@ -160,11 +160,11 @@ class EmbeddingQueue:
 
     def _check(self, index: int, text: Sequence[int]) -> None:
         if not text or min(text) < 0 or max(text) >= self.engine.vocab_size:
-            raise InvalidParameterError(
+            raise RequestError(
                 f"input {index} must have tokens, with ids from 0 to {self.engine.vocab_size - 1}"
             )
         if len(text) > self.engine.max_tokens:
-            raise InvalidParameterError(
+            raise RequestError(
                 f"input {index} has {len(text)} tokens, too large to process: at most "
                 f"{self.engine.max_tokens} are taken; shorten it, or start with a larger --ubatch "
                 "if the model knows so many"

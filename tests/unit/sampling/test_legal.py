@@ -17,7 +17,7 @@ from headstart.sampling.noise import gumbel
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 
 class Legal:
@@ -134,7 +134,7 @@ def test_a_bias_and_a_penalty_count_among_the_legal_tokens() -> None:
 
 def test_where_all_legal_tokens_are_banned_the_request_fails() -> None:
     banned = sampler(temperature=0.0, logit_bias={3: -np.inf, 5: -np.inf})
-    with pytest.raises(InvalidParameterError, match="constraint ban all"):
+    with pytest.raises(RequestError, match="constraint ban all"):
         draw(banned, Legal([3, 5]), 1)
 
 

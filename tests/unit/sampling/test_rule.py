@@ -19,7 +19,7 @@ from headstart.sampling.thoughts import ThoughtCounter
 from headstart.sampling.verify import emit, filtered_logprobs, token_logprobs
 from headstart.testing import FakeEngine
 from headstart.types.constraint import NO_LIMIT, ThoughtLimit
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 SIZE, NUM_DRAWS = 8, 20_000
 LOGITS = np.random.default_rng(3).normal(0.0, 1.5, SIZE).astype(np.float32)
@@ -286,7 +286,7 @@ def test_log_probabilities_after_the_filters_sum_to_one() -> None:
 )  # fmt: skip
 def test_values_that_cannot_be_honoured_are_refused_by_name(name: str, value: Any) -> None:
     with pytest.raises(
-        InvalidParameterError, match=rf"{name}.*{value if name != 'samplers' else 'mirostat'}"
+        RequestError, match=rf"{name}.*{value if name != 'samplers' else 'mirostat'}"
     ):
         SamplingParams(**{name: value})
 

@@ -31,7 +31,7 @@ from headstart.scheduler.prompt_cache import NO_ROOM
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepPlan
 from headstart.types import CacheKind, DraftMode
-from headstart.types.errors import EngineError, InvalidParameterError
+from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import (
     FinishEvent,
     Request,
@@ -294,5 +294,5 @@ def test_a_request_that_fails_has_a_line_too(caplog) -> None:
 
 
 def test_a_request_that_is_refused_has_a_short_one(caplog) -> None:
-    event = error_event("r", InvalidParameterError("top_k is -1"))
-    assert logged(caplog, event) == ["request r refused: InvalidParameterError: top_k is -1"]
+    event = error_event("r", RequestError("top_k is -1"))
+    assert logged(caplog, event) == ["request r refused: RequestError: top_k is -1"]

@@ -172,7 +172,7 @@ def test_a_constraint_that_cannot_be_compiled_refuses_its_request_alone() -> Non
     bad = replace(bad, constraint=Constraint(kind=ConstraintKind.REGEX, text="a(b"))
     answers = run(make_scheduler(engine), [bad, good])
     assert answers["r1"].error is not None
-    assert answers["r1"].error.error == "InvalidParameterError"
+    assert answers["r1"].error.error == "RequestError"
     assert "unclosed group" in answers["r1"].error.message
     check(engine, [good], answers)
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from headstart.types.errors import CapacityError, EngineError, InvalidParameterError
+from headstart.types.errors import CapacityError, EngineError, RequestError
 from headstart.types.media import LoadedChunk
 from headstart.types.report import Counters
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
@@ -165,7 +165,7 @@ def test_a_cancelled_request_is_forgotten(queue: EmbeddingQueue, num_steps: int)
 def test_what_cannot_be_embedded_is_refused(
     queue: EmbeddingQueue, texts: tuple[tuple[int, ...], ...], words: str
 ) -> None:
-    with pytest.raises(InvalidParameterError, match=words):
+    with pytest.raises(RequestError, match=words):
         queue.submit(EmbeddingRequest("a", texts))
     assert not queue.has_work
 

@@ -21,7 +21,7 @@ from tests.harness import (
 
 from headstart.sampling import SamplingParams
 from headstart.types import CacheKind
-from headstart.types.errors import CapacityError, ContextLengthError, InvalidParameterError
+from headstart.types.errors import CapacityError, ContextLengthError, RequestError
 from headstart.types.request import ProgressEvent, Request, SpeculativeParams
 
 ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
@@ -205,7 +205,7 @@ def test_what_can_never_run_is_refused_with_the_value_and_the_limit(
 ) -> None:
     engine = Model()
     scheduler = oracle_scheduler(engine, [])
-    with pytest.raises(InvalidParameterError, match=says):
+    with pytest.raises(RequestError, match=says):
         scheduler.submit(replace(Request(request_id="r", prompt=[1]), **change))
     assert not scheduler.has_work
 

@@ -32,7 +32,7 @@ from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import Speculator
 from headstart.structures.prefix_index import packed
 from headstart.types import Batch, Draft, DraftRequest
-from headstart.types.errors import EngineError, InvalidParameterError
+from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import ErrorEvent, Request, SlotAction, SlotEvent
 from headstart.worker.loop import make_report
 
@@ -204,7 +204,7 @@ def act(scheduler: Scheduler, action: str, slot_id: int, path: Path | str = "", 
         scheduler.step()
     (event,) = scheduler.take_events()
     if isinstance(event, ErrorEvent):
-        raise InvalidParameterError(event.message)
+        raise RequestError(event.message)
     assert isinstance(event, SlotEvent)
     return event.num_tokens
 
@@ -276,7 +276,7 @@ def test_nobody_learns_of_the_prompt_of_another_key_in_main_memory(tmp_path: Pat
     scheduler = tiled()
     ask(scheduler, *(replace(long(i), namespace="a") for i in (1, 2)))
     slot_id, scheduler.engine.num_cells = moved_out(scheduler), 310
-    with pytest.raises(InvalidParameterError, match="no prompt of yours"):
+    with pytest.raises(RequestError, match="no prompt of yours"):
         act(scheduler, "save", slot_id, tmp_path / "slot", namespace="b")
     assert act(scheduler, "erase", slot_id, namespace="b") == 0
     assert len(scheduler.cache.host.store) == 1
@@ -285,7 +285,7 @@ def test_nobody_learns_of_the_prompt_of_another_key_in_main_memory(tmp_path: Pat
 def test_with_shared_prompts_every_key_may_save_and_restore(tmp_path: Path) -> None:
     scheduler = make_scheduler(Model(), parallel=1, share_prompts=True)
     ask(scheduler, conversation(1, namespace="a", adapters=(0.5,)))
-    with pytest.raises(InvalidParameterError, match="no prompt of yours"):
+    with pytest.raises(RequestError, match="no prompt of yours"):
         act(scheduler, "save", 0, tmp_path / "slot", namespace="b")
     key = {"namespace": "b", "adapters": (0.5,)}
     assert act(scheduler, "save", 0, tmp_path / "slot", **key) == 107

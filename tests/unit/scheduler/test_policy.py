@@ -26,7 +26,7 @@ from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
 from headstart.types import Batch, Draft, DraftMode, DraftRequest
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 from headstart.types.request import Request, RequestStats, SpeculativeParams
 
 OFF = SpeculationConfig(spec="off")
@@ -81,7 +81,7 @@ def test_drafts_from_a_server_that_has_no_speculator_are_refused_with_the_remedy
     spec: SpeculationConfig, wish: dict, says: str
 ) -> None:
     scheduler = make_scheduler(Model(), [], spec)
-    with pytest.raises(InvalidParameterError, match=says):
+    with pytest.raises(RequestError, match=says):
         scheduler.submit(replace(REQUEST, speculative=SpeculativeParams(**wish)))
     assert not scheduler.has_work
 

@@ -8,7 +8,7 @@ from headstart.config import ServerConfig
 from headstart.engine.chat_templates import built_in_templates
 from headstart.text.chat_template import CHATML, ChatTemplate, template_by_hand
 from headstart.text.messages import content_text
-from headstart.types.errors import ConfigError, InvalidParameterError, ModelError
+from headstart.types.errors import ConfigError, ModelError, RequestError
 
 USER = {"role": "user", "content": "hi <b>"}
 
@@ -128,12 +128,12 @@ def test_the_clock_is_the_callers():
     ],
 )
 def test_whatever_a_template_does_wrong_is_the_requests_fault(source):
-    with pytest.raises(InvalidParameterError, match="the chat template cannot render"):
+    with pytest.raises(RequestError, match="the chat template cannot render"):
         render(source)
 
 
 def test_the_templates_own_message_is_passed_on():
-    with pytest.raises(InvalidParameterError, match="only users here"):
+    with pytest.raises(RequestError, match="only users here"):
         render("{{ raise_exception('only users here') }}")
 
 
@@ -177,7 +177,7 @@ def test_a_template_may_change_its_lists_without_changing_the_callers():
 
 def test_none_and_undefined_add_nothing_to_a_text():
     assert render("{{ 'a' + none + missing + 1 }}") == "a1"
-    with pytest.raises(InvalidParameterError):
+    with pytest.raises(RequestError):
         render("{{ 1 + none }}")
 
 
@@ -194,7 +194,7 @@ def test_arguments_that_are_json_text_become_objects_where_the_template_reads_th
     assert render(f"{reads}.arg[0]{end}", messages) == "1"
     assert render(f"{reads} + '!'{end}", messages) == '{"arg": [1]}!'
     call["function"]["arguments"] = "{"
-    with pytest.raises(InvalidParameterError, match="arguments of a call of f are not valid JSON"):
+    with pytest.raises(RequestError, match="arguments of a call of f are not valid JSON"):
         render(f"{reads}.arg[0]{end}", messages)
 
 

@@ -16,7 +16,7 @@ from headstart.extras.tools.runtime import Runtime
 from headstart.extras.tools.search import file_glob_search, grep_search
 from headstart.extras.tools.shell import exec_shell_command, get_info
 from headstart.extras.tools.tool import Tool, ToolError, ToolInvocation
-from headstart.types.errors import ConfigError, UnavailableError
+from headstart.types.errors import CapacityError, ConfigError
 
 if TYPE_CHECKING:
     from headstart.extras.tools.mcp_servers import McpServer
@@ -77,7 +77,7 @@ class Toolbox:
 
         Raises:
             RequestError: the call cannot work where it should.
-            UnavailableError: the server ends.
+            CapacityError: the server ends.
         """
         try:
             runtime = runtime or await self._unless_closed(self._runtime.name())
@@ -104,7 +104,7 @@ class Toolbox:
             return await running
         except asyncio.CancelledError:
             if self._is_closed:
-                raise UnavailableError("the server is shutting down") from None
+                raise CapacityError("the server is shutting down") from None
             raise
         finally:
             running.cancel()

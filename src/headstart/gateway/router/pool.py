@@ -29,7 +29,7 @@ from headstart.gateway.router.pooled_model import (
     PooledModel,
 )
 from headstart.gateway.router.presets import Estimate, ModelPreset
-from headstart.types.errors import BackendError, HeadstartError, UnavailableError
+from headstart.types.errors import BackendError, CapacityError, HeadstartError
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class Pool:
 
         Raises:
             BackendError: the model cannot be loaded.
-            UnavailableError: the router is shutting down.
+            CapacityError: the router is shutting down.
         """
         if wakes:
             model.last_used = self._clock()
@@ -171,7 +171,7 @@ class Pool:
         """End all models."""
         self.is_closed = True
         for name in list(self._queue):
-            self._fail_waiting(name, UnavailableError("the server is shutting down"))
+            self._fail_waiting(name, CapacityError("the server is shutting down"))
         while running := self.running():
             await asyncio.gather(*map(self.unloaded, running))
         self.events.close()
@@ -182,7 +182,7 @@ class Pool:
     async def _wait(self, model: PooledModel) -> None:
         """Wait in the queue; count the request at its end, so the model stays loaded meanwhile."""
         if self.is_closed:
-            raise UnavailableError("the server is shutting down")
+            raise CapacityError("the server is shutting down")
         waiting = self._queue.get(model.name)
         if waiting is None:
             loop = asyncio.get_running_loop()

@@ -10,7 +10,7 @@ from headstart.sampling.grammar.source import grammar_text
 from headstart.sampling.grammar.state import GrammarState, explain
 from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.types.constraint import Constraint
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 # What one constraint may cost. Compiling within them takes up to a second (2 cores, 2026), a token
 # of the answer some tens of milliseconds at worst.
@@ -43,7 +43,7 @@ class Compiled:
         """Compile the constraint; without a trial, measure its forced text here.
 
         Raises:
-            InvalidParameterError: it is malformed, too complex, or no text satisfies it.
+            RequestError: it is malformed, too complex, or no text satisfies it.
         """
         self.constraint = constraint
         self.tokens = tokens
@@ -66,7 +66,7 @@ class Compiled:
         for trigger in constraint.triggers if constraint.includes_trigger else ():
             pieces = tokens.encode(trigger)
             if self._matcher.validate_tokens(pieces) < len(pieces):
-                raise InvalidParameterError(
+                raise RequestError(
                     f"the trigger {trigger.decode('utf-8', 'replace')!r} cannot be the beginning "
                     f"of a text that the {constraint.kind.title} allows"
                 )
@@ -89,6 +89,6 @@ class Compiled:
 
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
-            raise InvalidParameterError(
+            raise RequestError(
                 f"the {self.constraint.kind.title} cannot be used: {explain(matcher)}"
             )

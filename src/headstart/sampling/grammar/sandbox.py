@@ -26,7 +26,7 @@ from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.structures.threads import LOW_PRIORITY
 from headstart.text.vocabulary.table import VocabTable, spell
 from headstart.types.constraint import Constraint
-from headstart.types.errors import CapacityError, InvalidParameterError
+from headstart.types.errors import CapacityError, RequestError
 
 
 class Sandbox:
@@ -60,7 +60,7 @@ class Sandbox:
         """Compile a constraint in a fork.
 
         Raises:
-            InvalidParameterError: it cannot be compiled within the limits.
+            RequestError: it cannot be compiled within the limits.
             CapacityError: the process has ended.
         """
         stdin, stdout = self._process.stdin, self._process.stdout
@@ -77,7 +77,7 @@ class Sandbox:
             raise CapacityError("the process that compiles constraints ended; try again")
         trial = Trial(**json.loads(line))
         if trial.error:
-            raise InvalidParameterError(trial.error)
+            raise RequestError(trial.error)
         return trial
 
 
@@ -126,7 +126,7 @@ def _try(constraint: Constraint, tokens: GrammarTokens) -> Trial:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         compiled = Compiled(constraint, tokens)
-    except InvalidParameterError as error:
+    except RequestError as error:
         return Trial(error=str(error))
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return Trial(grown * (1 if sys.platform == "darwin" else 1024), compiled.trial.forces)

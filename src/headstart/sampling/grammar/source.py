@@ -12,7 +12,7 @@ from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from headstart.sampling.grammar.forcing import lark_may_force_much, schema_may_force_much
 from headstart.types.constraint import Constraint, ConstraintKind
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
@@ -49,16 +49,16 @@ def grammar_text(constraint: Constraint, *, forces: bool = True) -> str:
         forces: whether llguidance may compute forced tokens.
 
     Raises:
-        InvalidParameterError: it is malformed or uses an unsupported feature.
+        RequestError: it is malformed or uses an unsupported feature.
     """
     try:
         text = _convert(constraint)
     except RecursionError as error:
-        raise InvalidParameterError(
+        raise RequestError(
             f"the {constraint.kind.title} is nested too deep; use fewer levels"
         ) from error
     except ValueError as error:
-        raise InvalidParameterError(
+        raise RequestError(
             f"the {constraint.kind.title} cannot be used: {_reason(error)}"
         ) from error
     is_lark = constraint.kind in (ConstraintKind.LARK, ConstraintKind.GBNF)

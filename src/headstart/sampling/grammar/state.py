@@ -19,7 +19,7 @@ from headstart.sampling.grammar.source import one_line
 from headstart.sampling.grammar.triggers import FreeText, GrammarTokens, Triggers
 from headstart.sampling.sampler import only
 from headstart.types.constraint import Constraint
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 R = TypeVar("R")
 
@@ -79,7 +79,7 @@ class GrammarState:
         """Mask of the tokens that may come next.
 
         Raises:
-            InvalidParameterError: the mask is empty, or the grammar is too complex here.
+            RequestError: the mask is empty, or the grammar is too complex here.
         """
         if not self._opening:
             return self._legal_free() if self._matcher is None else self._legal_matching()
@@ -116,7 +116,7 @@ class GrammarState:
         """The text grew by this token, which was legal.
 
         Raises:
-            InvalidParameterError: the grammar is too complex for this text.
+            RequestError: the grammar is too complex for this text.
         """
         if self._opening:
             self._read_opening(token)
@@ -163,7 +163,7 @@ class GrammarState:
 
         States built by a lookahead count towards llguidance's limits, but must not affect the text.
         Raises:
-            InvalidParameterError: the grammar is too complex for this text.
+            RequestError: the grammar is too complex for this text.
         """
         assert self._matcher is not None
         answer = question(self._matcher)
@@ -171,7 +171,7 @@ class GrammarState:
             self._rebuild()
             answer = question(self._matcher)
         if self._matcher.is_error():
-            raise InvalidParameterError(
+            raise RequestError(
                 f"the {self._constraint.kind.title} cannot be followed further: "
                 f"{explain(self._matcher)}"
             )
@@ -291,7 +291,7 @@ class Lookahead:
                 if token in state._tokens.eog_ids:
                     return index + 1
                 state.read(token)
-            except InvalidParameterError:  # too complex
+            except RequestError:  # too complex
                 return index
         return len(tokens)
 

@@ -19,7 +19,7 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.text.chat_template import ChatTemplate, probe_limit
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 _QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
 _CONTENT = "A_ASST_MSG I can help END_A"
@@ -65,14 +65,14 @@ class _Probe:
         self._template = template
         self._before = self._render([_QUESTION])
         self.generation_prompt = ""
-        with contextlib.suppress(InvalidParameterError):  # what is refused has no format
+        with contextlib.suppress(RequestError):  # what is refused has no format
             self.generation_prompt = template.generation_prompt([_QUESTION], tools=_tools())
         self.message_end = self.around_content(strips=False)[1]
 
     def _render(self, messages: list[dict[str, Any]]) -> str | None:
         try:
             return self._template.render(messages, tools=_tools(), add_generation_prompt=False)
-        except InvalidParameterError:
+        except RequestError:
             return None
 
     def answer(self, **message: Any) -> str | None:

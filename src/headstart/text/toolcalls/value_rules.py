@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 MAX_DEPTH = 32
 
@@ -38,10 +38,10 @@ def as_json(schema: Any, root: Mapping[str, Any] | None = None) -> str:
 
 
 def refuse_undemanded(schema: Mapping[str, Any]) -> None:
-    """Raise InvalidParameterError if a schema has a keyword that these forms do not enforce."""
+    """Raise RequestError if a schema has a keyword that these forms do not enforce."""
     for keyword in schema:
         if keyword not in _DEMANDED and keyword not in _NOTES:
-            raise InvalidParameterError(
+            raise RequestError(
                 f'a strict tool has "{keyword}" in its parameters, which cannot be demanded in the '
                 'form in which this model writes calls; leave it out, or send "strict": false'
             )

@@ -10,7 +10,7 @@ import pytest
 from headstart.app.cli import main as cli_main
 from headstart.app.cli.main import COMMANDS, main
 from headstart.config import Config
-from headstart.types.errors import ConfigError, EngineError, InvalidParameterError, ModelError
+from headstart.types.errors import ConfigError, EngineError, ModelError, RequestError
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_mistake_is_one_line_and_exit_code_1(
     [
         (ConfigError("no"), 1),
         (ModelError("no"), 1),
-        (InvalidParameterError("no"), 1),
+        (RequestError("no"), 1),
         (EngineError("no"), 1),
         (KeyboardInterrupt(), 130),
     ],

@@ -13,7 +13,7 @@ import pytest
 from headstart.config import ToolsConfig
 from headstart.extras.tools.mcp_config import read_mcp_servers
 from headstart.extras.tools.toolbox import Toolbox
-from headstart.types.errors import ConfigError, UnavailableError
+from headstart.types.errors import CapacityError, ConfigError
 
 PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
 ENTRY: dict[str, Any] = {"command": sys.executable, "args": [PROGRAM], "env": {"WHERE": "here"}}
@@ -123,7 +123,7 @@ def test_the_end_of_the_server_waits_for_no_tool():
         sleeping = asyncio.create_task(call(box, "a_sleep"))
         await asyncio.sleep(0.1)
         await box.close()
-        with pytest.raises(UnavailableError):
+        with pytest.raises(CapacityError):
             await sleeping
 
     run(toolbox(a=ENTRY), use)

@@ -6,7 +6,7 @@ import pytest
 from tests.unit.gateway.router.fakes import FakeChildren, estimates, loaded, pool_of, preset, use
 
 from headstart.gateway.router.pooled_model import LOADED, SLEEPING, UNLOADED
-from headstart.types.errors import BackendError, ModelError, UnavailableError
+from headstart.types.errors import BackendError, CapacityError, ModelError
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ async def test_the_end_of_the_router_does_not_wait_for_a_second_try(children) ->
     while not pool.models["b"].is_retried:
         await asyncio.sleep(0)
     await pool.close()
-    with pytest.raises(UnavailableError):
+    with pytest.raises(CapacityError):
         await waiting
     assert not any(model.is_running for model in pool.models.values())
 
@@ -329,8 +329,8 @@ async def test_the_end_of_the_router_is_the_end_of_all(children) -> None:
     waiting = asyncio.create_task(use(pool, "a"))
     await settle()
     await pool.close()
-    with pytest.raises(UnavailableError, match="shutting down"):
+    with pytest.raises(CapacityError, match="shutting down"):
         await waiting
-    with pytest.raises(UnavailableError, match="shutting down"):
+    with pytest.raises(CapacityError, match="shutting down"):
         await use(pool, "a")
     assert children.log == ["a started", "a ended"]

@@ -26,7 +26,7 @@ from headstart.structures.rss import resident_bytes
 from headstart.structures.threads import LOW_PRIORITY
 from headstart.testing import ByteVocab
 from headstart.types.constraint import MAX_TEXT_BYTES, Constraint, ConstraintKind
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
 
@@ -81,7 +81,7 @@ def test_what_cannot_be_compiled_is_refused_soon_and_says_why(
     kind: str, text: Any, says: str
 ) -> None:
     started = time.monotonic()
-    with pytest.raises(InvalidParameterError, match=says) as error:
+    with pytest.raises(RequestError, match=says) as error:
         begin(kind, text)
     assert time.monotonic() - started < 10.0
     assert len(str(error.value)) < 500
@@ -137,7 +137,7 @@ def test_what_never_ends_to_compile_is_ended_and_the_next_one_compiled(
     seconds: float, num_bytes: int, says: str
 ) -> None:
     sandbox = Sandbox(TOKENS.table, seconds, num_bytes)
-    with pytest.raises(InvalidParameterError, match=says):
+    with pytest.raises(RequestError, match=says):
         sandbox.compile(constraint("json_schema", ENDLESS))
     assert sandbox.compile(constraint("regex", "ab?")).num_bytes < 8 << 20
     sandbox.close()
@@ -147,7 +147,7 @@ def test_what_is_refused_takes_no_memory_here(shared: GrammarCompiler) -> None:
     before = resident_bytes()
     for number in range(4):
         text = f"(x{{900}}){{1000}}[{number}"
-        with pytest.raises(InvalidParameterError, match="regex cannot be used"):
+        with pytest.raises(RequestError, match="regex cannot be used"):
             shared.compile(constraint("regex", text)).result(60)
     assert resident_bytes() - before < 16 << 20
 
@@ -211,7 +211,7 @@ def test_a_lexer_that_one_answer_exhausted_is_compiled_anew_for_the_next(
             state.legal_mask()
             state.read(letter)
 
-    with pytest.raises(InvalidParameterError, match="too many states"):
+    with pytest.raises(RequestError, match="too many states"):
         write()
     assert shared.cached(wanted) is None
     assert shared.compile(wanted).result(60).begin().legal_mask().any()
@@ -317,18 +317,16 @@ def test_a_request_with_a_constraint_crosses_the_process_border() -> None:
 
 
 def test_a_constraint_that_is_too_long_is_refused_with_both_sizes() -> None:
-    with pytest.raises(
-        InvalidParameterError, match=rf"{MAX_TEXT_BYTES + 1} bytes.*{MAX_TEXT_BYTES}"
-    ):
+    with pytest.raises(RequestError, match=rf"{MAX_TEXT_BYTES + 1} bytes.*{MAX_TEXT_BYTES}"):
         Constraint(kind=ConstraintKind.REGEX, text="a" * (MAX_TEXT_BYTES + 1))
 
 
 @pytest.mark.parametrize("trigger", [b"", b"a" * 257])
 def test_a_trigger_has_a_length(trigger: bytes) -> None:
-    with pytest.raises(InvalidParameterError, match=f"{len(trigger)} bytes"):
+    with pytest.raises(RequestError, match=f"{len(trigger)} bytes"):
         Constraint(kind=ConstraintKind.JSON_OBJECT, triggers=(trigger,))
 
 
 def test_what_is_said_about_triggers_needs_one() -> None:
-    with pytest.raises(InvalidParameterError, match="includes_trigger"):
+    with pytest.raises(RequestError, match="includes_trigger"):
         Constraint(kind=ConstraintKind.JSON_OBJECT, includes_trigger=True)

@@ -23,7 +23,7 @@ from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 DOCS = Path(__file__).parents[4] / "docs" / "structured-output.md"
 
@@ -152,7 +152,7 @@ def test_a_supported_keyword_means_what_json_schema_says(keyword: str) -> None:
 
 @pytest.mark.parametrize("keyword", REFUSED)
 def test_what_is_not_supported_is_refused_by_name(keyword: str) -> None:
-    with pytest.raises(InvalidParameterError, match=re.escape(f'"{keyword}"')):
+    with pytest.raises(RequestError, match=re.escape(f'"{keyword}"')):
         begin("json_schema", REFUSED[keyword])
 
 
@@ -165,7 +165,7 @@ def test_an_annotation_does_not_change_the_text(keyword: str) -> None:
 
 @pytest.mark.parametrize(("schema", "says"), PARTLY)
 def test_what_is_partly_supported_is_refused_where_it_is_not(schema: Any, says: str) -> None:
-    with pytest.raises(InvalidParameterError, match=says):
+    with pytest.raises(RequestError, match=says):
         begin("json_schema", schema)
 
 

@@ -15,7 +15,7 @@ from headstart.sampling.grammar.state import GrammarState
 from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.testing import ByteVocab
 from headstart.types.constraint import Constraint, ConstraintKind, ThoughtMarks
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 EOS = 256
 TOKENS = GrammarTokens.read(ByteVocab())
@@ -160,7 +160,7 @@ class TestTriggers:
         assert legal(state) == set(b"abc")
 
     def test_a_trigger_that_the_text_cannot_begin_with_is_refused(self) -> None:
-        with pytest.raises(InvalidParameterError, match="<tool>"):
+        with pytest.raises(RequestError, match="<tool>"):
             begin("regex", "[0-9]+", triggers=(b"<tool>",), includes_trigger=True)
 
     def test_space_may_come_between_where_it_is_allowed(self) -> None:
@@ -374,5 +374,5 @@ def test_a_look_ahead_into_what_is_too_complex_changes_nothing(
     with state.lookahead() as ahead:
         assert 2 < ahead.read_legal(b"ab" * 50) < 100
     assert legal(state) == before
-    with pytest.raises(InvalidParameterError, match="Current row has 52 items; max is 50"):
+    with pytest.raises(RequestError, match="Current row has 52 items; max is 50"):
         read(state, b"ab" * 50)

@@ -23,7 +23,7 @@ from headstart.text.toolcalls.find import find_format
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
 from headstart.text.toolcalls.reader import Tools
 from headstart.types.constraint import Constraint, ConstraintKind
-from headstart.types.errors import InvalidParameterError
+from headstart.types.errors import RequestError
 
 TEMPLATES = json.loads(lzma.decompress(FIXTURE.read_bytes()))["templates"]
 NAMES = [
@@ -296,7 +296,7 @@ def test_what_cannot_be_demanded_is_an_error_of_strict_tools_only(name):
     assert not matcher.is_error(), matcher.get_error()
     function["strict"] = True
     if name == "google-gemma-4-31B-it":  # whose form is not JSON
-        with pytest.raises(InvalidParameterError, match="uniqueItems"):
+        with pytest.raises(RequestError, match="uniqueItems"):
             required_calls(calls, rules(tools))
         return
     strict = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
@@ -315,7 +315,7 @@ def test_what_a_form_cannot_demand_of_texts_is_an_error_of_strict_tools_only(nam
     matcher = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
     assert not matcher.is_error(), matcher.get_error()
     function["strict"] = True
-    with pytest.raises(InvalidParameterError, match="pattern"):
+    with pytest.raises(RequestError, match="pattern"):
         required_calls(calls, rules(tools))
     del text["pattern"]
     required_calls(calls, rules(tools))
