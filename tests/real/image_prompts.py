@@ -13,8 +13,8 @@ from tests.real.answers import Result
 from headstart.app.assemble import Models
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
-from headstart.types.media import MediaChunk, MediaEvent, MediaQuestion
-from headstart.types.request import Request
+from headstart.types.media import MediaChunk, MediaQuestion
+from headstart.types.request import ReplyEvent, Request
 
 # a text model for each kind of projector, and hybrids, whose states cannot be cut
 TARGETS: dict[str, tuple[str, Kind]] = {
@@ -41,8 +41,8 @@ def parts_of(scheduler: Scheduler, *images: bytes) -> list[list[tuple[int, ...] 
     scheduler.media.ask(MediaQuestion("images", images))
     while scheduler.media.has_work:
         for event in scheduler.media.answers(1.0):
-            assert isinstance(event, MediaEvent), event
-            return [list(parts) for parts in event.parts]
+            assert isinstance(event, ReplyEvent), event
+            return [list(parts) for parts in event.value]
     raise AssertionError("no answer")
 
 

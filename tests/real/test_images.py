@@ -29,9 +29,9 @@ from headstart.types.request import (
     EmbeddingEvent,
     EmbeddingRequest,
     ErrorEvent,
+    ReplyEvent,
     Request,
     SlotAction,
-    SlotEvent,
 )
 
 
@@ -202,7 +202,7 @@ def test_prompts_with_images_come_back_after_a_restart_and_encode_nothing(
         scheduler.act_on_slot(SlotAction("s", action, 0, str(tmp_path / "slot.bin")))
         while scheduler.slot_actions.waiting:
             for event in scheduler.slot_actions.go_on():
-                assert isinstance(event, SlotEvent), event
+                assert isinstance(event, ReplyEvent), event
 
     scheduler = started()
     prompt = (BYTES[:9], picture(1, 40, 28), BYTES * 3)

@@ -12,7 +12,7 @@ from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.types.errors import RequestError
-from headstart.types.request import Event, SlotAction, SlotEvent
+from headstart.types.request import Event, ReplyEvent, SlotAction
 
 MIB = 2**20
 
@@ -23,7 +23,7 @@ class SlotWorker(FakeWorker):
     def submit(self, request: Any, deliver: Any) -> None:
         assert isinstance(request, SlotAction)
         path = Path(request.path)
-        event: Event | RequestError = SlotEvent(request.request_id, 1, MIB, 0.0)
+        event: Event | RequestError = ReplyEvent(request.request_id, (1, MIB, 0.0))
         if request.action == "save":
             path.write_bytes(bytes(MIB))
         elif not path.exists():

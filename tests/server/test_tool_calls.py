@@ -15,7 +15,7 @@ from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types.constraint import NO_LIMIT, ConstraintKind, ThoughtMarks
-from headstart.types.request import ThoughtsEndEvent
+from headstart.types.request import ReplyEvent
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = """\
@@ -138,7 +138,7 @@ def test_thoughts_may_be_ended_while_they_are_written(client, worker):
     ask(client, reasoning_control=True)
     assert worker.requests[-1].thoughts.max_tokens == NO_LIMIT
     script = worker.script
-    worker.script = lambda one: [ThoughtsEndEvent(one.request_id, "no" * (one.answer == "x"))]
+    worker.script = lambda one: [ReplyEvent(one.request_id, "no" * (one.answer == "x"))]
     for name, said in (("a", {"success": True}), ("x", {"success": False, "message": "no"})):
         body = {"id": name, "action": "reasoning_end"}
         assert client.post(f"{CHAT}/control", json=body).json() == said

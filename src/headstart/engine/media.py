@@ -28,8 +28,8 @@ from headstart.engine.library import api
 from headstart.engine.machine import default_threads
 from headstart.engine.model import Model
 from headstart.types.errors import EngineError, ModelError, RequestError
-from headstart.types.media import MediaChunk, MediaEvent, MediaPart, MediaQuestion
-from headstart.types.request import ErrorEvent, error_event
+from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
+from headstart.types.request import ErrorEvent, ReplyEvent, error_event
 from headstart.types.state_batch import StateBatch
 
 log = logging.getLogger(__name__)
@@ -223,13 +223,13 @@ class Projector:
     def has_work(self) -> bool:
         return bool(self._questions)
 
-    def answers(self, seconds: float) -> list[MediaEvent | ErrorEvent]:
+    def answers(self, seconds: float) -> list[ReplyEvent | ErrorEvent]:
         wait([asked[-1] for asked in self._questions.values()], seconds, FIRST_COMPLETED)
-        found: list[MediaEvent | ErrorEvent] = []
+        found: list[ReplyEvent | ErrorEvent] = []
         for name in [name for name, asked in self._questions.items() if asked[-1].done()]:
             asked = self._questions.pop(name)
             try:
-                found.append(MediaEvent(name, tuple([file.result() for file in asked])))
+                found.append(ReplyEvent(name, tuple([file.result() for file in asked])))
             except Exception as error:  # the client is told
                 found.append(error_event(name, error))
         self._forget()

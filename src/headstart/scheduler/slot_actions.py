@@ -17,15 +17,11 @@ from headstart.scheduler.sequence import Cells, Sequence
 from headstart.structures import sequence_files
 from headstart.structures.sequence_files import SavedSequence
 from headstart.types import Engine
-from headstart.types.errors import (
-    CapacityError,
-    EngineError,
-    RequestError,
-)
-from headstart.types.request import ErrorEvent, SlotAction, SlotEvent, ThoughtsEnd, error_event
+from headstart.types.errors import CapacityError, EngineError, RequestError
+from headstart.types.request import ErrorEvent, ReplyEvent, SlotAction, ThoughtsEnd, error_event
 
 MOST_WAITING = 64  # each that saves may hold a copy of its slot's state
-Steps = Generator[Future[Any], Any, SlotEvent]
+Steps = Generator[Future[Any], Any, ReplyEvent]
 """An action on a slot; what it yields is done in a thread, and it goes on with the result."""
 
 
@@ -52,9 +48,9 @@ class SlotActions:
             )
         self.waiting.append((action, self._perform(action)))
 
-    def go_on(self) -> list[SlotEvent | ErrorEvent]:
+    def go_on(self) -> list[ReplyEvent | ErrorEvent]:
         """Do what needs no file; the events of the actions that are over."""
-        events: list[SlotEvent | ErrorEvent] = []
+        events: list[ReplyEvent | ErrorEvent] = []
         while self.waiting and (self.file is None or self.file.done()):
             (action, steps), done = self.waiting[0], self.file
             self.file = None
@@ -106,7 +102,8 @@ class SlotActions:
             num_bytes = yield self._thread.submit(
                 sequence_files.write, path, cells.tokens, state, cells.num_exact
             )
-        return SlotEvent(action.request_id, num_tokens, num_bytes, self._clock() - started)
+        done = num_tokens, num_bytes, self._clock() - started
+        return ReplyEvent(action.request_id, done)
 
     def _idle(self, slot_id: int) -> Cells:
         all_cells = self._cache.cells

@@ -151,8 +151,7 @@ async def embed(
     request_id = f"{prefix}-{secrets.token_hex(12)}"
     chunks = {p.ids()[0]: p for parts in media for p in parts if isinstance(p, MediaChunk)}
     command = EmbeddingRequest(request_id, tuple(texts), namespace, tuple(chunks.items()))
-    event = await unless_left(http.receive, single_event(service.worker, command))
-    assert isinstance(event, EmbeddingEvent)
+    event: EmbeddingEvent = await unless_left(http.receive, single_event(service.worker, command))
     return event
 
 

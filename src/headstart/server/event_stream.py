@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from types import TracebackType
+from typing import Any
 
 from starlette.types import Receive
 
@@ -20,6 +21,7 @@ from headstart.types.request import (
     Event,
     FinishEvent,
     PromptEvent,
+    ReplyEvent,
     Request,
     RequestStats,
     TokenEvent,
@@ -169,8 +171,8 @@ def _weight(event: Event) -> int:
     return 1 + len(event.tokens) + sum(len(one.top) for one in event.logprobs)
 
 
-async def single_event(worker: Worker, command: Work) -> Event:
-    """Submit a command and return its only event; cancelling cancels it.
+async def single_event(worker: Worker, command: Work) -> Any:
+    """Submit a command and return its reply, or its event of another kind; cancelling cancels it.
 
     Raises:
         HeadstartError: the command failed.
@@ -189,4 +191,4 @@ async def single_event(worker: Worker, command: Work) -> Event:
         raise
     if isinstance(event, HeadstartError):
         raise event
-    return event
+    return event.value if isinstance(event, ReplyEvent) else event

@@ -27,7 +27,7 @@ from headstart.server.media_files import MOST_BYTES, safe_file
 from headstart.server.model import service_of
 from headstart.server.threads import unless_left
 from headstart.types.errors import RequestError
-from headstart.types.media import MediaChunk, MediaEvent, MediaPart, MediaQuestion
+from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
 
 # in a prompt's text, in the place of a file; nobody else knows it
 MARKER = os.environ.get("LLAMA_MEDIA_MARKER") or f"<__media_{secrets.token_hex(16)}__>"
@@ -113,9 +113,8 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
 
         files = await service.prompt_threads.run(read, namespace)
         question = MediaQuestion(f"media-{secrets.token_hex(12)}", files, namespace)
-        event = await single_event(service.worker, question)
-        assert isinstance(event, MediaEvent)
-        return event.parts
+        parts: Media = await single_event(service.worker, question)
+        return parts
 
     async with service.image_questions:  # each may hold many megabytes
         return await unless_left(http.receive, ask())

@@ -28,7 +28,7 @@ from headstart.server.tool_use import describe
 from headstart.types import ModelInfo
 from headstart.types.errors import EngineError, QuotaError, RequestError
 from headstart.types.report import SlotReport, SpeculatorReport, WorkerReport
-from headstart.types.request import Request, SlotAction, SlotEvent
+from headstart.types.request import Request, SlotAction
 
 routes = Routes()
 
@@ -153,9 +153,8 @@ async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     async with service.slot_actions.setdefault(http.scope["headstart.namespace"], asyncio.Lock()):
         if action == "save":
             await asyncio.to_thread(_make_room, folder, name, service.config)
-        event = await single_event(service.worker, command)
-    assert isinstance(event, SlotEvent)
-    return _slot_answer(command, name, event)
+        done = await single_event(service.worker, command)
+    return _slot_answer(command, name, *done)
 
 
 def _slot_folder(http: HttpRequest) -> Path:
@@ -218,18 +217,20 @@ def _slot_id(text: str, num_slots: int) -> int:
     return int(text)
 
 
-def _slot_answer(command: SlotAction, name: str, event: SlotEvent) -> dict[str, Any]:
+def _slot_answer(
+    command: SlotAction, name: str, num_tokens: int, num_bytes: int, seconds: float
+) -> dict[str, Any]:
     if command.action == "erase":
-        return {"id_slot": command.slot_id, "n_erased": event.num_tokens}
+        return {"id_slot": command.slot_id, "n_erased": num_tokens}
     tokens, size = ("n_saved", "n_written")
     if command.action == "restore":
         tokens, size = "n_restored", "n_read"
     return {
         "id_slot": command.slot_id,
         "filename": name,
-        tokens: event.num_tokens,
-        size: event.num_bytes,
-        "timings": {f"{command.action}_ms": 1000 * event.seconds},
+        tokens: num_tokens,
+        size: num_bytes,
+        "timings": {f"{command.action}_ms": 1000 * seconds},
     }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from headstart.types.request import ErrorEvent
+    from headstart.types.request import ErrorEvent, ReplyEvent
 
 _BEGIN = 1 << 30  # of an id: the first cell of a chunk
 PLACEHOLDER = 0  # stands for a cell where only tokens can be: in speculators' texts
@@ -45,19 +45,11 @@ MediaPart = tuple[int, ...] | MediaChunk
 
 @dataclass(frozen=True, slots=True)
 class MediaQuestion:
-    """What files become in a prompt; answered by a `MediaEvent`."""
+    """What files become in a prompt; the reply: the parts of each file."""
 
     request_id: str
     files: tuple[bytes, ...]
     namespace: str = ""  # of who asks: only its own requests find the chunks
-
-
-@dataclass(frozen=True, slots=True)
-class MediaEvent:
-    """The only event of a media question."""
-
-    request_id: str
-    parts: tuple[tuple[MediaPart, ...], ...]  # of each file
 
 
 class LoadedChunk(Protocol):
@@ -92,7 +84,7 @@ class MediaStore(Protocol):
     def has_work(self) -> bool:
         """Whether a question is not answered yet."""
 
-    def answers(self, seconds: float) -> list[MediaEvent | ErrorEvent]:
+    def answers(self, seconds: float) -> list[ReplyEvent | ErrorEvent]:
         """What was found out; waits so long for it."""
 
 

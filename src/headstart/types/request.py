@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from headstart.types import DraftMode
 from headstart.types.constraint import Constraint, ThoughtLimit
 from headstart.types.errors import RequestError
-from headstart.types.media import MediaChunk, MediaEvent, MediaQuestion
+from headstart.types.media import MediaChunk, MediaQuestion
 from headstart.types.sampling_params import SamplingParams
 from headstart.types.speculation_stats import SpeculationStats
 
@@ -220,7 +221,7 @@ class FinishEvent:
 
 @dataclass(frozen=True, slots=True)
 class SlotAction:
-    """Save, restore or erase what an idle slot keeps; answered by a `SlotEvent`."""
+    """Save, restore or erase what an idle slot keeps; the reply: tokens, bytes, seconds."""
 
     request_id: str
     action: str  # save, restore or erase
@@ -232,19 +233,11 @@ class SlotAction:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtsEnd:
-    """End the thoughts of an answer that is being generated; answered by a `ThoughtsEndEvent`."""
+    """End the thoughts of an answer that is being generated; the reply: why not, if so."""
 
     request_id: str
     answer: str  # the request whose thoughts they are
     namespace: str  # of who asks: only its own answers are found
-
-
-@dataclass(frozen=True, slots=True)
-class ThoughtsEndEvent:
-    """Why the thoughts cannot be ended; empty if they are, or are over."""
-
-    request_id: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,13 +265,11 @@ class EmbeddingEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotEvent:
-    """The only event of a slot action that was done."""
+class ReplyEvent:
+    """The only event of what was done and generates nothing, such as a slot action."""
 
     request_id: str
-    num_tokens: int
-    num_bytes: int
-    seconds: float
+    value: Any  # see what was asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +294,8 @@ Event = (
     | PromptEvent
     | ProgressEvent
     | FinishEvent
-    | SlotEvent
-    | ThoughtsEndEvent
+    | ReplyEvent
     | EmbeddingEvent
-    | MediaEvent
     | ErrorEvent
 )
 # what is submitted

@@ -23,10 +23,10 @@ from headstart.types.report import DiskReport, SlotReport, WorkerReport
 from headstart.types.request import (
     EmbeddingRequest,
     Event,
+    ReplyEvent,
     SlotAction,
     StepTokens,
     ThoughtsEnd,
-    ThoughtsEndEvent,
     Work,
     error_event,
 )
@@ -206,7 +206,7 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
             scheduler.act_on_slot(command)
         elif isinstance(command, ThoughtsEnd):
             reason = end_thoughts(command, scheduler.running)
-            send(Message([ThoughtsEndEvent(command.request_id, reason)]))
+            send(Message([ReplyEvent(command.request_id, reason)]))
         elif isinstance(command, EmbeddingRequest):
             if scheduler.embeddings is None:
                 raise NotSupportedError("this engine does not embed; start with --embeddings")

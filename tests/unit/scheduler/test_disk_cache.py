@@ -28,7 +28,7 @@ from headstart.structures.prefix_index import packed
 from headstart.structures.prompt_files import read_prompt
 from headstart.structures.prompt_names import PromptIndex, StoredFile, root_of
 from headstart.types import CacheKind
-from headstart.types.request import SlotAction, SlotEvent
+from headstart.types.request import ReplyEvent, SlotAction
 from headstart.worker.loop import run_loop
 from headstart.worker.pipes import Stop
 
@@ -313,8 +313,8 @@ def test_requests_go_on_while_files_are_written_and_read(
     while scheduler.slot_actions.waiting:
         scheduler.step()
     (event,) = scheduler.take_events()
-    assert isinstance(event, SlotEvent)
-    assert event.num_tokens == 107
+    assert isinstance(event, ReplyEvent)
+    assert event.value[0] == 107
     stop(scheduler)
     assert texts(tmp_path) == 2
 

@@ -33,7 +33,7 @@ from headstart.speculators import Speculator
 from headstart.structures.prefix_index import packed
 from headstart.types import Batch, Draft, DraftRequest
 from headstart.types.errors import EngineError, RequestError
-from headstart.types.request import ErrorEvent, Request, SlotAction, SlotEvent
+from headstart.types.request import ErrorEvent, ReplyEvent, Request, SlotAction
 from headstart.worker.loop import make_report
 
 
@@ -205,8 +205,9 @@ def act(scheduler: Scheduler, action: str, slot_id: int, path: Path | str = "", 
     (event,) = scheduler.take_events()
     if isinstance(event, ErrorEvent):
         raise RequestError(event.message)
-    assert isinstance(event, SlotEvent)
-    return event.num_tokens
+    assert isinstance(event, ReplyEvent)
+    num_tokens: int = event.value[0]
+    return num_tokens
 
 
 @pytest.mark.parametrize("action", ["save", "erase"])
