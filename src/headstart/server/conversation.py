@@ -15,6 +15,7 @@ from headstart.server.schemas import ChatBody, GenerationBody
 from headstart.text.chat_template import ChatTemplate
 from headstart.text.messages import content_text
 from headstart.text.toolcalls.answer_format import AnswerFormat
+from headstart.text.toolcalls.reader import Start
 from headstart.types import Vocab
 from headstart.types.constraint import NO_LIMIT, ThoughtLimit, ThoughtMarks
 from headstart.types.errors import RequestError
@@ -27,7 +28,7 @@ class RenderedChat:
     """A prompt, and how the answer begins in it."""
 
     text: str
-    start: Literal["answer", "thoughts", "content"] = "answer"  # what the model writes first
+    start: Start = "answer"
     content: str = ""  # of the message to be continued
     may_think: bool = True  # unless the body or the prompt's end prevents it
 

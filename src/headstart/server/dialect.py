@@ -6,6 +6,7 @@ import dataclasses
 import secrets
 import time
 from abc import ABC, abstractmethod
+from codecs import IncrementalDecoder
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -30,7 +31,7 @@ from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call
 from headstart.text.toolcalls.answer_format import AnswerParser
 from headstart.text.toolcalls.events import AnswerEvent, AnswerMessage, CallBegin, Content, ToolCall
-from headstart.text.utf8 import Utf8Decoder
+from headstart.text.utf8 import utf8_decoder
 from headstart.types.request import (
     Event,
     FinishEvent,
@@ -77,7 +78,7 @@ class Choice:
     is_open: bool = False  # its first chunk was sent
     num_chars_sent: int = 0
     _first_token_at: float | None = None
-    _decoder: Utf8Decoder = field(default_factory=Utf8Decoder)
+    _decoder: IncrementalDecoder = field(default_factory=utf8_decoder)
     _parts: list[str] = field(default_factory=list)
 
     def take(self, event: Event) -> Piece:
@@ -99,7 +100,7 @@ class Choice:
         self.tokens += event.tokens
         self.slot_id = event.slot_id
         self.logprobs += event.logprobs
-        text = self._decoder.feed(event.text)
+        text = self._decoder.decode(event.text)
         self._parts.append(text)
         emissions = [] if event.step is None else [(len(self.emissions), event)]
         self.emissions += emissions
@@ -108,7 +109,7 @@ class Choice:
     def _end(self, event: FinishEvent) -> Piece:
         """Finish; the piece holds the rest of an incomplete character."""
         self.finish = event
-        rest = self._decoder.finish()
+        rest = self._decoder.decode(b"", final=True)
         self.text = "".join(self._parts) + rest
         return Piece(rest, events=self._read(rest))
 

@@ -116,11 +116,7 @@ def sum_stats(stats: Sequence[RequestStats]) -> RequestStats:
     for one in stats:
         for name, drafts in one.by_speculator.items():
             by_speculator[name] = by_speculator.get(name, SpeculationStats()) + drafts
-    numbers = [
-        one.name
-        for one in fields(RequestStats)
-        if one.type in ("int", "float") and one.name != "slot_id"
-    ]
+    numbers = [one.name for one in fields(RequestStats) if one.default == 0]
     return RequestStats(
         drafts=sum((one.drafts for one in stats), SpeculationStats()),
         by_speculator=by_speculator,

@@ -11,7 +11,7 @@ from headstart.server.dialect import Choice
 from headstart.server.errors import shorten, wrong_value
 from headstart.server.model import ServedModel
 from headstart.server.schemas import ChatBody
-from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser, ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser
 from headstart.text.toolcalls.constraint import (
     CallRules,
     before_rules,
@@ -36,11 +36,8 @@ def prepare_reading(
         # the model has no form of its own, or one that cannot be required
         calls = MarkedCalls("json", JsonCall(), is_parallel=False)
         answer_format = AnswerFormat(thinking=answer_format.thinking, calls=calls)
-    options = ReadOptions(
-        splits_thoughts=(body.reasoning_format or model.config.chat.reasoning_format) != "none",
-        reads_calls=bool(tools) and mode != "none" and body.parse_tool_calls,
-        start=chat.start,
-    )
+    splits_thoughts = (body.reasoning_format or model.config.chat.reasoning_format) != "none"
+    read = tools if mode != "none" and body.parse_tool_calls else Tools()
     constraint = None
     if tools and mode != "none":
         rules = CallRules(tools, names, _is_parallel(body, model), _token_finder(model.vocab))
@@ -48,12 +45,14 @@ def prepare_reading(
             constraint = _required_calls(answer_format, rules, chat, model.vocab)
         else:
             constraint = _calls_at_a_trigger(answer_format, rules, chat, model.vocab)
-            if constraint and not options.splits_thoughts:  # then reasoning may have calls too
+            if constraint and not splits_thoughts:  # then reasoning may have calls too
                 constraint = dataclasses.replace(constraint, thoughts=None)
     shown = _marker_tokens(answer_format, model.vocab)
     limit = chat_thoughts(body, model, chat)
     for choice in choices:
-        choice.parser = AnswerParser(answer_format, tools, options)
+        choice.parser = AnswerParser(
+            answer_format, read, chat.start, splits_thoughts=splits_thoughts
+        )
         wanted = choice.request.constraint
         if wanted and mode == "required":
             raise RequestError(
@@ -61,7 +60,9 @@ def prepare_reading(
             )
         choice.request = dataclasses.replace(
             choice.request,
-            constraint=_of_the_body(wanted, model, chat, options) if wanted else constraint,
+            constraint=_of_the_body(wanted, model, chat, splits_thoughts=splits_thoughts)
+            if wanted
+            else constraint,
             shown_tokens=shown,
             thoughts=limit,
         )
@@ -115,7 +116,7 @@ def _calls_at_a_trigger(
 
 
 def _of_the_body(
-    constraint: Constraint, model: ServedModel, chat: RenderedChat, options: ReadOptions
+    constraint: Constraint, model: ServedModel, chat: RenderedChat, *, splits_thoughts: bool
 ) -> Constraint:
     """A body's own constraint, applied to the text after the reasoning."""
     answer_format, vocab = model.answer_format, model.vocab
@@ -124,7 +125,7 @@ def _of_the_body(
         return dataclasses.replace(constraint, thoughts=thoughts)
     if answer_format.thinking is None or chat.start == "content":
         return constraint
-    if thoughts and not thoughts.is_open and not options.splits_thoughts:
+    if thoughts and not thoughts.is_open and not splits_thoughts:
         thoughts = None  # it would be content
     after = answer_format.after_thoughts
     header = answer_format.thinking.answer.removeprefix(after)

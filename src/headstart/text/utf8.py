@@ -5,21 +5,9 @@ from __future__ import annotations
 import codecs
 
 
-class Utf8Decoder:
-    """Holds back incomplete characters."""
-
-    __slots__ = ("_decoder",)
-
-    def __init__(self) -> None:
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def feed(self, data: bytes) -> str:
-        """Return the complete characters."""
-        return self._decoder.decode(data)
-
-    def finish(self) -> str:
-        """Return the rest; an incomplete character becomes U+FFFD."""
-        return self._decoder.decode(b"", final=True)
+def utf8_decoder() -> codecs.IncrementalDecoder:
+    """Holds back an incomplete character, which becomes U+FFFD at the end."""
+    return codecs.getincrementaldecoder("utf-8")("replace")
 
 
 def text_or_bytes(data: bytes) -> str | list[int]:

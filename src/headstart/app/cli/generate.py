@@ -120,10 +120,10 @@ def show(
     """
     from rich.text import Text
 
-    from headstart.text.utf8 import Utf8Decoder
+    from headstart.text.utf8 import utf8_decoder
     from headstart.types.request import ErrorEvent, FinishEvent, ProgressEvent, TokenEvent
 
-    decoder = Utf8Decoder()
+    decoder = utf8_decoder()
     counts: dict[str, int] = dict.fromkeys(speculators, 0)  # source -> tokens
     progress = Progress()
     pending: deque[tuple[bytes, str]] = deque()  # emitted, but may still begin a stop string
@@ -136,13 +136,13 @@ def show(
                 counts[source] = counts.get(source, 0) + 1
                 pending.append((token_bytes(token), source))
             for piece, source in _take(pending, len(event.text)):
-                text = Text(decoder.feed(piece), _style(source, counts))
+                text = Text(decoder.decode(piece), _style(source, counts))
                 console.print(text, end="", soft_wrap=True)
         elif isinstance(event, ErrorEvent):
             console.print()
             raise EngineError(f"{event.error}: {event.message}")
         elif isinstance(event, FinishEvent):
-            console.print(Text(decoder.finish()))
+            console.print(Text(decoder.decode(b"", final=True)))
             console.print(_legend(counts), soft_wrap=True)
             return event
     raise EngineError("the generation ended without saying why")

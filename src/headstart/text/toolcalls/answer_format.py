@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from headstart.text.thinking import Thinking
 from headstart.text.toolcalls.events import AnswerEvent
 from headstart.text.toolcalls.formats import MarkedCalls
-from headstart.text.toolcalls.reader import Reading, TextReader, Tools
-
-
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """What to parse out of an answer's text."""
-
-    splits_thoughts: bool = True
-    reads_calls: bool = True
-    start: Literal["answer", "thoughts", "content"] = "answer"  # what the model writes first
+from headstart.text.toolcalls.reader import Reading, Start, TextReader, Tools
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +25,7 @@ class AnswerFormat:
     dropped: tuple[str, ...] = ()  # markers to remove from the content
     why_no_calls: str = ""  # where no call format was found
     # parses an answer of several messages with headers, whatever else is said here
-    own: Callable[[TextReader, ReadOptions], Reading[None]] | None = None
+    own: Callable[[TextReader], Reading[None]] | None = None
 
     @property
     def name(self) -> str:
@@ -52,19 +42,17 @@ class AnswerFormat:
             found += self.calls.markers
         return tuple(marker.strip() for marker in (*found, *self.seen_markers) if marker.strip())
 
-    def read(self, reader: TextReader, options: ReadOptions) -> Reading[None]:
+    def read(self, reader: TextReader) -> Reading[None]:
         """Parse a whole answer."""
         if self.own:
-            yield from self.own(reader, options)
+            yield from self.own(reader)
             return
-        triggers = self.calls.triggers if self.calls and options.reads_calls else ()
-        if options.splits_thoughts and options.start != "content":
-            yield from self._read_thoughts(reader, options.start == "thoughts", triggers)
+        triggers = self.calls.triggers if self.calls and reader.tools else ()
+        if reader.splits_thoughts and reader.start != "content":
+            yield from self._read_thoughts(reader, triggers)
         yield from self._read_content(reader, triggers)
 
-    def _read_thoughts(
-        self, reader: TextReader, is_thinking: bool, triggers: tuple[str, ...]
-    ) -> Reading[None]:
+    def _read_thoughts(self, reader: TextReader, triggers: tuple[str, ...]) -> Reading[None]:
         if self.thinking is None:
             return
         start, end = self.thinking.start, self.thinking.end
@@ -72,7 +60,7 @@ class AnswerFormat:
         yield from reader.skip_space()
         is_marked = bool(start) and (yield from reader.takes(start.strip()))
         reader.release(None if is_marked else place)
-        if not is_marked and not is_thinking:
+        if not is_marked and reader.start != "thoughts":
             return
         if is_marked and start[-1:].isspace():
             yield from reader.skip_space()
@@ -135,9 +123,17 @@ def _skip_space_at_the_end(reader: TextReader) -> Reading[None]:
 class AnswerParser:
     """Parser of one answer. The message does not depend on how the text is split."""
 
-    def __init__(self, answer_format: AnswerFormat, tools: Tools, options: ReadOptions) -> None:
-        self._reader = TextReader(tools)
-        self._reading = answer_format.read(self._reader, options)
+    def __init__(
+        self,
+        answer_format: AnswerFormat,
+        tools: Tools,
+        start: Start = "answer",
+        *,
+        splits_thoughts: bool = True,
+    ) -> None:
+        """Without `tools` calls stay in the content."""
+        self._reader = TextReader(tools, start, splits_thoughts=splits_thoughts)
+        self._reading = answer_format.read(self._reader)
 
     def feed(self, text: str) -> list[AnswerEvent]:
         """Add text; returns the events that are certain."""

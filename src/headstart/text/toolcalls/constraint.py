@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
@@ -21,32 +20,19 @@ TokenOf = Callable[[str], int | None]
 """The id of the special token with this spelling, if there is one."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallRules:
-    """Which calls may be written."""
-
-    tools: Tools
-    names: Sequence[str]  # of the tools that may be called
-    is_parallel: bool
-    token_of: TokenOf
-
-
 def required_calls(calls: MarkedCalls, rules: CallRules) -> Constraint:
     """The whole answer must be calls."""
-    grammar = _Grammar(rules)
-    grammar.add_section(calls, with_trigger=True)
-    return Constraint(kind=ConstraintKind.LARK, text=grammar.text("section"))
+    text = rules.section(calls, with_trigger=True)
+    return Constraint(kind=ConstraintKind.LARK, text=text)
 
 
 def calls_at_a_trigger(calls: MarkedCalls, rules: CallRules) -> Constraint | None:
     """A call must follow the trigger; None for formats without a trigger."""
     if calls.triggers == ("{",):
         return None
-    grammar = _Grammar(rules)
-    grammar.add_section(calls, with_trigger=False)
     return Constraint(
         kind=ConstraintKind.LARK,
-        text=grammar.text("section"),
+        text=rules.section(calls, with_trigger=False),
         triggers=tuple(trigger.encode() for trigger in calls.triggers),
     )
 
@@ -60,24 +46,30 @@ def before_rules(after_thoughts: str, header: str, token_of: TokenOf) -> str:
     """
     if not after_thoughts and not header:
         return ""
-    grammar = _Grammar(CallRules(Tools([]), (), False, token_of))
-    first, second = grammar.spelled(after_thoughts), grammar.spelled(header)
+    rules = CallRules(Tools(), (), False, token_of)
+    first, second = rules.spelled(after_thoughts), rules.spelled(header)
     return f"before: ({first})? {second}" if first and second else f"before: {first}{second}"
 
 
-class _Grammar:
-    """Collects the rules of a Lark grammar."""
+class CallRules:
+    """The rules of a Lark grammar of calls."""
 
-    def __init__(self, rules: CallRules) -> None:
-        self._rules = rules
+    def __init__(
+        self, tools: Tools, names: Sequence[str], is_parallel: bool, token_of: TokenOf
+    ) -> None:
+        """`names`: of the tools that may be called; `is_parallel`: several in one answer."""
+        self._tools, self._names, self._is_parallel = tools, names, is_parallel
+        self.token_of = token_of
         self._lines: list[str] = []
 
-    def text(self, start: str) -> str:
+    def section(self, calls: MarkedCalls, *, with_trigger: bool) -> str:
+        """A grammar of all calls and their markers, without the trigger if it was written."""
+        self._lines = []
+        self._add_section(calls, with_trigger=with_trigger)
         space = "SPACE: /[ \\t\\r\\n]{1,4}/"
-        return "\n".join([f"start: {start}", space, *self._lines])
+        return "\n".join(["start: section", space, *self._lines])
 
-    def add_section(self, calls: MarkedCalls, *, with_trigger: bool) -> None:
-        """Add the rule of all calls and their markers, without the trigger if it was written."""
+    def _add_section(self, calls: MarkedCalls, *, with_trigger: bool) -> None:
         opening, first_start = calls.section_start, calls.call_start
         if not with_trigger:
             trigger = calls.triggers[0]
@@ -85,7 +77,7 @@ class _Grammar:
                 opening = opening.partition(trigger)[2]
             else:
                 first_start = first_start.partition(trigger)[2]
-        bodies = [self._call(calls, name) for name in self._rules.names]
+        bodies = [self._call(calls, name) for name in self._names]
         for index, body in enumerate(bodies):
             self._lines.append(f"call_{index}: {body}")
         self._lines.append("call: " + " | ".join(f"call_{i}" for i in range(len(bodies))))
@@ -94,7 +86,7 @@ class _Grammar:
             self._lines.append(f"section: message {messages}")
             return
         more = ""
-        if self._rules.is_parallel and calls.is_parallel:
+        if self._is_parallel and calls.is_parallel:
             before = self.spelled(calls.separator + calls.call_start)
             more = f"({before} call {self.spelled(calls.call_end)})*"
         parts = [
@@ -114,19 +106,18 @@ class _Grammar:
             return ""
         end = self.spelled(calls.call_end + calls.section_end)
         messages = []
-        for index, name in enumerate(self._rules.names):
+        for index, name in enumerate(self._names):
             start = calls.header.format(name=name) + calls.section_start + calls.call_start
             messages.append(f"{self.spelled(start)} call_{index} {end}")
         self._lines.append("message: " + " | ".join(messages))
-        if not (self._rules.is_parallel and calls.next_message):
+        if not (self._is_parallel and calls.next_message):
             return ""
         return f"({self.spelled(calls.next_message)} message)*"
 
     def _call(self, calls: MarkedCalls, name: str) -> str:
         # undeclared arguments would be useless
-        tools = self._rules.tools
-        schema = {"type": "object", "additionalProperties": False, **tools.parameters(name)}
-        if not tools.is_strict(name):  # ignore unsupported keywords
+        schema = {"type": "object", "additionalProperties": False, **self._tools.parameters(name)}
+        if not self._tools.is_strict(name):  # ignore unsupported keywords
             schema["x-guidance"] = {"lenient": True, "coerce_one_of": True}
         match calls.body:
             case JsonCall():
@@ -177,8 +168,8 @@ class _Grammar:
         required = schema.get("required") or ()
         parts = []
         for key, value in (properties if isinstance(properties, Mapping) else {}).items():
-            is_text = self._rules.tools.is_text(name, key)
-            if is_text and self._rules.tools.is_strict(name):
+            is_text = self._tools.is_text(name, key)
+            if is_text and self._tools.is_strict(name):
                 refuse_undemanded(value)
             written = self._argument(arguments, key, value, None if is_text else schema)
             parts.append(f"({written})" if key in required else f"({written})?")
@@ -204,7 +195,7 @@ class _Grammar:
         if not is_text:
             return f"{opening} {as_json(schema, root)} {self.spelled(form.value_end)}"
         end = form.value_end
-        if self._rules.token_of(end.strip()) is not None:
+        if self.token_of(end.strip()) is not None:
             return f"{opening} /(?s:.*)/ {self.spelled(end)}"
         name = f"text_{len(self._lines)}_{len(opening)}"
         self._lines.append(f"{name}[suffix={quoted(end)}]: /(?s:.*)/")
@@ -214,6 +205,6 @@ class _Grammar:
         """A marker as literals and ids of special tokens; white space is a literal of its own."""
         parts = []
         for part in filter(None, re.split(r"(\]<\]\w+\[>\[|<[^<>]*>|\[/?[A-Z_]+\]|\s+)", marker)):
-            token = self._rules.token_of(part)
+            token = self.token_of(part)
             parts.append(quoted(part) if token is None else f"<[{token}]>")
         return " ".join(parts)

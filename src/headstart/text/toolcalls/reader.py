@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from headstart.structures.prefix import num_begun
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
@@ -61,11 +61,17 @@ Reading = Generator[None, None, T]
 """A part of a reader; use with `yield from`."""
 
 
-class TextReader:
-    """The text so far, a position in it, and the events found."""
+Start = Literal["answer", "thoughts", "content"]
+"""What the model writes first."""
 
-    def __init__(self, tools: Tools) -> None:
-        self.tools = tools
+
+class TextReader:
+    """The text so far, a position in it, the events found, and what is to be found."""
+
+    def __init__(
+        self, tools: Tools, start: Start = "answer", *, splits_thoughts: bool = True
+    ) -> None:
+        self.tools, self.start, self.splits_thoughts = tools, start, splits_thoughts
         self.text = ""
         self.at = 0
         self.is_over = False

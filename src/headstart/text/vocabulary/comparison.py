@@ -11,8 +11,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.text.vocabulary.table import VocabTable, read_table
-from headstart.types import Vocab
+from headstart.text.vocabulary.table import VocabTable
 
 _ROLES: tuple[frozenset[bytes], ...] = tuple(
     frozenset(spelling.encode() for spelling in spellings.split())
@@ -60,13 +59,8 @@ class Comparison:
         )
 
 
-def compare(target: Vocab, draft: Vocab) -> Comparison:
+def compare(target: VocabTable, draft: VocabTable) -> Comparison:
     """Compare two vocabularies and choose a mode. O(sizes)."""
-    return compare_tables(read_table(target), read_table(draft))
-
-
-def compare_tables(target: VocabTable, draft: VocabTable) -> Comparison:
-    """Compare two vocabulary tables."""
     if _is_identical(target, draft):
         common = min(target.size, draft.size)
         to_draft, to_target = np.full(target.size, -1, np.int32), np.full(draft.size, -1, np.int32)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from headstart.text.vocabulary.comparison import (
     Comparison,
     TranslationMode,
-    compare_tables,
+    compare,
     pair_controls,
 )
 from headstart.text.vocabulary.replacements import Pair, Replacements
@@ -40,7 +40,7 @@ class VocabularyTranslator:
         """
         self.target: VocabTable = read_table(target)
         self.draft: VocabTable = read_table(draft)
-        self.comparison: Comparison = compare_tables(self.target, self.draft)
+        self.comparison: Comparison = compare(self.target, self.draft)
         self.replacements = Replacements(replacements, self.target, self.draft)
         self.target_encoder = Encoder(target, self.target)
         self.draft_encoder = Encoder(draft, self.draft)

@@ -11,7 +11,7 @@ from tests.templates.conversations import FIXTURE, TOOLS
 
 from headstart.sampling.grammar.source import grammar_text
 from headstart.text.chat_template import ChatTemplate
-from headstart.text.toolcalls.answer_format import AnswerParser, ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerParser
 from headstart.text.toolcalls.constraint import (
     CallRules,
     before_rules,
@@ -109,7 +109,7 @@ def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
         token = forced[0] if forced else _lowest_legal(matcher)
         assert matcher.consume_token(token)
         text.append(token)
-    parser = AnswerParser(answer_format, Tools(tools), ReadOptions())
+    parser = AnswerParser(answer_format, Tools(tools))
     message = AnswerMessage()
     message.add(parser.feed(text.decode()) + parser.finish())
     assert [call.name for call in message.calls] == ["f"], text
@@ -168,7 +168,7 @@ def test_calls_that_are_messages_of_their_own_may_be_several():
         # what follows the trigger, with which the section begins
         behind = [part.partition("<atem:function_calls>")[2] for part in (one, two)]
         assert [accepts(begun, part) for part in behind] == [True, is_parallel]
-    parser = AnswerParser(answer_format, Tools(TOOLS), ReadOptions())
+    parser = AnswerParser(answer_format, Tools(TOOLS))
     message = AnswerMessage()
     message.add(parser.feed(two) + parser.finish())
     assert [json.loads(call.arguments) for call in message.calls] == [PARIS, PARIS]
@@ -268,7 +268,7 @@ def test_values_of_a_form_of_its_own_follow_the_schema(name):
     assert accepts(constraint, text)
     for right, wrong in (("3", "4"), ("what", "why"), ("left", "lost"), ("f", "g")):
         assert not accepts(constraint, text.replace(right, wrong))
-    parser = AnswerParser(answer_format, Tools(NESTED), ReadOptions())
+    parser = AnswerParser(answer_format, Tools(NESTED))
     message = AnswerMessage()
     message.add(parser.feed(text) + parser.finish())
     assert json.loads(message.calls[0].arguments) == {"list": [PAIR, PAIR], "what": "a"}

@@ -14,7 +14,7 @@ from tests.templates.answers import PARSES
 from tests.templates.conversations import FIXTURE, TOOLS
 
 from headstart.text.chat_template import ChatTemplate
-from headstart.text.toolcalls.answer_format import AnswerParser, ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerParser
 from headstart.text.toolcalls.events import AnswerMessage
 from headstart.text.toolcalls.find import find_format
 from headstart.text.toolcalls.reader import Tools
@@ -52,7 +52,7 @@ def reader_of(name):
 def read(name, record, pieces):
     template, answer_format = reader_of(name)
     start = "thoughts" if template.opens_thoughts(record["generation_prompt"]) else "answer"
-    parser = AnswerParser(answer_format, Tools(TOOLS), ReadOptions(start=start))
+    parser = AnswerParser(answer_format, Tools(TOOLS), start)
     message = AnswerMessage()
     for piece in pieces:
         message.add(parser.feed(piece))

@@ -13,7 +13,7 @@ from tests.templates.conversations import TOOLS
 
 from headstart.text.quirks import QUIRKS
 from headstart.text.thinking import Thinking
-from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser, ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerFormat, AnswerParser
 from headstart.text.toolcalls.events import (
     AnswerMessage,
     CallArguments,
@@ -59,7 +59,7 @@ WORDS = [
 
 
 def read(answer_format, pieces, start="answer"):
-    parser = AnswerParser(answer_format, Tools(TOOLS), ReadOptions(start=start))
+    parser = AnswerParser(answer_format, Tools(TOOLS), start)
     message = AnswerMessage()
     for piece in pieces:
         message.add(parser.feed(piece))
@@ -110,7 +110,7 @@ def test_thoughts_content_and_calls_come_apart():
 
 
 def test_the_name_comes_first_and_the_arguments_in_pieces():
-    parser = AnswerParser(AnswerFormat(calls=HERMES), Tools(TOOLS), ReadOptions())
+    parser = AnswerParser(AnswerFormat(calls=HERMES), Tools(TOOLS))
     text = call_text()
     events = [event for char in text for event in parser.feed(char)]
     assert events[0] == CallBegin(0, "get_weather", "")
@@ -120,7 +120,7 @@ def test_the_name_comes_first_and_the_arguments_in_pieces():
 
 
 def test_content_is_not_held_back_longer_than_it_may_be_a_marker():
-    parser = AnswerParser(AnswerFormat(calls=HERMES), Tools(TOOLS), ReadOptions())
+    parser = AnswerParser(AnswerFormat(calls=HERMES), Tools(TOOLS))
     assert parser.feed("a <") == [Content("a ")]
     assert parser.feed("b") == [Content("<b")]
     assert parser.feed("<tool_ca") == []
@@ -225,8 +225,7 @@ def test_a_continued_content_has_no_thoughts():
 def test_what_is_not_wanted_stays_in_the_content():
     text = "<think>\nHm.\n</think>\n\n" + call_text()
     answer_format = AnswerFormat(thinking=THINK, calls=HERMES)
-    options = ReadOptions(splits_thoughts=False, reads_calls=False)
-    parser = AnswerParser(answer_format, Tools(TOOLS), options)
+    parser = AnswerParser(answer_format, Tools(), splits_thoughts=False)
     message = AnswerMessage()
     message.add(parser.feed(text) + parser.finish())
     assert message == AnswerMessage(content=text)
@@ -254,7 +253,7 @@ def test_deep_nesting_raises_nothing():
 )
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_text_that_begins_calls_over_and_over_is_read_in_linear_time(name, begun):
-    parser = AnswerParser(FORMATS[name], Tools(TOOLS), ReadOptions())
+    parser = AnswerParser(FORMATS[name], Tools(TOOLS))
     steps = 0
 
     def count(*_):
@@ -271,7 +270,7 @@ def test_a_text_that_begins_calls_over_and_over_is_read_in_linear_time(name, beg
 
 
 def test_thoughts_are_events_of_their_own():
-    parser = AnswerParser(AnswerFormat(thinking=THINK), Tools(), ReadOptions())
+    parser = AnswerParser(AnswerFormat(thinking=THINK), Tools())
     assert parser.feed("<think>\nA") == [Thoughts("A")]
     assert parser.feed("\n</think>") == [Thoughts("\n")]
     assert parser.feed("\n\nB") == [Content("B")]

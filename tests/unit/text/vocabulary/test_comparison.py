@@ -8,7 +8,12 @@ import pytest
 from tests.unit.text.vocabulary import real
 
 from headstart.testing import ByteVocab
-from headstart.text.vocabulary.comparison import TranslationMode, compare, pair_controls
+from headstart.text.vocabulary.comparison import (
+    Comparison,
+    TranslationMode,
+    compare,
+    pair_controls,
+)
 from headstart.text.vocabulary.replacements import (
     DRAFT_BASE,
     TARGET_BASE,
@@ -19,6 +24,7 @@ from headstart.text.vocabulary.replacements import (
 from headstart.text.vocabulary.table import VocabTable, read_table
 from headstart.text.vocabulary.templates import find_family, find_replacements
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
+from headstart.types import Vocab
 from headstart.types.errors import ConfigError
 
 
@@ -45,8 +51,12 @@ class ShiftedVocab(ByteVocab):
         return token == 246
 
 
+def compared(target: Vocab, draft: Vocab) -> Comparison:
+    return compare(read_table(target), read_table(draft))
+
+
 def test_embedded_models_of_one_vocabulary_are_identical() -> None:
-    comparison = compare(real.vocab("demo-target"), real.vocab("demo-draft"))
+    comparison = compared(real.vocab("demo-target"), real.vocab("demo-draft"))
     assert comparison.mode is TranslationMode.IDENTICAL
     assert comparison.draft_share == 1.0
     assert min(comparison.to_draft) >= 0
@@ -54,14 +64,14 @@ def test_embedded_models_of_one_vocabulary_are_identical() -> None:
 
 
 def test_embedded_draft_of_another_vocabulary_goes_by_text() -> None:
-    comparison = compare(real.vocab("demo-target"), real.vocab("demo-draft-other"))
+    comparison = compared(real.vocab("demo-target"), real.vocab("demo-draft-other"))
     assert comparison.mode is TranslationMode.TEXT
     assert "text vocabularies" in comparison.describe()
 
 
 def test_maps_join_equal_bytes_only() -> None:
     target, draft = real.vocab("demo-target"), real.vocab("demo-draft-other")
-    comparison = compare(target, draft)
+    comparison = compared(target, draft)
     pairs = [
         (token, partner)
         for token, partner in enumerate(comparison.to_target.tolist())
@@ -84,7 +94,7 @@ def test_mostly_shared_vocabularies_are_mapped_and_the_rest_is_spelled() -> None
 
 
 def test_small_vocabulary_inside_a_larger_one_is_not_shared() -> None:
-    comparison = compare(real.vocab("demo-target"), ByteVocab())
+    comparison = compared(real.vocab("demo-target"), ByteVocab())
     assert comparison.draft_share > 0.9
     assert comparison.mode is TranslationMode.TEXT
 

@@ -5,7 +5,7 @@ The prompt ends behind the first `>>>`. Source: https://github.com/MeetKai/funct
 
 from __future__ import annotations
 
-from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall
 from headstart.text.toolcalls.json_text import read_value
 from headstart.text.toolcalls.reader import Reading, TextReader
@@ -13,24 +13,24 @@ from headstart.text.toolcalls.reader import Reading, TextReader
 _MARK = ">>>"
 
 
-def _read(reader: TextReader, options: ReadOptions) -> Reading[None]:
+def _read(reader: TextReader) -> Reading[None]:
     """Parse part after part, each with a recipient."""
-    is_content = options.start == "content"
+    is_content = reader.start == "content"
     while True:
         if not is_content:
-            yield from _read_part(reader, options)
+            yield from _read_part(reader)
         found = yield from reader.until((_MARK,), reader.content)
         is_content = False
         if found is None:
             return
 
 
-def _read_part(reader: TextReader, options: ReadOptions) -> Reading[None]:
+def _read_part(reader: TextReader) -> Reading[None]:
     """Parse a recipient, and the arguments if it is a tool."""
     place = reader.mark()
     name = yield from reader.run(lambda char: char.isalnum() or char in "_-.")
     is_named = yield from reader.takes("\n")
-    is_call = is_named and options.reads_calls and name in reader.tools
+    is_call = is_named and name in reader.tools
     if is_call:
         is_call = yield from reader.sees("{")
     reader.release(None if is_call or (is_named and name == "all") else place)

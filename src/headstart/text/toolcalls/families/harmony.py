@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions
+from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall
 from headstart.text.toolcalls.reader import Reading, TextReader
 
@@ -18,11 +18,11 @@ _ENDS = ("<|end|>", "<|call|>", "<|return|>")
 _HEADS = ("<|start|>assistant", "<|channel|>")
 
 
-def _read(reader: TextReader, options: ReadOptions) -> Reading[None]:
+def _read(reader: TextReader) -> Reading[None]:
     """Parse message after message, each with a header."""
-    if options.start != "answer":
-        header = "analysis" if options.start == "thoughts" else "final"
-        yield from _read_body(reader, header, options)
+    if reader.start != "answer":
+        header = "analysis" if reader.start == "thoughts" else "final"
+        yield from _read_body(reader, header)
     while (yield from reader.peek(1)):
         if not (yield from _is_header(reader)):
             found = yield from reader.until((*_ENDS, *_HEADS), reader.content)
@@ -35,7 +35,7 @@ def _read(reader: TextReader, options: ReadOptions) -> Reading[None]:
         if found is None:  # a header without a message is text
             yield from reader.until((), reader.content)
             return
-        yield from _read_body(reader, "".join(header_text), options)
+        yield from _read_body(reader, "".join(header_text))
 
 
 def _is_header(reader: TextReader) -> Reading[bool]:
@@ -45,12 +45,12 @@ def _is_header(reader: TextReader) -> Reading[bool]:
     return False
 
 
-def _read_body(reader: TextReader, header: str, options: ReadOptions) -> Reading[None]:
+def _read_body(reader: TextReader, header: str) -> Reading[None]:
     match = re.search(r"to=functions\.([\w.-]+)", header)
-    if match and match[1] in reader.tools and options.reads_calls:
+    if match and match[1] in reader.tools:
         reader.begin_call(match[1])
         sink = reader.arguments
-    elif "analysis" in header and options.splits_thoughts:
+    elif "analysis" in header and reader.splits_thoughts:
         sink = reader.thoughts
     else:
         sink = reader.content

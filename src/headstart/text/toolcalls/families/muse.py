@@ -5,7 +5,7 @@ Source: its chat template in llama.cpp's models/templates.
 
 from __future__ import annotations
 
-from headstart.text.toolcalls.answer_format import AnswerFormat, ReadOptions, read_calls
+from headstart.text.toolcalls.answer_format import AnswerFormat, read_calls
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
 from headstart.text.toolcalls.reader import Reading, TextReader
 
@@ -26,14 +26,14 @@ _CALLS = MarkedCalls(
 )
 
 
-def _read(reader: TextReader, options: ReadOptions) -> Reading[None]:
+def _read(reader: TextReader) -> Reading[None]:
     """Parse message after message, each to a recipient."""
-    recipient = {"thoughts": "self", "content": "user"}.get(options.start)
+    recipient = {"thoughts": "self", "content": "user"}.get(reader.start)
     while True:
         if recipient is None:
             recipient = yield from _read_recipient(reader)
-        is_thought = recipient == "self" and options.splits_thoughts
-        if (yield from _read_body(reader, options, is_thought=is_thought)):
+        is_thought = recipient == "self" and reader.splits_thoughts
+        if (yield from _read_body(reader, is_thought=is_thought)):
             return
         recipient = None
 
@@ -51,10 +51,10 @@ def _read_recipient(reader: TextReader) -> Reading[str]:
     return ""
 
 
-def _read_body(reader: TextReader, options: ReadOptions, *, is_thought: bool) -> Reading[bool]:
+def _read_body(reader: TextReader, *, is_thought: bool) -> Reading[bool]:
     """Parse up to the end of a message; returns whether the text ends there."""
     sink = reader.thoughts if is_thought else reader.content
-    triggers = _CALLS.triggers if options.reads_calls and not is_thought else ()
+    triggers = _CALLS.triggers if reader.tools and not is_thought else ()
     while True:
         found = yield from reader.until((*_ENDS, *triggers), sink)
         if found is None:
