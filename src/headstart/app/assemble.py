@@ -218,7 +218,7 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
     """
     from headstart.engine.chat_templates import built_in_templates
     from headstart.engine.model import Model
-    from headstart.server.model import RerankForm, ServedModel
+    from headstart.server.model import ServedModel
     from headstart.server.sampling import request_defaults
     from headstart.text.chat_template import ChatTemplate, template_by_hand
 
@@ -245,7 +245,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         vocab=vocab,
         template=template,
         config=config,
-        rerank=RerankForm(model.rerank_template, *vocab.pair_marks),
+        pair_template=model.rerank_template,
+        pair_marks=vocab.pair_marks,
         defaults=request_defaults(config.sampling, model.metadata()),
     )
     found = served.answer_format

@@ -29,7 +29,7 @@ from headstart.server.media import (
     read_media,
     take_parts,
 )
-from headstart.server.model import RerankForm, Service, service_of
+from headstart.server.model import ServedModel, Service, service_of
 from headstart.server.prompts import MAX_TOKENS, read_prompt
 from headstart.server.routing import Routes, json_response
 from headstart.server.threads import unless_left
@@ -293,26 +293,29 @@ async def rerank(http: HttpRequest) -> Any:
         )
     body = await read_body(http, RerankBody)
     query, documents = _query_and_documents(body)
-    vocab, form = service.served.vocab, service.served.rerank
 
     def tokenize() -> list[Sequence[int]]:
         return [
             check_size(
-                f"document {i} with the query", _pair_tokens(form, (query, text), vocab), info
+                f"document {i} with the query", _pair_tokens(service.served, query, one), info
             )
-            for i, text in enumerate(documents)
+            for i, one in enumerate(documents)
         ]
 
     event = await embed(http, service, tokenize, prefix="rank")
     return _scores(body, documents, event, service.served.alias)
 
 
-def _pair_tokens(form: RerankForm, pair: tuple[str, str], vocab: Vocab) -> list[int]:
-    if form.template is not None:
-        text = form.template.replace("{query}", pair[0]).replace("{document}", pair[1])
-        return vocab.tokenize(text, add_special=False, parse_special=True)
-    first, second = (vocab.tokenize(text, add_special=False, parse_special=False) for text in pair)
-    return [*form.start, *first, *form.middle, *second, *form.end]
+def _pair_tokens(model: ServedModel, query: str, document: str) -> list[int]:
+    if model.pair_template is not None:
+        text = model.pair_template.replace("{query}", query).replace("{document}", document)
+        return model.vocab.tokenize(text, add_special=False, parse_special=True)
+    first, second = (
+        model.vocab.tokenize(text, add_special=False, parse_special=False)
+        for text in (query, document)
+    )
+    start, middle, end = model.pair_marks
+    return [*start, *first, *middle, *second, *end]
 
 
 def _query_and_documents(body: RerankBody) -> tuple[str, list[str]]:

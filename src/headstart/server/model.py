@@ -41,16 +41,6 @@ class RequestDefaults:
     constraint: Constraint | None = None  # for requests without one
 
 
-@dataclass(frozen=True, slots=True)
-class RerankForm:
-    """How a query and a document become one prompt."""
-
-    template: str | None = None  # the model's, with {query} and {document}
-    start: tuple[int, ...] = ()  # tokens around the two, without a template
-    middle: tuple[int, ...] = ()
-    end: tuple[int, ...] = ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
     """The target model as the HTTP side sees it."""
@@ -62,7 +52,10 @@ class ServedModel:
     tags: tuple[str, ...] = ()
     config: Config = field(default_factory=Config, repr=False)  # which has secrets
     defaults: RequestDefaults = field(default_factory=RequestDefaults)
-    rerank: RerankForm = field(default_factory=RerankForm)
+    # how a query and a document become one prompt: the model's template, with {query} and
+    # {document}, or the tokens before, between and after them
+    pair_template: str | None = None
+    pair_marks: Sequence[Sequence[int]] = ((), (), ())
     # values in force with their origins, JSON-ready
     settings: Sequence[Mapping[str, Any]] = ()
 
