@@ -64,20 +64,18 @@ class Vertex(Extra):
             raise ConfigError(f"AIP_PREDICT_ROUTE is {self._predict}, which is another route here")
         app.router.routes.append(Route(self._predict, _predict, methods=["POST"]))
         if self._health:
-            app.add_middleware(RenamedHealth, path=self._health)
+            app.add_middleware(renamed_health, path=self._health)
 
 
-class RenamedHealth:
+def renamed_health(app: ASGIApp, *, path: str) -> ASGIApp:
     """ASGI middleware: /health under the name that Vertex AI uses."""
 
-    def __init__(self, app: ASGIApp, *, path: str) -> None:
-        self._app = app
-        self._path = path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == self._path:
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == path:
             scope = {**scope, "path": "/health"}
-        await self._app(scope, receive, send)
+        await app(scope, receive, send)
+
+    return answer
 
 
 async def _predict(http: HttpRequest) -> Response:

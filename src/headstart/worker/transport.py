@@ -214,7 +214,7 @@ def _process_main(
         scheduler, info = build()
         gc.freeze()  # what is loaded stays; looking through all of it made a step 24 ms longer
         send(info)
-        run_loop(scheduler, _PipeReader(commands).receive, send)
+        run_loop(scheduler, _receiver(commands), send)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the server is gone
     except BaseException as caught:
@@ -242,15 +242,16 @@ def _once_per_percent(send: Callable[[Message], None]) -> Callable[[float], None
     return tell
 
 
-class _PipeReader:
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-        self._poll = select.poll()  # `Connection.poll` makes one each time, and this is every step
-        self._poll.register(pipe.fileno(), select.POLLIN)
+def _receiver(pipe: Connection) -> Callable[[float | None], Sequence[Command]]:
+    """Takes the commands out of a pipe; waits so many seconds for one."""
+    poll = select.poll()  # `Connection.poll` makes one each time, and this is every step
+    poll.register(pipe.fileno(), select.POLLIN)
 
-    def receive(self, seconds: float | None) -> Sequence[Command]:
+    def receive(seconds: float | None) -> Sequence[Command]:
         commands: list[Command] = []
         milliseconds = None if seconds is None else 1000.0 * seconds
-        while self._poll.poll(0 if commands else milliseconds):
-            commands.append(pickle.loads(self._pipe.recv_bytes()))
+        while poll.poll(0 if commands else milliseconds):
+            commands.append(pickle.loads(pipe.recv_bytes()))
         return commands
+
+    return receive

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from headstart.config import Config
@@ -18,7 +19,7 @@ from headstart.gateway.router.downloads import ModelStore
 from headstart.gateway.router.listing import ReadPresets
 from headstart.gateway.router.pool import Pool
 from headstart.gateway.router.pooled_model import LoadLimits, parse_memory
-from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Bytes, Estimate, ModelPreset
+from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
 from headstart.server.extras import Extras
 from headstart.server.listen import StoppableServer, run, uvicorn_config
 from headstart.types.errors import ConfigError, ModelError
@@ -44,7 +45,7 @@ def serve(
     _check_startup(presets, config.router.models_max)
     memory = parse_memory(config.router.models_memory)
     limits = LoadLimits(config.router.models_max, memory)
-    pool = Pool(presets, limits, ChildProcess, Estimator(memory))
+    pool = Pool(presets, limits, ChildProcess, partial(estimate, dict(memory)))
     extras = Extras.of(config.tools, os.environ)
     config = replace(config, server=extras.applied(config.server))
     app = create_app(config, pool, read_presets, store, settings, extras)
@@ -81,47 +82,40 @@ def _announce(urls: Sequence[str], presets: Sequence[ModelPreset]) -> None:
 CACHE_RAM = "--cache-ram="
 
 
-class Estimator:
-    """Estimates models with `headstart devices`, each as if no other one were loaded.
+async def estimate(free: dict[str, int], preset: ModelPreset) -> Estimate:
+    """Memory that a model needs, by `headstart devices`, as if no other one were loaded.
 
     That is a process of its own, so the router never loads libllama and holds no memory of a GPU.
 
     Args:
-        free: what may be taken of a device; of other devices what is free at the first estimate.
+        free: what may be taken of a device; the first estimate adds what is free of the others.
+
+    Raises:
+        ModelError: it cannot be loaded; the message says why.
     """
-
-    def __init__(self, free: Bytes) -> None:
-        self._free = dict(free)
-
-    async def __call__(self, preset: ModelPreset) -> Estimate:
-        """Estimate the memory of this model.
-
-        Raises:
-            ModelError: it cannot be loaded; the message says why.
-        """
-        command = [sys.executable, "-m", "headstart", "devices", "--json", *preset.engine_arguments]
-        if self._free:
-            sizes = (f"{name}={size >> 20}" for name, size in self._free.items())
-            command.append(f"--free-memory={','.join(sizes)}")
-        process = await asyncio.create_subprocess_exec(
-            *command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env=dict(preset.environment),
-        )
-        try:
-            output, errors = await process.communicate()
-        except BaseException:
-            process.kill()
-            await process.wait()
-            raise
-        if process.returncode:
-            lines = errors.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
-            raise ModelError(lines[-1].removeprefix("headstart: error: "))
-        facts = json.loads(output)
-        self._free = facts["free"] | self._free
-        return read_estimate(preset, facts)
+    command = [sys.executable, "-m", "headstart", "devices", "--json", *preset.engine_arguments]
+    if free:
+        sizes = (f"{name}={size >> 20}" for name, size in free.items())
+        command.append(f"--free-memory={','.join(sizes)}")
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=dict(preset.environment),
+    )
+    try:
+        output, errors = await process.communicate()
+    except BaseException:
+        process.kill()
+        await process.wait()
+        raise
+    if process.returncode:
+        lines = errors.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
+        raise ModelError(lines[-1].removeprefix("headstart: error: "))
+    facts = json.loads(output)
+    free |= facts["free"] | free
+    return read_estimate(preset, facts)
 
 
 def read_estimate(preset: ModelPreset, facts: dict[str, Any]) -> Estimate:

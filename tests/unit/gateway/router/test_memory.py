@@ -18,7 +18,7 @@ from headstart.gateway.router.pooled_model import (
     parse_memory,
 )
 from headstart.gateway.router.presets import MAIN, PROCESS_BYTES, Estimate, ModelPreset
-from headstart.gateway.router.serve import Estimator, read_estimate, serve
+from headstart.gateway.router.serve import estimate, read_estimate, serve
 from headstart.types.errors import ConfigError, ModelError
 
 MIB = 2**20
@@ -130,8 +130,7 @@ def model(path: object, *arguments: str) -> ModelPreset:
 
 
 async def test_the_embedded_model_is_estimated_in_a_process_of_its_own() -> None:
-    estimator = Estimator({MAIN: 4000 * MIB})
-    found = await estimator(model(demo.path(demo.TARGET), "--context=512"))
+    found = await estimate({MAIN: 4000 * MIB}, model(demo.path(demo.TARGET), "--context=512"))
     assert "--context=512" in found.arguments
     assert PROCESS_BYTES < found.needs[MAIN] < 1500 * MIB
     assert found.usable[MAIN] < 4000 * MIB, "others need memory too"
@@ -139,7 +138,7 @@ async def test_the_embedded_model_is_estimated_in_a_process_of_its_own() -> None
 
 async def test_a_file_that_is_no_model_is_refused_with_the_reason() -> None:
     with pytest.raises(ModelError, match="test_memory"):
-        await Estimator({})(model(__file__))
+        await estimate({}, model(__file__))
 
 
 @pytest.fixture(autouse=True)
