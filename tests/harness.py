@@ -26,7 +26,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells
 from headstart.speculators import Speculator
 from headstart.structures.vocabulary_id import VocabularyId
-from headstart.testing import ByteVocab, FakeEngine, FakeFilters
+from headstart.testing import ByteVocab, FakeEngine, FakeFilters, LetterVocab
 from headstart.testing import RandomController as RandomController
 from headstart.types import CacheKind, Draft, DraftRequest
 from headstart.types.request import (
@@ -46,17 +46,6 @@ SMALL_OPTIONS = {
     "ngram-map-k4v": {"size_n": 2, "size_m": 8},
     "ngram-mod": {"n_match": 2, "table_bits": 12},
 }  # n-grams short enough for short texts
-
-
-class Letters(ByteVocab):
-    """32 tokens: letters and signs, the last one ends the turn."""
-
-    size = SIZE
-    eog_ids = frozenset({EOS})
-    eos_id = EOS
-
-    def token_bytes(self, token: int) -> bytes:
-        return bytes([ord("a") + token]) if token != EOS else b""
 
 
 class Model(FakeEngine):
@@ -203,7 +192,7 @@ def answer(
 
     Stop strings are not played.
     """
-    vocab = vocab or Letters()
+    vocab = vocab or LetterVocab()
     sampler = Sampler(request.sampling, engine, vocab.eog_ids)
     tokens = list(request.prompt)
     sampler.read([token for token in tokens if token >= 0])
@@ -243,7 +232,7 @@ def make_scheduler(
     drafting = Drafting(guarded, spec or fixed(4), controller or Controller(), clock=lambda: 0.0)
     return Scheduler(
         engine,
-        vocab or Letters(),
+        vocab or LetterVocab(),
         drafting,
         SchedulerConfig(**{"parallel": 4, "prefill_ms": 0.0, **limits}),
         clock,
@@ -266,6 +255,18 @@ def fixed(length: int) -> SpeculationConfig:
 
 
 AUTO = SpeculationConfig(spec="auto")
+ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
+
+
+def endless(
+    prompt: Iterable[int], max_tokens: int | None = None, name: str = "r", **more: Any
+) -> Request:
+    """A request that no end of the turn ends."""
+    fields = {"sampling": ENDLESS, **more}
+    return Request(request_id=name, prompt=list(prompt), max_tokens=max_tokens, **fields)
+
+
+REQUEST = endless(range(1, 31), 60)
 
 
 def make_requests(
@@ -308,12 +309,18 @@ def run(
     return answers
 
 
+def run_checked(scheduler: Scheduler, requests: Sequence[Request]) -> dict[str, Answer]:
+    """Like `run`; every answer is that of the rule."""
+    answers = run(scheduler, requests)
+    check(scheduler.engine, requests, answers)
+    return answers
+
+
 def play(
     scheduler: Scheduler, requests: Iterable[Request] = (), answers: dict[str, Answer] | None = None
 ) -> dict[str, Answer]:
     """Submit and step until nothing is left."""
-    for request in requests:
-        scheduler.submit(request)
+    submit_all(scheduler, requests)
     answers = {} if answers is None else answers
     for _ in range(20_000):
         if not scheduler.has_work:
@@ -324,6 +331,14 @@ def play(
     if scheduler.has_work:
         raise AssertionError("the scheduler does not come to an end")
     return answers
+
+
+def submit_all(scheduler: Scheduler, requests: Iterable[Request], num_steps: int = 0) -> None:
+    """Submit these, and make so many steps."""
+    for request in requests:
+        scheduler.submit(request)
+    for _ in range(num_steps):
+        scheduler.step()
 
 
 def collect(scheduler: Scheduler, answers: dict[str, Answer]) -> None:

@@ -4,17 +4,20 @@ has the right state of every token, and fails loudly where one is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.harness import EOS, SIZE, Model, check, run
+from tests.fake_draft_context import FakeDraftContext, layers_of
+from tests.harness import EOS, SIZE, Model
 
+from headstart.app.speculation import make_speculator
 from headstart.sampling import SamplingParams
-from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
 from headstart.speculators.mtp import MtpSpeculator
+from headstart.structures.vocabulary_id import VocabularyId
+from headstart.testing import ByteVocab, FakeEngine
 from headstart.types import (
     LAST_STATE,
     Batch,
@@ -48,10 +51,6 @@ def greedy(name: str, prompt: list[int], max_tokens: int = 16) -> Request:
 
 def prompt_of(seed: int, size: int = 60) -> list[int]:
     return [(seed * 5 + i * 3) % EOS for i in range(size)]
-
-
-def ask(scheduler: Scheduler, engine: Model, *requests: Request) -> None:
-    check(engine, requests, run(scheduler, requests))
 
 
 class StateReader(Speculator):
@@ -172,6 +171,22 @@ class FakeHeads(Model):
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         raise AssertionError("heads read states as they are")
+
+
+def make_any(
+    name: str, draft: Callable[[], FakeEngine], vocab: ByteVocab, options: Mapping[str, Any]
+) -> Speculator:
+    """A speculator of any name, with all that a constructor may ask for."""
+    parts: dict[str, Callable[[], Any]] = {
+        "engine": draft,
+        "vocab": lambda: vocab,
+        "vocabulary_id": lambda: VocabularyId.of(vocab),
+        "translator": lambda: None,  # the draft model's ids are the target's
+        "heads": FakeHeads,
+        "context": lambda: FakeDraftContext(name),
+        "layers": lambda: layers_of(name),
+    }
+    return make_speculator(name, options, parts)
 
 
 def mtp(engine: Model, num_heads: int = 1, **settings: int) -> MtpSpeculator:

@@ -7,25 +7,20 @@ import time
 from dataclasses import replace
 
 import pytest
-from tests.fake_draft_context import FakeDraftContext, layers_of
 from tests.harness import (
     AUTO,
     SMALL_OPTIONS,
-    Letters,
     Model,
     RandomController,
-    check,
     fixed,
     make_requests,
     make_scheduler,
-    run,
+    run_checked,
 )
-from tests.states import FakeHeads
+from tests.states import make_any
 
-from headstart.app.speculation import make_speculator
 from headstart.speculators import SPECULATORS, Speculator
-from headstart.structures.vocabulary_id import VocabularyId
-from headstart.testing import CONTRACT
+from headstart.testing import CONTRACT, LetterVocab
 
 every = pytest.mark.parametrize("name", sorted(SPECULATORS))
 every_pair = pytest.mark.parametrize(
@@ -34,17 +29,9 @@ every_pair = pytest.mark.parametrize(
 
 
 def make(name: str, *, small: bool = False) -> Speculator:
-    """Like the server, with all that a constructor may ask for; `small` matches short texts."""
-    parts = {
-        "engine": lambda: Model(2, skew=0.3),
-        "translator": lambda: None,  # the draft model's ids are the target's
-        "vocab": Letters,
-        "vocabulary_id": lambda: VocabularyId.of(Letters()),
-        "heads": FakeHeads,
-        "context": lambda: FakeDraftContext(name),
-        "layers": lambda: layers_of(name),
-    }
-    return make_speculator(name, SMALL_OPTIONS if small else {}, parts)
+    """Like the server; `small` matches short texts."""
+    options = SMALL_OPTIONS if small else {}
+    return make_any(name, lambda: Model(2, skew=0.3), LetterVocab(), options)
 
 
 @every
@@ -68,9 +55,8 @@ def test_output_is_identical_with_and_without_it(name: str, temperature: float) 
         (AUTO, None),
         (AUTO, RandomController()),
     ):
-        engine = Model(2)
-        scheduler = make_scheduler(engine, [make(name, small=True)], spec, controller)
-        check(engine, requests, run(scheduler, requests))
+        scheduler = make_scheduler(Model(2), [make(name, small=True)], spec, controller)
+        run_checked(scheduler, requests)
 
 
 @every_pair
@@ -78,20 +64,19 @@ def test_output_is_identical_in_a_chain_with_any_other(name: str, other: str) ->
     requests = [replace(r, max_tokens=16) for r in make_requests(6)]
     orders = ((name, other, fixed(4), None), (other, name, AUTO, RandomController()))
     for first, second, spec, controller in orders:
-        engine = Model(2)
         chain = [make(first, small=True), make(second, small=True)]
-        scheduler = make_scheduler(engine, chain, spec, controller)
-        check(engine, requests, run(scheduler, requests))
+        scheduler = make_scheduler(Model(2), chain, spec, controller)
+        run_checked(scheduler, requests)
 
 
 @pytest.mark.parametrize("name", sorted(n for n, kind in SPECULATORS.items() if kind.is_model))
 def test_a_model_that_is_timed_between_requests_drafts_on(name: str) -> None:
     requests, engine = make_requests(6), Model(2)
     scheduler = make_scheduler(engine, [make(name, small=True)], fixed(4))
-    check(engine, requests[:3], run(scheduler, requests[:3]))
+    run_checked(scheduler, requests[:3])
     guarded = scheduler.drafting.speculators[name]
     assert guarded.time_decodes(time.perf_counter) is not None
     num_before = scheduler.counts.total.by_speculator[name].num_drafts
-    check(engine, requests[3:], run(scheduler, requests[3:]))
+    run_checked(scheduler, requests[3:])
     assert not guarded.failure
     assert scheduler.counts.total.by_speculator[name].num_drafts > num_before

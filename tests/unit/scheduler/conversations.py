@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from tests.harness import EOS, Model, check, make_scheduler, run
+from tests.harness import EOS, Model, make_scheduler, run_checked
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
@@ -23,9 +23,7 @@ def ask(scheduler: Scheduler, *requests: Request) -> list[int]:
     """Prompt tokens that were read for each, one after the other; the texts must be right."""
     read = []
     for request in requests:
-        answers = run(scheduler, [request])
-        check(scheduler.engine, [request], answers)
-        stats = answers[request.request_id].finish.stats
+        stats = run_checked(scheduler, [request])[request.request_id].finish.stats
         read.append(stats.num_prompt - stats.num_cached)
     return read
 

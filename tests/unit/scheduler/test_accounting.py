@@ -16,17 +16,17 @@ from tests.harness import (
     Model,
     Oracle,
     RandomController,
-    check,
     fixed,
     make_requests,
     make_scheduler,
     make_speculators,
     run,
+    run_checked,
+    submit_all,
 )
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.sampling import SamplingParams
 from headstart.scheduler.prompt_cache import NO_ROOM
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepPlan
@@ -34,7 +34,6 @@ from headstart.types import CacheKind, DraftMode
 from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import (
     FinishEvent,
-    Request,
     RequestStats,
     SpeculativeParams,
     error_event,
@@ -73,8 +72,7 @@ def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(
     requests = [replace(r, speculative=wishes[i % 4]) for i, r in enumerate(make_requests(12))]
     engine = Model(2)
     scheduler = chain_scheduler(engine, spec, None if seed is None else RandomController(seed))
-    answers = run(scheduler, requests)
-    check(engine, requests, answers)
+    answers = run_checked(scheduler, requests)
     for request in requests:
         stats, wish = answers[request.request_id].finish.stats, request.speculative
         allowed = () if wish.mode is DraftMode.OFF else wish.types or CHAIN
@@ -97,8 +95,7 @@ def test_requests_and_totals_agree_also_while_they_run() -> None:
     requests = make_requests(10)
     engine = Model(2)
     scheduler = chain_scheduler(engine, AUTO, RandomController())
-    for request in requests:
-        scheduler.submit(request)
+    submit_all(scheduler, requests)
     ended: list[RequestStats] = []
     while scheduler.has_work:
         scheduler.step()
@@ -169,17 +166,6 @@ def test_a_model_that_is_not_asked_has_a_reason_of_its_own() -> None:
         assert counts.num_calls == 0 < counts.reasons["resting: its drafts did not pay"]
 
 
-def test_a_draft_for_which_the_cache_has_no_room_is_counted_by_its_speculator_too() -> None:
-    engine = Model(context_size=512, num_cells=64)
-    request = Request(
-        request_id="r", prompt=[1] * 20, sampling=SamplingParams(temperature=0.8, ignore_eos=True)
-    )
-    scheduler = make_scheduler(engine, [Oracle(engine, [request])], fixed(16))
-    (stats,) = stats_of(run(scheduler, [request]))
-    counts = stats.by_speculator["oracle"]
-    assert counts.reasons["context full"] == stats.drafts.reasons["context full"] > 0
-
-
 @pytest.mark.parametrize("every", [1, 3])
 def test_where_a_state_cannot_be_kept_a_step_has_one_reason_and_no_draft(every: int) -> None:
     """Issue 28, point 16: 60 steps had 117 reasons."""
@@ -193,8 +179,7 @@ def test_where_a_state_cannot_be_kept_a_step_has_one_reason_and_no_draft(every: 
 
     engine, requests = Forgetful(2, cache_kind=CacheKind.CHECKPOINT), make_requests(6)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], fixed(4))
-    answers = run(scheduler, requests)
-    check(engine, requests, answers)
+    answers = run_checked(scheduler, requests)
     num_missing = 0
     for stats in stats_of(answers):
         # a step that reads again what was accepted is neither
@@ -270,10 +255,7 @@ def test_a_request_that_fails_has_a_line_too(caplog) -> None:
     requests = make_requests(3)
     engine = Model()
     scheduler = make_scheduler(engine, [Oracle(engine, requests)])
-    for request in requests:
-        scheduler.submit(request)
-    for _ in range(5):
-        scheduler.step()
+    submit_all(scheduler, requests, 5)
     scheduler.take_events()
 
     def fail(batch: object) -> None:

@@ -13,23 +13,25 @@ from tests.harness import (
     Answer,
     Model,
     check,
+    endless,
     fixed,
     make_requests,
     make_scheduler,
     make_speculators,
     renamed,
     run,
+    run_checked,
+    submit_all,
 )
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepRecord
 from headstart.speculators import Speculator
 from headstart.types import Batch, CacheKind, Draft, DraftRequest, Logits
 from headstart.types.errors import EngineError
-from headstart.types.request import ErrorEvent, FinishEvent, Request, StepTokens, TokenEvent
+from headstart.types.request import ErrorEvent, FinishEvent, StepTokens, TokenEvent
 from headstart.worker.loop import run_loop
 from headstart.worker.pipes import Cancel, Command, Message, Stop
 
@@ -80,8 +82,7 @@ def test_texts_and_counts_are_those_of_a_device_that_is_waited_for(cache_kind: C
         engine.is_asynchronous = is_asynchronous
         engine.padding_sequence = None  # control learns a step later when rows are added
         scheduler = drafting_scheduler(engine, fixed(4))
-        answers = run(scheduler, requests)
-        check(engine, requests, answers)
+        answers = run_checked(scheduler, requests)
         learned = scheduler.drafting.controller.describe()
         parts = ("acceptance", "cost_ms", "draft_models")
         found.append([*counted(scheduler, answers), *(learned[part] for part in parts)])
@@ -105,8 +106,7 @@ class NotingController(Controller):
 def test_control_learns_of_a_models_draft_while_a_device_verifies_it(
     *, is_asynchronous: bool
 ) -> None:
-    (request,) = make_requests(1, max_tokens=30)
-    request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
+    request = endless([1, 2, 3], 30)
     engine = Device()
     engine.is_asynchronous = is_asynchronous
     model = make_speculators(("draft-model",), lambda: Model(2, skew=0.3))
@@ -117,17 +117,19 @@ def test_control_learns_of_a_models_draft_while_a_device_verifies_it(
     assert told[: len(order)] == order
 
 
-def test_events_go_out_while_the_next_step_is_computed_and_the_last_ones_at_once() -> None:
-    (request,) = make_requests(1, max_tokens=3)
-    request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
-    engine = Device()
+def delivering(engine: Device, max_tokens: int) -> Scheduler:
+    """With a request whose events the engine writes down as they go out."""
     scheduler = make_scheduler(engine)
+    scheduler.deliver = lambda: engine.log.extend(
+        type(event).__name__ for event in scheduler.take_events()
+    )
+    scheduler.submit(endless([1, 2, 3], max_tokens))
+    return scheduler
 
-    def deliver() -> None:
-        engine.log += [type(event).__name__ for event in scheduler.take_events()]
 
-    scheduler.deliver = deliver
-    scheduler.submit(request)
+def test_events_go_out_while_the_next_step_is_computed_and_the_last_ones_at_once() -> None:
+    engine = Device()
+    scheduler = delivering(engine, 3)
     while scheduler.has_work:
         scheduler.step()
     assert engine.log == [
@@ -138,26 +140,16 @@ def test_events_go_out_while_the_next_step_is_computed_and_the_last_ones_at_once
 
 
 def test_events_go_out_at_once_where_the_processor_computes() -> None:
-    (request,) = make_requests(1, max_tokens=2)
-    request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
     engine = Device()
     engine.is_asynchronous = False
-    scheduler = make_scheduler(engine)
-    scheduler.deliver = lambda: engine.log.extend(
-        type(event).__name__ for event in scheduler.take_events()
-    )
-    scheduler.submit(request)
-    scheduler.step()
+    delivering(engine, 2).step()
     assert engine.log == ["decode", "decoded", "TokenEvent"]
 
 
 def test_a_cancelled_request_has_counted_its_last_step() -> None:
-    (request,) = make_requests(1, max_tokens=100)
-    request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
+    request = endless([1, 2, 3], 100)
     scheduler = drafting_scheduler(Device(), fixed(4))
-    scheduler.submit(request)
-    for _ in range(8):
-        scheduler.step()
+    submit_all(scheduler, [request], 8)
     scheduler.cancel(request.request_id)
     scheduler.step()
     (finish,) = [e for e in scheduler.take_events() if isinstance(e, FinishEvent)]
@@ -166,8 +158,7 @@ def test_a_cancelled_request_has_counted_its_last_step() -> None:
 
 
 def test_a_request_whose_decode_fails_has_told_its_tokens_and_counted_its_steps() -> None:
-    (request,) = make_requests(1, max_tokens=100)
-    request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
+    request = endless([1, 2, 3], 100)
     turns = itertools.count()
 
     def fail(batch: Batch) -> None:
@@ -191,8 +182,7 @@ def test_a_request_whose_decode_fails_has_told_its_tokens_and_counted_its_steps(
 
 
 def test_the_loop_tells_all_that_was_said_before_it_stops() -> None:
-    (request,) = make_requests(1, max_tokens=100)
-    request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
+    request = endless([1, 2, 3], 100)
     commands: list[Sequence[Command]] = [[request], [], [], [], [Stop()]]
     messages: list[Message] = []
     scheduler = make_scheduler(Device())
@@ -202,8 +192,7 @@ def test_the_loop_tells_all_that_was_said_before_it_stops() -> None:
 
 
 def test_a_request_that_is_cancelled_when_the_loop_stops_has_its_end_told() -> None:
-    (request,) = make_requests(1, max_tokens=100)
-    request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
+    request = endless([1, 2, 3], 100)
     commands: list[Sequence[Command]] = [[request], [], [Cancel(request.request_id), Stop()]]
     messages: list[Message] = []
     run_loop(make_scheduler(Device()), lambda _: commands.pop(0), messages.append)
@@ -213,8 +202,7 @@ def test_a_request_that_is_cancelled_when_the_loop_stops_has_its_end_told() -> N
 
 
 def test_the_loop_tells_of_a_cancelled_request_though_no_step_follows() -> None:
-    (request,) = make_requests(1, max_tokens=100)
-    request = replace(request, sampling=replace(request.sampling, ignore_eos=True))
+    request = endless([1, 2, 3], 100)
     steps: list[Callable[[], Sequence[Command]]] = [
         lambda: [request],
         list,
@@ -232,10 +220,7 @@ def test_the_loop_tells_of_a_cancelled_request_though_no_step_follows() -> None:
     run_loop(scheduler, receive, messages.append)
 
 
-ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
-LONG = Request(
-    request_id="long", prompt=[i % 31 for i in range(33)], sampling=ENDLESS, max_tokens=10
-)
+LONG = endless((i % 31 for i in range(33)), 10, "long")
 
 
 class Watching(Speculator):
@@ -272,8 +257,7 @@ def test_begin_comes_with_the_first_token_and_the_first_step_has_no_draft(
     short = replace(LONG, request_id="short", prompt=[7])
     for request in (short, LONG, renamed(short, "short again"), renamed(LONG, "long again")):
         watching.began.clear()
-        answers = run(scheduler, [request])
-        check(engine, [request], answers)
+        answers = run_checked(scheduler, [request])
         stats = answers[request.request_id].finish.stats
         assert watching.began == [[*request.prompt, answers[request.request_id].tokens[0]]]
         assert stats.num_steps == 1 + stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
@@ -285,8 +269,7 @@ def test_together_with_others_it_is_the_same() -> None:
     requests = [
         replace(r, prompt=r.prompt[:1]) if i % 2 else r for i, r in enumerate(make_requests(12))
     ]
-    answers = run(make_scheduler(engine, [watching]), requests)
-    check(engine, requests, answers)
+    answers = run_checked(make_scheduler(engine, [watching]), requests)
     first = {
         (*r.prompt, answers[r.request_id].tokens[0])
         for r in requests
@@ -297,12 +280,9 @@ def test_together_with_others_it_is_the_same() -> None:
 
 def test_a_request_that_was_put_back_begins_again_with_all_it_emitted() -> None:
     engine, watching = Model(num_cells=90), Watching()
-    requests = [
-        replace(LONG, request_id=str(i), prompt=[i + 1] * 20, max_tokens=30) for i in range(3)
-    ]
+    requests = [endless([i + 1] * 20, 30, f"{i}") for i in range(3)]
     scheduler = make_scheduler(engine, [watching])
-    answers = run(scheduler, requests)
-    check(engine, requests, answers)
+    answers = run_checked(scheduler, requests)
     assert scheduler.counters.preemptions > 0
     texts = [[*r.prompt, *answers[r.request_id].tokens] for r in requests]
     for history in watching.began:
@@ -318,11 +298,7 @@ def test_the_earlier_answer_to_the_same_prompt_is_not_copied_though_the_prompt_i
     engine = Model()
     scheduler = make_scheduler(engine, make_speculators(["suffix"], Model), fixed(8))
     for prompt in ([3], LONG.prompt):
-        first, second = (
-            replace(LONG, prompt=prompt, max_tokens=40),
-            replace(LONG, request_id="2", prompt=prompt),
-        )
-        second = replace(second, max_tokens=40)
+        first, second = (endless(prompt, 40, name) for name in ("long", "2"))
         answers = run(scheduler, [first]) | run(scheduler, [second])
         check(engine, [first, second], answers)
         stats = [answers[name].finish.stats for name in ("long", "2")]

@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.harness import (
     AUTO,
-    Letters,
     Model,
     Oracle,
     check,
@@ -18,6 +17,7 @@ from tests.harness import (
     make_scheduler,
     run,
     sequence_of,
+    submit_all,
 )
 
 from headstart.sampling.sampler import Sampler
@@ -25,7 +25,7 @@ from headstart.scheduler.batching import limit_drafts, prompt_rows
 from headstart.scheduler.policy import make_policy
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.step import StepPlan
-from headstart.testing import FakeEngine
+from headstart.testing import FakeEngine, LetterVocab
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
 from headstart.types.request import Request, SpeculativeParams
@@ -53,7 +53,7 @@ def limit(num_tokens: int, max_tokens: int, engine: FakeEngine, num_slots: int) 
     request = Request(request_id="a", prompt=[1] * num_tokens, max_tokens=max_tokens)
     plan, policy = StepPlan(Batch(1), 0.0), make_policy(SpeculativeParams(), AUTO, ["text"], "")
     sequence = sequence_of(request, cells=Cells(0), policy=policy)
-    sequence.begin(engine, Letters())
+    sequence.begin(engine, LetterVocab())
     plan.answer([sequence])
     may_draft = limit_drafts(plan, engine, num_slots)
     assert may_draft == [0] * (plan.limits[0] > 0)
@@ -99,8 +99,7 @@ def test_all_rows_of_a_step_are_read_before_speculators_are_told(
     monkeypatch.setattr(Sampler, "sample", noted)
     engine, requests = Model(), make_requests(4)
     scheduler = make_scheduler(engine, [Told(engine, requests)], fixed(3), parallel=4)
-    for request in requests:
-        scheduler.submit(request)
+    submit_all(scheduler, requests)
     most_told = 0
     while scheduler.has_work:
         log.clear()

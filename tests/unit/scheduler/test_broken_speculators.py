@@ -26,6 +26,7 @@ from tests.harness import (
     make_scheduler,
     play,
     run,
+    run_checked,
 )
 
 from headstart.sampling import SamplingParams
@@ -156,10 +157,9 @@ def test_a_draft_of_other_numbers_is_as_good_as_one_of_plain_ones(draft: Any, sp
         return (next(draft) for _ in requests)
 
     make = Broken if isinstance(draft, Draft) else lambda _: Broken(lazy)
-    engine, requests = Model(), make_requests(4)
-    scheduler = make_scheduler(engine, [make(draft)], spec)
-    answers = run(scheduler, requests)
-    check(engine, requests, answers)
+    requests = make_requests(4)
+    scheduler = make_scheduler(Model(), [make(draft)], spec)
+    answers = run_checked(scheduler, requests)
     assert scheduler.counts.total.by_speculator["broken"].num_offered > 0
     assert all(type(token) is int for answer in answers.values() for token in answer.tokens)
     cut = GuardedSpeculator(make(draft), SIZE).propose([DraftRequest(0, [1], 2)])[0]
@@ -168,9 +168,9 @@ def test_a_draft_of_other_numbers_is_as_good_as_one_of_plain_ones(draft: Any, sp
 
 
 def test_an_empty_array_is_no_draft() -> None:
-    engine, requests = Model(), make_requests(4)
-    scheduler = make_scheduler(engine, [Broken(Draft(np.array([])))])
-    check(engine, requests, run(scheduler, requests))
+    requests = make_requests(4)
+    scheduler = make_scheduler(Model(), [Broken(Draft(np.array([])))])
+    run_checked(scheduler, requests)
 
 
 def test_reasons_that_are_never_the_same_are_not_all_kept() -> None:
@@ -233,10 +233,10 @@ def test_one_that_fails_or_changes_tokens_is_off_for_those_requests_and_changes_
     ids=["limit", "sequence", "clear", "reverse"],
 )
 def test_a_request_that_is_changed_changes_no_text(call: str, do, spec, control) -> None:
-    engine, requests = Model(2), make_requests(6)
+    requests = make_requests(6)
     chain = [Broken(**{call: do}), SuffixSpeculator()]
-    scheduler = make_scheduler(engine, chain, spec, control)
-    check(engine, requests, run(scheduler, requests))
+    scheduler = make_scheduler(Model(2), chain, spec, control)
+    run_checked(scheduler, requests)
 
 
 def test_owned_tokens_read_like_a_list_and_their_copies_are_lists() -> None:
@@ -265,10 +265,10 @@ def test_a_description_that_fails_costs_itself_only_and_is_logged_once(
     says: object, caplog
 ) -> None:
     describe = raising(says) if isinstance(says, Exception) else lambda _: says
-    engine, requests = Model(), make_requests(2)
-    scheduler = make_scheduler(engine, [Broken(describe=describe)])
+    requests = make_requests(2)
+    scheduler = make_scheduler(Model(), [Broken(describe=describe)])
     with caplog.at_level(logging.ERROR):
-        check(engine, requests, run(scheduler, requests))
+        run_checked(scheduler, requests)
         reports = [make_report(scheduler) for _ in range(3)]
     assert len(caplog.records) == 1
     assert "error" in reports[0].speculators[0].details

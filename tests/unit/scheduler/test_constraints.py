@@ -9,19 +9,27 @@ from typing import Any
 
 import pytest
 from llguidance import LLParserLimits
-from tests.fake_draft_context import FakeDraftContext, layers_of
-from tests.harness import AUTO, SMALL_OPTIONS, Clock, RandomController, fixed, run, sequence_of
-from tests.states import FakeHeads
+from tests.harness import (
+    AUTO,
+    SMALL_OPTIONS,
+    Clock,
+    RandomController,
+    fixed,
+    run,
+    sequence_of,
+    submit_all,
+)
+from tests.states import make_any
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
     TOKENS,
+    VOCAB,
     bytes_engine,
     check,
     make_constrained,
     make_scheduler,
 )
 
-from headstart.app.speculation import make_speculator
 from headstart.config import SchedulerConfig
 from headstart.control.controller import Controller
 from headstart.sampling.grammar import compiled
@@ -31,7 +39,6 @@ from headstart.scheduler.constraint_queue import QUEUE_SECONDS, SHARE_SECONDS, C
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import SPECULATORS, Speculator
-from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
 from headstart.types import CacheKind
 from headstart.types.constraint import Constraint, ConstraintKind
@@ -44,32 +51,10 @@ from headstart.types.errors import (
 from headstart.types.request import TokenEvent
 
 every_kind = pytest.mark.parametrize("kind", list(CONSTRAINTS))
-every_temperature = pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 
 
 def speculators(*names: str) -> list[Speculator]:
-    return [_make(name) for name in names]
-
-
-def _make(name: str) -> Speculator:
-    parts = {
-        "engine": bytes_engine,
-        "vocab": ByteVocab,
-        "vocabulary_id": lambda: VocabularyId.of(ByteVocab()),
-        "translator": lambda: None,
-        "heads": FakeHeads,
-        "context": lambda: FakeDraftContext(name),
-        "layers": lambda: layers_of(name),
-    }
-    return make_speculator(name, SMALL_OPTIONS, parts)
-
-
-@every_kind
-@every_temperature
-def test_without_drafts_the_text_is_the_rule_s(kind: str, temperature: float) -> None:
-    engine, requests = bytes_engine(), make_constrained(5, CONSTRAINTS[kind], temperature)
-    answers = run(make_scheduler(engine), requests)
-    check(engine, requests, answers)
+    return [make_any(name, bytes_engine, VOCAB, SMALL_OPTIONS) for name in names]
 
 
 @every_kind
@@ -334,8 +319,7 @@ def test_requests_whose_constraints_compile_count_as_waiting() -> None:
     scheduler = make_scheduler(bytes_engine())
     scheduler.config = replace(scheduler.config, max_queue=1)
     requests = make_constrained(6, CONSTRAINTS["regex"], 0.8)
-    for request in requests[:5]:
-        scheduler.submit(request)
+    submit_all(scheduler, requests[:5])
     with pytest.raises(CapacityError):
         scheduler.submit(requests[5])
 

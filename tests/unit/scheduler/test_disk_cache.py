@@ -13,7 +13,7 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
-from tests.harness import Clock, Model, make_scheduler, make_speculators, run
+from tests.harness import Clock, Model, make_scheduler, run, submit_all
 from tests.unit.scheduler.conversations import ask, conversation, with_system_prompt
 
 from headstart.app.cli.main import main
@@ -28,7 +28,7 @@ from headstart.structures.prefix_index import packed
 from headstart.structures.prompt_files import read_prompt
 from headstart.structures.prompt_names import PromptIndex, StoredFile, root_of
 from headstart.types import CacheKind
-from headstart.types.request import ReplyEvent, SlotAction
+from headstart.types.request import ReplyEvent, Request, SlotAction
 from headstart.worker.loop import run_loop
 from headstart.worker.pipes import Stop
 
@@ -61,6 +61,14 @@ def stop(scheduler: Scheduler) -> None:
     run_loop(scheduler, lambda _: [Stop()], lambda _: None)
 
 
+def served(folder: Path, *requests: Request, engine: Model | None = None) -> list[int]:
+    """Prompt tokens that a server reads for these before it is stopped."""
+    scheduler = started(folder, engine)
+    read = ask(scheduler, *requests)
+    stop(scheduler)
+    return read
+
+
 def files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*/*.prompt"))
 
@@ -90,18 +98,16 @@ def reading_seconds(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """With two conversations, of which the second is longer."""
-    scheduler = started(tmp_path)
-    ask(scheduler, conversation(1), conversation(2, 1))
-    stop(scheduler)
+    served(tmp_path, conversation(1), conversation(2, 1))
     return tmp_path
 
 
 @pytest.mark.parametrize("cache_kind", CacheKind)
 def test_a_prompt_is_not_read_again_after_a_restart(cache_kind: CacheKind, tmp_path: Path) -> None:
     for turn, most in enumerate((120, 25, 25)):
-        scheduler = started(tmp_path, Model(context_size=1024, cache_kind=cache_kind))
-        assert max(ask(scheduler, *(conversation(i, turn) for i in range(5)))) <= most
-        stop(scheduler)
+        engine = Model(context_size=1024, cache_kind=cache_kind)
+        turns = (conversation(i, turn) for i in range(5))
+        assert max(served(tmp_path, *turns, engine=engine)) <= most
     assert texts(tmp_path) == 5  # a longer one replaces what it continues
 
 
@@ -116,16 +122,12 @@ def test_where_reading_the_prompt_again_is_faster_it_is_read_again(
 
 
 def test_who_only_shares_the_beginning_finds_it_too(tmp_path: Path) -> None:
-    scheduler = started(tmp_path)
-    ask(scheduler, with_system_prompt(1))
-    stop(scheduler)
+    served(tmp_path, with_system_prompt(1))
     assert ask(started(tmp_path), with_system_prompt(2)) == [68]  # of 200
 
 
 def test_conversations_behind_one_system_prompt_share_its_files(tmp_path: Path) -> None:
-    scheduler = started(tmp_path)
-    ask(scheduler, *(with_system_prompt(i) for i in range(10)))
-    stop(scheduler)
+    served(tmp_path, *(with_system_prompt(i) for i in range(10)))
     assert texts(tmp_path) == 10
     assert len(files(tmp_path)) == 3 + 10 * 2
     later = [with_system_prompt(i, 1) for i in range(10)]
@@ -133,15 +135,11 @@ def test_conversations_behind_one_system_prompt_share_its_files(tmp_path: Path) 
 
 
 def test_conversations_share_files_whatever_their_lengths_and_turns(tmp_path: Path) -> None:
-    scheduler = started(tmp_path)
-    ask(scheduler, *(with_system_prompt(i, i) for i in range(4)))
-    stop(scheduler)
+    served(tmp_path, *(with_system_prompt(i, i) for i in range(4)))
     before = set(files(tmp_path))
     first = {file.path for file in cache(tmp_path).index if file.parent == root_of("")}
     assert len(first) == 1  # the first 64 tokens, which all have in common
-    scheduler = started(tmp_path)
-    ask(scheduler, with_system_prompt(0, 4))  # five blocks of its 500 tokens were there
-    stop(scheduler)
+    served(tmp_path, with_system_prompt(0, 4))  # five blocks of its 500 tokens were there
     assert len(set(files(tmp_path)) - before) == 4
 
 
@@ -186,14 +184,12 @@ def test_a_draft_models_cache_comes_back_unless_the_model_is_another(
     tmp_path: Path, drafters: str
 ) -> None:
     for turn in range(2):
-        speculators = make_speculators(["draft-model"], lambda: Model(skew=0.2))
-        scheduler = make_scheduler(Model(), speculators, parallel=1)
+        speculator = DraftModelSpeculator(Model(skew=0.2))
+        scheduler = make_scheduler(Model(), [speculator], parallel=1)
         own = {"drafters": drafters} if turn else {}
         scheduler.cache.host.use_disk(cache(tmp_path, **own))
         assert ask(scheduler, conversation(1, turn)) == [20 if turn else 100]
         stop(scheduler)
-    speculator = speculators[0]
-    assert isinstance(speculator, DraftModelSpeculator)
     assert (speculator.num_decoded < 100) == (drafters == "drafters")
 
 
@@ -274,9 +270,7 @@ def test_a_disk_that_takes_nothing_costs_nothing_else(
     else:
         (tmp_path / "prompts").write_bytes(b"no folder")
     with caplog.at_level(logging.WARNING):
-        scheduler = started(tmp_path / "prompts")
-        ask(scheduler, *(conversation(i) for i in range(5)))
-        stop(scheduler)
+        served(tmp_path / "prompts", *(conversation(i) for i in range(5)))
     assert len([one for one in caplog.records if "not kept" in one.message]) == 1
 
 
@@ -304,9 +298,7 @@ def test_requests_go_on_while_files_are_written_and_read(
     scheduler.act_on_slot(SlotAction("slot", action, held.seq_id, path=str(slot_file)))
     while scheduler.slot_actions.file is None:
         scheduler.step()
-    scheduler.submit(replace(conversation(2), slot_id=1 - held.seq_id))
-    for _ in range(50):
-        scheduler.step()
+    submit_all(scheduler, [replace(conversation(2), slot_id=1 - held.seq_id)], 50)
     ends = {event.request_id for event in scheduler.take_events()}
     assert ends == {"c2.0"}
     go_on.set()
@@ -325,8 +317,7 @@ def test_a_request_waits_for_its_prompt_and_leaves_slots_to_others(
     go_on, read = Event(), read_prompt
     monkeypatch.setattr(disk_cache, "read_prompt", lambda path: go_on.wait(60) and read(path))
     scheduler = started(folder)
-    scheduler.submit(conversation(1, 1))
-    scheduler.step()
+    submit_all(scheduler, [conversation(1, 1)], 1)
     assert not scheduler.running
     answers = {}
     scheduler.submit(conversation(7))

@@ -5,52 +5,58 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.unit.scheduler.test_disk_cache import cache, files, settled, stored
 
 from headstart.scheduler import disk_cache
+from headstart.scheduler.disk_cache import DiskCache
+from headstart.scheduler.host_cache import StoredPrompt
 from headstart.structures.prefix_index import packed
 from headstart.structures.prompt_names import PromptIndex, StoredFile, root_of
 
 
-def test_the_folder_is_listed_now_and_then_and_not_for_each_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk, listed = cache(tmp_path), list[Path]()
-    look = disk._look
-
-    def seen() -> Any:
-        listed.append(tmp_path)
-        return look()
-
-    monkeypatch.setattr(disk, "_look", seen)
-    for number in range(10):
-        assert disk.put(stored(number))
+def put(disk: DiskCache, prompt: StoredPrompt) -> bool:
+    """Whether it is written; what has to go for it has gone."""
+    is_written = disk.put(prompt)
     settled(disk)
-    assert listed == []
-    assert len(files(tmp_path)) == 10
-    disk._look_at = 0.0  # the ten seconds are over
-    assert disk.put(stored(10))
-    settled(disk)
-    assert listed
+    return is_written
 
 
-def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    disk, listed = cache(tmp_path, max_bytes=20 * (stored(0).num_bytes + 300)), list[int]()
-    look = disk._look
+def watched(disk: DiskCache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with each listing of the folder."""
+    listed, look = list[int](), disk._look
 
     def seen() -> None:
         listed.append(1)
         look()
 
     monkeypatch.setattr(disk, "_look", seen)
-    for number in range(60):
+    return listed
+
+
+def test_the_folder_is_listed_now_and_then_and_not_for_each_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = cache(tmp_path)
+    listed = watched(disk, monkeypatch)
+    for number in range(10):
         assert disk.put(stored(number))
-        settled(disk)
+    settled(disk)
+    assert listed == []
+    assert len(files(tmp_path)) == 10
+    disk._look_at = 0.0  # the ten seconds are over
+    assert put(disk, stored(10))
+    assert listed
+
+
+def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = cache(tmp_path, max_bytes=20 * (stored(0).num_bytes + 300))
+    listed = watched(disk, monkeypatch)
+    for number in range(60):
+        assert put(disk, stored(number))
     assert 18 <= len(files(tmp_path)) <= 22
     lengths = [disk.index.find("", packed([number] * 40))[1] for number in range(60)]
     assert lengths.count(40) == len(files(tmp_path))
@@ -59,8 +65,7 @@ def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(
     (oldest,) = disk.index.find("", packed([59 - 15] * 40))[0]
     assert disk.load("", [oldest]).result() is not None  # used again, later than others
     for number in range(60, 70):
-        assert disk.put(stored(number))
-        settled(disk)
+        assert put(disk, stored(number))
     assert disk.index.find("", packed([59 - 15] * 40))[1] == 40
 
 
@@ -88,14 +93,11 @@ def test_files_are_counted_as_they_come_and_go(seed: int, tmp_path: Path) -> Non
 def test_a_new_tenant_makes_no_room_for_more_than_the_others_have(tmp_path: Path) -> None:
     disk = cache(tmp_path, max_bytes=10 * (stored(0).num_bytes + 300))
     for number in range(8):
-        assert disk.put(stored(number, namespace="a"))
-        settled(disk)
-    disk.put(stored(8, num_bytes=12_000, namespace="b"))
-    settled(disk)
+        assert put(disk, stored(number, namespace="a"))
+    put(disk, stored(8, num_bytes=12_000, namespace="b"))
     assert len(files(tmp_path)) == 8
     assert disk.index.find("a", packed([0] * 40))[1] == 40
-    disk.put(stored(9, num_bytes=6_000, namespace="b"))
-    settled(disk)
+    put(disk, stored(9, num_bytes=6_000, namespace="b"))
     assert disk.index.find("b", packed([9] * 40))[1] == 40
 
 
@@ -105,15 +107,13 @@ def test_all_servers_together_stay_below_the_bound(tmp_path: Path, monkeypatch) 
     one, other = (cache(tmp_path, max_bytes=bound, identity=name) for name in "ab")
     for number in range(20):
         disk = (one, other)[number % 2]
-        assert disk.put(stored(number))
-        settled(disk)
+        assert put(disk, stored(number))
     assert 8 <= len(files(tmp_path)) <= 11
     assert sum(file.stat().st_size for file in files(tmp_path)) <= bound
     assert one.index.find("", packed([18] * 40))[1] == 40
     assert one.index.find("", packed([2] * 40))[1] == 0
     late = replace(stored(99), last_used=1.0)  # what is there was used later
-    assert one.put(late)
-    settled(one)
+    assert put(one, late)
     assert not one.put(late)
     assert one.index.find("", late.tokens)[1] == 0
 
@@ -121,10 +121,8 @@ def test_all_servers_together_stay_below_the_bound(tmp_path: Path, monkeypatch) 
 def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(disk_cache, "LOOK_SECONDS", 0.0)
     one, other = cache(tmp_path), cache(tmp_path)
-    one.put(stored(1))
-    settled(one)
-    other.put(stored(2))
-    settled(other)
+    put(one, stored(1))
+    put(other, stored(2))
     found, length = other.index.find("", packed([1] * 40))
     assert length == 40
     found[0].path.unlink()

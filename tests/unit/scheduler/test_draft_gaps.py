@@ -13,10 +13,9 @@ from tests.harness import (
     EOS,
     Model,
     RandomController,
-    check,
     make_requests,
     make_scheduler,
-    run,
+    run_checked,
 )
 
 from headstart.control.values import with_gap
@@ -157,7 +156,7 @@ def test_gaps_that_come_and_go_change_no_text(seed: int, monkeypatch: pytest.Mon
         gaps.append(len(sequence.gap))
 
     monkeypatch.setattr(CachedSequence, "open_gap", noted)
-    check(engine, requests, run(scheduler, requests))
+    run_checked(scheduler, requests)
     assert sum(map(bool, gaps)) > 20
     assert {name.removesuffix("+grammar") for name in controller.names} == {
         "draft-model",

@@ -9,26 +9,24 @@ import pytest
 from tests.harness import (
     AUTO,
     EOS,
+    REQUEST,
     Model,
     RandomController,
-    answer,
-    check,
+    endless,
     fixed,
     make_requests,
     make_scheduler,
     make_speculators,
     renamed,
     run,
+    run_checked,
 )
+from tests.unit.scheduler.conversations import ask, conversation
 
 from headstart.config import SpeculationConfig
-from headstart.sampling import SamplingParams
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.types import CacheKind, DraftRequest
-from headstart.types.request import Request, SpeculativeParams
-
-ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
-REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)
+from headstart.types.request import SpeculativeParams
 
 
 def drafter(
@@ -42,40 +40,6 @@ def drafter(
 def engine_of(speculator: DraftModelSpeculator) -> Model:
     assert isinstance(speculator.engine, Model)
     return speculator.engine
-
-
-def test_a_model_that_equals_the_target_is_always_right_coupled() -> None:
-    engine, speculator = Model(), drafter(sampling="coupled")
-    answers = run(make_scheduler(engine, [speculator]), [REQUEST])
-    stats = answers["r"].finish.stats
-    check(engine, [REQUEST], answers)
-    assert stats.drafts.num_accepted == stats.drafts.num_drafted > 40
-    assert stats.acceptance_length > 4.5  # of 5: the first step has no draft, the last a short one
-
-
-def test_coupled_drafting_beats_argmax_where_the_target_samples() -> None:
-    requests = [
-        replace(REQUEST, request_id=str(i), sampling=replace(ENDLESS, seed=i, temperature=1.0))
-        for i in range(6)
-    ]
-    accepted = {}
-    for sampling in ("coupled", "argmax", "auto"):
-        engine = Model()
-        scheduler = make_scheduler(engine, [drafter(0.3, sampling=sampling)])
-        check(engine, requests, run(scheduler, requests))
-        accepted[sampling] = (
-            scheduler.counts.total.drafts.num_accepted / scheduler.counts.total.drafts.num_drafted
-        )
-    assert accepted["coupled"] > accepted["argmax"] + 0.1
-    assert accepted["auto"] > accepted["argmax"]
-
-
-def test_nothing_is_decoded_twice_when_all_drafts_are_accepted() -> None:
-    engine, speculator = Model(), drafter(sampling="coupled")
-    run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
-    cached = engine_of(speculator).cache[0]
-    assert speculator.num_decoded == len(cached)
-    assert cached == [*REQUEST.prompt, *answer(engine, REQUEST).tokens][: len(cached)]
 
 
 @pytest.mark.parametrize("length", [1, 4, 16])
@@ -176,7 +140,7 @@ def test_the_second_turn_and_a_branch_start_with_what_is_cached() -> None:
         REQUEST, request_id="turn", prompt=[*REQUEST.prompt, *first.tokens, 3, 4, 5], max_tokens=10
     )
     branch = replace(REQUEST, request_id="branch", prompt=[*REQUEST.prompt, 9, 9, 9], max_tokens=10)
-    check(engine, [turn, branch], run(scheduler, [turn, branch]))
+    run_checked(scheduler, [turn, branch])
     assert speculator.num_decoded - before <= 2 * (3 + 10 + 5)
 
 
@@ -189,8 +153,7 @@ def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> Non
     runs = []
     for number in range(3):
         again = renamed(REQUEST, f"r{number}")
-        answers = run(scheduler, [again])
-        check(engine, [again], answers)
+        answers = run_checked(scheduler, [again])
         runs.append((answers[again.request_id].finish.stats, speculator.num_decoded))
     (first, rows), (second, _), (third, _) = runs
     assert second.drafts.verified == first.drafts.verified
@@ -200,10 +163,8 @@ def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> Non
 
 
 def test_a_full_draft_context_stops_drafting_and_the_request_goes_on() -> None:
-    engine = Model()
     speculator = DraftModelSpeculator(Model(context_size=50))
-    answers = run(make_scheduler(engine, [speculator]), [REQUEST])
-    check(engine, [REQUEST], answers)
+    answers = run_checked(make_scheduler(Model(), [speculator]), [REQUEST])
     stats = answers["r"].finish.stats
     assert stats.drafts.num_drafted > 0
     assert stats.drafts.reasons["draft context full"] > 0
@@ -211,10 +172,9 @@ def test_a_full_draft_context_stops_drafting_and_the_request_goes_on() -> None:
 
 def test_too_few_draft_cells_cost_drafts_only() -> None:
     requests = make_requests(8)
-    engine = Model()
     speculator = DraftModelSpeculator(Model(skew=0.3, context_size=128, num_cells=128))
-    scheduler = make_scheduler(engine, [speculator])
-    check(engine, requests, run(scheduler, requests))
+    scheduler = make_scheduler(Model(), [speculator])
+    run_checked(scheduler, requests)
     assert scheduler.counts.total.drafts.num_drafted > 0
     assert scheduler.counts.total.drafts.reasons["draft context full"] > 0
 
@@ -222,8 +182,7 @@ def test_too_few_draft_cells_cost_drafts_only() -> None:
 def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
     engine, speculator = Model(), drafter(sampling="coupled", most_read=16)
     long = replace(REQUEST, prompt=[i % 31 for i in range(100)])
-    answers = run(make_scheduler(engine, [speculator]), [long])
-    check(engine, [long], answers)
+    answers = run_checked(make_scheduler(engine, [speculator]), [long])
     stats = answers["r"].finish.stats
     assert 3 <= stats.drafts.reasons["draft model is reading the prompt"] <= 8
     assert stats.drafts.num_accepted == stats.drafts.num_drafted > 30
@@ -231,23 +190,19 @@ def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
 
 @pytest.mark.parametrize("batch", [32, 100])
 def test_a_history_longer_than_the_draft_models_batch_is_read_in_parts(batch: int) -> None:
-    requests = [
-        Request(request_id=str(i), prompt=[i, *range(30)] * 9, sampling=ENDLESS, max_tokens=60)
-        for i in range(3)
-    ]
+    requests = [endless([i, *range(30)] * 9, 60, f"{i}") for i in range(3)]
     engine, draft = Model(context_size=512), Model(context_size=512, num_cells=4096)
     draft.max_batch_tokens = batch
     speculator = DraftModelSpeculator(draft)
     scheduler = make_scheduler(engine, [speculator], fixed(4))
-    check(engine, requests, run(scheduler, requests))
+    run_checked(scheduler, requests)
     assert scheduler.counts.total.drafts.num_accepted > 0
 
 
 def test_a_first_token_does_not_wait_for_the_model_and_a_step_only_while_it_reads_a_part() -> None:
     speculator = DraftModelSpeculator(Model(context_size=512, num_cells=512))
     speculator.most_read = 64
-    engine = Model(context_size=512, num_cells=512)
-    scheduler = make_scheduler(engine, [speculator], fixed(4))
+    scheduler = make_scheduler(Model(context_size=512, num_cells=512), [speculator], fixed(4))
     scheduler.submit(replace(REQUEST, prompt=[i % 30 for i in range(400)]))
     while not scheduler.step().num_emitted:
         pass
@@ -267,16 +222,14 @@ def test_a_prompt_that_several_drafts_begin_with_is_read_once(
 ) -> None:
     """Also if all requests come at once, so that nobody has read anything when they begin."""
     common = [(7 * i + i // 31) % EOS for i in range(400)]
-    requests = [
-        Request(request_id=str(i), prompt=[*common, *[i] * own], sampling=ENDLESS, max_tokens=100)
-        for i in range(8)
-    ]
+    requests = [endless([*common, *[i] * own], 100, f"{i}") for i in range(8)]
     draft = Model(context_size=1024, num_cells=16_000, cache_kind=cache_kind)
     speculator = DraftModelSpeculator(draft)
     speculator.most_read = 64
-    engine = Model(context_size=1024, num_cells=16_000)
-    scheduler = make_scheduler(engine, [speculator], fixed(4), parallel=8)
-    check(engine, requests, run(scheduler, requests))
+    scheduler = make_scheduler(
+        Model(context_size=1024, num_cells=16_000), [speculator], fixed(4), parallel=8
+    )
+    run_checked(scheduler, requests)
     assert scheduler.counts.total.drafts.num_accepted > 0
     assert speculator.num_decoded < (2 if cache_kind is CacheKind.CUT else 4) * 8 * 100 + len(
         common
@@ -313,11 +266,14 @@ def test_its_cache_is_shared_by_tenants_as_the_targets_is(share_prompts: bool) -
         for name in "abcd"
     ]
     speculator = DraftModelSpeculator(Model(context_size=512, num_cells=4096))
-    engine = Model(context_size=512, num_cells=4096)
     scheduler = make_scheduler(
-        engine, [speculator], fixed(4), parallel=4, share_prompts=share_prompts
+        Model(context_size=512, num_cells=4096),
+        [speculator],
+        fixed(4),
+        parallel=4,
+        share_prompts=share_prompts,
     )
-    check(engine, requests, run(scheduler, requests))
+    run_checked(scheduler, requests)
     assert (speculator.num_decoded < 4 * 200) == share_prompts
 
 
@@ -343,32 +299,38 @@ def test_two_draft_models_draft_side_by_side(spec: SpeculationConfig) -> None:
     options = DraftModelSpeculator.Options()
     drafted = {"draft-model": 0, "second-model": 0}
     for seed in range(3):
-        engine = Model(2)
         both = [
             *make_speculators(["suffix"], Model),
             drafter(skew=0.9),
             SecondModelSpeculator(Model(2, skew=0.1), options),
         ]
-        scheduler = make_scheduler(engine, both, spec, RandomController(seed))
-        check(engine, requests, run(scheduler, requests))
+        scheduler = make_scheduler(Model(2), both, spec, RandomController(seed))
+        run_checked(scheduler, requests)
         for name in drafted:
             drafted[name] += scheduler.counts.total.by_speculator[name].num_drafted
     assert drafted["draft-model"] > 0
     assert drafted["second-model"] > 0 or spec is not AUTO
 
 
-@pytest.mark.parametrize(
-    "spec", [AUTO, SpeculationConfig(spec="auto", draft_min=2)], ids=["auto", "n_min"]
-)
-def test_continuing_the_drafts_of_others_keeps_its_cache_right(spec: SpeculationConfig) -> None:
-    """Spliced drafts: the model reads a text draft that may turn out wrong."""
-    requests = make_requests(10)
-    for seed in range(3):
-        engine = Model(2)
-        chain = make_speculators(["suffix", "draft-model"], lambda: Model(2, skew=0.3))
-        scheduler = make_scheduler(engine, chain, spec, RandomController(seed))
-        check(engine, requests, run(scheduler, requests))
-        speculator = chain[1]
-        assert isinstance(speculator, DraftModelSpeculator)
-        for seq_id, line in speculator._sequences.items():
-            assert engine_of(speculator).cache.get(seq_id, []) == line.tokens
+def test_its_cache_is_kept_beside_no_prompt_of_another_tenant() -> None:
+    """Of a request that ends at its first token it is told nothing."""
+    scheduler = make_scheduler(Model(), [drafter(0.2)], parallel=1)
+    short = replace(conversation(2, namespace="b"), max_tokens=1)
+    ask(scheduler, conversation(1, namespace="a"), short, conversation(3, namespace="c"))
+    kept = {stored.namespace: dict(stored.others) for stored in scheduler.cache.host.store}
+    assert kept["a"].keys() == {"draft-model"}
+    assert not kept["b"]
+
+
+def test_a_restored_cache_is_its_tenants_also_if_the_request_is_cancelled() -> None:
+    speculator = drafter(0.2)
+    scheduler = make_scheduler(Model(), [speculator], parallel=1)
+    ask(scheduler, conversation(1, namespace="a"), conversation(2, namespace="b"))
+    again = conversation(1, 1, namespace="a")
+    scheduler.submit(again)
+    scheduler.plan()
+    assert scheduler.counters.prompts_restored == 1
+    scheduler.cancel(again.request_id)
+    before = speculator.num_decoded
+    ask(scheduler, replace(conversation(1, namespace="b"), request_id="stranger"))
+    assert speculator.num_decoded - before >= 100

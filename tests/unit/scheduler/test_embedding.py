@@ -7,9 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.pictures import FakeChunk
 
 from headstart.types.errors import CapacityError, EngineError, RequestError
-from headstart.types.media import LoadedChunk
+from headstart.types.media import LoadedChunk, MediaChunk
 from headstart.types.report import Counters
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest, ErrorEvent, Event
 from headstart.worker import embedding
@@ -78,27 +79,15 @@ def test_texts_of_several_requests_share_a_decode(
     assert events == {"a": [[3, 2], [3, 1]], "b": [[15, 3]]}
 
 
-class FakeChunk:
-    num_cells, is_whole = 2, True
-
-    def is_ready(self, asker: object) -> bool:
-        return True
-
-    def wait(self, seconds: float) -> None:
-        raise AssertionError("it is ready")
-
-    def drop(self, asker: object) -> None:
-        """It is ready."""
-
-
 @pytest.mark.parametrize("texts", [((1, 2), (5, -2, -3)), ((5, -2, -3), (1, 2))])
 @pytest.mark.parametrize("num_requests", [1, 2])
 def test_a_text_beside_one_with_an_image_has_its_vector(
     queue: EmbeddingQueue, texts: tuple[tuple[int, ...], ...], num_requests: int
 ) -> None:
+    image = FakeChunk(MediaChunk(b"", 2), 0, is_whole=True)
     requests = [texts] if num_requests == 1 else [(text,) for text in texts]
     for number, some in enumerate(requests):
-        queue.submit(EmbeddingRequest(f"{number}", some), {-2: FakeChunk()})
+        queue.submit(EmbeddingRequest(f"{number}", some), {-2: image})
     found = [vector for event in finish(queue) for vector in vectors(event)]
     assert sorted(found) == sorted([[3, 2], [0, 3]])
 

@@ -6,25 +6,25 @@ from dataclasses import replace
 
 import pytest
 from tests.harness import (
+    ENDLESS,
     EOS,
     SIZE,
-    Letters,
     Model,
     Oracle,
     answer,
     check,
+    endless,
     fixed,
     make_requests,
     make_scheduler,
     run,
+    submit_all,
 )
 
 from headstart.sampling import SamplingParams
-from headstart.types import CacheKind
+from headstart.testing import LetterVocab
 from headstart.types.errors import CapacityError, ContextLengthError, RequestError
 from headstart.types.request import ProgressEvent, Request, SpeculativeParams
-
-ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
 
 
 def oracle_scheduler(engine: Model, requests: list[Request], **limits: int):
@@ -50,7 +50,7 @@ def ends_with_eos(engine: Model) -> Request:
 
 def test_the_context_limit_ends_one_request_and_leaves_the_others_alone() -> None:
     engine = Model(context_size=64)
-    long = Request(request_id="long", prompt=[1] * 40, sampling=ENDLESS)
+    long = endless([1] * 40, name="long")
     others = make_requests(3)
     answers = run(oracle_scheduler(engine, [long, *others]), [long, *others])
     check(engine, [long, *others], answers)
@@ -62,7 +62,7 @@ def test_the_context_limit_ends_one_request_and_leaves_the_others_alone() -> Non
 
 def test_a_prompt_may_fill_the_context_but_for_one_token() -> None:
     engine = Model(context_size=64)
-    full = Request(request_id="full", prompt=[1] * 63, sampling=ENDLESS)
+    full = endless([1] * 63, name="full")
     answers = run(make_scheduler(engine), [full])
     assert (len(answers["full"].tokens), answers["full"].reason) == (1, "length")
     with pytest.raises(
@@ -88,7 +88,7 @@ def test_a_limit_of_no_tokens_only_fills_the_cache() -> None:
 @pytest.mark.parametrize("limit", [1, 2, 5, 17])
 def test_a_token_limit_inside_a_draft_is_kept_exactly(limit: int) -> None:
     engine = Model()
-    request = Request(request_id="r", prompt=[1, 2], sampling=ENDLESS, max_tokens=limit)
+    request = endless([1, 2], limit)
     longer = replace(request, max_tokens=limit + 20)  # so that the drafts go on
     answers = run(oracle_scheduler(engine, [longer]), [request])
     assert answers["r"].tokens == answer(engine, request).tokens
@@ -113,7 +113,7 @@ def test_the_end_of_the_turn_inside_a_draft_ends_the_text() -> None:
 @pytest.mark.parametrize("length", [0, 1, 4, 16])
 def test_a_stop_string_ends_the_text_before_it_wherever_drafts_begin(length: int) -> None:
     engine = Model()
-    request = Request(request_id="r", prompt=[1, 2], sampling=ENDLESS, max_tokens=40)
+    request = endless([1, 2], 40)
     whole = answer(engine, request)
     for start in (0, 7, 20):
         stop = whole.text[start : start + 3]
@@ -129,13 +129,13 @@ def test_a_stop_string_ends_the_text_before_it_wherever_drafts_begin(length: int
 
 def test_text_held_back_for_a_stop_string_comes_with_the_end() -> None:
     engine = Model()
-    request = Request(request_id="r", prompt=[1, 2], sampling=ENDLESS, max_tokens=9)
+    request = endless([1, 2], 9)
     whole = answer(engine, request)
     answers = run(make_scheduler(engine), [replace(request, stop=(whole.text[-2:] + b"!",))])
     assert (answers["r"].text, answers["r"].reason) == (whole.text, "length")
 
 
-class Lines(Letters):
+class Lines(LetterVocab):
     """Tokens 5 to 9 end a line."""
 
     def token_bytes(self, token: int) -> bytes:
@@ -145,7 +145,7 @@ class Lines(Letters):
 @pytest.mark.parametrize("length", [0, 1, 16])
 def test_when_time_is_up_the_text_ends_with_its_line_wherever_drafts_begin(length: int) -> None:
     engine = Model()
-    request = Request(request_id="r", prompt=[1], sampling=ENDLESS, max_tokens=400)
+    request = endless([1], 400)
     whole = answer(engine, request).tokens
     lengths = []
     for milliseconds in (0, 100, 200):  # the clock ticks in ms, some of them a step
@@ -166,11 +166,9 @@ def test_when_time_is_up_the_text_ends_with_its_line_wherever_drafts_begin(lengt
 
 
 def test_when_time_is_up_a_text_without_lines_goes_on() -> None:
-    engine = Model()
-    request = Request(
-        request_id="r", prompt=[1], sampling=ENDLESS, max_tokens=60, max_seconds=0.001
-    )
-    answers = run(make_scheduler(engine), [request])
+    no_line = replace(ENDLESS, logit_bias={30: float("-inf")})
+    request = endless([1], 60, sampling=no_line, max_seconds=0.001)
+    answers = run(make_scheduler(Model()), [request])
     assert len(answers["r"].tokens) == 60
 
 
@@ -178,8 +176,7 @@ def test_a_full_queue_refuses_and_takes_again_when_a_place_is_free() -> None:
     engine = Model()
     requests = make_requests(6)
     scheduler = make_scheduler(engine, parallel=2, max_queue=2)
-    for request in requests[:4]:
-        scheduler.submit(request)
+    submit_all(scheduler, requests[:4])
     with pytest.raises(CapacityError, match=r"--max-queue is 2"):
         scheduler.submit(requests[4])
     scheduler.cancel(requests[3].request_id)
@@ -210,53 +207,18 @@ def test_what_can_never_run_is_refused_with_the_value_and_the_limit(
     assert not scheduler.has_work
 
 
-def test_progress_tells_how_much_of_the_prompt_is_read() -> None:
-    engine = Model()
-    scheduler = make_scheduler(engine, prefill_chunk=8)
-    scheduler.submit(Request(request_id="busy", prompt=[1], sampling=ENDLESS, max_tokens=40))
-    scheduler.step()
+@pytest.mark.parametrize(
+    ("is_beside", "steps"), [(True, [0, 8, 16, 24, 30]), (False, [0, 30])], ids=["parts", "at once"]
+)
+def test_progress_tells_how_much_of_the_prompt_is_read(is_beside: bool, steps: list[int]) -> None:
+    scheduler = make_scheduler(Model(), prefill_chunk=8)
+    if is_beside:  # else the prompt is read at once
+        submit_all(scheduler, [endless([1], 40, "busy")], 1)
     scheduler.submit(Request(request_id="r", prompt=[2] * 30, max_tokens=1, wants_progress=True))
     events = []
     while scheduler.has_work:
         scheduler.step()
         events += [e for e in scheduler.take_events() if isinstance(e, ProgressEvent)]
-    assert [(e.num_prompt, e.num_processed) for e in events] == [
-        (30, 0),
-        (30, 8),
-        (30, 16),
-        (30, 24),
-        (30, 30),
+    assert [(e.num_prompt, e.num_cached, e.num_processed) for e in events] == [
+        (30, 0, num) for num in steps
     ]
-
-
-def test_progress_of_a_prompt_read_at_once_has_its_beginning_and_its_end() -> None:
-    scheduler = make_scheduler(Model())
-    scheduler.submit(Request(request_id="r", prompt=[2] * 9, max_tokens=1, wants_progress=True))
-    events = []
-    while scheduler.has_work:
-        scheduler.step()
-        events += [e for e in scheduler.take_events() if isinstance(e, ProgressEvent)]
-    assert [(e.num_cached, e.num_processed) for e in events] == [(0, 0), (0, 9)]
-
-
-def test_stats_agree_with_what_was_emitted() -> None:
-    requests = make_requests(8)
-    engine = Model(cache_kind=CacheKind.ROLLBACK)
-    scheduler = make_scheduler(engine, [Oracle(engine, requests, wrong=0.3)], fixed(4))
-    answers = run(scheduler, requests)
-    for request in requests:
-        got = answers[request.request_id]
-        stats = got.finish.stats
-        assert stats.num_emitted == len(got.tokens)
-        assert stats.drafts.num_accepted == sum(source == "oracle" for source in got.sources)
-        drafts, by_oracle = stats.drafts, stats.by_speculator["oracle"]
-        assert by_oracle.num_drafted == drafts.num_drafted
-        assert by_oracle.num_accepted == drafts.num_accepted
-        histogram = enumerate(drafts.accepted_histogram)
-        assert sum(n * count for n, count in histogram) == drafts.num_accepted
-        assert sum(stats.drafts.accepted_histogram) == stats.drafts.num_drafts
-        assert stats.num_steps == 1 + stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
-    counts = scheduler.counts.total
-    total, sum_of_all = counts.by_speculator["oracle"], counts.drafts
-    assert total.num_drafted == sum_of_all.num_drafted
-    assert total.num_accepted == sum_of_all.num_accepted == sum(total.accepted_by_position)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from tests.harness import (
     AUTO,
+    Clock,
     Model,
     Oracle,
     check,
@@ -20,6 +21,8 @@ from tests.harness import (
     make_speculators,
     renamed,
     run,
+    run_checked,
+    submit_all,
 )
 from tests.unit.scheduler.conversations import ask, conversation, long, tiled
 
@@ -62,8 +65,7 @@ def test_after_a_failed_decode_nothing_of_it_is_reused() -> None:
     requests = make_requests(2)
     engine = Model()
     scheduler = make_scheduler(engine, [Oracle(engine, requests)])
-    for request in requests:
-        scheduler.submit(request)
+    submit_all(scheduler, requests)
     scheduler.step()
 
     def fail(batch: Batch) -> None:
@@ -74,8 +76,7 @@ def test_after_a_failed_decode_nothing_of_it_is_reused() -> None:
     scheduler.step()
     engine.fail = None
     scheduler.take_events()
-    answers = run(scheduler, requests)
-    check(engine, requests, answers)
+    run_checked(scheduler, requests)
 
 
 def test_unknown_and_finished_requests_can_be_cancelled() -> None:
@@ -90,32 +91,38 @@ def test_unknown_and_finished_requests_can_be_cancelled() -> None:
     assert not scheduler.step().num_emitted  # nothing to do is no error
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        *(Controller.begin, Controller.share, Controller.read, Controller.end),
-        *(Calibration.survival, Calibration.record),
-    ],
-)
-def test_control_that_fails_ends_drafts_and_no_request(
-    method: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+ERROR = "ValueError: math domain error"
+METHODS = [
+    *((Controller, name) for name in ("begin", "share", "read", "end")),
+    *((Calibration, name) for name in ("survival", "record")),
+]
+
+
+def break_control(
+    monkeypatch: pytest.MonkeyPatch, name: str, owner: type = Controller, *, at: int | None = None
 ) -> None:
-    calls = itertools.count()
+    """Let this method fail: always, or at a call of this number."""
+    method, calls = getattr(owner, name), itertools.count()
 
     def failing(*arguments: object, **named: object) -> object:
-        if next(calls) == 5:
+        if at in (None, next(calls)):
             raise ValueError("math domain error")
         return method(*arguments, **named)
 
-    owner = Controller if hasattr(Controller, method.__name__) else Calibration
-    monkeypatch.setattr(owner, method.__name__, failing)
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.mark.parametrize(("owner", "name"), METHODS)
+def test_control_that_fails_ends_drafts_and_no_request(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_control(monkeypatch, name, owner, at=5)
     engine, requests = Model(2), make_requests(12)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO, Controller())
-    check(engine, requests, run(scheduler, requests))
-    assert scheduler.drafting.describe_control()["failure"] == "ValueError: math domain error"
+    run_checked(scheduler, requests)
+    assert scheduler.drafting.describe_control()["failure"] == ERROR
     later = [renamed(request, f"later {request.request_id}") for request in requests]
-    answers = run(scheduler, later)
-    check(engine, later, answers)
+    answers = run_checked(scheduler, later)
     for request in later:
         drafts = answers[request.request_id].finish.stats.drafts
         assert drafts.num_drafts == 0
@@ -126,33 +133,26 @@ def test_control_that_fails_ends_drafts_and_no_request(
 def test_control_that_cannot_say_what_it_knows_ends_drafts_and_not_the_engine(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(self: Controller, *arguments: object) -> object:
-        raise ValueError("math domain error")
-
     engine, requests = Model(2), make_requests(4)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO, Controller())
     drafting = Drafting([], AUTO, scheduler.drafting.controller, state=tmp_path / "state")
-    monkeypatch.setattr(Controller, method, failing)
+    break_control(monkeypatch, method)
     drafting.save()
     drafting.close()
-    assert drafting.describe_control() == {"failure": "ValueError: math domain error"}
+    assert drafting.describe_control() == {"failure": ERROR}
     make_report(scheduler)
-    check(engine, requests, run(scheduler, requests))
+    run_checked(scheduler, requests)
 
 
 def test_control_that_fails_on_what_the_warm_up_timed_ends_drafts_and_not_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def failing(self: Controller, *arguments: object) -> None:
-        raise ValueError("math domain error")
-
-    monkeypatch.setattr(Controller, "learn_costs", failing)
+    break_control(monkeypatch, "learn_costs")
     engine, requests = Model(2), make_requests(4)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO)
-    seconds = itertools.count(0.0, 0.001)
-    WarmUp(engine, scheduler.drafting, scheduler.cells, lambda: next(seconds), 1.0).go_on()
-    assert scheduler.drafting.failure == "ValueError: math domain error"
-    check(engine, requests, run(scheduler, requests))
+    WarmUp(engine, scheduler.drafting, scheduler.cells, Clock(), 1.0).go_on()
+    assert scheduler.drafting.failure == ERROR
+    run_checked(scheduler, requests)
 
 
 class Listener(Speculator):
@@ -181,20 +181,19 @@ class Listener(Speculator):
 def test_speculators_are_not_told_of_a_sequence_that_control_failed_to_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def failing(self: Controller, number: int, namespace: str) -> None:
-        raise ValueError("math domain error")
-
-    monkeypatch.setattr(Controller, "begin", failing)
+    break_control(monkeypatch, "begin")
     engine, requests, listener = Model(2), make_requests(2), Listener()
     scheduler = make_scheduler(engine, [listener], AUTO)
-    check(engine, requests, run(scheduler, requests))
+    run_checked(scheduler, requests)
     assert not listener.strangers
 
 
-def moved_out(scheduler: Scheduler) -> int:
-    """The one of the first two slots whose prompt is in main memory."""
+def with_one_moved_out(**fields: object) -> tuple[Scheduler, int]:
+    """Two prompts were answered; that of this slot is in main memory."""
+    scheduler = tiled()
+    ask(scheduler, *(replace(long(i), **fields) for i in (1, 2)))
     (slot_id,) = {0, 1} - {slot.seq_id for slot in scheduler.cells if slot.tokens}
-    return slot_id
+    return scheduler, slot_id
 
 
 def act(scheduler: Scheduler, action: str, slot_id: int, path: Path | str = "", **who) -> int:
@@ -214,9 +213,8 @@ def act(scheduler: Scheduler, action: str, slot_id: int, path: Path | str = "", 
 def test_a_slot_whose_prompt_is_in_main_memory_can_be_saved_and_erased(
     action: str, tmp_path: Path
 ) -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2))
-    assert act(scheduler, action, moved_out(scheduler), tmp_path / "slot") == 307
+    scheduler, slot_id = with_one_moved_out()
+    assert act(scheduler, action, slot_id, tmp_path / "slot") == 307
     assert len(scheduler.cache.host.store) == 0
 
 
@@ -224,9 +222,7 @@ def test_a_slot_whose_prompt_is_in_main_memory_can_be_saved_and_erased(
 def test_a_slot_whose_prompt_is_the_beginning_of_a_stored_one_is_saved_and_erased_alone(
     action: str, tmp_path: Path
 ) -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2))
-    slot_id = moved_out(scheduler)
+    scheduler, slot_id = with_one_moved_out()
     (stored,) = scheduler.cache.host.store
     tokens = packed((*stored.tokens, 1, 2, 3, 4, 5))
     end = StoredBlock(307, 312, np.array([307, 1, 2, 3, 4, 5], np.int32).tobytes())
@@ -242,10 +238,9 @@ def test_a_slot_whose_prompt_is_the_beginning_of_a_stored_one_is_saved_and_erase
 
 
 def test_erasing_a_slot_takes_no_cells(tmp_path: Path) -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2))
+    scheduler, slot_id = with_one_moved_out()
     scheduler.engine.num_cells = 310
-    assert act(scheduler, "erase", moved_out(scheduler)) == 307
+    assert act(scheduler, "erase", slot_id) == 307
     assert scheduler.counters.prompts_restored == 0
 
 
@@ -253,9 +248,7 @@ def test_erasing_a_slot_takes_no_cells(tmp_path: Path) -> None:
 def test_a_prompt_comes_back_by_hand_also_where_others_are_idle_in_its_cells(
     action: str, tmp_path: Path
 ) -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2))
-    slot_id = moved_out(scheduler)
+    scheduler, slot_id = with_one_moved_out()
     if action == "restore":
         act(scheduler, "save", slot_id, tmp_path / "slot")
         act(scheduler, "erase", slot_id)
@@ -274,9 +267,8 @@ def test_what_a_file_is_read_over_goes_to_main_memory(tmp_path: Path) -> None:
 
 
 def test_nobody_learns_of_the_prompt_of_another_key_in_main_memory(tmp_path: Path) -> None:
-    scheduler = tiled()
-    ask(scheduler, *(replace(long(i), namespace="a") for i in (1, 2)))
-    slot_id, scheduler.engine.num_cells = moved_out(scheduler), 310
+    scheduler, slot_id = with_one_moved_out(namespace="a")
+    scheduler.engine.num_cells = 310
     with pytest.raises(RequestError, match="no prompt of yours"):
         act(scheduler, "save", slot_id, tmp_path / "slot", namespace="b")
     assert act(scheduler, "erase", slot_id, namespace="b") == 0
@@ -312,16 +304,13 @@ def test_moved_cells_are_used_from_a_file_only_by_those_who_ask_for_them(tmp_pat
 
 
 def test_a_prompt_that_main_memory_dropped_is_held_by_nobody(tmp_path: Path) -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2))
+    scheduler, slot_id = with_one_moved_out()
     scheduler.cache.host.store.take(*scheduler.cache.host.store)
-    assert act(scheduler, "save", moved_out(scheduler), tmp_path / "slot") == 0
+    assert act(scheduler, "save", slot_id, tmp_path / "slot") == 0
 
 
 def test_a_slot_that_a_file_was_read_into_stands_for_that_file(tmp_path: Path) -> None:
-    scheduler = tiled()
-    ask(scheduler, long(1), long(2))
-    (held,) = (slot.seq_id for slot in scheduler.cells if slot.tokens)
-    for action, slot_id in [("save", held), ("restore", 1 - held), ("erase", 1 - held)]:
-        act(scheduler, action, slot_id, tmp_path / "slot")
-    assert act(scheduler, "erase", 1 - held) == 0
+    scheduler, slot_id = with_one_moved_out()
+    for action, at in [("save", 1 - slot_id), ("restore", slot_id), ("erase", slot_id)]:
+        act(scheduler, action, at, tmp_path / "slot")
+    assert act(scheduler, "erase", slot_id) == 0

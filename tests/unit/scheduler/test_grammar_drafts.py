@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.harness import AUTO, Answer, fixed, run
+from tests.harness import AUTO, Answer, fixed, run, submit_all
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
     TOKENS,
@@ -285,9 +285,7 @@ def test_the_end_of_the_thoughts_is_drafted_for_nothing() -> None:
 def test_thoughts_end_on_demand_and_only_for_their_tenant() -> None:
     request = replace(thinking(0.8)[0], thoughts=replace(LIMIT, max_tokens=NO_LIMIT), namespace="a")
     scheduler = make_scheduler(bytes_engine(), speculators(), AUTO)
-    scheduler.submit(request)
-    for _ in range(3):
-        scheduler.step()
+    submit_all(scheduler, [request], 3)
     end = ThoughtsEnd("c", request.request_id, "b")
     assert end_thoughts(end, scheduler.running) == "no active completion for this id"
     emitted = len(scheduler.running[0].text.tokens)

@@ -24,8 +24,10 @@ from tests.harness import (
     make_speculators,
     play,
     run,
+    run_checked,
+    submit_all,
 )
-from tests.states import KINDS, FakeHeads, StateReader, Sure, ask, greedy, mtp, prompt_of
+from tests.states import KINDS, FakeHeads, StateReader, Sure, greedy, mtp, prompt_of
 
 from headstart.control import Allowance, Controller
 from headstart.scheduler.observed_engine import ObservedEngine
@@ -46,6 +48,10 @@ heads = pytest.mark.parametrize("num_heads", [1, 3])
 kinds = pytest.mark.parametrize("cache_kind", KINDS)
 
 
+def read_by(make: Callable[[Model], Speculator], engine: Model, **limits: int) -> Scheduler:
+    return make_scheduler(engine, [make(engine)], fixed(3), **limits)
+
+
 def assert_all_right(scheduler: Scheduler) -> None:
     """Every draft was accepted, each row was read with its state, and nothing was lost."""
     (guarded,) = scheduler.drafting.speculators.values()
@@ -63,66 +69,58 @@ def assert_all_right(scheduler: Scheduler) -> None:
 @kinds
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 def test_all_drafts_are_right_after_prompts_in_chunks(make, cache_kind, chunk: int) -> None:
-    engine = Sure(cache_kind=cache_kind)
-    scheduler = make_scheduler(engine, [make(engine)], fixed(3), prefill_chunk=chunk)
-    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 1 + 9 * i)) for i in range(7)))
+    scheduler = read_by(make, Sure(cache_kind=cache_kind), prefill_chunk=chunk)
+    run_checked(scheduler, [*(greedy(f"r{i}", prompt_of(i, 1 + 9 * i)) for i in range(7))])
     assert_all_right(scheduler)
 
 
 @readers
 @kinds
 def test_all_drafts_are_right_after_shared_prefixes_and_turns(make, cache_kind) -> None:
-    engine = Sure(cache_kind=cache_kind)
-    scheduler = make_scheduler(engine, [make(engine)], fixed(3), parallel=3)
+    scheduler = read_by(make, Sure(cache_kind=cache_kind), parallel=3)
     first = prompt_of(1)
-    ask(scheduler, engine, greedy("first", first))
+    run_checked(scheduler, [greedy("first", first)])
     others = [
         greedy("same", first),
         greedy("branch", [*first[:40], 9, 2]),
         greedy("turn", [*first, 3, 4, 5]),
         greedy("shorter", first[:50]),
     ]
-    ask(scheduler, engine, *others)
-    ask(scheduler, engine, *reversed(others))
+    run_checked(scheduler, others)
+    run_checked(scheduler, others[::-1])
     assert_all_right(scheduler)
 
 
 @readers
 def test_all_drafts_are_right_after_a_prompt_came_back_from_main_memory(make) -> None:
-    engine = Sure()
-    scheduler = make_scheduler(engine, [make(engine)], fixed(3), parallel=1)
+    scheduler = read_by(make, Sure(), parallel=1)
     for turn in range(4):
-        ask(scheduler, engine, greedy(f"{turn}", [*prompt_of(turn % 2), *range(turn)]))
+        run_checked(scheduler, [greedy(f"{turn}", [*prompt_of(turn % 2), *range(turn)])])
     assert scheduler.counters.prompts_restored >= 2
     assert_all_right(scheduler)
 
 
 @readers
 def test_all_drafts_are_right_after_a_preemption(make) -> None:
-    engine = Sure(context_size=128, num_cells=160)
-    scheduler = make_scheduler(engine, [make(engine)], fixed(3), parallel=3)
-    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 40), 40) for i in range(3)))
+    scheduler = read_by(make, Sure(context_size=128, num_cells=160), parallel=3)
+    run_checked(scheduler, [*(greedy(f"r{i}", prompt_of(i, 40), 40) for i in range(3))])
     assert scheduler.counters.preemptions > 0
     assert_all_right(scheduler)
 
 
 @readers
 def test_all_drafts_are_right_after_a_request_was_cancelled(make) -> None:
-    engine = Sure()
-    scheduler = make_scheduler(engine, [make(engine)], fixed(3), parallel=1)
-    scheduler.submit(greedy("gone", prompt_of(1)))
-    for _ in range(4):
-        scheduler.step()
+    scheduler = read_by(make, Sure(), parallel=1)
+    submit_all(scheduler, [greedy("gone", prompt_of(1))], 4)
     scheduler.cancel("gone")
-    ask(scheduler, engine, greedy("turn", [*prompt_of(1), 5, 6]))
+    run_checked(scheduler, [greedy("turn", [*prompt_of(1), 5, 6])])
     assert_all_right(scheduler)
 
 
 def test_rows_that_a_reader_wants_to_see_again_are_decoded_again() -> None:
-    engine = Model()
-    scheduler = make_scheduler(engine, [StateReader(engine, overlap=1)], fixed(3), parallel=2)
+    scheduler = read_by(READERS["reader that sees rows again"], Model(), parallel=2)
     first = prompt_of(1)
-    ask(scheduler, engine, greedy("first", first))
+    run_checked(scheduler, [greedy("first", first)])
     answers = run(scheduler, [greedy("branch", [*first[:40], 9, 2])])
     assert answers["branch"].finish.stats.num_cached == 39
 
@@ -131,7 +129,7 @@ def test_a_checkpoint_is_told_where_it_is_made() -> None:
     engine = Sure(cache_kind=CacheKind.ROLLBACK)
     reader = StateReader(engine)
     scheduler = make_scheduler(engine, [reader], fixed(3), checkpoint_min_step=16)
-    ask(scheduler, engine, greedy("long", prompt_of(1, 90)))
+    run_checked(scheduler, [greedy("long", prompt_of(1, 90))])
     assert reader.checkpoints
     assert_all_right(scheduler)
 
@@ -142,13 +140,13 @@ def test_a_slot_that_was_read_from_a_file_is_a_text_of_which_no_state_is_known(
     engine = Model()
     reader = StateReader(engine)
     scheduler = make_scheduler(engine, [reader], fixed(3), parallel=1)
-    ask(scheduler, engine, greedy("first", prompt_of(1)))
+    run_checked(scheduler, [greedy("first", prompt_of(1))])
     for action in ("save", "erase", "restore"):
         scheduler.act_on_slot(SlotAction("x", action, 0, str(tmp_path / "slot")))
     while scheduler.slot_actions.waiting:
         scheduler.step()
     scheduler.take_events()
-    ask(scheduler, engine, greedy("turn", [*prompt_of(1), 7]))
+    run_checked(scheduler, [greedy("turn", [*prompt_of(1), 7])])
     assert reader.reasons["behind"]
     stats = scheduler.counts.total.by_speculator["state-reader"]
     assert stats.reasons["states are missing"]
@@ -177,14 +175,14 @@ def test_without_a_reader_no_states_are_asked_for_and_the_engine_is_used_itself(
     engine = Silent()
     requests = make_requests(4)
     scheduler = make_scheduler(engine, make_speculators(["suffix", "ngram-cache"], Model))
-    check(engine, requests, run(scheduler, requests))
+    run_checked(scheduler, requests)
     assert not isinstance(scheduler.engine, ObservedEngine)
 
 
 def test_several_heads_draft_no_more_tokens_than_there_are_heads() -> None:
     engine = Sure()
     scheduler = make_scheduler(engine, [mtp(engine, 2)], fixed(8))
-    ask(scheduler, engine, greedy("r", prompt_of(1)))
+    run_checked(scheduler, [greedy("r", prompt_of(1))])
     assert max(end - start for start, end, _ in scheduler.counts.total.drafts.verified) == 2
 
 
@@ -193,7 +191,7 @@ def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:
     scheduler = make_scheduler(
         engine, [mtp(engine, context_size=1024)], fixed(3), parallel=2, prefill_chunk=256
     )
-    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 600), 24) for i in range(2)))
+    run_checked(scheduler, [*(greedy(f"r{i}", prompt_of(i, 600), 24) for i in range(2))])
     stats = scheduler.counts.total.by_speculator["mtp"]
     assert stats.reasons["heads are reading the prompt"] >= 2
     assert_all_right(scheduler)
@@ -204,7 +202,7 @@ def test_states_that_wait_are_read_when_they_are_too_many() -> None:
     speculator = mtp(engine, 2, context_size=1024)
     speculator._most_waiting = 40
     scheduler = make_scheduler(engine, [speculator], fixed(0), prefill_chunk=16)
-    ask(scheduler, engine, greedy("r", prompt_of(1, 200)))
+    run_checked(scheduler, [greedy("r", prompt_of(1, 200))])
     states = speculator.sequences[0]
     assert min(states.read) > 150
     assert states.num_states <= 60
@@ -213,7 +211,7 @@ def test_states_that_wait_are_read_when_they_are_too_many() -> None:
 def test_a_prompt_that_nobody_drafts_for_is_not_read() -> None:
     engine = Sure()
     speculator = mtp(engine)
-    ask(make_scheduler(engine, [speculator], fixed(0)), engine, greedy("r", prompt_of(1)))
+    run_checked(make_scheduler(engine, [speculator], fixed(0)), [greedy("r", prompt_of(1))])
     assert speculator.num_decoded == 0
 
 
@@ -221,7 +219,7 @@ def test_verified_rows_take_no_decode_of_their_own() -> None:
     engine = Sure()
     speculator = mtp(engine)
     scheduler = make_scheduler(engine, [speculator], fixed(3))
-    ask(scheduler, engine, greedy("r", prompt_of(1, 8), 33))
+    run_checked(scheduler, [greedy("r", prompt_of(1, 8), 33)])
     stats = scheduler.counts.total.by_speculator["mtp"]
     assert isinstance(speculator.context, FakeHeads)
     assert speculator.context.num_calls == 3 * stats.num_calls
@@ -237,7 +235,7 @@ def test_verified_rows_with_costly_outputs_are_read_in_one_decode_for_all_slots(
     engine = Sure()
     speculator = mtp(engine, num_heads)
     scheduler = make_scheduler(engine, [speculator], fixed(3), parallel=3)
-    ask(scheduler, engine, *(greedy(f"r{i}", prompt_of(i, 8), 33) for i in range(3)))
+    run_checked(scheduler, [*(greedy(f"r{i}", prompt_of(i, 8), 33) for i in range(3))])
     assert_all_right(scheduler)
     assert isinstance(speculator.context, FakeHeads)
     calls = scheduler.counts.total.by_speculator["mtp"].num_calls / 3
@@ -245,10 +243,9 @@ def test_verified_rows_with_costly_outputs_are_read_in_one_decode_for_all_slots(
 
 
 def test_heads_without_room_cost_drafts_and_nothing_else() -> None:
-    engine = Sure()
-    scheduler = make_scheduler(engine, [mtp(engine, num_cells=70)], fixed(3), parallel=2)
+    scheduler = read_by(lambda engine: mtp(engine, num_cells=70), Sure(), parallel=2)
     requests = [greedy(f"r{i}", prompt_of(i, 50)) for i in range(4)]
-    ask(scheduler, engine, *requests)
+    run_checked(scheduler, requests)
     details = scheduler.drafting.speculators["mtp"].describe()
     assert details["lost"]["draft context full"] > 0
 
@@ -263,7 +260,7 @@ def test_texts_are_the_same_with_heads(
         engine = Model(cache_kind=cache_kind)
         requests = make_requests(8, temperature)
         scheduler = make_scheduler(engine, [mtp(engine, num_heads)], spec, controller)
-        check(engine, requests, run(scheduler, requests))
+        run_checked(scheduler, requests)
         assert scheduler.drafting.speculators["mtp"].describe()["missing_states"] == 0
 
 
@@ -278,7 +275,7 @@ def test_texts_are_the_same_in_a_mixture_of_everything(name: str, seed: int) -> 
         16, seed=seed, max_tokens=int(np.random.default_rng(seed).integers(9, 50))
     )
     scheduler = make_scheduler(engine, chain, AUTO, RandomController(seed), parallel=3, cache_ram=1)
-    check(engine, requests, run(scheduler, requests))
+    run_checked(scheduler, requests)
     assert not reader.describe().get("missing_states")
 
 
@@ -350,7 +347,7 @@ def test_every_token_of_a_right_head_behind_a_right_text_is_accepted(
     head, control = mtp(engine, num_heads), Continuing()
     chain: list[Speculator] = [ShortOracle(engine, requests, wrong=0.0), head]
     scheduler = make_scheduler(engine, chain, AUTO, control, parallel=parallel)
-    ask(scheduler, engine, *requests)
+    run_checked(scheduler, requests)
     assert num_behind_texts(scheduler) > 10
     stats = scheduler.counts.total.by_speculator["mtp"]
     assert stats.num_accepted == stats.num_drafted
@@ -376,5 +373,5 @@ def test_texts_are_the_same_with_heads_behind_wrong_and_right_ones(
         engine = Model(2)
         chain = [*make_speculators(names, Model), ShortOracle(engine, requests), mtp(engine)]
         scheduler = make_scheduler(engine, chain, AUTO, control, parallel=parallel)
-        ask(scheduler, engine, *requests)
+        run_checked(scheduler, requests)
         assert num_behind_texts(scheduler)

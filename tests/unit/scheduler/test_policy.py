@@ -8,14 +8,12 @@ from dataclasses import replace
 import pytest
 from tests.harness import (
     AUTO,
-    Letters,
     Model,
-    check,
     fixed,
     make_requests,
     make_scheduler,
     make_speculators,
-    run,
+    run_checked,
 )
 
 from headstart.config import SchedulerConfig, SpeculationConfig
@@ -25,6 +23,7 @@ from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators import Speculator
+from headstart.testing import LetterVocab
 from headstart.types import Batch, Draft, DraftMode, DraftRequest
 from headstart.types.errors import RequestError
 from headstart.types.request import Request, RequestStats, SpeculativeParams
@@ -44,11 +43,9 @@ def asked(
     spec: SpeculationConfig, wish: SpeculativeParams, chain: tuple[str, ...] = ("ngram-simple",)
 ) -> RequestStats:
     """What became of a request on a text that repeats itself."""
-    engine = Model(1)
-    scheduler = make_scheduler(engine, make_speculators(chain, lambda: Model(1)), spec)
+    scheduler = make_scheduler(Model(1), make_speculators(chain, lambda: Model(1)), spec)
     request = replace(REQUEST, speculative=wish)
-    answers = run(scheduler, [request])
-    check(engine, [request], answers)
+    answers = run_checked(scheduler, [request])
     return answers["r"].finish.stats
 
 
@@ -152,9 +149,7 @@ def test_a_speculator_named_twice_is_asked_once() -> None:
         replace(r, speculative=SpeculativeParams(types=("suffix", "suffix")))
         for r in make_requests(4)
     ]
-    engine = Model(1)
-    answers = run(make_scheduler(engine, make_speculators(["suffix"], Model)), requests)
-    check(engine, requests, answers)
+    answers = run_checked(make_scheduler(Model(1), make_speculators(["suffix"], Model)), requests)
     for answer in answers.values():
         stats = answer.finish.stats
         for counts in stats.by_speculator.values():
@@ -203,9 +198,8 @@ def test_a_slow_speculator_costs_the_others_nothing() -> None:
     engine, requests = TimedModel(time), make_requests(4, max_tokens=60)
     guarded = [GuardedSpeculator(s, engine.vocab_size, time) for s in (slow, fast)]
     drafting = Drafting(guarded, AUTO, Controller(), clock=time)
-    scheduler = Scheduler(engine, Letters(), drafting, SchedulerConfig(parallel=1), time)
-    answers = run(scheduler, requests)
-    check(engine, requests, answers)
+    scheduler = Scheduler(engine, LetterVocab(), drafting, SchedulerConfig(parallel=1), time)
+    answers = run_checked(scheduler, requests)
     num_steps = sum(answer.finish.stats.num_steps for answer in answers.values())
     assert num_steps > 100
     assert slow.num_asked < 0.1 * num_steps

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from dataclasses import replace
-from random import Random
 
 import pytest
 from tests.harness import (
@@ -17,6 +16,7 @@ from tests.harness import (
     make_scheduler,
     make_speculators,
     play,
+    submit_all,
 )
 from tests.unit.scheduler.conversations import (
     ask,
@@ -83,11 +83,8 @@ def test_a_prompt_that_another_slot_holds_is_not_kept_twice() -> None:
 
 
 def test_the_draft_models_cache_comes_back_too() -> None:
-    engine = Model()
-    speculators = make_speculators(["draft-model"], lambda: Model(skew=0.2))
-    scheduler = make_scheduler(engine, speculators, parallel=1)
-    speculator = speculators[0]
-    assert isinstance(speculator, DraftModelSpeculator)
+    speculator = DraftModelSpeculator(Model(skew=0.2))
+    scheduler = make_scheduler(Model(), [speculator], parallel=1)
     ask(scheduler, conversation(1), conversation(2))
     before = speculator.num_decoded
     ask(scheduler, conversation(1, 1))
@@ -98,10 +95,8 @@ def test_the_draft_models_cache_comes_back_too() -> None:
 def test_it_comes_back_also_where_the_draft_models_cells_are_taken(cache_kind: CacheKind) -> None:
     engine = Model(context_size=1024, num_cells=700)
     draft = Model(skew=0.2, context_size=1024, num_cells=700, cache_kind=cache_kind)
-    speculators = make_speculators(["draft-model"], lambda: draft)
-    scheduler = make_scheduler(engine, speculators, parallel=2)
-    speculator = speculators[0]
-    assert isinstance(speculator, DraftModelSpeculator)
+    speculator = DraftModelSpeculator(draft)
+    scheduler = make_scheduler(engine, [speculator], parallel=2)
     for turn in range(1, 5):
         before = speculator.num_decoded
         ask(scheduler, *(replace(long(i, turn), max_tokens=40) for i in (1, 2, 3, 4)))
@@ -282,32 +277,6 @@ def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> Store
     return StoredPrompt(namespace, packed(tokens), (block,))
 
 
-def common(one: list[int], other: list[int]) -> int:
-    length = 0
-    while length < min(len(one), len(other)) and one[length] == other[length]:
-        length += 1
-    return length
-
-
-def test_the_longest_common_prefix_of_the_namespace_is_found() -> None:
-    random = Random(0)
-    store, known = HostCache(10**9), []
-    for _ in range(200):
-        namespace = random.choice("ab")
-        tokens = [random.randrange(2) for _ in range(random.randrange(1, 12))]
-        if random.random() < 0.5:
-            store.put(prompt(tokens, namespace))
-            known.append((namespace, tokens))
-        found, length = store.find(namespace, packed(tokens))
-        shared = (common(one, tokens) for space, one in known if space == namespace)
-        longest = max(shared, default=0)
-        assert length == longest
-        assert (found is None) == (longest == 0)
-        if found is not None:
-            assert found.namespace == namespace
-            assert list(found.tokens[:length]) == tokens[:length]
-
-
 def test_a_prompt_replaces_those_that_it_continues() -> None:
     store = HostCache(10**9)
     for tokens in ([1, 2], [1, 2, 3], [1, 2, 4]):
@@ -361,8 +330,7 @@ def test_copies_beside_others_take_a_few_blocks_of_each_step_and_lose_nothing(
     first, second = (replace(long(i), prompt=[*long(i).prompt] * 4) for i in (1, 2))
     ask(scheduler, first)
     again = replace(first, request_id="again", prompt=[*first.prompt, 1, 2, 3])
-    scheduler.submit(replace(conversation(5), max_tokens=2000))
-    scheduler.step()
+    submit_all(scheduler, [replace(conversation(5), max_tokens=2000)], 1)
     answers = dict[str, Answer]()
     for later in (second, again):
         scheduler.submit(later)

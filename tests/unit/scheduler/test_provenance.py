@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from tests.harness import (
@@ -15,23 +16,23 @@ from tests.harness import (
     make_requests,
     make_scheduler,
     make_speculators,
+    submit_all,
 )
 
-from headstart.config import SpeculationConfig
 from headstart.types.request import StepTokens, TokenEvent, VerifiedDraft
 
 CHAIN = ("suffix", "ngram-cache", "draft-model")
 
 
-def steps_of(spec: SpeculationConfig, wants_provenance: bool) -> dict[str, list[TokenEvent]]:
+@cache
+def steps_of(is_auto: bool, wants_provenance: bool) -> dict[str, list[TokenEvent]]:
     """The steps of twelve requests; their answers are what they must be."""
     engine = Model(2)
     speculators = make_speculators(CHAIN, lambda: Model(2, skew=0.3))
-    controller = RandomController(3) if spec is AUTO else None
+    spec, controller = (AUTO, RandomController(3)) if is_auto else (fixed(4), None)
     scheduler = make_scheduler(engine, speculators, spec, controller)
     requests = [replace(r, wants_provenance=wants_provenance) for r in make_requests(12)]
-    for request in requests:
-        scheduler.submit(request)
+    submit_all(scheduler, requests)
     events: list[TokenEvent] = []
     answers = {}
     while scheduler.has_work:
@@ -49,30 +50,26 @@ def step_of(event: TokenEvent) -> VerifiedDraft:
     return event.step
 
 
-@pytest.mark.parametrize("spec", [fixed(4), AUTO])
-def test_accepted_tokens_are_the_first_of_the_draft(spec):
+@pytest.mark.parametrize("is_auto", [False, True])
+def test_accepted_tokens_are_the_first_of_the_draft(is_auto):
     num_drafts = 0
-    for events in steps_of(spec, wants_provenance=True).values():
+    for events in steps_of(is_auto, wants_provenance=True).values():
         for event in events:
             num_accepted = sum(map(bool, event.sources))
-            assert step_of(event).draft[:num_accepted] == event.tokens[:num_accepted]
-            assert step_of(event).sources[:num_accepted] == event.sources[:num_accepted]
-            assert (
-                len(step_of(event).draft)
-                == len(step_of(event).sources)
-                == len(step_of(event).chances)
-            )
-            assert step_of(event).target_ms >= 0
-            offered = [tokens for _, tokens in step_of(event).offers]
-            own = step_of(event).draft
+            step = step_of(event)
+            assert step.draft[:num_accepted] == event.tokens[:num_accepted]
+            assert step.sources[:num_accepted] == event.sources[:num_accepted]
+            assert len(step.draft) == len(step.sources) == len(step.chances)
+            assert step.target_ms >= 0
+            offered, own = [tokens for _, tokens in step.offers], step.draft
             assert not own or any(own[: len(tokens)] == tokens[: len(own)] for tokens in offered)
-            num_drafts += bool(step_of(event).draft)
+            num_drafts += bool(own)
     assert num_drafts
 
 
 def test_a_rejected_token_is_followed_by_another_one():
     rejections = 0
-    for events in steps_of(fixed(4), wants_provenance=True).values():
+    for events in steps_of(False, wants_provenance=True).values():
         for event in events:
             num_accepted = sum(map(bool, event.sources))
             if num_accepted < min(len(step_of(event).draft), len(event.tokens)):
@@ -84,7 +81,7 @@ def test_a_rejected_token_is_followed_by_another_one():
 def test_chances_fall_along_a_draft_and_are_unknown_with_fixed_lengths():
     chances = [
         [-1.0 if chance is None else chance for chance in step_of(event).chances]
-        for events in steps_of(AUTO, wants_provenance=True).values()
+        for events in steps_of(True, wants_provenance=True).values()
         for event in events
         if len(step_of(event).draft) > 1
     ]
@@ -93,10 +90,10 @@ def test_chances_fall_along_a_draft_and_are_unknown_with_fixed_lengths():
         assert some[0] <= 1
         assert sorted(some, reverse=True) == list(some)
         assert some[-1] >= 0
-    for events in steps_of(fixed(4), wants_provenance=True).values():
+    for events in steps_of(False, wants_provenance=True).values():
         assert all(chance is None for event in events for chance in step_of(event).chances)
 
 
 def test_who_does_not_ask_gets_nothing():
-    for events in steps_of(AUTO, wants_provenance=False).values():
+    for events in steps_of(True, wants_provenance=False).values():
         assert all(event.step is None for event in events)

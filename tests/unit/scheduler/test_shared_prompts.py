@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -19,6 +18,8 @@ from tests.harness import (
     make_scheduler,
     play,
     run,
+    run_checked,
+    submit_all,
 )
 from tests.pictures import with_pictures
 
@@ -47,63 +48,39 @@ def num_prompt_rows(record: StepRecord) -> int:
 
 def count_prompt_rows(scheduler: Scheduler, requests: list[Request]) -> int:
     answers: dict[str, Answer] = {}
-    for one in requests:
-        scheduler.submit(one)
+    submit_all(scheduler, requests)
     rows = 0
     while scheduler.has_work:
         rows += num_prompt_rows(scheduler.step())
-        for event in scheduler.take_events():
-            answers.setdefault(event.request_id, Answer()).add(event)
+        collect(scheduler, answers)
     check(scheduler.engine, requests, answers)
     return rows
 
 
 @pytest.mark.parametrize("num_requests", [2, 8])
 def test_a_prompt_that_several_wait_for_is_read_once(num_requests: int) -> None:
-    engine = Model()
     requests = [request(f"r{i}", [*LONG, i], 4 + i) for i in range(num_requests)]
-    scheduler = make_scheduler(engine, parallel=8)
+    scheduler = make_scheduler(Model(), parallel=8)
     assert count_prompt_rows(scheduler, requests) <= len(LONG) + 2 * num_requests
     assert scheduler.counters.prompt_tokens_cached >= (num_requests - 1) * len(LONG)
 
 
 def test_prompts_that_part_midway_share_what_they_have_in_common() -> None:
-    engine = Model()
     requests = [
         request("a", LONG),
         request("b", LONG[:200] + LONG[100:300]),
         request("c", LONG[:200] + LONG[100:250] + [3] * 50),
         request("d", [5, *LONG[:100]]),
     ]
-    rows = count_prompt_rows(make_scheduler(engine), requests)
+    rows = count_prompt_rows(make_scheduler(Model()), requests)
     assert rows <= 400 + 200 + 50 + 101 + 8
-
-
-def test_who_waits_for_a_prompt_goes_on_when_its_reader_is_cancelled() -> None:
-    engine = Model()
-    requests = [request("a", LONG), request("b", [*LONG, 1])]
-    scheduler = make_scheduler(engine, prefill_chunk=8)
-    scheduler.submit(request("busy", [1], 40))
-    scheduler.step()
-    scheduler.step()
-    for one in requests:
-        scheduler.submit(one)
-    for _ in range(5):
-        scheduler.step()
-    scheduler.cancel("a")
-    scheduler.take_events()
-    check(engine, requests[1:], play(scheduler))
 
 
 def test_when_a_reader_is_cancelled_the_rest_of_its_prompt_is_read_once_for_all_who_wait() -> None:
     scheduler = make_scheduler(Model(), prefill_chunk=8, parallel=6)
-    scheduler.submit(request("busy", [1], 100))
-    scheduler.step()
+    submit_all(scheduler, [request("busy", [1], 100)], 1)
     requests = [request(f"r{i}", [*LONG, i]) for i in range(4)]
-    for one in requests:
-        scheduler.submit(one)
-    for _ in range(5):
-        scheduler.step()
+    submit_all(scheduler, requests, 5)
     scheduler.cancel("r0")
     rows = sum(num_prompt_rows(scheduler.step()) for _ in range(60))
     assert 300 <= rows <= len(LONG) + 3 * 8
@@ -129,8 +106,7 @@ def test_nobody_waits_for_one_who_was_preempted_and_waits_for_him() -> None:
         request("older", [*LONG, 1], slot_id=0),
         request("reader", [*LONG, 2]),
     ]
-    for one in requests:
-        scheduler.submit(one)
+    submit_all(scheduler, requests)
     answers: dict[str, Answer] = {}
     while not any(active.leader for active in scheduler.running):
         scheduler.step()
@@ -166,9 +142,8 @@ def test_nothing_is_shared_between_namespaces() -> None:
 
 
 def test_a_prompt_that_must_not_be_cached_is_read_though_others_read_it() -> None:
-    engine = Model()
     requests = [request("a", LONG), request("b", LONG, cache_prompt=False)]
-    assert count_prompt_rows(make_scheduler(engine), requests) >= 2 * len(LONG) - 2
+    assert count_prompt_rows(make_scheduler(Model()), requests) >= 2 * len(LONG) - 2
 
 
 def first_tokens(scheduler: Scheduler) -> dict[str, int]:
@@ -188,8 +163,7 @@ def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
     scheduler = make_scheduler(Model(context_size=2048), prefill_chunk=16)
     busy, long = request("busy", [1], 400), request("long", [i % EOS for i in range(1600)])
     for one in (busy, long, request("short", [2] * 20)):
-        scheduler.submit(one)
-        scheduler.step()
+        submit_all(scheduler, [one], 1)
     steps = first_tokens(scheduler)
     assert steps["short"] <= 3
     assert steps["long"] <= 1600 / 16 + 10
@@ -197,13 +171,11 @@ def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
 
 def test_a_stream_of_short_prompts_does_not_hold_up_a_long_one() -> None:
     scheduler = make_scheduler(Model(context_size=2048), prefill_chunk=16, parallel=3)
-    for one in (request("busy", [1], 1500), request("long", [i % EOS for i in range(800)])):
-        scheduler.submit(one)
+    submit_all(scheduler, (request("busy", [1], 1500), request("long", LONG * 2)))
     steps = 0
     while True:
         steps += 1
-        scheduler.submit(request(f"s{steps}", [steps % EOS] * 15, 1))
-        scheduler.step()
+        submit_all(scheduler, [request(f"s{steps}", [steps % EOS] * 15, 1)], 1)
         events = scheduler.take_events()
         if any(isinstance(e, TokenEvent) and e.request_id == "long" for e in events):
             break
@@ -215,30 +187,27 @@ def test_a_request_that_is_preempted_counts_its_prompt_once() -> None:
     engine = Model(context_size=512, num_cells=96)
     requests = [request(f"r{i}", [i + 1] * 20, 50) for i in range(4)]
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], fixed(4))
-    answers = run(scheduler, requests)
-    check(engine, requests, answers)
+    answers = run_checked(scheduler, requests)
     assert scheduler.counters.preemptions > 0
     assert scheduler.counters.prompt_tokens + scheduler.counters.prompt_tokens_cached == 80
     assert all(answer.finish.stats.num_cached < 20 for answer in answers.values())
 
 
 def test_a_request_that_is_preempted_and_waits_for_a_leader_counts_what_it_shares_once() -> None:
-    engine = Model(context_size=512, num_cells=330)
-    scheduler = make_scheduler(engine, parallel=3, cache_ram=0)
+    scheduler = make_scheduler(Model(context_size=512, num_cells=330), parallel=3, cache_ram=0)
     first = request("first", [5] * 150, 130)
     others = [request(f"other{i}", [*LONG[:80], i], 100) for i in range(2)]
-    answers = run(scheduler, [first, *others])
-    check(engine, [first, *others], answers)
+    answers = run_checked(scheduler, [first, *others])
     assert scheduler.counters.preemptions >= 2
     cached = sorted(answer.finish.stats.num_cached for answer in answers.values())
     assert cached == [0, 0, 80]
 
 
 def test_progress_counts_no_more_than_the_prompt_and_ends_with_the_first_token() -> None:
-    engine = Model(context_size=512, num_cells=96)
-    scheduler = make_scheduler(engine, prefill_chunk=8)
-    for one in make_requests(4, max_tokens=40):
-        scheduler.submit(replace(one, wants_progress=True))
+    scheduler = make_scheduler(Model(context_size=512, num_cells=96), prefill_chunk=8)
+    submit_all(
+        scheduler, (replace(one, wants_progress=True) for one in make_requests(4, max_tokens=40))
+    )
     answering = set()
     while scheduler.has_work:
         scheduler.step()
@@ -255,8 +224,7 @@ def test_while_a_preempted_request_reads_its_prompt_again_its_slot_counts_what_i
     engine = Model(context_size=512, num_cells=180)
     scheduler = make_scheduler(engine, prefill_chunk=8, cache_ram=0)
     run(scheduler, [request("before", LONG[:60])])
-    scheduler.submit(request("other", [5] * 20, 140))
-    scheduler.step()
+    submit_all(scheduler, [request("other", [5] * 20, 140)], 1)
     scheduler.submit(request("r", [*LONG[:60], 1], 60))
     engine.max_batch_tokens = 16
     while scheduler.has_work:
@@ -272,19 +240,15 @@ def test_only_what_was_read_of_a_cancelled_prompt_is_counted() -> None:
     engine = Model()
     engine.max_batch_tokens = 16
     scheduler = make_scheduler(engine)
-    scheduler.submit(request("r", LONG))
-    scheduler.step()
-    scheduler.step()
+    submit_all(scheduler, [request("r", LONG)], 2)
     scheduler.cancel("r")
     scheduler.step()
     assert scheduler.counters.prompt_tokens == 32
 
 
 def test_what_a_preempted_request_did_is_counted_if_it_is_cancelled_before_it_goes_on() -> None:
-    engine = Model(context_size=512, num_cells=96)
-    scheduler = make_scheduler(engine)
-    for index in range(4):
-        scheduler.submit(request(f"r{index}", [index + 1] * 20, 50))
+    scheduler = make_scheduler(Model(context_size=512, num_cells=96))
+    submit_all(scheduler, (request(f"r{index}", [index + 1] * 20, 50) for index in range(4)))
     answers: dict[str, Answer] = {}
     while not scheduler.counters.preemptions:
         scheduler.step()
@@ -294,11 +258,6 @@ def test_what_a_preempted_request_did_is_counted_if_it_is_cancelled_before_it_go
     emitted = sum(len(one.tokens) for one in answers.values())
     assert scheduler.counters.tokens_predicted == emitted
     assert scheduler.counters.requests == 4
-
-
-def test_a_request_with_defaults_crosses_the_process_border() -> None:
-    plain = Request(request_id="r", prompt=[1])
-    assert pickle.loads(pickle.dumps(plain)) == plain
 
 
 MARKER = 99
@@ -338,13 +297,11 @@ def test_what_is_cached_and_what_is_short_get_none() -> None:
 @pytest.mark.parametrize("cache_kind", UNCUTTABLE)
 def test_a_shortened_history_is_read_from_the_last_checkpoint(cache_kind: CacheKind) -> None:
     """A turn's thoughts are left out of the next prompt, as chat templates do."""
-    engine = Model(2, cache_kind=cache_kind)
-    scheduler = make_scheduler(engine, parallel=2)
+    scheduler = make_scheduler(Model(2, cache_kind=cache_kind), parallel=2)
     history = [i % 20 for i in range(60)]
     for turn in range(4):
         request = Request(request_id=f"turn{turn}", prompt=history, sampling=GREEDY, max_tokens=40)
-        answers = run(scheduler, [request])
-        check(engine, [request], answers)
+        answers = run_checked(scheduler, [request])
         stats = answers[request.request_id].finish.stats
         if turn:
             assert stats.num_prompt - stats.num_cached <= 20 + 4
@@ -353,8 +310,7 @@ def test_a_shortened_history_is_read_from_the_last_checkpoint(cache_kind: CacheK
 
 @pytest.mark.parametrize("cache_kind", UNCUTTABLE)
 def test_a_checkpoint_serves_conversations_that_begin_alike(cache_kind: CacheKind) -> None:
-    engine = Model(2, cache_kind=cache_kind)
-    scheduler = make_scheduler(engine, parallel=3, checkpoint_min_step=20)
+    scheduler = make_scheduler(Model(2, cache_kind=cache_kind), parallel=3, checkpoint_min_step=20)
     start = [i % 20 for i in range(40)]
     for number in range(3):
         request = Request(
@@ -363,8 +319,7 @@ def test_a_checkpoint_serves_conversations_that_begin_alike(cache_kind: CacheKin
             sampling=GREEDY,
             max_tokens=20,
         )
-        answers = run(scheduler, [request])
-        check(engine, [request], answers)
+        answers = run_checked(scheduler, [request])
         assert (answers[str(number)].finish.stats.num_cached >= 20) == (number > 0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from tests.harness import Model, Oracle, make_scheduler, run
@@ -40,6 +41,7 @@ def time_decodes(
     if timer.fits(REFERENCE_ROWS):
         times.go_on(timer, is_interrupted)
     timer.clear()
+    assert not engine.cells_used()
     return times.samples
 
 
@@ -47,9 +49,9 @@ def a_timer(engine: FakeEngine, clock: Callable[[], float], num_slots: int = 1) 
     return Timer(engine, clock, range(num_slots), engine.num_cells)
 
 
-def ticking(seconds: float) -> itertools.count[float]:
+def ticking(seconds: float = 1e-4) -> Callable[[], float]:
     """A clock that goes on by so much each time it is read."""
-    return itertools.count(0.0, seconds)
+    return partial(next, itertools.count(0.0, seconds))
 
 
 def at_look(number: int) -> Callable[[], bool]:
@@ -60,18 +62,15 @@ def at_look(number: int) -> Callable[[], bool]:
 
 @pytest.mark.parametrize("context", [2, 8, 64, 100, 2048])
 def test_it_fits_into_every_context_and_leaves_nothing_in_the_cache(context: int) -> None:
-    engine, clock = FakeEngine(context_size=context), ticking(1e-4)
-    samples = time_decodes(engine, lambda: next(clock), 100.0)
-    assert not engine.cells_used()
+    samples = time_decodes(FakeEngine(context_size=context), ticking(), 100.0)
     assert all(sample.context + sample.rows <= context for sample in samples)
     assert bool(samples) == (context >= 2 * REFERENCE_ROWS)
 
 
 def test_an_interruption_ends_it_at_once_and_leaves_nothing_in_the_cache() -> None:
-    engine, clock = FakeEngine(context_size=4096), ticking(1e-4)
-    samples = time_decodes(engine, lambda: next(clock), 100.0, is_interrupted=at_look(3))
+    engine = FakeEngine(context_size=4096)
+    samples = time_decodes(engine, ticking(), 100.0, is_interrupted=at_look(3))
     assert len(samples) == 3
-    assert not engine.cells_used()
 
 
 class SendingEngine(FakeEngine):
@@ -106,8 +105,7 @@ def test_a_change_that_does_not_show_costs_nothing() -> None:
 
 
 def test_every_size_is_seen_at_growing_contexts() -> None:
-    clock = ticking(1e-4)
-    samples = time_decodes(FakeEngine(context_size=4096), lambda: next(clock), 0.1, num_slots=2)
+    samples = time_decodes(FakeEngine(context_size=4096), ticking(), 0.1, num_slots=2)
     assert [sample.rows for sample in samples] == list(ROWS * ROUNDS)
     for rows in ROWS:
         first, second, third = (sample.context for sample in samples if sample.rows == rows)
@@ -122,8 +120,8 @@ def test_rows_are_varied_and_of_several_sequences_with_outputs_as_in_real_steps(
         tokens, seq_ids = set(batch.tokens[:n].tolist()), set(batch.seq_ids[:n].tolist())
         seen.append((n, len(tokens), len(seq_ids), batch.num_outputs))
 
-    engine, clock = FakeEngine(vocab_size=1000, context_size=4096, fail=note), ticking(1e-4)
-    time_decodes(engine, lambda: next(clock), 100.0, num_slots=4)
+    engine = FakeEngine(vocab_size=1000, context_size=4096, fail=note)
+    time_decodes(engine, ticking(), 100.0, num_slots=4)
     for rows, num_tokens, num_sequences, num_outputs in seen:
         assert num_sequences == min(rows, 4)
         assert num_tokens > rows // 2
@@ -131,24 +129,24 @@ def test_rows_are_varied_and_of_several_sequences_with_outputs_as_in_real_steps(
 
 
 def test_widths_that_only_padding_reaches_are_timed_too() -> None:
-    engine, clock = FakeEngine(context_size=4096), ticking(1e-4)
+    engine = FakeEngine(context_size=4096)
     engine.max_outputs = 3
-    samples = time_decodes(engine, lambda: next(clock), 100.0, num_slots=3)
+    samples = time_decodes(engine, ticking(), 100.0, num_slots=3)
     assert max(sample.rows for sample in samples) == 3 + MOST_PADDING
 
 
 def test_it_takes_little_more_time_than_it_was_given() -> None:
     clock = ticking(0.1)
-    samples = time_decodes(FakeEngine(context_size=4096), lambda: next(clock), 3.0)
+    samples = time_decodes(FakeEngine(context_size=4096), clock, 3.0)
     assert 1 <= len(samples) < len(ROWS)
-    assert next(clock) < 4.0
+    assert clock() < 4.0
 
 
 @pytest.mark.parametrize("num_before", [1, 2, len(ROWS), 2 * len(ROWS) + 5])
 def test_it_goes_on_where_it_was_interrupted(num_before: int) -> None:
-    engine, clock = FakeEngine(context_size=4096), ticking(1e-4)
-    times = DecodeTimes(lambda: next(clock), 0.1)
-    timer = a_timer(engine, lambda: next(clock))
+    engine, clock = FakeEngine(context_size=4096), ticking()
+    times = DecodeTimes(clock, 0.1)
+    timer = a_timer(engine, clock)
     times.go_on(timer, at_look(num_before))
     assert len(times.samples) == num_before
     assert not times.is_done
@@ -157,9 +155,9 @@ def test_it_goes_on_where_it_was_interrupted(num_before: int) -> None:
     assert [sample.rows for sample in times.samples] == list(ROWS * ROUNDS)
 
 
-def a_scheduler(num_slots: int, num_prompts: int, num_cells: int = 4096) -> Scheduler:
+def a_scheduler(num_slots: int, num_prompts: int) -> Scheduler:
     """Slots of which the first hold prompts that were answered."""
-    scheduler = make_scheduler(Model(num_cells=num_cells), parallel=num_slots)
+    scheduler = make_scheduler(Model(num_cells=4096), parallel=num_slots)
     prompts = [[1 + index] * 20 for index in range(num_prompts)]
     wanted = [Request(request_id=str(i), prompt=p, max_tokens=4) for i, p in enumerate(prompts)]
     run(scheduler, wanted)
@@ -168,21 +166,26 @@ def a_scheduler(num_slots: int, num_prompts: int, num_cells: int = 4096) -> Sche
 
 
 def a_warm_up(scheduler: Scheduler) -> WarmUp:
-    clock = ticking(1e-4)
-    engine, drafting, slots = scheduler.engine, scheduler.drafting, scheduler.cells
-    return WarmUp(engine, drafting, slots, lambda: next(clock), 0.1)
+    return WarmUp(scheduler.engine, scheduler.drafting, scheduler.cells, ticking(), 0.1)
+
+
+def fake(scheduler: Scheduler) -> FakeEngine:
+    assert isinstance(scheduler.engine, FakeEngine)
+    return scheduler.engine
+
+
+def held(scheduler: Scheduler) -> dict[int, list[int]]:
+    return {seq_id: list(cells) for seq_id, cells in fake(scheduler).cache.items() if cells}
 
 
 @pytest.mark.parametrize(("num_slots", "num_prompts"), [(1, 1), (3, 1), (3, 3), (4, 0)])
 def test_slots_keep_what_they_hold(num_slots: int, num_prompts: int) -> None:
     scheduler = a_scheduler(num_slots, num_prompts)
-    assert isinstance(scheduler.engine, FakeEngine)
-    before = dict(scheduler.engine.cache)
-    warm_up = a_warm_up(scheduler)
+    warm_up, before = a_warm_up(scheduler), held(scheduler)
     warm_up.go_on()
     assert warm_up.is_done
     assert scheduler.drafting.controller.knows_costs(17)
-    assert {s: cells for s, cells in scheduler.engine.cache.items() if cells} == before
+    assert held(scheduler) == before
 
 
 def test_where_every_sequence_holds_something_it_waits() -> None:
@@ -200,44 +203,30 @@ def test_where_every_sequence_holds_something_it_waits() -> None:
 @pytest.mark.parametrize("num_free", [0, 3, 4, 8, 40, 200])
 def test_it_takes_no_more_cells_than_are_free(num_free: int) -> None:
     scheduler = a_scheduler(1, 1)
-    assert isinstance(scheduler.engine, FakeEngine)
-    scheduler.engine.num_cells = scheduler.engine.cells_used() + num_free
+    scheduler.engine.num_cells = fake(scheduler).cells_used() + num_free
     warm_up = a_warm_up(scheduler)
     warm_up.go_on()  # the engine refuses a decode without cells
     assert warm_up.is_done == (num_free >= 2 * REFERENCE_ROWS)
 
 
-def test_a_cache_with_fewer_free_cells_than_it_should_have_ends_it_and_nothing_else() -> None:
-    scheduler = a_scheduler(2, 1)
-    assert isinstance(scheduler.engine, FakeEngine)
-    warm_up, before = a_warm_up(scheduler), dict(scheduler.engine.cache)
-    scheduler.engine.fail = full_after(9)
-    warm_up.go_on()
-    assert warm_up.is_done
-    assert {s: cells for s, cells in scheduler.engine.cache.items() if cells} == before
-
-
-def test_a_decode_that_fails_ends_it_and_nothing_else() -> None:
-    def fail(_: Batch) -> None:
-        raise EngineError("the device is gone")
-
-    scheduler = a_scheduler(2, 1)
-    assert isinstance(scheduler.engine, FakeEngine)
-    warm_up, before = a_warm_up(scheduler), dict(scheduler.engine.cache)
-    scheduler.engine.fail = fail
-    warm_up.go_on()
-    assert warm_up.is_done
-    assert {s: cells for s, cells in scheduler.engine.cache.items() if cells} == before
-
-
-def full_after(num_decodes: int) -> Callable[[Batch], None]:
-    decodes = itertools.count(1)
+@pytest.mark.parametrize(
+    ("num_decodes", "error"), [(9, ContextFullError()), (0, EngineError("the device is gone"))]
+)
+def test_a_decode_that_fails_or_finds_no_cells_ends_it_and_nothing_else(
+    num_decodes: int, error: Exception
+) -> None:
+    decodes = itertools.count()
 
     def fail(_: Batch) -> None:
-        if next(decodes) > num_decodes:
-            raise ContextFullError
+        if next(decodes) >= num_decodes:
+            raise error
 
-    return fail
+    scheduler = a_scheduler(2, 1)
+    warm_up, before = a_warm_up(scheduler), held(scheduler)
+    fake(scheduler).fail = fail
+    warm_up.go_on()
+    assert warm_up.is_done
+    assert held(scheduler) == before
 
 
 def test_nothing_is_timed_that_is_known_from_an_earlier_start() -> None:

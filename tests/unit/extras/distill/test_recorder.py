@@ -11,7 +11,7 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from tests.harness import Model, make_requests, make_scheduler, run
+from tests.harness import Model, make_requests, make_scheduler, run, submit_all
 
 from headstart.app.cli.main import main
 from headstart.app.demo import TARGET, path
@@ -29,6 +29,7 @@ from headstart.extras.distill.texts import (
     without_duplicates,
 )
 from headstart.sampling import SamplingParams
+from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.model_id import ModelId
 from headstart.structures.tenants import namespace_of_key
 from headstart.types.errors import ConfigError
@@ -38,10 +39,15 @@ KEY = namespace_of_key(b"secret")
 MODEL = ModelId.of(path(TARGET)).digest
 
 
-def record(folder: Path, requests: list[Request], **settings: str):
+def recorded(folder: Path, **settings: str) -> tuple[TextRecorder, Scheduler]:
     recorder = TextRecorder(RecordingConfig(record_texts=str(folder), **settings), path(TARGET))
     scheduler = make_scheduler(Model())
     scheduler.readers.append(recorder.read)
+    return recorder, scheduler
+
+
+def record(folder: Path, requests: list[Request], **settings: str):
+    recorder, scheduler = recorded(folder, **settings)
     answers = run(scheduler, requests)
     recorder.close()
     return answers
@@ -89,13 +95,9 @@ def test_a_tenant_or_its_request_has_to_agree(
 
 
 def test_a_cancelled_answer_is_not_recorded(tmp_path: Path) -> None:
-    recorder = TextRecorder(RecordingConfig(record_texts=str(tmp_path)), path(TARGET))
-    scheduler = make_scheduler(Model())
-    scheduler.readers.append(recorder.read)
+    recorder, scheduler = recorded(tmp_path)
     request = make_requests(2)[1]
-    scheduler.submit(request)
-    for _ in range(8):
-        scheduler.step()
+    submit_all(scheduler, [request], 8)
     scheduler.cancel(request.request_id)
     scheduler.finish()
     recorder.close()
@@ -103,11 +105,8 @@ def test_a_cancelled_answer_is_not_recorded(tmp_path: Path) -> None:
 
 
 def test_an_answer_about_an_image_is_not_recorded(tmp_path: Path) -> None:
-    recorder = TextRecorder(RecordingConfig(record_texts=str(tmp_path)), path(TARGET))
-    scheduler = make_scheduler(Model())
-    scheduler.readers.append(recorder.read)
-    for request in make_requests(2):
-        scheduler.submit(request)
+    recorder, scheduler = recorded(tmp_path)
+    submit_all(scheduler, make_requests(2))
     with_image, _ = scheduler.waiting
     with_image.media = ((0, Mock()),)  # as if one had been read
     run(scheduler)

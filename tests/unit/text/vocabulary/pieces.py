@@ -5,11 +5,11 @@ vocabularies.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
-from tests.harness import EOS, SIZE, Model
+from tests.harness import EOS, Model
 
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.testing import FakeEngine
@@ -38,15 +38,13 @@ class PieceVocab:
 
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
         raw = text.encode() if isinstance(text, str) else text
-        tokens, start = [], 0
-        while start < len(raw):
-            end = next(
-                (end for end in (start + 2, start + 1) if raw[start:end] in self._ids), start
-            )
-            if end == start:
+        tokens, longest = [], max(map(len, self.pieces))
+        while raw:
+            fitting = (raw[:size] for size in range(longest, 0, -1) if raw[:size] in self._ids)
+            if not (piece := next(fitting, b"")):
                 break  # a byte without a token: the rest is lost, as some tokenizers do
-            tokens.append(self._ids[raw[start:end]])
-            start = min(end, len(raw))
+            tokens.append(self._ids[piece])
+            raw = raw[len(piece) :]
         return tokens
 
     def token_bytes(self, token: int) -> bytes:
@@ -86,29 +84,31 @@ class Translated(FakeEngine):
         return np.where(self.to_letter < 0, np.float32(-20.0), logits).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A target and a draft vocabulary with the translator between them."""
-
-    draft: PieceVocab
-    translator: VocabularyTranslator
-
-    def drafter(
-        self, order: int | None = None, skew: float = 0.0, sampling: str = "auto"
-    ) -> DraftModelSpeculator:
-        engine = Translated(self.draft, Model(order, skew=skew))
-        return DraftModelSpeculator(
-            engine, DraftModelSpeculator.Options(sampling=sampling), self.translator
-        )
+VOCABULARIES = ("same", "shared", "text", "pairs")
 
 
-def make_pair(kind: str) -> Pair:
-    """`shared`: the letters in another order. `text`: the same, forced to go by text. `pairs`: and
-    pairs of letters.
+@cache
+def make_translator(kind: str) -> tuple[PieceVocab, VocabularyTranslator]:
+    """A draft model's vocabulary. `shared`: the letters in another order. `text`: the same, forced
+    to go by text. `pairs`: and pairs of letters.
     """
     pieces = [LETTERS[token] for token in np.random.default_rng(3).permutation(EOS)]
     draft = PieceVocab(pieces + (PAIRS if kind == "pairs" else []))
     replacements = ((MARKER.decode(), MARKER.decode()),) if kind == "text" else ()
-    target = PieceVocab(LETTERS)
-    assert target.size == SIZE
-    return Pair(draft, VocabularyTranslator(target, draft, replacements))
+    return draft, VocabularyTranslator(PieceVocab(LETTERS), draft, replacements)
+
+
+def make_drafter(
+    vocabulary: str,
+    sampling: str = "auto",
+    *,
+    order: int | None = None,
+    skew: float = 0.0,
+    cache_kind: CacheKind = CacheKind.CUT,
+) -> DraftModelSpeculator:
+    """A draft model that thinks like the target, with its vocabulary or another."""
+    engine, translator = Model(order, skew=skew, cache_kind=cache_kind), None
+    if vocabulary != "same":
+        draft, translator = make_translator(vocabulary)
+        engine = Translated(draft, engine, cache_kind)
+    return DraftModelSpeculator(engine, DraftModelSpeculator.Options(sampling), translator)

@@ -4,33 +4,14 @@ changed text.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.harness import (
-    AUTO,
-    EOS,
-    Model,
-    RandomController,
-    answer,
-    check,
-    fixed,
-    make_requests,
-    make_scheduler,
-    make_speculators,
-    run,
-)
 from tests.unit.text.vocabulary import real
-from tests.unit.text.vocabulary.pieces import Pair, make_pair
 
-from headstart.sampling import SamplingParams
-from headstart.testing import FakeEngine
-from headstart.text.vocabulary.comparison import TranslationMode
 from headstart.text.vocabulary.draft_tokenizer import (
     Preference,
     TranslatingTokenizer,
@@ -39,126 +20,6 @@ from headstart.text.vocabulary.draft_tokenizer import (
 )
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import Choose, DraftRequest, TokenChoice
-from headstart.types.request import Request
-
-ENDLESS = SamplingParams(temperature=0.8, ignore_eos=True)
-REQUEST = Request(request_id="r", prompt=[*range(1, 31)], sampling=ENDLESS, max_tokens=60)
-
-
-@pytest.fixture(params=["shared", "text", "pairs"], scope="module")
-def pair(request: pytest.FixtureRequest) -> Pair:
-    found = make_pair(request.param)
-    assert found.translator.mode is (
-        TranslationMode.SHARED if request.param == "shared" else TranslationMode.TEXT
-    )
-    return found
-
-
-@pytest.mark.parametrize(
-    ("sampling", "temperature"), [("coupled", 0.8), ("argmax", 0.0), ("coupled", 1.5)]
-)
-def test_a_model_that_equals_the_target_is_always_right(
-    pair: Pair, sampling: str, temperature: float
-) -> None:
-    """Wrong positions would draw other noise, and be wrong at once."""
-    engine, speculator = Model(), pair.drafter(sampling=sampling)
-    request = replace(REQUEST, sampling=replace(ENDLESS, temperature=temperature))
-    answers = run(make_scheduler(engine, [speculator], fixed(4)), [request])
-    check(engine, [request], answers)
-    stats = answers["r"].finish.stats
-    assert stats.drafts.num_accepted == stats.drafts.num_drafted > 40
-    assert stats.acceptance_length > 4.5  # of 5: the first step has no draft, the last a short one
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
-def test_output_is_that_of_the_target_alone(pair: Pair, temperature: float) -> None:
-    requests = make_requests(8, temperature, max_tokens=16)
-    for order, spec in itertools.product((2, None), (fixed(1), fixed(5), AUTO)):
-        engine = Model(order)
-        scheduler = make_scheduler(engine, [pair.drafter(order, 0.3)], spec)
-        check(engine, requests, run(scheduler, requests))
-        if spec is not AUTO:  # which may find that it does not pay
-            assert scheduler.counts.total.drafts.num_drafted > 0
-
-
-def test_continued_text_drafts_that_are_rejected_leave_no_trace(pair: Pair) -> None:
-    requests = make_requests(8)
-    for seed in range(3):
-        engine = Model(2)
-        chain = [*make_speculators(["suffix"], lambda: Model()), pair.drafter(2, 0.3)]
-        check(
-            engine,
-            requests,
-            run(make_scheduler(engine, chain, AUTO, RandomController(seed)), requests),
-        )
-        speculator: Any = chain[1]
-        for seq_id, line in speculator._sequences.items():
-            assert speculator.engine.cache.get(seq_id, []) == line.tokens
-
-
-@pytest.mark.parametrize("num_steps", [1, 2, 5])
-def test_of_a_rejected_text_draft_nothing_stays_in_what_the_model_heard(
-    pair: Pair, num_steps: int
-) -> None:
-    """It heard history and draft; then the text went another way, and more steps went by without
-    it.
-    """
-    speculator, history = pair.drafter(), [*range(1, 21)]
-    speculator.begin(0, history)
-    speculator.propose([DraftRequest(0, history, 2)])
-    speculator.accept(0, [3], 0)
-    history.append(3)
-    speculator.propose([DraftRequest(0, [*history, 5, 6, 7, 8], 2)])
-    for emitted in ([5, 6, 9], [4], [8], [2, 1], [7])[:num_steps]:
-        history += emitted
-        speculator.accept(0, emitted, len(emitted) - 1)
-    speculator.propose([DraftRequest(0, history, 2)])
-    line = speculator._sequences[0]
-    assert list(line.tokenizer.to_target_tokens(line.tokens))[: len(history)] == history
-    assert pair.translator.target.join(history).startswith(
-        pair.translator.draft.join(line.tokenizer.to_draft_tokens(history, 0)[:10])
-    )
-
-
-def test_coupled_drafting_beats_argmax_where_the_target_samples_and_auto_finds_out(
-    pair: Pair,
-) -> None:
-    sampling = replace(ENDLESS, temperature=1.0)
-    requests = [
-        replace(REQUEST, request_id=str(i), sampling=replace(sampling, seed=i)) for i in range(4)
-    ]
-    accepted = {}
-    for mode in ("coupled", "argmax", "auto"):
-        scheduler = make_scheduler(Model(), [pair.drafter(skew=0.3, sampling=mode)])
-        run(scheduler, requests)
-        drafts = scheduler.counts.total.drafts
-        accepted[mode] = drafts.num_accepted / drafts.num_drafted
-    assert accepted["coupled"] > accepted["argmax"] + 0.1
-    assert accepted["auto"] > accepted["argmax"] + 0.05
-
-
-def test_no_stable_token_is_decoded_twice(pair: Pair) -> None:
-    engine, speculator = Model(), pair.drafter(sampling="coupled")
-    run(make_scheduler(engine, [speculator], fixed(4)), [REQUEST])
-    assert isinstance(speculator.engine, FakeEngine)
-    cached = speculator.engine.cache[0]
-    text = pair.translator.target.join([*REQUEST.prompt, *answer(engine, REQUEST).tokens])
-    assert text.startswith(pair.translator.draft.join(cached))
-    if len(pair.draft.pieces) == EOS:
-        assert speculator.num_decoded == len(cached)
-    # a pair that was drafted as two letters is read again as one token, with at most what followed
-    # it
-    else:
-        assert speculator.num_decoded <= 2 * len(text)
-
-
-def test_no_draft_is_longer_than_asked_for(pair: Pair) -> None:
-    speculator = pair.drafter()
-    speculator.begin(0, REQUEST.prompt)
-    for length in (1, 2, 7):
-        (draft,) = speculator.propose([DraftRequest(0, REQUEST.prompt, length)])
-        assert len(draft.tokens) == len(draft.confidence) == length
-
 
 # One draft, token by token, between the embedded vocabularies.
 
