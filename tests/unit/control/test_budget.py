@@ -52,24 +52,6 @@ def share(budget: Budget, drafts: Sequence[SlotDraft], step: Step) -> list[int]:
     return made.lengths
 
 
-def test_a_hopeless_draft_gets_nothing_and_a_sure_one_gets_much() -> None:
-    budget = Budget(measured(CPU))
-    assert plan(budget, [falling(0.1)]) == [0]
-    assert plan(budget, [falling(0.99)])[0] >= 7
-
-
-def test_rows_go_to_the_slots_that_use_them() -> None:
-    lengths = plan(Budget(measured(CPU)), [falling(0.99), falling(0.05), []])
-    assert lengths[0] >= 3
-    assert lengths[1:] == [0, 0]
-
-
-def test_a_bump_in_the_cost_curve_is_crossed_when_what_lies_behind_pays() -> None:
-    flat_after_jump = {1: 10.0, 2: 24.0, 3: 24.1, 4: 24.2, 8: 24.6, 12: 25.0, 16: 25.4, 24: 26.0}
-    assert plan(Budget(measured(flat_after_jump)), [falling(0.9)])[0] >= 12
-    assert plan(Budget(measured(flat_after_jump)), [falling(0.5)]) == [0]
-
-
 @settings(deadline=None)
 @given(
     st.lists(st.lists(st.floats(0.0, 1.0), max_size=8), min_size=1, max_size=3),

@@ -203,13 +203,6 @@ def test_nonsense_measurements_are_ignored() -> None:
     assert table.is_empty
 
 
-def test_more_rows_than_the_last_knot_are_priced() -> None:
-    table = CostTable()
-    table.observe(1, 100, 10.0)
-    table.observe(KNOTS[-1] + 1000, 100, 5000.0)
-    assert len(table.curve(KNOTS[-1] - 5, 100)) > KNOTS[-1] - 5
-
-
 def test_a_prompt_does_not_set_the_level_of_a_loaded_table() -> None:
     table = CostTable()
     for _ in range(5):
@@ -232,6 +225,7 @@ def test_attention_of_long_batches_is_not_counted_twice() -> None:
 def test_a_curve_reaches_beyond_the_last_knot() -> None:
     table = CostTable()
     table.observe(1, 0, 10.0)
+    table.observe(KNOTS[-1] + 1000, 0, 5000.0)
     curve = table.curve(KNOTS[-1] + 1000, 0)
     assert len(curve) > KNOTS[-1] + 1000
     assert curve[-1] > curve[KNOTS[-1]]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from benchmarks.lib.steps import decode, grant, model_call, ran
 
 from headstart.control import Allowance, Controller, ModelSlot, Step
 
-STEP = Step(1, 1, 100)
+STEP, SLOT = Step(1, 1, 100), ModelSlot(1, 16)
 
 
 def learned(
@@ -31,11 +33,21 @@ def learned(
     return controller
 
 
+def prices(controller: Controller) -> dict[str, Any]:
+    known: dict[str, Any] = controller.describe()["draft_models"]["model"]
+    return known
+
+
+def granted(controller: Controller, slot: ModelSlot, step: Step = STEP) -> Allowance:
+    """What one slot is allowed."""
+    (allowance,) = grant(controller, {"model": [slot]}, step)["model"]
+    return allowance
+
+
 def test_a_good_model_may_draft_and_a_bad_or_dear_one_may_not() -> None:
-    slots = [ModelSlot(1, 16)]
-    assert grant(learned((4, 4)), {"model": slots}, STEP)["model"][0].max_tokens >= 3
-    assert grant(learned((0, 1)), {"model": slots}, STEP)["model"][0].max_tokens == 0
-    assert grant(learned((4, 4), round_ms=60.0), {"model": slots}, STEP)["model"][0].max_tokens == 0
+    assert granted(learned((4, 4)), SLOT).max_tokens >= 3
+    assert granted(learned((0, 1)), SLOT).max_tokens == 0
+    assert granted(learned((4, 4), round_ms=60.0), SLOT).max_tokens == 0
 
 
 def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
@@ -46,7 +58,7 @@ def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
     for i in range(80):
         is_sure = i % 2 == 0
         scores = [0.95 if is_sure else 0.2] * 8
-        (allowance,) = grant(controller, {"model": [slot]}, STEP)["model"]
+        allowance = granted(controller, slot)
         limits.append(allowance.min_confidence)
         if not allowance.max_tokens:
             continue
@@ -64,35 +76,26 @@ def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
 def test_a_slot_with_a_good_text_draft_is_left_to_it() -> None:
     controller = learned((4, 4))
     step = Step(2, 2, 100)
-    alone, rivalled = grant(
-        controller, {"model": [ModelSlot(1, 16), ModelSlot(2, 16, to_beat=15.0)]}, step
-    )["model"]
+    slots = [SLOT, ModelSlot(2, 16, to_beat=15.0)]
+    alone, rivalled = grant(controller, {"model": slots}, step)["model"]
     assert alone.max_tokens > 0
     assert rivalled.max_tokens == 0
 
 
 def test_a_doubtful_text_draft_is_not_continued() -> None:
     controller = learned((4, 4))
-    assert (
-        grant(controller, {"model": [ModelSlot(1, 16, prefix=0.98)]}, STEP)["model"][0].max_tokens
-        > 0
-    )
-    assert (
-        grant(controller, {"model": [ModelSlot(1, 16, prefix=0.2)]}, STEP)["model"][0].max_tokens
-        == 0
-    )
+    assert granted(controller, ModelSlot(1, 16, prefix=0.98)).max_tokens > 0
+    assert granted(controller, ModelSlot(1, 16, prefix=0.2)).max_tokens == 0
 
 
 def test_lengths_set_by_hand_pass_through() -> None:
-    (allowance,) = grant(
-        learned((0, 1)), {"model": [ModelSlot(1, 7, fixed_confidence=0.25)]}, STEP
-    )["model"]
+    allowance = granted(learned((0, 1)), ModelSlot(1, 7, fixed_confidence=0.25))
     assert (allowance.max_tokens, allowance.min_confidence) == (7, 0.25)
 
 
 def test_no_room_means_no_draft() -> None:
     full = Step(1, 1, 100, max_rows=1)
-    assert grant(learned((4, 4)), {"model": [ModelSlot(1, 16)]}, full)["model"][0].max_tokens == 0
+    assert granted(learned((4, 4)), SLOT, full).max_tokens == 0
     assert grant(learned((4, 4)), {"model": []}, STEP)["model"] == []
 
 
@@ -100,7 +103,7 @@ def test_probes_of_a_model_that_is_off_stay_cheap() -> None:
     controller = learned((0, 1))
     num_probes = 0
     for _ in range(4000):
-        (allowance,) = grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"]
+        allowance = granted(controller, SLOT)
         if n := allowance.max_tokens:
             num_probes += 1
             ran(controller, model_call([allowance], [[0.9] * n], 5.0 * n), STEP)
@@ -112,7 +115,7 @@ def test_probes_of_a_model_that_is_off_stay_cheap() -> None:
 def test_a_model_that_became_good_is_found_by_probes() -> None:
     controller = learned((0, 1))
     for _ in range(3000):
-        (allowance,) = grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"]
+        allowance = granted(controller, SLOT)
         if allowance.max_tokens > 3:
             return
         if allowance.max_tokens:
@@ -127,21 +130,19 @@ def test_calls_that_only_read_teach_the_price_of_reading_and_nothing_about_draft
     from.
     """
     controller = learned((4, 4))
-    before = grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"]
+    before = granted(controller, SLOT)
     for _ in range(60):
         ran(controller, model_call([Allowance(4)], [None], 256 * 0.2, 256), STEP)
-    assert grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"] == before
-    assert controller.describe()["draft_models"]["model"]["catch_up_ms"] == pytest.approx(
-        0.2, rel=0.05
-    )
+    assert granted(controller, SLOT) == before
+    assert prices(controller)["catch_up_ms"] == pytest.approx(0.2, rel=0.05)
 
 
 def test_prices_timed_before_the_first_request_are_used() -> None:
     controller = Controller()
     controller.trust_scores("model")
     controller.learn_draft_costs("model", 3.0, 0.05)
-    prices = controller.describe()["draft_models"]["model"]
-    assert (prices["round_ms"]["1"], prices["catch_up_ms"]) == (3.0, 0.05)
+    known = prices(controller)
+    assert (known["round_ms"]["1"], known["catch_up_ms"]) == (3.0, 0.05)
 
 
 def test_reading_too_fast_to_be_timed_is_guessed_and_divides_nothing_by_zero() -> None:
@@ -150,7 +151,7 @@ def test_reading_too_fast_to_be_timed_is_guessed_and_divides_nothing_by_zero() -
     for _ in range(3):
         ran(controller, model_call([Allowance(2)], [None], 0.001, 256), STEP)
         ran(controller, model_call([Allowance(2)], [[0.9] * 2], 0.001), STEP)
-    assert controller.describe()["draft_models"]["model"]["catch_up_ms"] > 0.0
+    assert prices(controller)["catch_up_ms"] > 0.0
 
 
 def test_an_unread_prompt_does_not_keep_the_model_from_the_others() -> None:
@@ -183,7 +184,7 @@ def test_a_probe_is_told_from_a_draft_that_is_expected_to_pay() -> None:
         controller = learned(labels)
         allowance = Allowance()
         while not allowance.max_tokens:
-            (allowance,) = grant(controller, {"model": [ModelSlot(1, 16)]}, STEP)["model"]
+            allowance = granted(controller, SLOT)
         assert allowance.is_probe == is_probe
 
 
@@ -191,22 +192,20 @@ def test_a_probe_is_told_from_a_draft_that_is_expected_to_pay() -> None:
 def test_any_room_in_the_batch_is_planned_for(room: int) -> None:
     """Longer drafts may be asked for than the batch has rows."""
     step = Step(1, 1, 100, max_rows=1 + room)
-    assert grant(learned((4, 4)), {"model": [ModelSlot(1, 32)]}, step)["model"][0].max_tokens <= 32
+    assert granted(learned((4, 4)), ModelSlot(1, 32), step).max_tokens <= 32
 
 
 def test_draft_prices_follow_measurements() -> None:
     controller = learned((4, 4), round_ms=8.0)
-    assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(
-        8.0, rel=0.1
-    )
+    assert prices(controller)["round_ms"]["1"] == pytest.approx(8.0, rel=0.1)
 
 
 def test_reading_a_text_draft_token_by_token_has_to_be_earned() -> None:
     """A draft that is always right earns a few rounds of reading before it, not any number."""
     controller = learned((4, 4))
     slots = [ModelSlot(1, 16, prefix=0.98, rounds_behind=n) for n in (0, 1, 200)]
-    granted = [grant(controller, {"model": [slot]}, STEP)["model"][0].max_tokens for slot in slots]
-    assert granted[0] >= granted[1] > granted[2] == 0
+    none, one, many = (granted(controller, slot).max_tokens for slot in slots)
+    assert none >= one > many == 0
 
 
 def test_rounds_that_read_a_text_draft_are_not_taken_for_dear_ones() -> None:
@@ -214,4 +213,4 @@ def test_rounds_that_read_a_text_draft_are_not_taken_for_dear_ones() -> None:
     controller = learned((4, 4))
     for _ in range(20):
         ran(controller, model_call([Allowance(2)], [[0.9] * 2], 8 * 5.0, rounds_behind=[6]), STEP)
-    assert controller.describe()["draft_models"]["model"]["round_ms"]["1"] == pytest.approx(5.0)
+    assert prices(controller)["round_ms"]["1"] == pytest.approx(5.0)

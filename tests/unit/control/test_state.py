@@ -36,13 +36,6 @@ def learned(path: Path, models: dict[str, ModelId]) -> None:
     Controller().save(path)
 
 
-def test_a_state_is_taken_over_by_the_models_that_it_was_learned_with(path: Path) -> None:
-    assert why_unusable(path, TARGET) == ""
-    learned(path, TARGET)
-    assert why_unusable(path, TARGET) is None
-    assert Controller().load(path) is None
-
-
 def test_a_state_of_another_model_is_refused_by_name_with_the_remedy_and_left_alone(
     path: Path,
 ) -> None:
@@ -159,12 +152,6 @@ def test_a_file_that_cannot_be_written_later_is_noticed_at_once_and_not_touched(
         with pytest.raises(PermissionError):
             claim_state(path, TARGET)
     assert (path.read_bytes(), path.stat().st_ino) == (before, inode)
-
-
-def test_a_folder_that_cannot_be_made_is_noticed_at_once(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(OSError, match="file"):
-        claim_state(tmp_path / "file" / "state.json", TARGET)
 
 
 def test_a_claim_that_is_there_is_not_written_again(path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 from benchmarks.lib.simulated_slots import Simulation
@@ -119,16 +118,6 @@ def test_a_width_that_a_disturbed_warm_up_made_dear_is_padded_for_some_steps_onl
         decode(controller, 3 + padding, 0, 16.0 if padding else 14.0)
         padded += bool(padding)
     assert padded < 300
-
-
-def test_what_widths_cost_is_kept(tmp_path: Path) -> None:
-    controller = warm()
-    decode(controller, 3, 0, 36.0)
-    controller.save(tmp_path / "state")
-    other = Controller()
-    assert other.load(tmp_path / "state") is None
-    decode(other, 4, 0, 21.0)
-    assert plan(other, 3).num_padding == 1
 
 
 @pytest.mark.parametrize("curve", TILED_CURVES)
