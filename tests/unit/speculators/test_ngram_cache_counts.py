@@ -159,17 +159,6 @@ def test_an_empty_file_is_nobodys(tmp_path: Path) -> None:
     assert NgramCounts.load(tmp_path / "empty", VOCABULARY).is_marked
 
 
-def test_the_rarest_ngrams_go_first_when_there_are_too_many() -> None:
-    counts = NgramCounts(limit=80)
-    for _ in range(3):
-        counts.learn([1000, 1001, 1002], 0)
-    for start in range(0, 400, 10):
-        counts.learn(range(start, start + 10), 0)
-        assert len(counts) <= 80
-    assert counts.after(pack([1000])) == {1001: 3}
-    assert counts.after(pack([1000, 1001])) == {1002: 3}
-
-
 @given(st.lists(st.lists(st.integers(0, 3), max_size=12), max_size=12), st.integers(1, 30))
 def test_those_that_are_kept_are_the_commonest_of_them_the_newest(
     texts: list[list[int]], limit: int
@@ -184,12 +173,3 @@ def test_those_that_are_kept_are_the_commonest_of_them_the_newest(
             for ngram in rarest[: len(twin) - limit + limit // 8]:
                 del twin[ngram]
         assert items_of(counts) == twin
-
-
-def test_of_equally_rare_ngrams_the_oldest_go_first() -> None:
-    counts = NgramCounts(limit=80)
-    for start in range(0, 400, 10):
-        counts.learn(range(start, start + 10), 0)
-    assert len(counts) <= 80
-    assert counts.after(pack([0])) is None
-    assert counts.after(pack([398])) == {399: 1}

@@ -17,6 +17,20 @@ from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ConfigError, ModelError
 
 
+def dynamic(path: Path, **options: int) -> NgramCacheSpeculator:
+    fields = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), **options)
+    return NgramCacheSpeculator(fields, VOCABULARY)
+
+
+def generate(
+    speculator: NgramCacheSpeculator, tokens: list[int], namespace: str = "", seq_id: int = 0
+) -> None:
+    """One request from begin to end."""
+    speculator.begin(seq_id, [0], namespace)
+    speculator.accept(seq_id, tokens, 0)
+    speculator.end(seq_id)
+
+
 def test_single_tokens_are_counted() -> None:
     speculator = NgramCacheSpeculator()
     history = [1]
@@ -39,18 +53,14 @@ def test_the_context_of_one_request_does_not_reach_the_next() -> None:
 def test_the_dynamic_level_wants_two_samples_of_long_ngrams(times: int, drafts: bool) -> None:
     speculator = NgramCacheSpeculator()
     for _ in range(times):
-        speculator.begin(0, [0])
-        speculator.accept(0, [1, 2, 3, 4, 5], 0)
-        speculator.end(0)
+        generate(speculator, [1, 2, 3, 4, 5])
     assert bool(tokens_of(speculator, [1, 2, 3, 4], seq_id=1)) is drafts
 
 
 def test_other_namespaces_leave_nothing_in_the_dynamic_level() -> None:
     speculator = NgramCacheSpeculator()
     for _ in range(3):
-        speculator.begin(0, [0], "alice")
-        speculator.accept(0, [1, 2, 3, 4, 5], 0)
-        speculator.end(0)
+        generate(speculator, [1, 2, 3, 4, 5], "alice")
     assert tokens_of(speculator, [1, 2, 3, 4], seq_id=1) == []
 
 
@@ -70,36 +80,11 @@ def test_static_bigrams_draft_alone_and_settle_ties(tmp_path: Path) -> None:
 
 
 def test_the_dynamic_file_is_written_at_close_and_read_again(tmp_path: Path) -> None:
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "dynamic"))
-    speculator = NgramCacheSpeculator(options, VOCABULARY)
+    speculator = dynamic(tmp_path / "dynamic")
     for _ in range(2):
-        speculator.begin(0, [0])
-        speculator.accept(0, [1, 2, 3, 4, 5], 0)
-        speculator.end(0)
+        generate(speculator, [1, 2, 3, 4, 5])
     speculator.close()
-    assert tokens_of(NgramCacheSpeculator(options, VOCABULARY), [1, 2, 3, 4]) == [5]
-
-
-def test_the_dynamic_file_is_written_while_running(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ngram_cache, "SAVE_TOKENS", 3)
-    path = tmp_path / "dynamic"
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path))
-    speculator = NgramCacheSpeculator(options, VOCABULARY)
-    speculator.begin(0, [0])
-    speculator.accept(0, [1, 2, 3], 0)
-    speculator.end(0)
-    assert len(NgramCounts.load(path, VOCABULARY)) > 0
-
-
-def generate(
-    speculator: NgramCacheSpeculator, tokens: list[int], namespace: str = "", seq_id: int = 0
-) -> None:
-    """One request from begin to end."""
-    speculator.begin(seq_id, [0], namespace)
-    speculator.accept(seq_id, tokens, 0)
-    speculator.end(seq_id)
+    assert tokens_of(dynamic(tmp_path / "dynamic"), [1, 2, 3, 4]) == [5]
 
 
 def test_the_dynamic_file_is_written_when_nobody_generates_or_when_it_is_overdue(
@@ -108,8 +93,7 @@ def test_the_dynamic_file_is_written_when_nobody_generates_or_when_it_is_overdue
     """Everybody waits while it is written."""
     monkeypatch.setattr(ngram_cache, "SAVE_TOKENS", 3)
     path = tmp_path / "dynamic"
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path))
-    speculator = NgramCacheSpeculator(options, VOCABULARY)
+    speculator = dynamic(path)
     speculator.begin(1, [0], "somebody")
     generate(speculator, [1, 2, 3])
     assert not path.exists()
@@ -133,17 +117,13 @@ def test_a_dynamic_file_with_more_ngrams_than_are_kept_is_refused_and_left_alone
     counts.learn(list(range(50)), 0)
     counts.save(path, VOCABULARY)
     before = path.read_bytes()
-    options = NgramCacheSpeculator.Options(
-        lookup_cache_dynamic=str(path), max_ngrams=len(counts) - 1
-    )
     with pytest.raises(
         ConfigError,
         match=f"holds {len(counts)} .*but {len(counts) - 1} are kept.*raise --spec-ngram",
     ):
-        NgramCacheSpeculator(options, VOCABULARY)
+        dynamic(path, max_ngrams=len(counts) - 1)
     assert path.read_bytes() == before
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path), max_ngrams=len(counts))
-    assert NgramCacheSpeculator(options, VOCABULARY).describe()["dynamic_ngrams"] == len(counts)
+    assert dynamic(path, max_ngrams=len(counts)).describe()["dynamic_ngrams"] == len(counts)
     # is only read, and held whole
     options = NgramCacheSpeculator.Options(lookup_cache_static=str(path), max_ngrams=1)
     assert NgramCacheSpeculator(options, VOCABULARY).describe()["static_ngrams"] == len(counts)
@@ -152,9 +132,7 @@ def test_a_dynamic_file_with_more_ngrams_than_are_kept_is_refused_and_left_alone
 def test_a_dynamic_file_of_unknown_vocabulary_is_not_certified(tmp_path: Path) -> None:
     path = tmp_path / "llama-cpp"
     path.write_bytes(struct.pack("=7i", 1, -1, -1, -1, 1, 2, 5))
-    speculator = NgramCacheSpeculator(
-        NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path)), VOCABULARY
-    )
+    speculator = dynamic(path)
     generate(speculator, [1, 2, 3])
     speculator.close()
     other = VocabularyId(VOCABULARY.size, b"another one" + bytes(5))
@@ -165,9 +143,7 @@ def test_a_server_with_keys_says_that_the_dynamic_file_learns_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "dynamic"
-    speculator = NgramCacheSpeculator(
-        NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path)), VOCABULARY
-    )
+    speculator = dynamic(path)
     for _ in range(3):
         generate(speculator, [1, 2, 3], "alice")
     assert caplog.text.count("dynamic learns from requests without an API key only") == 1
@@ -188,8 +164,7 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_server(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "gone").mkdir()
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "gone" / "dynamic"))
-    speculator = NgramCacheSpeculator(options, VOCABULARY)
+    speculator = dynamic(tmp_path / "gone" / "dynamic")
     (tmp_path / "gone").rmdir()
     speculator.begin(0, [0])
     speculator.accept(0, [1, 2, 3], 0)
@@ -198,24 +173,23 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_server(
     assert "is not written any more" in caplog.text
 
 
-def test_files_of_another_vocabulary_are_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize("field", ["lookup_cache_static", "lookup_cache_dynamic"])
+@pytest.mark.parametrize(
+    ("tokens", "digest", "says"),
+    [
+        ([1, 200, 3], VOCABULARY.digest, "holds token 200"),
+        ([1, 2, 3], b"another one" + bytes(5), "was made with another vocabulary"),
+    ],
+)
+def test_files_of_another_vocabulary_are_refused_by_name(
+    tmp_path: Path, field: str, tokens: list[int], digest: bytes, says: str
+) -> None:
     counts = NgramCounts()
-    counts.learn([1, 200, 3], 0)
-    counts.save(tmp_path / "big.bin", VOCABULARY)
-    for field in ("lookup_cache_static", "lookup_cache_dynamic"):
-        options = NgramCacheSpeculator.Options(**{field: str(tmp_path / "big.bin")})
-        with pytest.raises(ModelError, match=r"big\.bin holds token 200"):
-            NgramCacheSpeculator(options, VOCABULARY)
-
-
-def test_a_file_of_another_vocabulary_of_the_same_size_is_refused_by_name(tmp_path: Path) -> None:
-    counts = NgramCounts()
-    counts.learn([1, 2, 3], 0)
-    counts.save(tmp_path / "other.bin", VocabularyId(VOCABULARY.size, b"another one" + bytes(5)))
-    for field in ("lookup_cache_static", "lookup_cache_dynamic"):
-        options = NgramCacheSpeculator.Options(**{field: str(tmp_path / "other.bin")})
-        with pytest.raises(ModelError, match=r"other\.bin was made with another vocabulary"):
-            NgramCacheSpeculator(options, VOCABULARY)
+    counts.learn(tokens, 0)
+    counts.save(tmp_path / "file.bin", VocabularyId(VOCABULARY.size, digest))
+    options = NgramCacheSpeculator.Options(**{field: str(tmp_path / "file.bin")})
+    with pytest.raises(ModelError, match=rf"file\.bin {says}"):
+        NgramCacheSpeculator(options, VOCABULARY)
 
 
 def test_what_another_process_wrote_is_not_overwritten(
@@ -223,16 +197,10 @@ def test_what_another_process_wrote_is_not_overwritten(
 ) -> None:
     monkeypatch.setattr(ngram_cache, "SAVE_TOKENS", 1)
     path = tmp_path / "dynamic"
-    options = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(path))
-    first, second = (
-        NgramCacheSpeculator(options, VOCABULARY),
-        NgramCacheSpeculator(options, VOCABULARY),
-    )
+    first, second = dynamic(path), dynamic(path)
     for speculator, tokens in ((first, [1, 2, 3]), (second, [4, 5, 6]), (first, [7, 8, 9])):
-        speculator.begin(0, [0])
-        speculator.accept(0, tokens, 0)
         with caplog.at_level(logging.ERROR):
-            speculator.end(0)
+            generate(speculator, tokens)
     assert "dynamic is not written any more: another process wrote it" in caplog.text
     assert not second.describe()["dynamic_file_is_written"]
     saved = {
@@ -252,6 +220,5 @@ def test_files_that_can_have_no_effect_are_refused(
             NgramCacheSpeculator.Options(lookup_cache_static=str(tmp_path / "empty")), VOCABULARY
         )
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    dynamic = NgramCacheSpeculator.Options(lookup_cache_dynamic=str(tmp_path / "x"))
     with pytest.raises(ConfigError, match=r"cannot be written.*--lookup-cache-static"):
-        NgramCacheSpeculator(dynamic, VOCABULARY)
+        dynamic(tmp_path / "x")

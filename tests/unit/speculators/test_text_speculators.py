@@ -23,28 +23,12 @@ from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures.prefix import common_prefix_length
 from headstart.testing import ByteVocab, FakeEngine
-from headstart.types import DraftRequest
 from headstart.types.errors import ConfigError
-
-SMALL = NgramMapOptions(size_n=2, size_m=4)
 
 
 def make(name: str) -> Speculator:
     """Each with n-grams short enough for short texts."""
-    match name:
-        case "ngram-simple":
-            return NgramSimpleSpeculator(NgramSimpleSpeculator.Options(size_n=2, size_m=4))
-        case "ngram-map-k":
-            return NgramMapKSpeculator(SMALL)
-        case "ngram-map-k4v":
-            return NgramMapK4vSpeculator(SMALL)
-        case "ngram-mod":
-            return NgramModSpeculator(NgramModSpeculator.Options(n_match=2, table_bits=16))
-        case "ngram-cache":
-            return NgramCacheSpeculator()
-        case "suffix":
-            return SuffixSpeculator()
-    raise AssertionError(name)
+    return make_speculators([name], FakeEngine)[0]
 
 
 NAMES = ("ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix")
@@ -148,13 +132,6 @@ def test_longer_matches_draft_longer_and_with_more_confidence() -> None:
     assert list(long.confidence) == pytest.approx([(4 + i) / (5 + i) for i in range(1, 21)])
 
 
-def test_places_that_disagree_share_the_confidence() -> None:
-    speculator = SuffixSpeculator()
-    draft = propose(speculator, [1, 2, 3, 0, 1, 2, 4, 0, 1, 2, 3, 9, 1, 2], 1)
-    assert list(draft.tokens) == [3]
-    assert list(draft.confidence) == pytest.approx([(2 + 2) / (2 + 2 + 2 + 1)])
-
-
 def test_a_long_copy_is_not_lost_in_a_passage_that_occurs_everywhere() -> None:
     common = [5] * 12
     document = list(range(10, 40)) + common + list(range(40, 60))
@@ -199,16 +176,6 @@ def test_a_text_that_is_known_and_not_drafted_from_says_why(
 ) -> None:
     speculator.begin(0, tokens[:4])
     assert propose(speculator, tokens).reason == reason
-
-
-def test_a_draft_of_which_only_a_right_part_was_seen_does_not_shrink_the_next() -> None:
-    speculator = NgramMapKSpeculator(NgramMapOptions(size_n=2, size_m=8))
-    history = [1, 2, 11, 12, 13, 14, 15, 16, 17, 18, 1, 2]
-    speculator.begin(0, history)
-    assert len(tokens_of(speculator, history, 16)) == 8
-    accept(speculator, history, [11, 12])
-    accept(speculator, history, [13, 60, 1, 2])
-    assert len(tokens_of(speculator, history, 16)) == 8
 
 
 def test_ngram_mod_drops_drafts_shorter_than_n_min() -> None:
@@ -259,12 +226,10 @@ def test_suffix_drafts_through_a_rename_that_it_has_seen():
 LOOP = [1, 2, 3, 4, 5, 6, 7, 8] * 40
 
 
-@pytest.mark.parametrize(
-    "name", ["ngram-simple", "ngram-map-k", "ngram-map-k4v", "ngram-mod", "ngram-cache", "suffix"]
-)
+@all_speculators
 def test_scores_do_not_fall_along_a_draft_that_is_as_sure_at_its_end(name: str) -> None:
-    (speculator,) = make_speculators([name], FakeEngine)
+    speculator = make(name)
     speculator.begin(0, LOOP)
-    (draft,) = speculator.propose([DraftRequest(0, LOOP, 6)])
+    draft = propose(speculator, LOOP, 6)
     assert len(draft.tokens) >= 4
     assert all(b >= 0.99 * a for a, b in zip(draft.confidence, draft.confidence[1:], strict=False))

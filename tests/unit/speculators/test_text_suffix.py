@@ -14,39 +14,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tests.unit.speculators.text_support import propose
 
-from headstart.speculators.base_texts import agreeing_scores, worth
-from headstart.speculators.suffix import SuffixSpeculator, _partings, _weigh, _winner
+from headstart.speculators.base_texts import agreeing_scores
+from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures import corpus
 from headstart.structures.corpus import MAX_MATCH, SIZES
-from headstart.structures.suffix_index import SEPARATOR, SuffixIndex
-
-ANY = 99  # stands before each copy
-
-
-def weighed(places: list[tuple[int, list[int]]]) -> tuple[int, tuple[float, ...], float, float]:
-    """Which copy is drafted, and its scores; places are (length of the match, what follows),
-    longest first.
-    """
-    index, found = SuffixIndex((2, 4)), []
-    for length, copy in places:
-        index.extend([ANY])
-        found.append((length, len(index)))
-        index.extend([*copy, SEPARATOR])
-    chosen = _winner(index, found)
-    draft = places[chosen][1]
-    weight = sum(length for length, _ in places)
-    match_scores, total, least = _weigh(
-        len(draft), weight, len(found), _partings(index, found, chosen, draft)
-    )
-    return chosen, tuple(match_scores), total, least
-
-
-def test_scores_follow_the_worked_example() -> None:
-    chosen, match_scores, total, least = weighed([(4, [1, 2, 3]), (2, [1, 2, 4]), (2, [9])])
-    assert chosen == 0
-    assert match_scores == pytest.approx([6 / 9, 8 / 9, 6 / 11])
-    assert total == pytest.approx(6 / 9 + 6 / 9 * 8 / 9 + 6 / 9 * 8 / 9 * 6 / 11)
-    assert least == pytest.approx(6 / 9 * 8 / 9 * 6 / 11)
+from headstart.structures.suffix_index import SuffixIndex
 
 
 @pytest.mark.parametrize("weight", [1, 50, 4080, 4095, 9999])
@@ -55,43 +27,6 @@ def test_each_token_of_places_that_agree_adds_their_number_to_what_speaks_for_th
 ) -> None:
     expected = [total / (total + 1) for total in range(weight, weight + 3 * 9, 3)]
     assert list(agreeing_scores(weight, 3, 9)) == expected
-
-
-def test_the_copy_with_most_votes_leads_and_not_the_longest_match() -> None:
-    assert weighed([(4, [1, 2]), (3, [9, 2]), (2, [9, 3])])[0] == 1
-
-
-copies = st.lists(
-    st.tuples(st.integers(1, 9), st.lists(st.integers(0, 2), min_size=1, max_size=6)), min_size=1
-)
-
-
-@given(copies)
-def test_scores_agree_with_counting_votes_token_by_token(
-    places: list[tuple[int, list[int]]],
-) -> None:
-    places = sorted(places, key=lambda place: -place[0])
-    chosen, match_scores, total, least = weighed(places)
-    draft = places[chosen][1]
-    expected, alive = [], places
-    for i, token in enumerate(draft):
-        alive = [(length, copy) for length, copy in alive if i < len(copy)]
-        agreed = sum(length + i for length, copy in alive if copy[i] == token)
-        expected.append(agreed / (sum(length + i for length, _ in alive) + 1))
-        alive = [(length, copy) for length, copy in alive if copy[i] == token]
-    assert match_scores == pytest.approx(expected)
-    scores = list(accumulate(expected, mul))
-    assert (total, least) == pytest.approx((sum(scores), scores[-1]))
-
-
-@given(copies)
-def test_places_are_worth_most_when_all_agree(places: list[tuple[int, list[int]]]) -> None:
-    """So a text whose places cannot beat the best draft even then need not be looked at."""
-    places = sorted(places, key=lambda place: -place[0])
-    _, match_scores, total, _ = weighed(places)
-    assert (
-        total <= worth(sum(length for length, _ in places), len(places), len(match_scores)) + 1e-12
-    )
 
 
 @dataclass

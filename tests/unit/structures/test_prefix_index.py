@@ -6,14 +6,8 @@ from random import Random
 
 import pytest
 
+from headstart.structures.prefix import common_prefix_length as common
 from headstart.structures.prefix_index import PrefixIndex, packed
-
-
-def common(one: list[int], other: list[int]) -> int:
-    length = 0
-    while length < min(len(one), len(other)) and one[length] == other[length]:
-        length += 1
-    return length
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -37,20 +36,6 @@ def test_pieces_are_cut_as_the_whole_text_would_be(pieces: list[bytes], minimum:
     text = b"".join(pieces)
     expected = kept(text, minimum)
     assert fed(pieces, minimum) == (expected, expected != text)
-
-
-@pytest.mark.parametrize(
-    ("text", "rest"),
-    [
-        (b"a\n    b\n  c", b"a\n    b\n  "),
-        (b"a\n\n    b", b"a\n"),  # as llama-server: an empty line has too little
-        (b"a\n\tb", b"a\n\t"),  # a tab counts as one
-        (b"  a\n     b", b"  a\n     b"),
-        (b"a\n", b"a\n"),
-    ],
-)
-def test_lines_need_four_spaces(text: bytes, rest: bytes) -> None:
-    assert fed([text], 4)[0] == rest
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 60)))
