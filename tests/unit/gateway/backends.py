@@ -4,11 +4,36 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
+from types import ModuleType
+from typing import Any
 
+import pytest
 import uvicorn
 from starlette.types import ASGIApp
+
+# bodies that the server refuses to read, with what it says
+NESTED = b'{"model": "a", "messages": ' + b'[{"a": ' * 150 + b"1" + b"}]" * 150 + b"}"
+MANY = b'{"model": "a", "messages": [' + b"{}," * 400_000 + b"{}]}"
+REFUSED = (
+    (NESTED, "nested deeper than 250"),
+    (MANY, "lists and objects"),
+    (b"{", "not valid JSON"),
+)
+
+
+def note_threads(patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> list[bool]:
+    """For each call of this function, whether it was in the event loop's thread."""
+    loop, function, noted = threading.get_ident(), getattr(module, name), list[bool]()
+
+    def noting(*arguments: Any, **more: Any) -> Any:
+        noted.append(threading.get_ident() == loop)
+        return function(*arguments, **more)
+
+    patch.setattr(module, name, noting)
+    return noted
 
 
 class QuietServer(uvicorn.Server):

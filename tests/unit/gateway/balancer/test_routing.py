@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -11,7 +10,7 @@ import httpx2
 import orjson
 import pytest
 from starlette.requests import Request
-from tests.unit.gateway.backends import running
+from tests.unit.gateway.backends import REFUSED, note_threads, running
 
 from headstart.config import ServerConfig
 from headstart.gateway.balancer import balancer, health, learned, routing
@@ -165,15 +164,7 @@ async def test_requests_to_a_backend_that_falls_silent_are_answered_elsewhere(mo
         assert (await chat(client)).headers["x-by"] == "b0"
 
 
-NESTED = b'{"messages": ' + b'[{"a": ' * 150 + b"1" + b"}]" * 150 + b"}"
-MANY = b'{"messages": [' + b"{}," * 400_000 + b"{}]}"
-
-
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [(NESTED, "nested deeper than 250"), (MANY, "lists and objects"), (b"{", "not valid JSON")],
-    ids=["nested", "many", "damaged"],
-)
+@pytest.mark.parametrize(("content", "says"), REFUSED, ids=["nested", "many", "damaged"])
 async def test_a_body_is_refused_by_the_limits_of_the_server(content, says) -> None:
     """Issue 28, points 8 and 10."""
     backend = Scripted()
@@ -186,17 +177,11 @@ async def test_a_body_is_refused_by_the_limits_of_the_server(content, says) -> N
 
 async def test_long_bodies_are_parsed_beside_the_event_loop(monkeypatch) -> None:
     """Issue 28, point 8."""
-    threads: list[int] = []
-
-    def noting(*arguments, **more):
-        threads.append(threading.get_ident())
-        return read(*arguments, **more)
-
-    monkeypatch.setattr(routing, "read", noting)
+    in_loop = note_threads(monkeypatch, routing, "read")
     async with routed(Scripted()) as (client, _):
         for size in (10, 100_000):
             assert (await chat(client, user="x" * size)).status_code == 200
-    assert [one == threading.get_ident() for one in threads] == [True, False]
+    assert in_loop == [True, False]
 
 
 async def test_a_stream_that_began_is_never_begun_again() -> None:

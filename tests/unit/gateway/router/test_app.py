@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from contextlib import asynccontextmanager
 
 import httpx2
 import pytest
-from tests.unit.gateway.backends import running
+from tests.unit.gateway.backends import REFUSED, note_threads, running
 from tests.unit.gateway.router.fakes import FakeChildren, FakeStore, loaded, pool_of, preset, use
 
 from headstart.config import Config, RouterConfig, ServerConfig
 from headstart.gateway.router import listing
 from headstart.gateway.router.app import create_app
-from headstart.server.body import read_object
 
 PROMPT = {"prompt": "a"}
 
@@ -151,21 +149,11 @@ async def test_clients_of_ollama_see_the_models_before_they_name_one() -> None:
     assert loaded_one["details"]["parameter_size"] == "5.0B"
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/models/load", "/models/unload"])
-async def test_a_body_that_is_not_json_is_called_that(path) -> None:
-    async with router("a") as routed:
-        answer = await routed.client.post(path, content=b'{"model": "a"')
-    assert answer.status_code == 400
-    assert "not valid JSON" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize("path", ["/v1/completions", "/models/load", "/models"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/models/load", "/models/unload", "/models"])
 async def test_a_body_is_refused_by_the_limits_of_the_server(path) -> None:
     """Issue 28, point 8."""
-    many = b'{"model": "a", "messages": [' + b"{}," * 400_000 + b"{}]}"
-    nested = b'{"model": "a", "messages": ' + b'[{"a": ' * 150 + b"1" + b"}]" * 150 + b"}"
     async with router("a") as routed:
-        for content, says in ((many, "lists and objects"), (nested, "nested deeper than 250")):
+        for content, says in REFUSED:
             answer = await routed.client.post(path, content=content)
             assert (answer.status_code, says in answer.json()["error"]["message"]) == (400, True)
         assert routed.children.log == []
@@ -173,18 +161,12 @@ async def test_a_body_is_refused_by_the_limits_of_the_server(path) -> None:
 
 async def test_long_bodies_are_parsed_beside_the_event_loop(monkeypatch) -> None:
     """Issue 28, point 8."""
-    threads: list[int] = []
-
-    def noting(body, kind):
-        threads.append(threading.get_ident())
-        return read_object(body, kind)
-
-    monkeypatch.setattr(listing, "read_object", noting)
+    in_loop = note_threads(monkeypatch, listing, "read_object")
     async with router("a") as routed:
         for size in (10, 100_000):
             body = {"model": "a", "prompt": "x" * size}
             assert (await routed.client.post("/v1/completions", json=body)).status_code == 200
-    assert [one == threading.get_ident() for one in threads] == [True, False]
+    assert in_loop == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -342,12 +324,6 @@ async def test_the_own_page_and_programs_and_allowed_origins_load_models(headers
         answer = await routed.client.get("/slots?model=a", headers=headers)
         assert answer.status_code == 200
         assert loaded(routed.pool) == {"a"}
-
-
-async def test_a_model_that_is_marked_is_loaded_at_the_start() -> None:
-    async with router("a", preset("b", loads_on_startup=True)) as routed:
-        while loaded(routed.pool) != {"b"}:
-            await asyncio.sleep(0)
 
 
 async def test_the_router_has_metrics_of_its_own() -> None:

@@ -58,11 +58,6 @@ def test_no_model_is_loaded_beyond_the_bytes_of_any_device() -> None:
     assert not limits.fits(on_gpu(1), [on_gpu(1), on_gpu(1)]), "main memory"
 
 
-def test_no_more_models_are_loaded_than_may_be() -> None:
-    assert LoadLimits(max_models=0).fits(on_gpu(1), [on_gpu(1)] * 99)
-    assert not LoadLimits(max_models=1).fits(on_gpu(1), [on_gpu(1)])
-
-
 def test_the_model_used_longest_ago_goes_first() -> None:
     old, new = on_gpu(3, 1.0), on_gpu(3, 2.0)
     assert LoadLimits(max_models=2).victims(on_gpu(3), [new, old], []) == [old]

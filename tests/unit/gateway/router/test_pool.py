@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 
 import pytest
 from tests.unit.gateway.router.fakes import FakeChildren, estimates, loaded, pool_of, preset, use
 
-from headstart.gateway.router.pooled_model import LOADED, SLEEPING, UNLOADED
+from headstart.gateway.router.pooled_model import LOADED, SLEEPING, UNLOADED, PooledModel
 from headstart.types.errors import BackendError, CapacityError, ModelError
 
 
@@ -19,12 +20,11 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_model_is_loaded_when_it_is_asked_for(children) -> None:
-    pool = pool_of(children, "a", "b")
-    model = pool.models["a"]
-    backend = await pool.acquire(model)
-    assert (backend.url, backend.headers["authorization"]) == (children.url, "Bearer inner")
-    assert (loaded(pool), model.num_requests) == ({"a"}, 1)
+async def begun(asking: Coroutine[None, None, PooledModel]) -> asyncio.Task[PooledModel]:
+    """A request that waits for what it needs."""
+    task = asyncio.create_task(asking)
+    await settle()
+    return task
 
 
 async def test_requests_for_a_model_that_is_loading_wait_together(children) -> None:
@@ -62,28 +62,15 @@ async def test_a_request_that_only_reads_state_is_no_use_of_a_model(children) ->
     assert loaded(pool) == {"b", "c"}
 
 
-async def test_a_busy_model_is_never_unloaded_for_another(children) -> None:
-    pool = pool_of(children, "a", "b", max_models=1)
-    await pool.acquire(pool.models["a"])
-    waiting = asyncio.create_task(use(pool, "b"))
-    await settle()
-    assert loaded(pool) == {"a"}
-    pool.release(pool.models["a"])
-    await waiting
-    assert loaded(pool) == {"b"}
-
-
 async def test_a_model_that_never_comes_to_rest_gives_way_at_last(children, monkeypatch) -> None:
     pool = pool_of(children, "a", "b", max_models=1)
     a = pool.models["a"]
     await pool.acquire(a)
-    other = asyncio.create_task(use(pool, "b"))
-    await settle()
+    other = await begun(use(pool, "b"))
     await use(pool, "a")  # nobody has waited for long
     monkeypatch.setattr("headstart.gateway.router.pool.PATIENCE", 0.0)
     pool._advance()
-    late = asyncio.create_task(use(pool, "a"))
-    await settle()
+    late = await begun(use(pool, "a"))
     assert (loaded(pool), late.done()) == ({"a"}, False), "who is answered stays, who comes waits"
     pool.release(pool.models["a"])
     await other
@@ -95,10 +82,8 @@ async def test_who_gives_up_waiting_gives_the_model_back(children, monkeypatch) 
     monkeypatch.setattr("headstart.gateway.router.pool.PATIENCE", 0.0)
     pool = pool_of(children, "a", "b", max_models=1)
     await pool.acquire(pool.models["a"])
-    waiting = asyncio.create_task(use(pool, "b"))
-    await settle()
-    late = asyncio.create_task(use(pool, "a"))
-    await settle()
+    waiting = await begun(use(pool, "b"))
+    late = await begun(use(pool, "a"))
     assert not late.done()
     waiting.cancel()
     await late
@@ -134,8 +119,7 @@ async def test_who_waits_is_served_in_the_order_of_arrival(children) -> None:
 async def test_who_leaves_the_queue_costs_no_model(children) -> None:
     pool = pool_of(children, "a", "b", max_models=1)
     await pool.acquire(pool.models["a"])
-    waiting = asyncio.create_task(use(pool, "b"))
-    await settle()
+    waiting = await begun(use(pool, "b"))
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
     pool.release(pool.models["a"])
@@ -208,8 +192,7 @@ async def test_a_model_is_not_loading_while_only_its_size_is_asked(children) -> 
         return await estimates(a=1)(preset)
 
     pool = pool_of(children, "a", measure=measure)
-    waiting = asyncio.create_task(use(pool, "a"))
-    await settle()
+    waiting = await begun(use(pool, "a"))
     assert (pool.models["a"].status, children.log) == (UNLOADED, [])
     asked.set()
     await waiting
@@ -225,16 +208,6 @@ async def test_a_damaged_model_costs_no_other_its_place(children) -> None:
     assert loaded(pool) == {"a"}
 
 
-async def test_a_model_whose_process_died_is_loaded_again(children) -> None:
-    pool = pool_of(children, "a")
-    await use(pool, "a")
-    children.children["a"].end(-9)
-    model = pool.models["a"]
-    assert (model.status, model.exit_code) == (UNLOADED, -9)
-    await use(pool, "a")
-    assert (model.status, model.has_failed) == (LOADED, False)
-
-
 async def test_a_request_for_a_model_that_is_ending_waits_for_its_next_start(children) -> None:
     pool = pool_of(children, "a")
     await use(pool, "a")
@@ -246,8 +219,7 @@ async def test_a_request_for_a_model_that_is_ending_waits_for_its_next_start(chi
 async def test_a_model_that_is_unloaded_while_it_loads_tells_those_who_wait(children) -> None:
     children.gate.clear()
     pool = pool_of(children, "a")
-    waiting = asyncio.create_task(use(pool, "a"))
-    await settle()
+    waiting = await begun(use(pool, "a"))
     pool.unload(pool.models["a"])
     with pytest.raises(BackendError, match="it was unloaded"):
         await waiting
@@ -265,14 +237,6 @@ async def test_a_sleeping_model_needs_room_to_wake_up(children) -> None:
     await use(pool, "a")
     assert children.log == ["a started", "b started", "b ended"]
     assert pool.models["a"].status == LOADED
-
-
-async def test_what_only_asks_about_a_sleeping_model_does_not_wake_it(children) -> None:
-    pool = pool_of(children, "a")
-    await use(pool, "a")
-    children.children["a"].on_state({"state": "sleeping"})
-    await pool.acquire(pool.models["a"], wakes=False)
-    assert pool.models["a"].status == SLEEPING
 
 
 async def test_a_model_that_nobody_used_for_its_time_to_live_is_unloaded(children) -> None:
@@ -309,8 +273,7 @@ async def test_events_tell_what_happens(children) -> None:
 async def test_events_tell_how_far_a_model_is_loaded_as_llama_server_does(children) -> None:
     children.gate.clear()
     pool = pool_of(children, "a")
-    waiting = asyncio.create_task(use(pool, "a"))
-    await settle()
+    waiting = await begun(use(pool, "a"))
     queue = pool.events.listen()
     pool._on_state(pool.models["a"], {"state": "loading", "progress": 0.25})
     progress = {"stages": ["text_model"], "current": "text_model", "value": 0.25}
@@ -326,8 +289,7 @@ async def test_events_tell_how_far_a_model_is_loaded_as_llama_server_does(childr
 async def test_the_end_of_the_router_is_the_end_of_all(children) -> None:
     children.gate.clear()
     pool = pool_of(children, "a")
-    waiting = asyncio.create_task(use(pool, "a"))
-    await settle()
+    waiting = await begun(use(pool, "a"))
     await pool.close()
     with pytest.raises(CapacityError, match="shutting down"):
         await waiting
