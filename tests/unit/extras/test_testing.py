@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,12 @@ class Good(Speculator):
         return Draft(list(request.tokens[-7:])[: request.max_tokens])
 
 
+def drafting(draft: Callable[[Any], object]) -> type[Speculator]:
+    """One that drafts this."""
+    fields = {"__doc__": "Wrong.", "draft": lambda self, request: draft(request)}
+    return type("Drafting", (Good,), fields)
+
+
 class Unnamed(Good):
     """Its name is no flag."""
 
@@ -55,61 +61,11 @@ class OldBegin(Good):
         """Nothing."""
 
 
-class Overlong(Good):
-    """Ignores max_tokens."""
-
-    def draft(self, request: DraftRequest) -> Draft:
-        return Draft(list(request.tokens[-7:]))
-
-
-class ManyScores(Good):
-    """Two scores for one token."""
-
-    def draft(self, request: DraftRequest) -> Draft:
-        return Draft([1], [0.5, 0.5])
-
-
-class Product(Good):
-    """A score that is none."""
-
-    def draft(self, request: DraftRequest) -> Draft:
-        return Draft([1], [float("nan")])
-
-
-class Stranger(Good):
-    """A token of another vocabulary."""
-
-    def draft(self, request: DraftRequest) -> Draft:
-        return Draft([40_000])
-
-
-class Unseeded(Good):
-    """Another draft each time."""
-
-    def draft(self, request: DraftRequest) -> Draft:
-        return Draft([random.randrange(30)])
-
-
-class Silent(Good):
-    """Never drafts."""
-
-    def draft(self, request: DraftRequest) -> Draft:
-        return Draft(reason="no match")
-
-
 class Unordered(Good):
     """Answers in the order of sequence ids."""
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         return super().propose(sorted(requests, key=lambda r: r.seq_id))
-
-
-class Unsorted(Good):
-    """Sorts what it was lent."""
-
-    def draft(self, request: DraftRequest) -> Draft:
-        request.tokens.sort()  # type: ignore[attr-defined]
-        return Draft([1])
 
 
 class Keeping(Good):
@@ -172,20 +128,30 @@ class NeedsGrowth(Good):
         return super().draft(request)
 
 
+REPEATS, WELL_FORMED = (
+    "it_drafts_where_the_text_repeats",
+    "its_drafts_are_well_formed_and_repeatable",
+)
+
+
 @pytest.mark.parametrize(
     ("kind", "promise", "says"),
     [
         (Unnamed, "it_describes_itself", "small letters"),
         (Undescribed, "it_describes_itself", "must return a dict"),
         (OldBegin, "its_calls_take_what_they_are_given", "seq_id, prompt, namespace"),
-        (Overlong, "its_drafts_are_well_formed_and_repeatable", "where max_tokens is 1"),
-        (ManyScores, "its_drafts_are_well_formed_and_repeatable", "2 scores for 1 tokens"),
-        (Product, "its_drafts_are_well_formed_and_repeatable", "finite"),
-        (Stranger, "its_drafts_are_well_formed_and_repeatable", "not in the vocabulary"),
-        (Unseeded, "its_drafts_are_well_formed_and_repeatable", "seed what is random"),
-        (Silent, "it_drafts_where_the_text_repeats", "drafted nothing"),
+        (
+            drafting(lambda request: Draft(list(request.tokens[-7:]))),
+            WELL_FORMED,
+            "max_tokens is 1",
+        ),
+        (drafting(lambda _: Draft([1], [0.5, 0.5])), WELL_FORMED, "2 scores for 1 tokens"),
+        (drafting(lambda _: Draft([1], [float("nan")])), WELL_FORMED, "finite"),
+        (drafting(lambda _: Draft([40_000])), WELL_FORMED, "not in the vocabulary"),
+        (drafting(lambda _: Draft([random.randrange(30)])), WELL_FORMED, "seed what is random"),
+        (drafting(lambda _: Draft(reason="no match")), REPEATS, "drafted nothing"),
         (Unordered, "it_answers_in_the_order_of_the_requests", "one by one"),
-        (Unsorted, "it_drafts_where_the_text_repeats", "list(tokens)"),
+        (drafting(lambda one: one.tokens.sort() or Draft([1])), REPEATS, "list(tokens)"),
         (Keeping, "it_keeps_nothing_it_was_lent", "list(tokens)"),
         (Telling, "it_keeps_namespaces_apart", "another namespace"),
         (Forgetful, "it_takes_requests_that_were_cut_off", "5"),

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.unit.sampling.test_rule import LOGITS, NUM_DRAWS, SIZE, softmax, total_variation
+from tests.unit.sampling.test_rule import LOGITS, NUM_DRAWS, SIZE, sampler, softmax, total_variation
 
 from headstart.sampling import SamplingParams
 from headstart.sampling.noise import gumbel
@@ -43,11 +43,6 @@ class Legal:
     def read(self, token: int) -> None:
         self.text.append(token)
         self._forced = self._forced[1:]
-
-
-def sampler(vocab_size: int = SIZE, **params: Any) -> Sampler:
-    defaults: dict[str, Any] = {"temperature": 1.0, "top_k": 0}
-    return Sampler(SamplingParams(**{**defaults, **params}), FakeEngine(vocab_size), (0,))
 
 
 def choose(one: Sampler, legal: Legal, *arguments: Any) -> list[int]:

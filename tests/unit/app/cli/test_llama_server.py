@@ -142,28 +142,6 @@ def test_ours_beats_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "part", "name", "value"),
-    [
-        (["-n", "5"], "sampling", "predict", 5),
-        (["--n_predict", "5"], "sampling", "predict", 5),
-        (["-s", "42"], "sampling", "seed", 42),
-        (["-r", "a", "-r", "b"], "sampling", "reverse_prompt", "a\nb"),
-        (["-lv", "1"], "server", "log_level", "error"),
-        (["-lm", "mlock"], "engine", "mlock", True),
-        (["-lm", "none"], "engine", "mmap", False),
-        (["--fim-qwen-7b-spec"], "server", "port", 8012),
-        (["--fim-qwen-7b-spec", "--port", "1"], "server", "port", 1),
-        (["--no-prefill-assistant"], "chat", "prefill_assistant", False),
-        (["--jinja", "-cb", "--no-warmup", "-np", "2"], "scheduler", "parallel", 2),
-    ],
-)
-def test_a_flag_means_what_it_means_there(
-    argv: list[str], part: str, name: str, value: object
-) -> None:
-    assert getattr(getattr(read(*argv).config(), part), name) == value
-
-
-@pytest.mark.parametrize(
     ("argv", "name", "value"),
     [
         (["--temp", "0.5"], "temperature", 0.5),
@@ -176,21 +154,6 @@ def test_a_flag_of_a_sampling_parameter_gives_its_default(
 ) -> None:
     assert read().config().sampling.numbers == {}
     assert read(*argv).config().sampling.numbers[name] == value
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["--mirostat", "2"], "--mirostat 2 is not supported: Mirostat keeps a state"),
-        (["-lv", "9"], "-lv 9 is not supported: use a number from 0 to 5"),
-        (["--control-vector-layer-range", "1", "2"], "control vectors apply to all layers"),
-        (["--model-url", "u"], "name its repository with --hf-repo"),
-    ],
-)
-def test_a_refusal_says_what_to_do(argv: list[str], says: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        read(*argv)
-    assert says in str(error.value)
 
 
 @pytest.mark.parametrize("argv", [["--frobnicate"], ["-q", "1"]])

@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.sampling.grammar.test_state import EOS, TOKENS, begin, constraint
-from tests.unit.sampling.test_rule import softmax, total_variation
+from tests.unit.sampling.grammar.test_state import EOS, TOKENS, begin
 
 from headstart.sampling import SamplingParams
-from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.sampler import Sampler
 from headstart.sampling.verify import emit
 from headstart.testing import FakeEngine
@@ -287,29 +285,3 @@ def test_any_schema_and_any_logits_give_a_text_of_the_schema(
         assert len(text) < 2000
     value = json.loads(bytes(token for token in text if token != EOS))
     jsonschema.validate(value, schema)
-
-
-@settings(max_examples=12)
-@given(
-    st.lists(st.text("abcdef", min_size=1, max_size=4), min_size=2, max_size=6, unique=True),
-    st.integers(0, 2**32 - 1),
-)
-def test_frequencies_are_those_of_the_restricted_distribution(texts: list[str], seed: int) -> None:
-    """At a place inside an enumeration, over seeds; nothing is filtered."""
-    compiled = Compiled(constraint("json_schema", {"enum": texts}), TOKENS)
-    logits = np.random.default_rng(seed).normal(0.0, 1.5, TOKENS.size).astype(np.float32)
-    tokens = []
-    for number in range(3000):
-        params = SamplingParams(temperature=1.0, seed=(seed + number) % 2**32, top_k=0)
-        sampler = Sampler(params, FakeEngine(TOKENS.size), (EOS,))
-        state = sampler.legality = compiled.begin()
-        for token in state.forced():
-            state.read(token)
-        tokens.append(emit(sampler, logits[None], [], 7, ())[0])
-    legal = compiled.begin()
-    for token in legal.forced():
-        legal.read(token)
-    p = np.zeros(TOKENS.size)
-    ids = legal.legal_mask().nonzero()[0]
-    p[ids] = softmax(logits[ids])
-    assert total_variation(tokens, p) < 0.05

@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 import json
-import lzma
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
-from tests.templates.conversations import FIXTURE, TOOLS
+from tests.templates.conversations import TOOLS
+from tests.unit.text.toolcalls.test_llama_server_parses import FAMILIES, templates
+from tests.unit.text.toolcalls.test_parser import read
 
 from headstart.sampling.grammar.source import grammar_text
 from headstart.text.chat_template import ChatTemplate
-from headstart.text.toolcalls.answer_format import AnswerParser
 from headstart.text.toolcalls.constraint import (
     CallRules,
     before_rules,
     calls_at_a_trigger,
     required_calls,
 )
-from headstart.text.toolcalls.events import AnswerMessage
 from headstart.text.toolcalls.find import find_format
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls
 from headstart.text.toolcalls.reader import Tools
 from headstart.types.constraint import Constraint, ConstraintKind
 from headstart.types.errors import RequestError
 
-TEMPLATES = json.loads(lzma.decompress(FIXTURE.read_bytes()))["templates"]
-NAMES = [
-    "Qwen-Qwen3-0.6B", "Qwen3-Coder", "meta-llama-Llama-3.1-8B-Instruct", "GLM-4.7-Flash",
-    "mistralai-Mistral-Nemo-Instruct-2407", "Mistral-Small-3.2-24B-Instruct-2506",
-    "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-V3.2", "Kimi-K2-Thinking", "Kimi-K3",
-    "openai-gpt-oss-120b", "MiniMax-M2", "Apertus-8B-Instruct", "upstage-Solar-Open-100B",
-    "meetkai-functionary-medium-v3.2", "ByteDance-Seed-OSS", "Cohere2MoE", "tencent-Hy3",
-    "LFM2.5-8B-A1B", "MiniMax-M3", "google-gemma-4-31B-it", "muse-glimmer",
-]  # fmt: skip
+TEMPLATES = templates()
 HERMES = MarkedCalls(
     "json", JsonCall(), call_start="<tool_call>\n", call_end="\n</tool_call>", separator="\n"
 )
@@ -69,7 +60,7 @@ def written(name, *calls):
     return template, template.render([question, answer], tools=TOOLS, add_generation_prompt=False)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_grammar_holds_what_the_template_writes(name):
     template, text = written(name, ("get_weather", PARIS))
     answer_format = find_format(template)
@@ -88,7 +79,7 @@ def test_the_grammar_holds_what_the_template_writes(name):
     assert any(accepts(constraint, tail[:end].rstrip()) for end in range(len(tail) + 1))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
     """Follow the grammar along random bytes; the text that comes out has to be a call."""
     template = ChatTemplate(TEMPLATES[name])
@@ -109,14 +100,12 @@ def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
         token = forced[0] if forced else _lowest_legal(matcher)
         assert matcher.consume_token(token)
         text.append(token)
-    parser = AnswerParser(answer_format, Tools(tools))
-    message = AnswerMessage()
-    message.add(parser.feed(text.decode()) + parser.finish())
+    message = read(answer_format, [text.decode()], tools=tools)
     assert [call.name for call in message.calls] == ["f"], text
     assert json.loads(message.calls[0].arguments)["b"] == 3
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", FAMILIES)
 def test_the_beginning_of_a_demanded_call_is_forced(name):
     calls = find_format(ChatTemplate(TEMPLATES[name])).calls
     constraint = required_calls(calls, rules(names=["get_weather"], is_parallel=False))
@@ -168,9 +157,7 @@ def test_calls_that_are_messages_of_their_own_may_be_several():
         # what follows the trigger, with which the section begins
         behind = [part.partition("<atem:function_calls>")[2] for part in (one, two)]
         assert [accepts(begun, part) for part in behind] == [True, is_parallel]
-    parser = AnswerParser(answer_format, Tools(TOOLS))
-    message = AnswerMessage()
-    message.add(parser.feed(two) + parser.finish())
+    message = read(answer_format, [two])
     assert [json.loads(call.arguments) for call in message.calls] == [PARIS, PARIS]
 
 
@@ -268,9 +255,7 @@ def test_values_of_a_form_of_its_own_follow_the_schema(name):
     assert accepts(constraint, text)
     for right, wrong in (("3", "4"), ("what", "why"), ("left", "lost"), ("f", "g")):
         assert not accepts(constraint, text.replace(right, wrong))
-    parser = AnswerParser(answer_format, Tools(NESTED))
-    message = AnswerMessage()
-    message.add(parser.feed(text) + parser.finish())
+    message = read(answer_format, [text], tools=NESTED)
     assert json.loads(message.calls[0].arguments) == {"list": [PAIR, PAIR], "what": "a"}
 
 

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 from tests.templates.answers import PARSES
-from tests.templates.conversations import FIXTURE, TOOLS
+from tests.templates.conversations import FIXTURE
+from tests.unit.text.toolcalls import test_parser
 
 from headstart.text.chat_template import ChatTemplate
-from headstart.text.toolcalls.answer_format import AnswerParser
 from headstart.text.toolcalls.events import AnswerMessage
 from headstart.text.toolcalls.find import find_format
-from headstart.text.toolcalls.reader import Tools
 
 FAMILIES = [
     "Qwen-Qwen3-0.6B", "Qwen3-Coder", "meta-llama-Llama-3.1-8B-Instruct", "GLM-4.6",
@@ -25,7 +24,8 @@ FAMILIES = [
     "deepseek-ai-DeepSeek-V3.1", "deepseek-ai-DeepSeek-V3.2", "Kimi-K2-Thinking", "Kimi-K3",
     "openai-gpt-oss-120b", "google-gemma-4-31B-it", "MiniMax-M2", "MiniMax-M3", "LFM2.5-8B-A1B",
     "ibm-granite-granite-4.0", "Apertus-8B-Instruct", "meetkai-functionary-medium-v3.2",
-    "ByteDance-Seed-OSS", "tencent-Hy3", "muse-glimmer", "Cohere2MoE",
+    "ByteDance-Seed-OSS", "tencent-Hy3", "muse-glimmer", "Cohere2MoE", "GLM-4.7-Flash",
+    "upstage-Solar-Open-100B",
 ]  # fmt: skip
 
 
@@ -52,12 +52,7 @@ def reader_of(name):
 def read(name, record, pieces):
     template, answer_format = reader_of(name)
     start = "thoughts" if template.opens_thoughts(record["generation_prompt"]) else "answer"
-    parser = AnswerParser(answer_format, Tools(TOOLS), start)
-    message = AnswerMessage()
-    for piece in pieces:
-        message.add(parser.feed(piece))
-    message.add(parser.finish())
-    return message
+    return test_parser.read(answer_format, pieces, start)
 
 
 def value(arguments: str) -> Any:

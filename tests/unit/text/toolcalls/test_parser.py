@@ -58,8 +58,9 @@ WORDS = [
 ]  # fmt: skip
 
 
-def read(answer_format, pieces, start="answer"):
-    parser = AnswerParser(answer_format, Tools(TOOLS), start)
+def read(answer_format, pieces, start="answer", *, tools=TOOLS, **options):
+    """The message of an answer that comes in these pieces."""
+    parser = AnswerParser(answer_format, Tools(tools), start, **options)
     message = AnswerMessage()
     for piece in pieces:
         message.add(parser.feed(piece))
@@ -93,20 +94,6 @@ def test_text_without_calls_and_thoughts_is_the_content_as_it_is(words):
     text = "".join(words)
     message = read(AnswerFormat(), list(text))
     assert (message.content, message.thoughts, message.calls) == (text, "", [])
-
-
-def test_thoughts_content_and_calls_come_apart():
-    text = "<think>\nHm.\n</think>\n\nOne moment.\n" + call_text() + "\n" + call_text("Rome")
-    for cut in range(len(text)):
-        message = read(FORMATS["json0"], [text[:cut], text[cut:]])
-        assert message == AnswerMessage(
-            content="One moment.\n",
-            thoughts="Hm.\n",
-            calls=[
-                ToolCall("get_weather", "", '{"city": "Paris"}'),
-                ToolCall("get_weather", "", '{"city": "Rome"}'),
-            ],
-        )
 
 
 def test_the_name_comes_first_and_the_arguments_in_pieces():
@@ -225,9 +212,7 @@ def test_a_continued_content_has_no_thoughts():
 def test_what_is_not_wanted_stays_in_the_content():
     text = "<think>\nHm.\n</think>\n\n" + call_text()
     answer_format = AnswerFormat(thinking=THINK, calls=HERMES)
-    parser = AnswerParser(answer_format, Tools(), splits_thoughts=False)
-    message = AnswerMessage()
-    message.add(parser.feed(text) + parser.finish())
+    message = read(answer_format, [text], tools=(), splits_thoughts=False)
     assert message == AnswerMessage(content=text)
 
 
