@@ -38,6 +38,7 @@ from headstart.control.values import (
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 NEW_READS = 25  # tokens that a model with few labels may read for any slot
+_ALONE = np.zeros((1, len(LIMITS)), np.intp)  # the order of one slot
 REST = 3  # steps at most in which a model is not planned for that was refused often
 
 
@@ -244,11 +245,13 @@ class ModelDraftPlanner:
         rate = self._budget.rate(step, plain)
         # by slot: what its draft has to earn, as such and for each token of what is read first
         to_beat, factor = np.empty((num, 1, 1)), np.empty((num, 1, 1))
+        token_price, share = rate * cost.token(plain), state.history.share
+        round_price = rate * cost.round(num, plain)
         for i, slot in enumerate(slots):
-            reading = rate * cost.token(plain) * (slot.num_recent if can_skip else slot.catch_up)
-            reading /= max(1.0, state.history.share * self._num_left(slot))
+            reading = token_price * (slot.num_recent if can_skip else slot.catch_up)
+            reading /= max(1.0, share * self._num_left(slot))
             # each pays its own rounds behind, though those of several slots are decoded together
-            behind = rate * cost.round(num, plain) * slot.rounds_behind
+            behind = round_price * slot.rounds_behind
             to_beat[i] = slot.to_beat + gains.get(slot.number, 0.0) + behind + reading
             factor[i] = slot.prefix * (1.0 - reading)
         most = [min(slot.max_tokens, step.max_draft_rows) for slot in slots]
@@ -257,9 +260,11 @@ class ModelDraftPlanner:
         tokens, rows, rounds = forecast(rates, np.minimum.outer(most, LENGTHS))
         worth = factor * tokens - to_beat
         # by number of slots, limit and length, in each limit's order of slots
-        order = np.argsort(-worth.max(axis=2), axis=0, kind="stable")
-        each = np.array((worth, rows, rounds / LENGTHS))
-        worth, rows, busy = each[:, order, np.arange(len(LIMITS))]
+        order, busy = _ALONE, rounds / LENGTHS
+        if num > 1:
+            order = (-worth.max(axis=2)).argsort(axis=0, kind="stable")
+            each = np.array((worth, rows, busy))
+            worth, rows, busy = each[:, order, np.arange(len(LIMITS))]
         rows = num_even * np.maximum.accumulate(rows) if num_even else rows.cumsum(axis=0)
         round_ms = np.array([cost.round(n, plain) for n in range(1, num + 1)])[:, None, None]
         draft_ms = round_ms * LENGTHS * (1.0 - (1.0 - busy).cumprod(axis=0))
@@ -267,7 +272,8 @@ class ModelDraftPlanner:
         curve = self._cost.curve(most_rows, step.context, can_fill=step.can_pad)
         step_ms = np.interp(base + rows, np.arange(len(curve)), curve) - curve[base]
         values = worth.cumsum(axis=0) - rate * (draft_ms + step_ms)
-        n, limit, length = np.unravel_index(values.argmax(), values.shape)
+        n, at = divmod(int(values.argmax()), len(LIMITS) * len(LENGTHS))
+        limit, length = divmod(at, len(LENGTHS))
         if (value := float(values[n, limit, length])) <= 0.0:
             return Bid()
         chosen = order[: n + 1, limit].tolist()
