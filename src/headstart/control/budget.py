@@ -142,7 +142,7 @@ class Budget:
     def _is_plain_again(self, step: Step, speedup: float) -> bool:
         """Whether this step has neither drafts nor padding, so that it is known what that takes."""
         num_slots, lost = step.num_slots, 1.0 - 1.0 / speedup
-        if step.is_mixed or self.graphs.held(num_slots):
+        if step.num_base_rows > num_slots or self.graphs.held(num_slots):
             return False
         if step.can_pad:
             bare_ms = self._cost.milliseconds(num_slots, step.context)

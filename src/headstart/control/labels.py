@@ -7,14 +7,11 @@ were not verified.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headstart.scheduler.step import Offer, StepRecord
-
-Label = Callable[[int, str, Sequence[float], int, Sequence[int]], None]
-"""What became of a piece of a draft, as `Calibration.record`."""
 
 
 class Labels:
@@ -25,8 +22,8 @@ class Labels:
         # expected, that in front of the draft included, and how much of it the text agreed with.
         self._followed: dict[int, dict[str, tuple[Offer, list[int], int]]] = {}
 
-    def read(self, record: StepRecord, label: Label) -> None:
-        """Tell what is newly known after a step.
+    def read(self, record: StepRecord, label: Callable[..., None]) -> None:
+        """Tell what is newly known after a step to `label`, which is `Calibration.record`.
 
         Bit by bit: a right draft of 32 tokens that was not verified would else be known only 32
         steps later.

@@ -41,14 +41,12 @@ class Step:
     # prompt rows in a decode of their own
     is_even: bool = False
     num_reading: int = 0  # sequences whose prompts are read beside
-    is_mixed: bool = field(init=False)  # prompts are read beside the answers
     max_draft_rows: int = field(init=False)  # that fit
     num_verify_base: int = field(
         init=False
     )  # rows without drafts of the decode that has the drafts
 
     def __post_init__(self) -> None:
-        self.is_mixed = self.num_base_rows > self.num_slots
         left = min(self.max_rows - self.num_base_rows, self.max_outputs - self.num_slots)
         self.max_draft_rows = max(0, left)
         self.num_verify_base = self.num_slots if self.is_even else self.num_base_rows
