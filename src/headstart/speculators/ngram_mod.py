@@ -18,6 +18,7 @@ gives way, and a text that is guessed badly takes nothing from the others.
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,7 @@ from headstart.structures.rolling import (
     salt_of,
     slide,
 )
+from headstart.structures.suffix_index import SLICE
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
@@ -93,10 +95,23 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
         super().__init__()
         self._options = options or self.Options()
         self._table = NgramTable(self._options.n_match, self._options.table_bits)
+        # prompts whose rest is learned later: the text, where that begins and ends
+        self._unlearned: deque[tuple[_HashedText, int, int]] = deque(maxlen=64)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self._table.learn(prompt, salt_of(namespace))
         super().begin(seq_id, prompt, namespace)
+        self._learn(self._histories[seq_id], 0, len(prompt))
+
+    def go_on(self) -> None:
+        if self._unlearned:
+            self._learn(*self._unlearned.popleft())
+
+    def _learn(self, text: _HashedText, start: int, end: int) -> None:
+        """Learn a little of a text: a step waits for it."""
+        stop = min(end, start + SLICE)
+        self._table.learn(text.tokens[max(0, start - self._table.n) : stop], text.salt)
+        if stop < end:
+            self._unlearned.append((text, stop, end))
 
     def _read(self, text: Sequence[int], namespace: str) -> _HashedText:
         return _HashedText(self._table, salt_of(namespace), text)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
@@ -18,10 +19,12 @@ from headstart.speculators.ngram_map import (
     NgramMapKSpeculator,
     NgramMapOptions,
 )
-from headstart.speculators.ngram_mod import NgramModSpeculator
+from headstart.speculators.ngram_mod import NgramModSpeculator, NgramTable
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures.prefix import common_prefix_length
+from headstart.structures.rolling import salt_of
+from headstart.structures.suffix_index import SLICE
 from headstart.testing import ByteVocab, FakeEngine
 from headstart.types.errors import ConfigError
 
@@ -184,6 +187,26 @@ def test_ngram_mod_drops_drafts_shorter_than_n_min() -> None:
     assert propose(speculator, [9, 1, 2], 8, seq_id=1).reason == "shorter than n-min"
     speculator.begin(2, [3, 4, 5, 6])
     assert tokens_of(speculator, [8, 1, 2], 8, seq_id=3) == [3, 4, 5, 6]
+
+
+def test_ngram_mod_learns_a_long_prompt_in_pieces_that_no_step_notices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    random, learn, sizes = Random(5), NgramTable.learn, list[int]()
+    prompt, expected = [random.randrange(9) for _ in range(50_000)], NgramTable(4, 12)
+    expected.learn(prompt, salt_of(""))
+
+    def counted(table: NgramTable, tokens: Sequence[int], salt: int) -> None:
+        sizes.append(len(tokens))
+        learn(table, tokens, salt)
+
+    monkeypatch.setattr(NgramTable, "learn", counted)
+    speculator = NgramModSpeculator(NgramModSpeculator.Options(n_match=4, table_bits=12))
+    speculator.begin(0, prompt)
+    for _ in range(50_000 // SLICE):
+        speculator.go_on()
+    assert max(sizes) <= SLICE + 4
+    assert (speculator._table._entries == expected._entries).all()
 
 
 @pytest.mark.parametrize(
