@@ -110,6 +110,21 @@ def test_an_image_whose_encoding_failed_is_encoded_for_the_next_who_asks(
     assert kinds == [ErrorEvent, FinishEvent]
 
 
+def test_one_tenants_images_that_cannot_be_encoded_restart_no_engine(
+    files: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = open_scheduler(files)
+    monkeypatch.setattr(LlamaChunk, "encode", failing)
+    for number in range(4):
+        scheduler.submit(ask(scheduler, f"{number}", [], picture(number), BYTES, max_tokens=1))
+    failed = list[str]()
+    while scheduler.has_work:
+        scheduler.step()
+        failed += [one.request_id for one in scheduler.take_events() if type(one) is ErrorEvent]
+        assert scheduler.num_failed_decodes == 0
+    assert len(failed) == 4
+
+
 def failing(chunk: LlamaChunk, context: object, width: int) -> NoReturn:
     raise EngineError("out of memory")
 
@@ -137,6 +152,28 @@ def test_behind_a_damaged_file_no_other_of_its_request_is_read(
     assert read == [*asked[:2]]
 
 
+def test_a_single_file_waits_for_one_of_a_request_with_many(
+    files: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = open_scheduler(files)
+    media: Any = scheduler.media
+    read, bitmap, is_free = list[bytes](), media._bitmap, Event()
+
+    def counted(file: bytes) -> Any:
+        read.append(file)
+        return bitmap(file)
+
+    monkeypatch.setattr(media, "_bitmap", counted)
+    many = tuple(picture(number) for number in range(5))
+    media._thread.submit(is_free.wait)
+    media.ask(MediaQuestion("many", many))
+    media.ask(MediaQuestion("one", (picture(9),)))
+    is_free.set()
+    while media.has_work:
+        media.answers(1.0)
+    assert read == [many[0], picture(9), *many[1:]]
+
+
 def test_files_of_a_request_that_left_are_not_read_even_if_one_was(
     files: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,5 +195,5 @@ def test_files_of_a_request_that_left_are_not_read_even_if_one_was(
     events = []
     while media.has_work:
         events += media.answers(1.0)
-    assert [(event.request_id, len(event.parts)) for event in events] == [("stays", 2)]
+    assert [(event.request_id, len(event.value)) for event in events] == [("stays", 2)]
     assert len(media._chunks) == 3

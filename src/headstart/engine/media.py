@@ -12,8 +12,14 @@ import ctypes
 import logging
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from functools import partial
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    InvalidStateError,
+    ThreadPoolExecutor,
+    wait,
+)
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -33,6 +39,8 @@ from headstart.types.request import ErrorEvent, ReplyEvent, error_event
 from headstart.types.state_batch import StateBatch
 
 log = logging.getLogger(__name__)
+Parts = tuple[tuple[MediaPart, ...], ...]
+"""What each file becomes in the prompt."""
 
 _TEXT, _IMAGE = 0, 1  # libmtmd's kinds of a chunk; a sound is another
 _MARKER = b"<__media__>"
@@ -175,7 +183,7 @@ class Projector:
         self._thread = ThreadPoolExecutor(1, "headstart-media")
         self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # the one used last is last
         self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # by file; likewise
-        self._questions: dict[str, list[Future[tuple[MediaPart, ...]]]] = {}  # by file
+        self._questions: dict[str, Future[Parts]] = {}
         for width, height in (
             _SAMPLES if "image" in self.modalities else ()
         ):  # libllama aborts on a token that it does not have
@@ -209,14 +217,11 @@ class Projector:
         return found
 
     def ask(self, question: MediaQuestion) -> None:
-        salt = blake2b(self._id + question.namespace.encode()).digest()
-        files = [self._thread.submit(self._read, file, salt) for file in question.files]
-        self._questions[question.request_id] = files
-        for file in files:
-            file.add_done_callback(partial(_stop, files))
+        done = self._questions[question.request_id] = Future[Parts]()
+        self._thread.submit(self._read_next, question, (), done)
 
     def cancel(self, request_id: str) -> None:
-        for asked in self._questions.pop(request_id, ()):
+        if (asked := self._questions.pop(request_id, None)) is not None:
             asked.cancel()
 
     @property
@@ -224,12 +229,12 @@ class Projector:
         return bool(self._questions)
 
     def answers(self, seconds: float) -> list[ReplyEvent | ErrorEvent]:
-        wait([asked[-1] for asked in self._questions.values()], seconds, FIRST_COMPLETED)
+        wait(self._questions.values(), seconds, FIRST_COMPLETED)
         found: list[ReplyEvent | ErrorEvent] = []
-        for name in [name for name, asked in self._questions.items() if asked[-1].done()]:
+        for name in [name for name, asked in self._questions.items() if asked.done()]:
             asked = self._questions.pop(name)
             try:
-                found.append(ReplyEvent(name, tuple([file.result() for file in asked])))
+                found.append(ReplyEvent(name, asked.result()))
             except Exception as error:  # the client is told
                 found.append(error_event(name, error))
         self._forget()
@@ -254,6 +259,22 @@ class Projector:
         )  # the thread adds some
         while held > _MOST_BYTES and len(self._chunks) > 1:
             held -= self._chunks.popitem(last=False)[1].num_bytes
+
+    def _read_next(self, question: MediaQuestion, parts: Parts, done: Future[Parts]) -> None:
+        """Read one file; before the next one, others have their turn. None behind a damaged one."""
+        if done.cancelled():
+            return
+        salt = blake2b(self._id + question.namespace.encode()).digest()
+        with suppress(InvalidStateError):  # it was cancelled meanwhile
+            try:
+                parts = (*parts, self._read(question.files[len(parts)], salt))
+            except Exception as error:
+                done.set_exception(error)
+                return
+            if len(parts) == len(question.files):
+                done.set_result(parts)
+            else:
+                self._thread.submit(self._read_next, question, parts, done)
 
     def _read(self, file: bytes, salt: bytes) -> tuple[MediaPart, ...]:
         """What one file becomes: as in a prompt that consists of it alone."""
@@ -305,13 +326,6 @@ class Projector:
         if not found.bitmap or found.video_ctx:
             raise RequestError("a file is damaged; send it in another format, as PNG or WAV")
         return found.bitmap
-
-
-def _stop(files: Sequence[Future[Any]], file: Future[Any]) -> None:
-    """Where a file could not be read, those behind it need not be."""
-    if not file.cancelled() and file.exception() is not None:
-        for one in files:
-            one.cancel()
 
 
 def _text_of(piece: Any) -> tuple[int, ...] | None:

@@ -261,7 +261,7 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: EngineError) -> None:
         """The decode failed: the requests of this batch fail, the others and the worker live on."""
         log.error("decode failed: %s", error)
-        self.num_failed_decodes += 1
+        self.num_failed_decodes += plan.batch.media is None  # one image fails alone
         if plan.num_padding:
             batching.unpad(plan, self.engine)
         for _, sequence in plan.decoded:
