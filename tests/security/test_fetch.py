@@ -7,12 +7,17 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from tests.server.fake_worker import FakeWorker
 
 from headstart.config import ServerConfig
-from headstart.server.media import _file_of, fetch, public_address
+from headstart.server import media
+from headstart.server.media import _file_of, fetch, public_address, read_media
 from headstart.server.media_files import MOST_BYTES, safe_file
+from headstart.server.model import Service
 from headstart.types.errors import RequestError
 
 
@@ -84,3 +89,65 @@ def test_no_more_of_a_local_file_is_read_than_may_be_used(tmp_path: Path) -> Non
     assert len(held) == MOST_BYTES + 1
     with pytest.raises(RequestError, match=f"but at most {MOST_BYTES} are taken"):
         safe_file(held)
+
+
+def request_of(tenant: str, service: Service) -> Any:
+    """As much of a request as `read_media` looks at; its client stays."""
+    state = SimpleNamespace(service=service)
+    app = SimpleNamespace(state=state)
+    return SimpleNamespace(
+        app=app, scope={"headstart.namespace": tenant, "app": app}, receive=asyncio.Event().wait
+    )
+
+
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    """One that fetches images for a model that reads them; none is looked at."""
+    monkeypatch.setattr(media, "safe_file", lambda data: ("image", data))
+    monkeypatch.setattr(media, "single_event", lambda *_: asyncio.sleep(0, (((1, 2),),)))
+    monkeypatch.setattr(Service, "info", property(lambda _: SimpleNamespace(modalities=("image",))))
+    return Service(config=ServerConfig(image_urls=True, max_body_mb=1), worker=FakeWorker())
+
+
+def test_slow_sites_of_one_tenant_keep_no_other_tenants_images_waiting(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def play() -> None:
+        begun, is_over = [], asyncio.Event()
+
+        async def found(url: str, most_bytes: int) -> bytes:
+            begun.append(url)
+            if "slow" in url:
+                await is_over.wait()
+            return b"x"
+
+        monkeypatch.setattr(media, "fetch", found)
+        slow = [
+            asyncio.create_task(
+                read_media(request_of("a", service), [("image", f"http://slow/{number}")])
+            )
+            for number in range(9)
+        ]
+        await asyncio.sleep(0)
+        other = read_media(request_of("b", service), [("image", "http://fast/")])
+        assert await asyncio.wait_for(other, 60) == (((1, 2),),)
+        assert len(begun) == 4 + 1
+        is_over.set()
+        await asyncio.gather(*slow)
+
+    asyncio.run(play())
+
+
+def test_files_of_a_request_are_together_no_larger_than_a_body_may_be(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+
+    async def found(url: str, most_bytes: int) -> bytes:
+        limits.append(most_bytes)
+        return bytes(min(most_bytes, 700_000))
+
+    monkeypatch.setattr(media, "fetch", found)
+    asked = [("image", f"http://site/{number}") for number in range(3)]
+    asyncio.run(read_media(request_of("a", service), asked))
+    assert limits == [1 << 20, (1 << 20) - 700_000, 0]

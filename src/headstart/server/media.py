@@ -100,7 +100,10 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
     check_length("the request", sources, 64, "images and sounds")
 
     async def ask() -> Media:
-        held = [await _fetched(url, service.config) for _, url in sources]
+        held, left = list[str | bytes](), service.config.max_body_mb << 20
+        for _, url in sources:
+            held.append(await _fetched(url, service.config, left))
+            left -= len(held[-1])
 
         def read() -> tuple[bytes, ...]:
             files = [
@@ -116,7 +119,8 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
         parts: Media = await single_event(service.worker, question)
         return parts
 
-    async with service.image_questions:  # each may hold many megabytes
+    # each may hold many megabytes; slow sites of one tenant keep no other waiting
+    async with service.image_questions.setdefault(namespace, asyncio.Semaphore(4)):
         return await unless_left(http.receive, ask())
 
 
@@ -129,7 +133,7 @@ def _check_kind(kind: str, modalities: Sequence[str]) -> None:
         )
 
 
-async def _fetched(url: str, config: ServerConfig) -> str | bytes:
+async def _fetched(url: str, config: ServerConfig, most_bytes: int) -> str | bytes:
     """The file of an http URL, if fetching is enabled; other URLs unchanged."""
     if url[:8].partition(":")[0] not in ("http", "https"):
         return url
@@ -138,7 +142,7 @@ async def _fetched(url: str, config: ServerConfig) -> str | bytes:
             f"{shorten(url)} is not fetched; send the file as a data URL, or start with "
             "--image-urls"
         )
-    return await fetch(url, MOST_BYTES)
+    return await fetch(url, max(0, min(MOST_BYTES, most_bytes)))
 
 
 def _file_of(url: str, config: ServerConfig) -> bytes:
@@ -245,7 +249,8 @@ async def fetch(
                 data += piece
                 if len(data) > most_bytes:
                     raise RequestError(
-                        f"{shorten(url)} has more than {most_bytes} bytes; send a smaller one"
+                        f"{shorten(url)} has more than {most_bytes} bytes; send smaller files, or "
+                        "fewer"
                     )
             return bytes(data)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, TimeoutError) as error:

@@ -89,7 +89,9 @@ class Service:
     slot_actions: WeakValueDictionary[str, asyncio.Lock] = field(
         default_factory=WeakValueDictionary
     )
-    image_questions: asyncio.Semaphore = field(default_factory=partial(asyncio.Semaphore, 4))
+    image_questions: WeakValueDictionary[str, asyncio.Semaphore] = field(  # likewise, so many
+        default_factory=WeakValueDictionary
+    )
     adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
     counters_read: Counters = field(default_factory=Counters)  # when /metrics was last read
 
