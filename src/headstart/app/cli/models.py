@@ -6,6 +6,7 @@ What the command line of the router says beats what a model's section says, whic
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ from headstart.gateway.router.presets import (
     ModelPreset,
 )
 from headstart.types.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 
 def is_router(resolved: Resolved, *, has_demo: bool = True) -> bool:
@@ -101,11 +104,15 @@ def _models_of_folder(folder: Path) -> dict[str, Path]:
     other = re.compile(rf".*{part}|({'|'.join(DRAFTERS)})-", re.IGNORECASE)
     found: dict[str, Path] = {}
     for entry in entries:  # a file comes after a folder of its name, and replaces it
-        files = [
-            file
-            for file in (entry.iterdir() if entry.is_dir() else [entry])
-            if file.suffix == ".gguf" and file.is_file() and not other.match(file.name)
-        ]
+        try:
+            files = [
+                file
+                for file in (entry.iterdir() if entry.is_dir() else [entry])
+                if file.suffix == ".gguf" and file.is_file() and not other.match(file.name)
+            ]
+        except OSError as error:
+            log.warning("%s of --models-dir cannot be read: %s", entry, error.strerror)
+            continue
         if files:
             name = entry.name if entry.is_dir() else entry.stem
             found[name] = min(files, key=lambda file: ("-00001-of-" not in file.name, file))

@@ -88,6 +88,25 @@ def test_a_folder_has_a_model_a_file_and_a_model_a_folder(tmp_path, environment)
     assert {one.source for one in found.values()} == {FOLDER}
 
 
+def test_a_folder_in_it_that_may_not_be_read_costs_its_own_model_only(
+    tmp_path, environment, monkeypatch, caplog
+) -> None:
+    folder = tmp_path / "dir"
+    for name in ("closed", "open"):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "x.gguf").touch()
+    look = Path.iterdir
+
+    def iterdir(path):  # root may read whatever the mode says
+        if path.name == "closed":
+            raise PermissionError(13, "Permission denied")
+        return look(path)
+
+    monkeypatch.setattr(Path, "iterdir", iterdir)
+    assert list(models(environment, "--models-dir", str(folder))) == ["open"]
+    assert f"{folder / 'closed'} of --models-dir cannot be read" in caplog.text
+
+
 def test_a_folder_that_is_not_there_is_refused(environment) -> None:
     with pytest.raises(ConfigError, match="--models-dir /nowhere cannot be read"):
         models(environment, "--models-dir", "/nowhere")
