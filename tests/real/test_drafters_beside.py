@@ -12,6 +12,7 @@ from tests.unit.app.hub.fake_hub import FakeHub
 
 from headstart.app.assemble import build_scheduler, check, find_models
 from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig, SpeculationConfig
+from headstart.engine import binding
 from headstart.types.errors import ConfigError, ModelError
 
 REPO = "someone/Model-GGUF"
@@ -113,6 +114,22 @@ def test_another_drafter_beside_the_model_is_used_when_its_type_is_named(
     assert hub.downloads == ["a-Q8_0.gguf", "eagle3-a-Q8_0.gguf"]
     with pytest.raises(ConfigError, match="names dflash but no draft model is given"):
         drafts_of(config_of("draft-dflash"))
+
+
+def test_heads_in_a_folder_that_this_libllama_cannot_compute_are_named(
+    files: dict[str, bytes],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, content in (("a", "trunk"), ("mtp-a", "heads"), ("mtp-b", "other")):
+        (tmp_path / f"{name}.gguf").write_bytes(files[content])
+    why = "this libllama does not export llama_x"
+    monkeypatch.setattr(binding, "why_not", lambda words: why if "nextn" in words else None)
+    config = config_of(hf_repo=None, model=str(tmp_path / "a.gguf"))
+    assert drafts_of(config) == (["suffix"], "")
+    assert f"heads in {tmp_path}/mtp-a.gguf are not used: {why}" in caplog.text
+    assert "mtp-b" not in caplog.text
 
 
 def test_of_several_files_of_heads_in_a_folder_the_models_own_are_used(

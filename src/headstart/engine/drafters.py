@@ -113,8 +113,13 @@ def find_heads(target: Path) -> Drafter | None:
         log.warning("multi-token heads are not used: %s", reason)
     if count:
         return Drafter(target, HEADS, count, is_in_target=True)
-    beside = [read_drafter(path) for path in sorted(target.parent.glob("mtp-*.gguf"))]
-    fitting = [one for one in beside if not why_not_heads(one, target)]
+    fitting, own = list[Drafter](), GgufHeader(target).architecture
+    for path in sorted(target.parent.glob("mtp-*.gguf")):
+        one = read_drafter(path)
+        if (mismatch := why_not_heads(one, target)) is None:
+            fitting.append(one)
+        elif GgufHeader(path).architecture == own:  # others are another model's
+            log.warning("multi-token heads in %s are not used: %s", path, mismatch)
     if not fitting:
         return None
 
