@@ -10,7 +10,6 @@ from starlette.requests import Request as HttpRequest
 
 from headstart.server.body import make_body, read_json
 from headstart.server.errors import not_supported
-from headstart.server.limits import MAX_ENTRIES, check_length
 from headstart.server.model import service_of
 from headstart.server.routing import Routes
 from headstart.server.schemas import AdapterScale, GenerationBody
@@ -44,7 +43,6 @@ async def set_adapters(http: HttpRequest) -> dict[str, bool]:
     wanted = read_json(await http.body())
     if not isinstance(wanted, list):
         raise RequestError("Request body must be an array")
-    check_length("lora", wanted, MAX_ENTRIES)
     lora = make_body(GenerationBody, {"lora": wanted}).lora
     service.adapter_scales = read_scales(lora or (), service.info)
     return {"success": True}

@@ -123,7 +123,7 @@ class GenerationBody(SamplingBody):
     mirostat: Int = Field(0, description="only 0")
     adaptive_target: float | None = Field(None, description="only below 0, which is off")
     lora: list[AdapterScale] | None = Field(
-        None, description="LoRA adapters; those that are not named are off"
+        None, max_length=256, description="LoRA adapters; those that are not named are off"
     )
     reasoning_budget_tokens: Int | None = Field(
         None,
