@@ -79,7 +79,7 @@ def flags_page() -> str:
         "and where it came from. A flag",
         "that is on or off has a `--no-` form.",
         "",
-        "`HEADSTART_CACHE` is the folder for what the server learns (default: "
+        "`HEADSTART_CACHE` is the folder for what the server learns and for prompts (default: "
         "`~/.cache/headstart`). Any other `HEADSTART_` name is",
         "refused. llama-server's flags and variables are in "
         "[from-llama-server.md](from-llama-server.md).",

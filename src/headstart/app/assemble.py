@@ -270,6 +270,7 @@ def serve(
     import orjson  # noqa: F401  Ctrl-C while it initializes is a segmentation fault: not later
 
     from headstart.app.process import prepare_engine_process
+    from headstart.app.stored_prompts import with_prompts
     from headstart.config.logs import start_logging
     from headstart.structures.rss import return_large_blocks
     from headstart.worker.client import WorkerClient
@@ -277,6 +278,7 @@ def serve(
 
     start_logging(config)
     return_large_blocks()
+    config = with_prompts(config)
     prepare = partial(prepare_engine_process, config)
     parent = parent or Parent()
     parent.follow()

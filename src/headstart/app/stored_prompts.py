@@ -4,21 +4,46 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import platform
+from dataclasses import replace
 from pathlib import Path
+from shutil import disk_usage
+from typing import TYPE_CHECKING
 
 from headstart.app.model_files import Models
 from headstart.config import Config, EngineConfig, SchedulerConfig
-from headstart.scheduler.disk_cache import DiskCache, DiskPlace
 from headstart.structures.atomic import cache_folder
 from headstart.structures.model_id import ModelId
 
+if TYPE_CHECKING:
+    from headstart.scheduler.disk_cache import DiskCache
+
 log = logging.getLogger(__name__)
+
+DEFAULT_MIB = 10240  # of disk, where a tenth of what is free is not less
 
 
 def prompts_folder(config: SchedulerConfig) -> Path:
     """The folder of all models."""
     return Path(config.cache_disk_path) if config.cache_disk_path else cache_folder() / "prompts"
+
+
+def with_prompts(config: Config) -> Config:
+    """The settings of a server, which keeps prompts on the disk unless they say something else."""
+    scheduler = config.scheduler
+    if scheduler.cache_disk is not None or not scheduler.cache_ram:
+        return config
+    try:
+        folder = prompts_folder(scheduler)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise PermissionError(f"{folder} is not writable")
+        most = min(DEFAULT_MIB, disk_usage(folder).free // 10 >> 20)
+    except (OSError, RuntimeError) as error:  # a user may have no home
+        log.info("prompts are not kept on the disk, so a restart reads them again: %s", error)
+        return config
+    return replace(config, scheduler=replace(scheduler, cache_disk=most))
 
 
 def open_disk(config: Config, models: Models) -> DiskCache | None:
@@ -27,10 +52,12 @@ def open_disk(config: Config, models: Models) -> DiskCache | None:
     Raises:
         ConfigError: an adapter's file is missing, or has no scale.
     """
+    from headstart.app.loading import only_embeds
     from headstart.engine import library
+    from headstart.scheduler.disk_cache import DiskCache, DiskPlace
 
     scheduler = config.scheduler
-    if not scheduler.cache_disk:
+    if not scheduler.cache_disk or only_embeds(config, models.target):
         return None
     if not scheduler.cache_ram:
         log.warning("--cache-disk is not used: prompts go there through --cache-ram, which is 0")
@@ -47,6 +74,12 @@ def open_disk(config: Config, models: Models) -> DiskCache | None:
         ),
         drafters=hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16],
         name=models.target.stem,
+    )
+    log.info(
+        "prompts and answers are kept in %s, %d MiB at most, and outlive the server; start with "
+        "--cache-disk 0 to keep none",
+        place.folder,
+        scheduler.cache_disk,
     )
     return DiskCache(place)
 

@@ -130,11 +130,11 @@ class SchedulerConfig:
         "than half of the free memory; 0: none",
         least=0,
     )
-    cache_disk: int = option(
-        0,
-        "maximum MiB of disk for prompts, all models and servers together, so that a restart, a "
-        "sleep or an unloaded model costs no reading again; needs --cache-ram; 0: none, the "
-        "default but for models of a router (10240)",
+    cache_disk: int | None = option(
+        None,
+        "maximum MiB of disk for prompts and their answers, all models and servers together, so "
+        "that a restart, a sleep or an unloaded model costs no reading again; needs --cache-ram; "
+        "0: none; default of serve: 10240, or a tenth of what is free if that is less",
         least=0,
     )
     cache_disk_path: str | None = option(

@@ -77,7 +77,7 @@ class DiskCache:
         self.index = PromptIndex()
         self._lock = threading.Lock()  # around what follows
         self._waiting: dict[str, int] = {}  # bytes of what is to be written, by key
-        self._counts = DiskReport()
+        self._counts = DiskReport(folder=str(place.folder), max_bytes=place.max_bytes)
         self._loading: dict[str, Future[StoredPrompt | None]] = {}
         self._is_over = threading.Event()  # nothing is decoded any more
         self._too_old = 0.0  # what was not used since then finds no room
@@ -104,11 +104,12 @@ class DiskCache:
         return sum(file.num_bytes for file in files) * self._seconds_per_byte
 
     def put(self, prompt: StoredPrompt) -> bool:
-        """Write a prompt in the background; False if it is known, if all files were used later, or
-        if too much waits.
+        """Write a prompt in the background; False if it is private or known, if all files were used
+        later, or if too much waits.
         """
         num_bytes = prompt.num_bytes
-        if num_bytes > self._place.max_bytes or prompt.last_used <= self._too_old:
+        is_too_old = prompt.last_used <= self._too_old
+        if prompt.is_private or is_too_old or num_bytes > self._place.max_bytes:
             return False
         if self.knows(prompt.namespace, prompt.tokens):
             return False

@@ -38,6 +38,7 @@ class StoredPrompt:
     num_prompt: int = 0  # tokens that were asked; those behind them are the answer
     last_used: float = 0.0  # seconds since the epoch
     others: Mapping[str, Data] = field(default_factory=dict)  # by speculator, of its own cache
+    is_private: bool = False  # it is not written to the disk
 
     @property
     def num_bytes(self) -> int:

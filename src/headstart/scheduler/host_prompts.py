@@ -215,7 +215,8 @@ class HostPrompts:
             return False
         self.copies.begin_step(is_alone=False)
         for cells in sorted(self._cells, key=lambda one: -one.last_used):
-            if cells.user is None and self._is_worth_it(cells) and min(cells.tokens) >= 0:
+            is_free = cells.user is None and not cells.is_private
+            if is_free and self._is_worth_it(cells) and min(cells.tokens) >= 0:
                 is_known = self.disk.knows(cells.namespace, packed(cells.tokens))
                 if not is_known and (copy := self._copy(cells)):
                     is_whole = len(copy.tokens) == cells.length
@@ -299,7 +300,8 @@ class HostPrompts:
         if not blocks:
             return None
         tokens = packed(cells.tokens[: blocks[-1].end])
-        return StoredPrompt(cells.namespace, tokens, blocks, cells.num_prompt, used, others)
+        text = (cells.namespace, tokens, blocks, cells.num_prompt, used, others)
+        return StoredPrompt(*text, cells.is_private)
 
     def find(self, sequence: Sequence, num_cached: int) -> StoredPrompt | None:
         """A stored prompt that saves time, where `num_cached` tokens are in the model's cache."""
@@ -357,7 +359,7 @@ class HostPrompts:
             return False
         num_prompt = stored.num_prompt if is_back else 0
         cells.hold(list(stored.tokens[:length]), num_prompt=num_prompt)
-        cells.namespace = stored.namespace
+        cells.namespace, cells.is_private = stored.namespace, stored.is_private
         if is_back:
             others = dict(stored.others)
             self._drafting.restore_sequences(cells.seq_id, others, stored.namespace)

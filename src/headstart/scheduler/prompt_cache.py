@@ -98,6 +98,7 @@ class PromptCache:
         cells.tokens, cells.length, cells.user = sequence.text.tokens, shared, sequence
         cells.num_exact = num_exact if num_exact < shared else ALL_EXACT
         cells.namespace = sequence.prompt_namespace
+        cells.is_private = sequence.request.is_private
         sequence.cells = cells
         if not sequence.is_resumed:
             sequence.num_cached = shared

@@ -75,6 +75,7 @@ class Cells:
     num_exact: int = ALL_EXACT  # less where cells were moved, see `context_shift`
     num_prompt: int = 0  # of an idle sequence, what was asked; the rest is the answer
     namespace: str = ""  # whose text it holds
+    is_private: bool = False  # that text is not written to the disk
     last_used: float = 0.0
     user: Sequence | None = None
 

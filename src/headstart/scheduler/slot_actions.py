@@ -89,7 +89,7 @@ class SlotActions:
                 sequence_files.read, path, engine.context_size, engine.vocab_size
             )
             self._restore(self._idle(action.slot_id), saved, path.name)
-            cells.namespace = action.namespace
+            cells.namespace, cells.is_private = action.namespace, False
             num_tokens, num_bytes = len(saved.tokens), saved.num_bytes
         elif action.action == "erase" and is_theirs:
             num_tokens = cache.host.erase(cells) or cells.length

@@ -117,7 +117,9 @@ class GenerationBody(SamplingBody):
     )
     echo: bool = False
     store: bool | None = Field(
-        None, description="false: this request is never recorded; true: it may be (--record-texts)"
+        None,
+        description="false: neither recorded nor kept among the prompts on the disk; true: may be "
+        "recorded (--record-texts)",
     )
     speculative: SpeculativeBody = SpeculativeBody()
     mirostat: Int = Field(0, description="only 0")

@@ -125,6 +125,8 @@ class SpeculatorReport:
 class DiskReport:
     """Prompts on the disk, for this model and its settings."""
 
+    folder: str = ""  # empty: none are kept
+    max_bytes: int = 0  # of all models
     num_prompts: int = 0
     num_bytes: int = 0
     num_written: int = 0  # since the start, as what follows

@@ -80,6 +80,11 @@ class Request:
     # whether prompt and answer may be recorded; None: as the server's settings say
     store: bool | None = None
 
+    @property
+    def is_private(self) -> bool:
+        """Whether no prompt that is kept on the disk may hold its text."""
+        return self.store is False or not self.cache_prompt
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:

@@ -171,6 +171,26 @@ def test_what_is_idle_is_written_though_nobody_stops_the_server(tmp_path: Path) 
     assert seen[-1] == 2
 
 
+@pytest.mark.parametrize("wish", [{"store": False}, {"cache_prompt": False}])
+def test_a_text_that_is_not_to_be_kept_reaches_no_file_by_way_of_main_memory_either(
+    tmp_path: Path, wish: dict[str, bool]
+) -> None:
+    scheduler = started(tmp_path)
+    scheduler.cache.host.store.max_bytes = 2000  # it drops some
+    ask(scheduler, *(replace(conversation(i), **wish) for i in range(6)))
+    scheduler.cache.host.evict()  # to main memory, and back into a slot
+    ask(scheduler, replace(conversation(5, 1), **wish))
+    stop(scheduler)
+    assert files(tmp_path) == []
+
+
+def test_who_continues_a_text_that_was_not_kept_has_its_own_kept(tmp_path: Path) -> None:
+    scheduler = started(tmp_path)
+    ask(scheduler, replace(conversation(1), store=False), conversation(1, 1))
+    stop(scheduler)
+    assert texts(tmp_path) == 1
+
+
 @pytest.mark.parametrize("change", [{"identity": "other"}, {"namespace": "b"}])
 def test_other_models_and_tenants_find_nothing(folder: Path, change: dict[str, str]) -> None:
     scheduler = make_scheduler(Model(context_size=1024), parallel=2)

@@ -41,7 +41,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
     models = find_models(config)
 
     def open_scheduler(num_slots: int) -> Scheduler:
-        limits = replace(config.scheduler, parallel=num_slots)
+        limits = replace(config.scheduler, parallel=num_slots, cache_disk=0)
         return build_scheduler(replace(config, scheduler=limits), models)[0]
 
     def tell(way: Way, temperature: float, num: int, found: list[Difference]) -> None:

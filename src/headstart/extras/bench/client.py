@@ -7,6 +7,7 @@ taken from the server's.
 from __future__ import annotations
 
 import http.client
+import os
 import re
 import socket
 import subprocess
@@ -246,7 +247,8 @@ def started(
             [*command, "--port", str(port)],
             stdout=output,
             stderr=subprocess.STDOUT,
-            env=environment,
+            # no prompt that an earlier server read; a flag beats this
+            env={**(environment or os.environ), "HEADSTART_CACHE_DISK": "0"},
         )
     try:
         _wait(process, log, lambda: bool(list(exchange(url, "/health"))))

@@ -131,6 +131,4 @@ def command(preset: ModelPreset, arguments: Sequence[str] = ()) -> list[str]:
     """The command line of a model's server; the router's own arguments come last and win."""
     own = ["--host=127.0.0.1", "--port=0", f"--tenant-header={TENANT_HEADER}", "--no-page"]
     own.append(f"--alias={preset.name}")
-    if not any(one.startswith("--cache-disk=") for one in preset.arguments):
-        own.append("--cache-disk=10240")  # MiB, of prompts that outlive their model's server
     return [sys.executable, "-m", "headstart", "serve", *preset.arguments, *arguments, *own]

@@ -1,0 +1,111 @@
+"""A server keeps prompts on the disk unless it is told not to, and says so."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.server.server_process import Server
+
+from headstart.app import stored_prompts
+from headstart.app.stored_prompts import with_prompts
+from headstart.config import Config, SchedulerConfig
+
+PROMPT = (
+    "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n" * 20
+)
+BODY = {"prompt": PROMPT, "n_predict": 8, "temperature": 0}
+FLAGS = ("--exact", "--context", "4096", "--threads", "1", "--spec", "off")
+Usage = namedtuple("Usage", "free")
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HEADSTART_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def ask(folder: Path, *flags: str, **fields: object) -> tuple[str, int, dict[str, Any], str]:
+    """Of a new server: an answer, how many tokens of its prompt were read, what /props says of
+    prompts on the disk, and the log.
+    """
+    with Server([*FLAGS, *flags], folder) as server:
+        with server.client() as client:
+            answer = client.post("/completion", json=BODY | fields).json()
+            told = client.get("/props").json()["prompts_on_disk"]
+        assert server.stop() == 0
+    return answer["content"], answer["timings"]["prompt_n"], told, "".join(server.lines)
+
+
+def test_a_server_as_it_comes_does_not_read_a_prompt_again_and_names_what_it_keeps(
+    tmp_path: Path,
+) -> None:
+    text, num_read, told, log = ask(tmp_path)
+    assert num_read > 300
+    folder = tmp_path / "prompts"
+    assert f"kept in {folder}, {int(told['max_bytes']) >> 20} MiB at most" in log
+    assert "--cache-disk 0" in log
+    assert told["folder"] == str(folder)
+    assert 0 < told["max_bytes"] <= min(10 << 30, shutil.disk_usage(tmp_path).free)
+    files = list(folder.glob("*/*"))
+    assert files
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    assert {stat.S_IMODE(one.stat().st_mode) for one in (folder, *folder.iterdir())} == {0o700}
+    # what the next server answers is what it would have read
+    assert ask(tmp_path)[:2] == (text, 1)
+    assert ask(tmp_path, "--cache-disk", "0")[:2] == (text, num_read)
+
+
+@pytest.mark.parametrize(
+    ("flags", "fields"),
+    [
+        (("--cache-disk", "0"), {}),
+        (("--cache-ram", "0"), {}),
+        ((), {"store": False}),
+        ((), {"cache_prompt": False}),
+    ],
+    ids=lambda given: " ".join(given),
+)
+def test_nothing_is_written_where_the_owner_or_the_client_does_not_want_it(
+    flags: tuple[str, ...], fields: dict[str, bool], tmp_path: Path
+) -> None:
+    ask(tmp_path, *flags, **fields)
+    assert not list(tmp_path.glob("prompts/*/*"))
+
+
+@pytest.mark.parametrize(("free", "mib"), [(2**44, 10240), (2**33, 819)])
+def test_the_bound_is_10_gib_or_a_tenth_of_what_is_free(
+    free: int, mib: int, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stored_prompts, "disk_usage", lambda path: Usage(free))
+    assert with_prompts(Config()).scheduler.cache_disk == mib
+
+
+def test_what_was_set_by_hand_stays(home: Path) -> None:
+    for scheduler in (SchedulerConfig(cache_disk=5), SchedulerConfig(cache_ram=0)):
+        config = replace(Config(), scheduler=scheduler)
+        assert with_prompts(config) == config
+    assert not list(home.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["a file", "read-only", "no home"])
+def test_where_nothing_can_be_written_a_server_starts_and_says_why(
+    kind: str, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if kind == "a file":
+        (home / "prompts").touch()
+    elif kind == "read-only":  # root may write whatever the mode says
+        monkeypatch.setattr(os, "access", lambda path, mode: False)
+    else:
+        monkeypatch.delenv("HEADSTART_CACHE")
+        monkeypatch.setattr(Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home")))
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    with caplog.at_level("INFO"):
+        assert not with_prompts(Config()).scheduler.cache_disk
+    assert "prompts are not kept on the disk" in caplog.text
