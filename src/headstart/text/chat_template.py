@@ -124,8 +124,10 @@ class ChatTemplate:
             else:
                 self._compile()
             self.capabilities: Capabilities = find_capabilities(self._probe, self._variables)
-            self.thinking = self.quirks.thinking or find_thinking(self.source, self._probe_thinking)
-            self.shows_messages = self._shows_messages()
+            self.thinking = self.quirks.thinking or find_thinking(self.source, self.try_to_render)
+            text = self.try_to_render([{"role": "user", "content": "probe-5d1c"}])
+            # one that refuses this may show other messages
+            self.shows_messages = text is None or "probe-5d1c" in text.lower()
 
     def _compile(self) -> None:
         environment = chat_environment(self._now)
@@ -181,6 +183,13 @@ class ChatTemplate:
                 f"the chat template cannot render these messages: {error}"
             ) from error
         return quirks.finish(text, add_generation_prompt)
+
+    def try_to_render(self, messages: Sequence[Message], **options: Any) -> str | None:
+        """As `render`; None if the template refuses these messages."""
+        try:
+            return self.render(messages, **options)
+        except RequestError:
+            return None
 
     def generation_prompt(
         self,
@@ -244,30 +253,6 @@ class ChatTemplate:
             raise
         except Exception:  # untrusted code; a refusal is a result
             return None
-
-    def _probe_thinking(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        enable_thinking: bool = True,
-        add_generation_prompt: bool = False,
-    ) -> str | None:
-        try:
-            return self.render(
-                messages,
-                add_generation_prompt=add_generation_prompt,
-                arguments={"enable_thinking": enable_thinking},
-            )
-        except RequestError:
-            return None
-
-    def _shows_messages(self) -> bool:
-        """Whether a user message appears in the text; true if the template refuses it."""
-        try:
-            text = self.render([{"role": "user", "content": "probe-5d1c"}])
-        except RequestError:
-            return True  # others may appear
-        return "probe-5d1c" in text.lower()
 
 
 def _render_plain(render: RenderPlain, variables: Mapping[str, Any]) -> str:

@@ -44,7 +44,7 @@ class Thinking:
 
 
 RenderProbe = Callable[..., str | None]
-"""Renders messages with `enable_thinking` and `add_generation_prompt`; None if it refuses."""
+"""`ChatTemplate.try_to_render`."""
 
 
 def find_thinking(source: str, render: RenderProbe) -> Thinking | None:
@@ -61,7 +61,9 @@ def find_thinking(source: str, render: RenderProbe) -> Thinking | None:
 
 def _by_rendering(render: RenderProbe) -> Thinking | None:
     answer = {"role": "assistant", "content": _CONTENT, "reasoning_content": _THOUGHTS}
-    start, end = _around_thoughts(render([_QUESTION, answer]))
+    enabled = {"enable_thinking": True}
+    text = render([_QUESTION, answer], add_generation_prompt=False, arguments=enabled)
+    start, end = _around_thoughts(text)
     if not (start and end):
         prompt_start, prompt_end = _by_switching(render)
         start, end = start or prompt_start, end or prompt_end
@@ -81,10 +83,7 @@ def _around_thoughts(text: str | None) -> tuple[str, str]:
 
 def _by_switching(render: RenderProbe) -> tuple[str, str]:
     """Markers that enable_thinking adds to or removes from the generation prompt."""
-    off, on = (
-        render([_QUESTION], enable_thinking=is_on, add_generation_prompt=True)
-        for is_on in (False, True)
-    )
+    off, on = (render([_QUESTION], arguments={"enable_thinking": is_on}) for is_on in (False, True))
     if off is None or on is None:
         return "", ""
     off, on = (text.rpartition(_QUESTION["content"])[2] for text in (off, on))

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from headstart.structures.prefix import common_prefix_length
@@ -63,17 +64,12 @@ class _Probe:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
+        self._render = partial(template.try_to_render, tools=_tools(), add_generation_prompt=False)
         self._before = self._render([_QUESTION])
         self.generation_prompt = ""
         with contextlib.suppress(RequestError):  # what is refused has no format
             self.generation_prompt = template.generation_prompt([_QUESTION], tools=_tools())
         self.message_end = self.around_content(strips=False)[1]
-
-    def _render(self, messages: list[dict[str, Any]]) -> str | None:
-        try:
-            return self._template.render(messages, tools=_tools(), add_generation_prompt=False)
-        except RequestError:
-            return None
 
     def answer(self, **message: Any) -> str | None:
         """The rendered assistant message, without the generation prompt."""
