@@ -7,7 +7,7 @@ from itertools import accumulate
 from operator import mul
 
 from benchmarks.lib.steps import SlotDraft, make_plan
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from headstart.control.budget import Budget
@@ -57,6 +57,7 @@ def share(budget: Budget, drafts: Sequence[SlotDraft], step: Step) -> list[int]:
     st.lists(st.lists(st.floats(0.0, 1.0), max_size=8), min_size=1, max_size=3),
     st.integers(0, 20),
 )
+@example([[1.0] * 8], 20)  # what lies behind the bump pays
 def test_the_plan_is_the_best_of_all_plans(conditional: list[list[float]], room: int) -> None:
     drafts = [list(accumulate(rates, mul)) for rates in conditional]
     cost = CostTable()

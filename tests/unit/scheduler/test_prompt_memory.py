@@ -277,6 +277,16 @@ def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> Store
     return StoredPrompt(namespace, packed(tokens), (block,))
 
 
+def test_a_tenant_finds_the_longest_prefix_of_its_own_prompts_only() -> None:
+    store = HostCache(10**9)
+    store.put(prompt([1, 2, 3], "a"))
+    store.put(prompt([1, 9], "b"))
+    for name, length in (("a", 3), ("b", 1), ("c", 0)):
+        found, shared = store.find(name, packed([1, 2, 3]))
+        assert shared == length
+        assert (found.namespace if found else "c") == name
+
+
 def test_a_prompt_replaces_those_that_it_continues() -> None:
     store = HostCache(10**9)
     for tokens in ([1, 2], [1, 2, 3], [1, 2, 4]):
