@@ -40,7 +40,6 @@ EDGES = (
 
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
 MODEL_PRIOR = 0.75  # of a draft model: the user chose it, and its labels cost time
-FEW = 8.0  # labels; of a bucket after a start, because the texts are others
 TOKEN_FADE = 0.97  # of a token's counts per label
 SHIFT_VARIANCE, SHIFT_DRIFT = 0.6, 0.001  # of a request's log-odds
 MAX_TOKENS, MAX_TOTAL = 4096, 131_072  # known of a speculator in a namespace; of all
@@ -88,9 +87,11 @@ class LabelCounts:
             m[bucket] = m[bucket] * FADE + (1.0 if i < num_matched else 0.0)
 
     def loosen(self) -> None:
-        """Believe what was counted no more than a few labels of the texts to come."""
-        self._m = [m * FEW / max(n, FEW) for m, n in zip(self._m, self._n, strict=True)]
-        self._n = [min(n, FEW) for n in self._n]
+        """Believe what was counted as much as what is believed without counts: the texts to come
+        are others.
+        """
+        self._m = [m * WEIGHT / max(n, WEIGHT) for m, n in zip(self._m, self._n, strict=True)]
+        self._n = [min(n, WEIGHT) for n in self._n]
 
 
 class RequestBias:

@@ -21,12 +21,12 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.control.values import FAST, WEIGHT, Allowance
+from headstart.control.values import FADE, FAST, WEIGHT, Allowance
 
 Array = NDArray[np.float64]
 
 LIMITS = np.array((0.0, 0.3, 0.5, 0.7, 0.85))
-FADE, REQUEST_FADE = 0.995, 0.9  # of a count per draft; of a request's, per step
+REQUEST_FADE = 0.9  # of a request's counts, per step
 # chances by limit and kind, the second relative to acceptance
 _PRIOR = np.stack((1.0 - 0.5 * LIMITS, 1.0 - 0.3 * LIMITS**2), axis=1)[:, None, :]
 

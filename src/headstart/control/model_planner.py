@@ -22,13 +22,14 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from headstart.control.budget import Budget
-from headstart.control.calibration import FEW, Calibration
+from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import LIMITS, DraftHistory, forecast
 from headstart.control.probes import PROBE_TOKENS, Probes, ProbeSlot
 from headstart.control.values import (
     NO_ALLOWANCE,
+    WEIGHT,
     Allowance,
     DraftCall,
     ModelSlot,
@@ -37,7 +38,6 @@ from headstart.control.values import (
 )
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
-NEW_READS = 25  # tokens that a model with few labels may read for any slot
 _ALONE = np.zeros((1, len(LIMITS)), np.intp)  # the order of one slot
 REST = 3  # steps at most in which a model is not planned for that was refused often
 
@@ -98,9 +98,8 @@ class ModelDraftPlanner:
             self._save(name, 1)
             tables = self._calibration.tables
             num_labels = tables[name].num_labels + tables[with_gap(name)].num_labels
-            if num_labels < FEW:  # it does not read everybody's prompt
-                first = min(auto, key=lambda i: slots[i].catch_up)
-                auto = [i for i in auto if i == first or slots[i].catch_up <= NEW_READS]
+            if num_labels < WEIGHT:  # it does not read everybody's prompt
+                auto = [min(auto, key=lambda i: slots[i].catch_up)]
             for can_skip in (False, True):
                 able = [i for i in auto if slots[i].can_skip or not can_skip]
                 bid = self._bid(name, [slots[i] for i in able], step, gains, can_skip=can_skip)

@@ -162,7 +162,10 @@ def test_an_unread_prompt_does_not_keep_the_model_from_the_others() -> None:
     assert (first.max_tokens, second.max_tokens > 0) == (0, True)
 
 
-def test_a_model_never_used_drafts_for_one_slot_until_it_has_shown_what_it_is_worth() -> None:
+@pytest.mark.parametrize("unread", [200, 4])
+def test_a_model_never_used_drafts_for_one_slot_until_it_has_shown_what_it_is_worth(
+    unread: int,
+) -> None:
     """Else it reads everybody's prompt for a belief."""
     controller, step = Controller(), Step(4, 4, 100)
     controller.trust_scores("model")
@@ -170,7 +173,7 @@ def test_a_model_never_used_drafts_for_one_slot_until_it_has_shown_what_it_is_wo
     for _ in range(3):
         for rows in range(1, 18):
             decode(controller, rows, 100, 50.0 + rows)
-    slots = [ModelSlot(i, 16, catch_up=200 - i) for i in range(4)]
+    slots = [ModelSlot(i, 16, catch_up=unread - i) for i in range(4)]
     allowed = [one.max_tokens > 0 for one in grant(controller, {"model": slots}, step)["model"]]
     assert allowed == [False, False, False, True]  # the shortest prompt
     for _ in range(3):
