@@ -56,10 +56,7 @@ class AnswerFormat:
         if self.thinking is None:
             return
         start, end = self.thinking.start, self.thinking.end
-        place = reader.mark()
-        yield from reader.skip_space()
-        is_marked = bool(start) and (yield from reader.takes(start.strip()))
-        reader.release(None if is_marked else place)
+        is_marked = bool(start) and (yield from reader.takes_behind_space(start.strip()))
         if not is_marked and reader.start != "thoughts":
             return
         if is_marked and start[-1:].isspace():

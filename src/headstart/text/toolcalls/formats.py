@@ -91,11 +91,7 @@ class MarkedCalls:
 def _take_pieces(reader: TextReader, marker: str) -> Reading[None]:
     """Skip as much of a marker as is present."""
     for piece in pieces(marker):
-        place = reader.mark()
-        yield from reader.skip_space()
-        is_there = yield from reader.takes(piece)
-        reader.release(None if is_there else place)
-        if not is_there:
+        if not (yield from reader.takes_behind_space(piece)):
             return
 
 
@@ -297,13 +293,7 @@ class TaggedArguments:
         """Emit the arguments as members of a JSON object while they arrive."""
         reader.arguments("{")
         before = ""
-        while True:
-            place = reader.mark()
-            yield from reader.skip_space()
-            is_there = yield from reader.takes(self.key_start.strip())
-            reader.release(None if is_there else place)
-            if not is_there:
-                break
+        while (yield from reader.takes_behind_space(self.key_start.strip())):
             key: list[str] = []
             if not (yield from reader.until((self.key_end.strip(),), key.append)):
                 break

@@ -155,6 +155,14 @@ class TextReader:
             self.at += len(marker)
         return is_there
 
+    def takes_behind_space(self, marker: str) -> Reading[bool]:
+        """Whether this marker comes next but for white space; skips both."""
+        place = self.mark()
+        yield from self.skip_space()
+        is_there = yield from self.takes(marker)
+        self.release(None if is_there else place)
+        return is_there
+
     def takes_one(self, markers: Sequence[str]) -> Reading[str | None]:
         """Skip the longest marker that comes next and return it."""
         for marker in sorted(markers, key=len, reverse=True):
