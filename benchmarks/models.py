@@ -292,13 +292,12 @@ def _line(found: str, rows: Sequence[Row]) -> str:
 
 
 _NOTES = (
-    "- **memory**: snapshots are made here for drafts of 4 tokens, as asked for; by default they "
-    "may take a twentieth of the caches,",
-    "  and copies of the state take their place ([architecture.md](architecture.md)).",
-    "- **texts equal**: settings in which every text was that without speculation. Attention runs "
-    "with `--exact`; with",
-    "  recurrent layers in F32, which have no exact mode for several slots, rounding may decide "
-    "between two equally likely tokens.",
+    "- **memory**: snapshots are made here for drafts of 4 tokens; by default they may take a "
+    "twentieth of the caches, and copies of the",
+    "  state take their place ([architecture.md](architecture.md)).",
+    "- **texts equal**: settings in which every text was that without speculation: attention with "
+    "`--exact`, recurrent layers in F32, where",
+    "  rounding may decide between two equally likely tokens.",
     "- **next turn**: prompt tokens that a turn decodes beyond the new ones; **shortened turn**: "
     "where part of each answer is left",
     "  out, as chat templates do with reasoning (back to the last of `--ctx-checkpoints`).",
@@ -307,8 +306,7 @@ _NOTES = (
     "- **as draft model**: for a llama model with the same vocabulary and with another one, at 1 "
     "and 4 slots; yes if every text is",
     "  what the target writes alone. The number is the least share of draft tokens accepted when a "
-    "model drafts for itself, which rounding",
-    "  and a draft that would end the text lower.",
+    "model drafts for itself.",
     "",
     "## Projectors",
     "",

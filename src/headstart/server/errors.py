@@ -62,9 +62,8 @@ ANSWERS = (
     (
         429,
         "rate_limit_error",
-        "the share of this API key: most of a full queue, of open requests or listeners, its slot "
-        "files, or seconds of compiling; the message says of what, how much and until when, as "
-        "does `Retry-After`",
+        "this API key has its share of something; the message says of what, how much and until "
+        "when, as does `Retry-After`",
     ),
     (500, "server_error", "libllama or the server failed; see its log"),
     (501, "not_supported_error", "this server or model cannot do it, such as `/slots` when off"),
