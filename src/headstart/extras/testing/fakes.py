@@ -56,7 +56,10 @@ class ByteVocab:
 
 
 class LetterVocab(ByteVocab):
-    """32 tokens, as many as `FakeEngine` has: letters, four signs, a newline (30), <eos> (31)."""
+    """32 tokens, as many as `FakeEngine` has: letters, four signs, a newline (30), <eos> (31).
+
+    Other bytes are left out.
+    """
 
     size = 32
     eog_ids = frozenset({31})
@@ -67,7 +70,7 @@ class LetterVocab(ByteVocab):
 
     def tokenize(self, text: str | bytes, *, add_special: bool, parse_special: bool) -> list[int]:
         raw = text.encode() if isinstance(text, str) else text
-        return [self._TEXT.index(byte) for byte in raw]
+        return [self._TEXT.index(byte) for byte in raw if byte in self._TEXT]
 
     def token_bytes(self, token: int) -> bytes:
         return self._TEXT[token : token + 1]
