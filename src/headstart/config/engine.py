@@ -146,22 +146,18 @@ class EngineConfig:
         "scaling of positions; default: as the model says",
         choices=("none", "linear", "yarn"),
     )
-    rope_scale: float = option(
-        0.0, "factor by which the context grows; 0: as the model says", least=0
-    )
-    rope_freq_base: float = option(0.0, "base frequency of RoPE; 0: as the model says", least=0)
+    rope_scale: float = option(0.0, "factor by which the context grows; 0: the model's", least=0)
+    rope_freq_base: float = option(0.0, "base frequency of RoPE; 0: the model's", least=0)
     rope_freq_scale: float = option(
-        0.0, "scaling of RoPE's frequencies, 1/--rope-scale; 0: as the model says", least=0
+        0.0, "scaling of RoPE's frequencies, 1/--rope-scale; 0: the model's", least=0
     )
     yarn_orig_ctx: int = option(
         0, "context size before YaRN, in tokens; 0: as the model was trained", least=0
     )
-    yarn_ext_factor: float = option(
-        -1.0, "YaRN: extrapolation mix factor; below 0: as the model says"
-    )
-    yarn_attn_factor: float = option(-1.0, "YaRN: attention scale; below 0: as the model says")
-    yarn_beta_fast: float = option(-1.0, "YaRN: low correction; below 0: as the model says")
-    yarn_beta_slow: float = option(-1.0, "YaRN: high correction; below 0: as the model says")
+    yarn_ext_factor: float = option(-1.0, "YaRN: extrapolation mix factor; below 0: the model's")
+    yarn_attn_factor: float = option(-1.0, "YaRN: attention scale; below 0: the model's")
+    yarn_beta_fast: float = option(-1.0, "YaRN: low correction; below 0: the model's")
+    yarn_beta_slow: float = option(-1.0, "YaRN: high correction; below 0: the model's")
     lora: str | None = option(None, "LoRA adapters: FILE,...")
     lora_scaled: str | None = option(None, "LoRA adapters with the scale of each: FILE:SCALE,...")
     lora_init_without_apply: bool = option(
@@ -318,11 +314,11 @@ class ImageConfig:
     mmproj_auto: bool = option(True, "use the projector in the model's repository on the hub")
     mmproj_offload: bool = option(True, "compute the projector on the GPU")
     image_min_tokens: int = option(
-        0, "fewest tokens of an image, where the model allows a choice; 0: as the model says",
+        0, "fewest tokens of an image, where the model allows a choice; 0: the model's",
         least=0,
     )  # fmt: skip
     image_max_tokens: int = option(
-        0, "most tokens of an image, where the model allows a choice; 0: as the model says",
+        0, "most tokens of an image, where the model allows a choice; 0: the model's",
         least=0,
     )  # fmt: skip
 
