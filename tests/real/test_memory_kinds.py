@@ -346,13 +346,13 @@ def test_prompts_beside_drafts_are_held_only_where_the_cache_may_be_too_full_for
     )
     text = np.random.default_rng(4).integers(0, 256, 160).tolist()
     held = list[int]()
-    hold = engine.hold
+    hold = engine._hold
 
     def noted(seq_id: int) -> object:
         held.append(seq_id)
         return hold(seq_id)
 
-    monkeypatch.setattr(engine, "hold", noted)
+    monkeypatch.setattr(engine, "_hold", noted)
     for seq_id in range(2):
         decode(engine, text[:100], 0, seq_id=seq_id)
 

@@ -25,8 +25,9 @@ from headstart.engine.library import api, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
-from headstart.engine.sequences import Sequences
-from headstart.structures.checkpoints import Checkpoints
+from headstart.engine.prompt_reader import PromptReader, reads_apart
+from headstart.engine.sequences import IN_PLACE, Sequences
+from headstart.structures.checkpoints import Checkpoint, Checkpoints
 from headstart.types import (
     Batch,
     CacheKind,
@@ -87,6 +88,9 @@ class LlamaEngine(Sequences):
         self.has_blocks = has_spare and not self.is_exact and not self.window
         self.sends_graphs = config.rpc is not None
         self.attention_tile = attention_tile(config) if is_cut else 1
+        self._used = self.handle  # the context that computes
+        if reads_apart(model.facts, config, limits) and is_cut:
+            self.reader = PromptReader(model.handle, params, self._memory)
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
         self._layers: frozenset[int] = frozenset()  # whose states are kept
         self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
@@ -147,6 +151,9 @@ class LlamaEngine(Sequences):
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
         self._grouped = None
+        if self.reader is not None:
+            is_plain = not (self._layers or self.gaps or batch.media)
+            self._used = self.reader.place(batch, self, is_plain=is_plain) or self.handle
         if batch.media is not None:
             self._launch_media(batch, *batch.media)
             return
@@ -205,7 +212,7 @@ class LlamaEngine(Sequences):
         most = self.num_tokens + batch.num_rows + width * len(drafts)
         is_tight = bool(drafts) and most > self.num_cells
         held = {
-            int(batch.seq_ids[run[0]]): self.hold(int(batch.seq_ids[run[0]]))
+            int(batch.seq_ids[run[0]]): self._hold(int(batch.seq_ids[run[0]]))
             for run in prompts
             if is_tight
         }
@@ -215,10 +222,21 @@ class LlamaEngine(Sequences):
         except ContextFullError:
             if self._grouped is not None:  # the prompts were decoded
                 for seq_id, state in held.items():
-                    self.put_back(seq_id, state)
+                    self._put_back(seq_id, state)
             raise
         for start, end, _ in prompts:  # what they had is not good any more
             self.note_rows(int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1)
+
+    def _hold(self, seq_id: int) -> Checkpoint:
+        """What `_put_back` needs to undo the next decode of a sequence."""
+        length = self._lengths.get(seq_id, 0)
+        data = self._get(seq_id, IN_PLACE) if length else b""
+        return Checkpoint(length, data, is_in_place=True)
+
+    def _put_back(self, seq_id: int, held: Checkpoint) -> None:
+        """As it was when it was held."""
+        if not held.length or not self._apply(seq_id, held):
+            self.clear(seq_id)
 
     def _launch_media(self, batch: Batch, chunk: LoadedChunk, offset: int) -> None:
         """Decode cells of an image, the only rows of the batch."""
@@ -282,13 +300,14 @@ class LlamaEngine(Sequences):
 
     def _decode(self, batch: Batch, c_rows: Any) -> None:
         started = perf_counter()
-        status = api.llama_decode(self.handle, c_rows)
+        status = api.llama_decode(self._used, c_rows)
         if status == 1:
             raise ContextFullError
         if status != 0:
             words = f"llama_decode returned {status} for {batch.num_rows} rows"
             raise libllama_error(EngineError, words)
         self.has_copies = False
+        self.has_shifts &= self._used is not self.handle
         self._launched, self._handed_over = batch, perf_counter()
         self._decode_seconds = self._handed_over - started
 
@@ -297,7 +316,7 @@ class LlamaEngine(Sequences):
         num_outputs, asked = self._launched.num_outputs, perf_counter()
         if not num_outputs:
             return np.empty((0, self.vocab_size), np.float32)
-        address = api.llama_get_logits(self.handle)  # waits for the result
+        address = api.llama_get_logits(self._used)  # waits for the result
         self._asynchrony.observe(
             self._decode_seconds, asked - self._handed_over, perf_counter() - asked
         )
@@ -332,6 +351,8 @@ class LlamaEngine(Sequences):
 
     def close(self) -> None:
         if getattr(self, "handle", None):
+            if reader := getattr(self, "reader", None):
+                reader.close()
             api.llama_free(self.handle)
             self.handle = None
 

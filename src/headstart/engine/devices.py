@@ -11,6 +11,8 @@ from headstart.config import EngineConfig
 from headstart.engine.library import api, start
 from headstart.types.errors import ConfigError
 
+FLASH_TILE = 64  # GGML_FA_TILE_Q of ggml-cpu
+
 
 @dataclass(frozen=True, slots=True)
 class Device:
@@ -55,8 +57,7 @@ def attention_tile(config: EngineConfig) -> int:
     types = {config.cache_type_k, config.cache_type_v}
     is_plain = config.flash_attn != "off" and types in ({"f16"}, {"f32"})
     has_tiles = is_plain and not config.exact and not _attends_on_gpu(config)
-    # GGML_FA_TILE_Q of ggml-cpu
-    return 64 if has_tiles else 1
+    return FLASH_TILE if has_tiles else 1
 
 
 def _attends_on_gpu(config: EngineConfig) -> bool:

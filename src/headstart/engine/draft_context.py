@@ -54,6 +54,9 @@ class LlamaDraftContext(LlamaEngine):
         self.shares_target = architecture == _ASSISTANT
         config = replace(config, exact=False, swa_full=True, ctx_checkpoints=0)
         super().__init__(model, config, limits)
+        self.reader = None
+        if self.shares_target:
+            target.reader = None
         handle, target_handle = model.handle, target.model.handle
         self.num_heads = int(api.llama_model_n_layer_nextn(handle)) if limits.is_heads else 1
         self.state_width = int(api.llama_model_n_embd_out(handle))

@@ -18,6 +18,7 @@ from headstart.config import EngineConfig
 from headstart.engine import library
 from headstart.engine.library import api
 from headstart.engine.parameters import Facts, Limits, context_params, model_params
+from headstart.engine.prompt_reader import reader_params, reads_apart
 from headstart.types.errors import ModelError
 
 HOST = "main memory"
@@ -97,6 +98,8 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
             if made:
                 uses = uses_of(made)
                 api.llama_free(made)
+                if reads_apart(facts, config, limits):
+                    _add_reader(uses, model, settings)
             elif limits.reads_states:  # it needs the target's context; its own is small
                 library.take_errors()
                 uses = {HOST: Use(weights=path.stat().st_size)}
@@ -110,6 +113,14 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
     if limits.shares_weights:
         uses = {name: replace(use, weights=0) for name, use in uses.items()}
     return Measured(facts, uses)
+
+
+def _add_reader(uses: Uses, model: Any, params: Any) -> None:
+    """Count the cache in which prompts are read beside other texts, too."""
+    if made := api.llama_init_from_model(model, reader_params(params)):
+        for name, use in uses_of(made).items():
+            uses[name] = uses.get(name, Use()) + replace(use, weights=0)
+        api.llama_free(made)
 
 
 def can_measure() -> bool:

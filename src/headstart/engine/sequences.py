@@ -16,6 +16,7 @@ import numpy as np
 from headstart.engine.c_batch import c_batch
 from headstart.engine.gaps import Gaps
 from headstart.engine.library import api, libllama_error, muted, take_errors
+from headstart.engine.prompt_reader import PromptReader
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, Data, reserve, unpack
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
@@ -23,7 +24,7 @@ from headstart.types.errors import EngineError
 log = logging.getLogger(__name__)
 
 _WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
-_IN_PLACE = 3  # only what cannot be cut, left on the device
+IN_PLACE = 3  # only what cannot be cut, left on the device
 
 
 class Sequences:
@@ -40,12 +41,14 @@ class Sequences:
         self.padding_sequence, self._spare = spare, -1 if spare is None else spare
         self._context = context
         self._memory = api.llama_get_memory(context)
+        self.reader: PromptReader | None = None  # has the prompts that are read apart
         self._last_rows: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
         self.gaps = Gaps()
         self._sharing: set[int] = set()  # sequences whose cells may belong to others too
         self._rolled_back: set[int] = set()  # since their last decode
-        self.has_copies = False  # between caches, which libllama leaves for the next decode
+        # between caches, and moves within the shared one, which libllama leaves for the next decode
+        self.has_copies = self.has_shifts = False
         self.lacks_cells = False  # why the last state that could not be put back was refused
 
     def settle(self, num_rows: Mapping[int, int]) -> None:
@@ -61,20 +64,9 @@ class Sequences:
         is_one = len(set(num_rows.values())) <= 1 and self._rolled_back <= num_rows.keys()
         if not is_one and len(num_rows.keys() | self._rolled_back) > 1:
             for seq_id in self._rolled_back:
-                if not self._set(seq_id, self._get(seq_id, _IN_PLACE), _IN_PLACE):
+                if not self._set(seq_id, self._get(seq_id, IN_PLACE), IN_PLACE):
                     raise EngineError(f"the state of sequence {seq_id} cannot be put back")
         self._rolled_back.clear()
-
-    def hold(self, seq_id: int) -> Checkpoint:
-        """What `put_back` needs to undo the next decode of a sequence."""
-        length = self._lengths.get(seq_id, 0)
-        data = self._get(seq_id, _IN_PLACE) if length else b""
-        return Checkpoint(length, data, is_in_place=True)
-
-    def put_back(self, seq_id: int, held: Checkpoint) -> None:
-        """As it was when it was held."""
-        if not held.length or not self._apply(seq_id, held):
-            self.clear(seq_id)
 
     @property
     def num_tokens(self) -> int:
@@ -113,12 +105,31 @@ class Sequences:
             if not self._set(seq_id, state, _WHOLE):
                 self.clear(seq_id)
                 return False
-        if not self._can_cut(seq_id, start):
+        if not (self._can_cut(seq_id, start) and self.gather(seq_id)):
             self.clear(seq_id)
             return False
         api.llama_memory_seq_rm(self._memory, seq_id, start, end)
         api.llama_memory_seq_add(self._memory, seq_id, end, -1, start - end)
+        self.has_shifts = True
         return True
+
+    def gather(self, seq_id: int) -> bool:
+        """Have a sequence in the cache that all share; False if that has no room for it."""
+        reader = self.reader
+        if reader is None or seq_id not in reader.lengths:
+            return True
+        is_there = self._set(seq_id, self._try_get(seq_id, _WHOLE), _WHOLE)
+        if is_there:
+            reader.drop(seq_id)
+        return is_there
+
+    def hand_over(self, seq_id: int, reader: PromptReader) -> bool:
+        """Have a sequence in the reader's cache; False if it must stay where it is."""
+        state = b"" if self.has_shifts else self._try_get(seq_id, _WHOLE)
+        is_there = self._set(seq_id, state, _WHOLE, reader.handle)
+        if is_there:
+            self.clear(seq_id)
+        return is_there
 
     def rewind(self, seq_id: int, length: int) -> int:
         if length and self.truncate(seq_id, length):
@@ -132,7 +143,7 @@ class Sequences:
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         self.clear(target)
         if self.cache_kind is CacheKind.CUT:
-            can_copy = self._can_copy(source, length)
+            can_copy = self._can_copy(source, length) and self.gather(source)
             if can_copy:
                 self._copy(source, target, length)
             return can_copy
@@ -158,6 +169,8 @@ class Sequences:
         self._rolled_back.discard(seq_id)
         self.checkpoints.drop(seq_id)
         self.gaps.drop(seq_id)
+        if self.reader is not None:
+            self.reader.drop(seq_id)
         api.llama_memory_seq_rm(self._memory, seq_id, -1, -1)
 
     def checkpoint(self, seq_id: int) -> None:
@@ -177,7 +190,7 @@ class Sequences:
         if self.cache_kind is not CacheKind.CHECKPOINT or not length:
             return self.cache_kind is not CacheKind.CHECKPOINT
         self.checkpoints.drop_brief(seq_id)
-        data = self._try_get(seq_id, _IN_PLACE)
+        data = self._try_get(seq_id, IN_PLACE)
         brief = Checkpoint(length, data, is_in_place=True)
         return bool(data) and self.checkpoints.add_brief(seq_id, brief)
 
@@ -208,6 +221,8 @@ class Sequences:
         return length
 
     def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
+        if not self.gather(seq_id):
+            raise EngineError(f"no room for sequence {seq_id} in the shared cache")
         try:  # of a spare sequence that shares their cells
             api.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
             return self._get(self._spare, _WHOLE)
@@ -215,7 +230,7 @@ class Sequences:
             api.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
 
     def restore_block(self, seq_id: int, data: Data) -> bool:
-        is_set = self._set(self._spare, data, _WHOLE)
+        is_set = self.gather(seq_id) and self._set(self._spare, data, _WHOLE)
         if is_set:
             api.llama_memory_seq_cp(self._memory, self._spare, seq_id, -1, -1)
         api.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
@@ -250,7 +265,10 @@ class Sequences:
     def _remove(self, seq_id: int, length: int) -> bool:
         """Remove what stands behind the first `length` tokens."""
         start = self.gaps.position(seq_id, length)
-        is_done = bool(api.llama_memory_seq_rm(self._memory, seq_id, start, -1))
+        memory, reader = self._memory, self.reader
+        if reader is not None and seq_id in reader.lengths:
+            memory, reader.lengths[seq_id] = reader.memory, min(length, reader.lengths[seq_id])
+        is_done = bool(api.llama_memory_seq_rm(memory, seq_id, start, -1))
         if is_done and self.gaps:
             self.gaps.cut(seq_id, length)
         return is_done
@@ -329,7 +347,7 @@ class Sequences:
         return data
 
     def _size(self, seq_id: int, flags: int) -> int:
-        return int(api.llama_state_seq_get_size_ext(self._context, seq_id, flags))
+        return int(api.llama_state_seq_get_size_ext(self._holder(seq_id), seq_id, flags))
 
     def _write(self, seq_id: int, flags: int, place: bytearray | memoryview) -> None:
         """Write the state of a sequence, which has the size of the place.
@@ -342,18 +360,25 @@ class Sequences:
             raise libllama_error(EngineError, words)
         size = len(place)
         written = api.llama_state_seq_get_data_ext(
-            self._context, _bytes_of(place), size, seq_id, flags
+            self._holder(seq_id), _bytes_of(place), size, seq_id, flags
         )
         if written != size:
             words = f"libllama wrote {written} of {size} bytes of sequence {seq_id}"
             raise libllama_error(EngineError, words)
 
-    def _set(self, seq_id: int, data: Data, flags: int) -> bool:
+    def _holder(self, seq_id: int) -> Any:
+        """The context that has a sequence."""
+        reader = self.reader
+        return self._context if reader is None or seq_id not in reader.lengths else reader.handle
+
+    def _set(self, seq_id: int, data: Data, flags: int, context: Any = None) -> bool:
         if not len(data):
             return False
         place, size = _bytes_of(data), len(data)
         with muted():  # too few cells are everyday business: the caller makes room, or reads again
-            read = api.llama_state_seq_set_data_ext(self._context, place, size, seq_id, flags)
+            read = api.llama_state_seq_set_data_ext(
+                context or self._context, place, size, seq_id, flags
+            )
         reason = "" if read == size else take_errors() or "no reason given"
         self.lacks_cells = "available cells" in reason
         if reason and not self.lacks_cells:
@@ -362,7 +387,7 @@ class Sequences:
 
 
 def _flags_of(checkpoint: Checkpoint) -> int:
-    return _IN_PLACE if checkpoint.is_in_place else _PARTIAL
+    return IN_PLACE if checkpoint.is_in_place else _PARTIAL
 
 
 def _bytes_of(data: Data) -> Any:

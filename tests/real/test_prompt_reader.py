@@ -1,0 +1,228 @@
+"""Prompts that are read in a cache of their own while other texts are in the shared one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.models import tiny_llama
+from tests.real.answers import make_requests
+from tests.real.support import without_draft
+from tests.real.test_context_shift import answers
+
+from headstart.app import demo
+from headstart.app.assemble import build_scheduler
+from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
+from headstart.engine import prompt_reader
+from headstart.engine.context import LlamaEngine
+from headstart.engine.library import api
+from headstart.engine.model import Model
+from headstart.engine.parameters import Limits
+from headstart.types import Batch, ContextFullError
+
+CONFIG = EngineConfig(
+    context=2048, batch=512, threads=1, gpu_layers=0, cache_type_k="f32", cache_type_v="f32"
+)
+NUM = 4
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """In F32, so that what is beside a row changes its logits little."""
+    return tiny_llama(tmp_path_factory.mktemp("models") / "tiny.gguf")
+
+
+def engine_of(path: Path, config: EngineConfig = CONFIG, *, is_apart: bool = True) -> LlamaEngine:
+    model = Model(path, config)
+    engine = LlamaEngine(model, config, Limits(NUM, 64, 8))
+    assert engine.reader is not None
+    if not is_apart:
+        engine.reader = None
+    return engine
+
+
+class Texts:
+    """Sequences of an engine, each with the tokens that it holds."""
+
+    def __init__(self, engine: LlamaEngine, seed: int) -> None:
+        self.engine, self.random = engine, np.random.default_rng(seed)
+        self.of: dict[int, list[int]] = {seq_id: [] for seq_id in range(NUM)}
+        self.batch, self.logits = Batch(512), list[NDArray[np.float32]]()
+
+    def tokens(self, num: int) -> list[int]:
+        return self.random.integers(5, 250, num).tolist()
+
+    def decode(self, rows: dict[int, list[int]], *, is_prompt: bool) -> None:
+        self.batch.clear()
+        for seq_id, tokens in rows.items():
+            self.batch.add(seq_id, len(self.of[seq_id]), tokens, 1 if is_prompt else len(tokens))
+            self.of[seq_id] += tokens
+        self.logits.append(self.engine.decode(self.batch).copy())
+
+    def act(self) -> None:
+        """Anything that a scheduler does with a sequence."""
+        random, engine, of = self.random, self.engine, self.of
+        seq_id, other = random.permutation(NUM)[:2].tolist()
+        text = of[seq_id]
+        kind = int(random.integers(0, 12))
+        if len(text) > 350:
+            engine.clear(seq_id)
+            text.clear()
+        if kind < 4:
+            num = int(random.integers(1, 3))
+            ids = random.permutation(NUM)[:num].tolist()
+            rows = {one: self.tokens(int(random.integers(30, 140))) for one in ids}
+            self.decode(rows, is_prompt=True)
+        elif kind < 7:
+            rows = {one: self.tokens(int(random.integers(1, 5))) for one in of if of[one]}
+            if rows:
+                self.decode(rows, is_prompt=False)
+            for one in rows:
+                self.cut(one, len(of[one]) - int(random.integers(0, len(rows[one]))))
+        elif kind == 7:
+            self.cut(seq_id, int(random.integers(0, len(text) + 1)))
+        elif kind == 8 and text:
+            length = int(random.integers(1, len(text) + 1))
+            assert engine.copy_prefix(seq_id, other, length)
+            of[other] = text[:length]
+        elif kind == 9 and text:
+            data = engine.save_sequence(seq_id)
+            engine.clear(seq_id)
+            assert engine.restore_sequence(other, data) == len(text)
+            of[seq_id], of[other] = [], text
+        elif kind == 10 and len(text) > 20:
+            assert engine.shift(seq_id, 5, 15)
+            del text[5:15]
+        elif len(text) > 30:
+            block, rest = engine.save_block(seq_id, 20, len(text)), text[20:]
+            self.cut(seq_id, 20)
+            assert engine.restore_block(seq_id, block)
+            text += rest
+
+    def cut(self, seq_id: int, length: int) -> None:
+        assert self.engine.truncate(seq_id, length)
+        del self.of[seq_id][length:]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_done_with_a_prompt_it_has_the_logits_that_it_has_in_the_shared_cache(
+    seed: int, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_reader, "LEAST_OTHERS", 32)
+    apart, shared = Texts(engine_of(path), seed), Texts(engine_of(path, is_apart=False), seed)
+    num_apart, reader = 0, apart.engine.reader
+    assert reader is not None
+    for _ in range(120):
+        apart.act()
+        shared.act()
+        num_apart += bool(reader.lengths)
+        assert apart.of == shared.of
+    assert num_apart > 10
+    assert len(apart.logits) == len(shared.logits) > 40
+    # how rows lie in tiles changes logits by 0.03, another text before them by 3
+    for own, other in zip(apart.logits, shared.logits, strict=True):
+        np.testing.assert_allclose(own, other, atol=0.15)
+
+
+def read(engine: LlamaEngine, seq_id: int, start: int, num_rows: int) -> NDArray[np.float32]:
+    batch = Batch(512)
+    batch.add(seq_id, start, [7 + i % 90 for i in range(num_rows)], 1)
+    return engine.decode(batch).copy()
+
+
+def test_only_prompts_beside_others_that_fit_are_read_apart(path: Path) -> None:
+    engine = engine_of(path)
+    assert engine.reader is not None
+    lengths = engine.reader.lengths
+    read(engine, 0, 0, 300)  # alone
+    assert not lengths
+    assert engine.reader.handle is None  # takes no memory until then
+    read(engine, 1, 0, 40)  # less than a tile
+    read(engine, 0, 300, 1)
+    assert not lengths
+    read(engine, 1, 40, 100)  # with what is known of it
+    read(engine, 2, 0, 64)
+    assert lengths == {1: 140, 2: 64}
+    read(engine, 1, 140, 1)  # its answer begins
+    assert lengths == {2: 64}
+    engine.clear(2)
+    assert not lengths
+
+
+def test_a_known_beginning_that_was_moved_is_where_it_was_moved_to(path: Path) -> None:
+    """libllama moves it in the next decode; a state that is read before has it unmoved."""
+    logits = []
+    for is_apart in (True, False):
+        engine = engine_of(path, is_apart=is_apart)
+        for seq_id in range(2):
+            read(engine, seq_id, 0, 300)
+        assert engine.truncate(1, 90)
+        assert engine.shift(1, 10, 30)
+        logits.append(read(engine, 1, 70, 100))
+    np.testing.assert_allclose(logits[0], logits[1], atol=0.02)
+
+
+def test_a_long_prompt_goes_on_in_the_shared_cache(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_reader, "CELLS", 256)
+    engine = engine_of(path)
+    assert engine.reader is not None
+    read(engine, 0, 0, 300)
+    read(engine, 1, 0, 128)
+    assert engine.reader.lengths == {1: 128}
+    read(engine, 2, 0, 200)  # there is room for one of them
+    assert engine.reader.lengths == {2: 200}
+    read(engine, 2, 200, 100)
+    assert not engine.reader.lengths
+
+
+def test_a_prompt_that_the_shared_cache_has_no_room_for_is_not_lost(path: Path) -> None:
+    engine = engine_of(path, replace(CONFIG, context=512))
+    assert engine.reader is not None
+    read(engine, 0, 0, 300)
+    read(engine, 1, 0, 250)
+    with pytest.raises(ContextFullError):
+        read(engine, 1, 250, 1)
+    assert engine.reader.lengths == {1: 250}
+    engine.clear(0)
+    read(engine, 1, 250, 1)
+
+
+def test_a_server_short_of_cells_gives_everybody_his_text() -> None:
+    requests = [
+        replace(one, prompt=tuple(one.prompt) * 8) for one in make_requests(8, 0.0, max_tokens=24)
+    ]
+    requests = [replace(one, prompt=one.prompt[: 120 + 20 * i]) for i, one in enumerate(requests)]
+
+    def texts(parallel: int, context: int) -> dict[str, list[int]]:
+        config = Config(
+            engine=replace(CONFIG, context=context),
+            scheduler=SchedulerConfig(parallel=parallel),
+            speculation=SpeculationConfig(spec="off", spec_state="none"),
+        )
+        scheduler = build_scheduler(config, without_draft(demo.path(demo.TARGET)))[0]
+        found = answers(scheduler, requests)
+        reader = getattr(scheduler.engine, "reader", None)
+        assert (reader is not None and reader.handle is not None) == (parallel > 1)
+        assert bool(scheduler.counters.preemptions) == (context < 1024)
+        return found
+
+    assert texts(4, 512) == texts(1, 1024)
+
+
+def test_where_it_cannot_be_had_prompts_are_read_in_the_shared_cache(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = engine_of(path)
+    assert engine.reader is not None
+    read(engine, 0, 0, 300)
+    monkeypatch.setattr(api, "llama_init_from_model", lambda model, params: None)
+    for _ in range(2):
+        read(engine, 1, 0, 100)
+        engine.clear(1)
+    assert not engine.reader.lengths
+    assert caplog.text.count("read in the shared cache") == 1
