@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -40,15 +40,6 @@ from headstart.control.values import (
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 _ALONE = np.zeros((1, len(LIMITS)), np.intp)  # the order of one slot
 REST = 3  # steps at most in which a model is not planned for that was refused often
-
-
-class Bid(NamedTuple):
-    """What a model would draft in a step."""
-
-    slots: Sequence[int] = ()  # indices
-    length: int = 0
-    min_confidence: float = 0.0
-    value: float = 0.0  # expected tokens above the price, of each of these slots
 
 
 @dataclass(slots=True)
@@ -102,13 +93,14 @@ class ModelDraftPlanner:
                 auto = [min(auto, key=lambda i: slots[i].catch_up)]
             for can_skip in (False, True):
                 able = [i for i in auto if slots[i].can_skip or not can_skip]
-                bid = self._bid(name, [slots[i] for i in able], step, gains, can_skip=can_skip)
-                for i in bid.slots:
+                own = [slots[i] for i in able]
+                best, allowed, gain = self._best(name, own, step, gains, can_skip=can_skip)
+                for i in best:
                     slot = slots[able[i]]
-                    length = min(slot.max_tokens, bid.length)
-                    allowance = Allowance(length, bid.min_confidence, can_skip)
+                    length = min(slot.max_tokens, allowed.max_tokens)
+                    allowance = Allowance(length, allowed.min_confidence, can_skip)
                     chosen[slot.number] = name, able[i], allowance
-                    gains[slot.number] = gains.get(slot.number, 0.0) + bid.value
+                    gains[slot.number] = gains.get(slot.number, 0.0) + gain
             drafter = self.drafters[name]
             if any(holder == name for holder, *_ in chosen.values()):
                 drafter.probes.reading, drafter.num_refused = None, 0
@@ -223,7 +215,7 @@ class ModelDraftPlanner:
             if not name.endswith(with_gap(""))
         }
 
-    def _bid(
+    def _best(
         self,
         speculator: str,
         slots: Sequence[ModelSlot],
@@ -231,14 +223,17 @@ class ModelDraftPlanner:
         gains: Mapping[int, float],
         *,
         can_skip: bool,
-    ) -> Bid:
-        """What is worth most in these slots, above what others are expected to gain there."""
+    ) -> tuple[list[int], Allowance, float]:
+        """What is worth most in these slots, above what others are expected to gain there: indices
+        of slots, how far to draft, and the expected tokens above the price, of each of them.
+        """
+        nothing = list[int](), NO_ALLOWANCE, 0.0
         if not slots or step.max_draft_rows < 1:
-            return Bid()
+            return nothing
         name = with_gap(speculator) if can_skip else speculator
         state, cost = self.drafters[name], self.drafters[speculator].cost
         if state.probes.is_closed:
-            return Bid()
+            return nothing
         base, num_even = step.num_verify_base, step.num_slots if step.is_even else 0
         plain, num = self._budget.plain_ms(step), len(slots)
         rate = self._budget.rate(step, plain)
@@ -274,9 +269,9 @@ class ModelDraftPlanner:
         n, at = divmod(int(values.argmax()), len(LIMITS) * len(LENGTHS))
         limit, length = divmod(at, len(LENGTHS))
         if (value := float(values[n, limit, length])) <= 0.0:
-            return Bid()
-        chosen = order[: n + 1, limit].tolist()
-        return Bid(chosen, int(LENGTHS[length]), float(LIMITS[limit]), value / len(chosen))
+            return nothing
+        allowed = Allowance(int(LENGTHS[length]), float(LIMITS[limit]), can_skip)
+        return order[: n + 1, limit].tolist(), allowed, value / (n + 1)
 
     def _num_left(self, slot: ModelSlot) -> float:
         """Tokens still to come. Lengths of answers vary so much that what was written says little
