@@ -10,8 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import settings
+
+if TYPE_CHECKING:
+    from tests.server.server_process import Server
 
 settings.register_profile("busy", deadline=None)  # other programs may have the machine
 settings.load_profile("busy")
@@ -22,3 +28,19 @@ os.environ["HEADSTART_CACHE"] = tempfile.mkdtemp(prefix="headstart-test-")
 # a shell that starts the tests in the background has them, and all that they start, ignore it
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """The embedded pair in processes of its own; a text is the same whoever asks beside it.
+
+    What its processes import stands in its log.
+    """
+    from tests.server.server_process import Server
+
+    flags = ["--exact", "--context", "2048", "--threads", "1", "-np", "4"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+        running = Server(flags, tmp_path_factory.mktemp("cache"))
+    with running:
+        yield running

@@ -43,7 +43,6 @@ OPTIONS = ClusterOptions(
     max_waiting=3,
     health_seconds=0.3,
 )
-CODE = "\n".join(f"def function_{i}(argument):\n    return argument + {i}" for i in range(20))
 
 
 def wait_for(condition: Callable[[], Any], what: str, seconds: float = 90) -> Any:
@@ -191,35 +190,11 @@ def crowd(cluster: Cluster) -> Iterator[list[int]]:
             thread.join()
 
 
-def chat(contents: list[str]) -> dict[str, Any]:
-    roles = ["user", "assistant"] * len(contents)
-    messages = [{"role": r, "content": c} for r, c in zip(roles, contents, strict=False)]
-    return {"messages": messages, "max_tokens": 12, "temperature": 0}
-
-
 def test_streams_are_whole_and_both_replicas_work(cluster: Cluster) -> None:
     before = cluster.answered()
     assert Streams(cluster, 4).end() == (4, [])
     after = cluster.answered()
     assert all(after[name] >= before[name] + LONG["max_tokens"] for name in before)
-
-
-def test_turns_of_a_conversation_find_their_prefix(cluster: Cluster) -> None:
-    conversations = [[f"Number {i}. Explain:\n{CODE[i * 40 :]}"] for i in range(4)]
-    num_before = [0] * 4
-
-    def ask(contents: list[str]) -> Any:
-        with cluster.client() as client:
-            return client.post("/v1/chat/completions", json=chat(contents)).json()
-
-    with ThreadPoolExecutor(4) as pool:
-        for turn in range(3):
-            # at first all at once, so that they spread; then nobody waits, or another may be better
-            for i, answer in enumerate((map if turn else pool.map)(ask, conversations)):
-                cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
-                assert cached >= (0.8 * num_before[i] if turn else 0)
-                num_before[i] = answer["usage"]["prompt_tokens"]
-                conversations[i] += [answer["choices"][0]["message"]["content"], "And why?"]
 
 
 def test_overload_is_429_and_the_others_are_answered(cluster: Cluster) -> None:

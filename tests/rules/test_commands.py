@@ -8,13 +8,12 @@ import shlex
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
-from tests.rules.conftest import announced_address
 from tests.rules.source import PACKAGE, ROOT
 
 from headstart.app import demo
@@ -126,10 +125,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", OURS)
-def test_a_command_of_ours_is_accepted(
-    command: str, place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("command", [p for p in OURS if NOT_HERE.search(str(p.values[0]))])
+def test_a_command_that_is_not_run_is_accepted(command: str, place: Path) -> None:
     assert is_accepted(command)
 
 
@@ -144,6 +141,12 @@ def is_accepted(command: str) -> bool:
     if "bigram" in command:
         pytest.skip("the reader writes this speculator first")
     return main([*arguments[:end], "--print-config", *arguments[end:]]) == 0
+
+
+def announced_address(lines: Iterable[str]) -> str | None:
+    """What the server prints when it is ready; None if it ends without."""
+    matches = (re.search(r"http://((?:127\.0\.0\.1|0\.0\.0\.0):\d+)", line) for line in lines)
+    return next((match[1] for match in matches if match), None)
 
 
 @pytest.mark.parametrize("command", [p for p in OURS if not NOT_HERE.search(str(p.values[0]))])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from tests.server.server_process import Server
 
 HEAVY = (
     "llama_cpp",
@@ -26,8 +26,6 @@ HEAVY = (
 @pytest.mark.parametrize(
     "statement",
     [
-        "import headstart",
-        "import headstart.app.cli.main",
         "import headstart.testing",
         "import headstart.speculators",
         "from headstart.app.cli.main import main; main(['serve', '--help'])",
@@ -41,9 +39,8 @@ def test_an_import_is_light(statement: str) -> None:
     assert result.stdout.splitlines()[-1] == "[]"
 
 
-@pytest.mark.usefixtures("server_address")
-def test_a_plain_server_imports_no_extras(server_log: Path) -> None:
-    imported = server_log.read_text()
+def test_a_plain_server_imports_no_extras(server: Server) -> None:
+    imported = "".join(server.lines)
     assert "headstart.server.app" in imported  # of the web process
     assert "headstart.worker.loop" in imported  # of the engine process
     assert "headstart.extras" not in imported

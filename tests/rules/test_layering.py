@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 
 import pytest
 from tests.rules.source import PACKAGE, ROOT, sources
@@ -62,17 +60,6 @@ def test_every_exception_is_needed() -> None:
         if name.startswith("headstart.")
     }
     assert needed >= EXCEPTIONS
-
-
-def test_types_load_nothing_else_of_the_package() -> None:
-    code = (
-        "import headstart.types.request, sys; "
-        "print({name.split('.')[1] for name in sys.modules if name.startswith('headstart.')})"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert result.stdout.strip() == "{'types'}"
 
 
 def test_the_document_has_the_same_table() -> None:

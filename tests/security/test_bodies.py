@@ -19,8 +19,7 @@ from tests.harness import Model as Letters
 from tests.harness import make_scheduler, play
 from tests.real.test_filters import MODEL, SIZE, Filtering, logits_of
 from tests.server.fake_worker import FakeWorker, say
-from tests.server.server_process import Server
-from tests.server.serving import serving
+from tests.server.serving import events_of, serving
 
 from headstart.engine.filters import LlamaFilters
 from headstart.sampling import sampler
@@ -89,12 +88,6 @@ def resident_mb() -> int:
     raise AssertionError("no VmRSS")
 
 
-@pytest.fixture(scope="module")
-def client():
-    with serving(FakeWorker()) as client:
-        yield client
-
-
 @pytest.mark.parametrize("kind", LARGE)
 def test_no_large_value_of_any_field_hurts(client, kind):
     routes, large = fields_of(client), json.dumps(LARGE[kind])  # writing it takes long
@@ -126,8 +119,7 @@ def test_a_neighbour_s_stream_is_whole_and_the_same():
         def stream() -> None:
             while not stop.is_set():
                 body = {"prompt": "a", "stream": True}
-                lines = client.post("/completion", json=body).text.split("\n\n")
-                chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+                chunks = events_of(client.post("/completion", json=body))
                 assert chunks[-1]["stop"]
                 texts.append("".join(chunk["content"] for chunk in chunks))
 
@@ -142,9 +134,8 @@ def test_a_neighbour_s_stream_is_whole_and_the_same():
     assert set(texts) == {"".join(chr(97 + i % 26) for i in range(40))}
 
 
-def test_the_real_engine_lives_through_large_numbers(tmp_path):
-    flags = ["--context", "512", "--threads", "1"]
-    with Server(flags, tmp_path) as server, server.client() as client:
+def test_the_real_engine_lives_through_large_numbers(server):
+    with server.client() as client:
         known = {"prompt": "def f(x):\n", "max_tokens": 12, "temperature": 0}
         text = client.post("/completion", json=known).json()["content"]
         pid = server.engine_pid()
@@ -285,13 +276,6 @@ def test_a_token_costs_the_same_however_many_have_a_bias(monkeypatch):
         params = SamplingParams(temperature=0.8, logit_bias=dict.fromkeys(range(30_000), bias))
         Sampler(params, FakeEngine(100_000), ()).sample(logits, 1)
     assert asked == [params.top_k] * 2
-
-
-def test_a_greedy_request_whose_legal_tokens_are_all_banned_is_told_so():
-    params = SamplingParams(temperature=0.0, logit_bias={3: float("-inf")})
-    legal = np.arange(16) == 3
-    with pytest.raises(RequestError, match="no token is left"):
-        Sampler(params, FakeEngine(16), ()).sample(FakeEngine(16).logits_after([1]), 1, legal)
 
 
 def test_a_request_that_bans_every_token_is_an_error_and_not_question_marks():

@@ -59,22 +59,21 @@ def post(body: bytes) -> bytes:
     ],
     ids=["one header", "many headers", "path", "trailer", "chunk extension"],
 )
-def test_a_head_without_end_is_refused_early(head):
-    with serving() as client, connected(client) as connection:
+def test_a_head_without_end_is_refused_early(client, head):
+    with connected(client) as connection:
         push(connection, head)
         answer = answer_of(connection)
         assert b" 408 " not in answer  # its time was not over
         assert client.get("/health").status_code == 200
 
 
-def test_a_head_that_came_at_once_has_the_same_limit():
-    with serving() as client:
-        for size, status in ((MAX_HEAD_BYTES // 2, b"200"), (MAX_HEAD_BYTES + 1, b"431")):
-            with connected(client) as connection:
-                head = b"GET /health HTTP/1.1\r\nConnection: close\r\nX: %b\r\n\r\n" % (b"a" * size)
-                push(connection, head)
-                answer = answer_of(connection)
-                assert answer.startswith(b"HTTP/1.1 " + status) or (status == b"431" and not answer)
+def test_a_head_that_came_at_once_has_the_same_limit(client):
+    for size, status in ((MAX_HEAD_BYTES // 2, b"200"), (MAX_HEAD_BYTES + 1, b"431")):
+        with connected(client) as connection:
+            head = b"GET /health HTTP/1.1\r\nConnection: close\r\nX: %b\r\n\r\n" % (b"a" * size)
+            push(connection, head)
+            answer = answer_of(connection)
+            assert answer.startswith(b"HTTP/1.1 " + status) or (status == b"431" and not answer)
 
 
 @pytest.fixture
@@ -182,9 +181,8 @@ def test_a_pipelined_request_ends_when_its_client_leaves(caplog):
     assert worker.cancelled.empty()
 
 
-def test_thousands_of_pipelined_requests_are_refused():
-    worker = FakeWorker(lambda request: [HOLD])
-    with serving(worker) as client, connected(client) as connection:
+def test_thousands_of_pipelined_requests_are_refused(client):
+    with connected(client) as connection:
         push(connection, b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 5000)
         connection.shutdown(socket.SHUT_WR)
         answer = answer_of(connection)
@@ -205,8 +203,8 @@ def test_the_start_tells_when_too_few_files_may_be_opened(monkeypatch, caplog):
     affordable.cache_clear()
 
 
-def test_a_hundred_clients_come_and_go_while_one_hangs():
-    with serving() as client, connected(client) as connection:
+def test_a_hundred_clients_come_and_go_while_one_hangs(client):
+    with connected(client) as connection:
         push(connection, b"GET /hea")
         threads = [threading.Thread(target=client.get, args=("/health",)) for _ in range(100)]
         for thread in threads:

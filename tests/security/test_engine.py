@@ -24,7 +24,6 @@ from tests.harness import (
     run,
 )
 from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
-from tests.server.server_process import Server
 from tests.server.serving import serving
 
 from headstart.sampling.sampler import PIECE
@@ -139,13 +138,6 @@ def test_a_single_prompt_of_any_length_is_sent():
         sender.send(Request(request_id="second", prompt=(1,)))
     pipe.close()
     theirs.close()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    flags = ["--context", "2048", "--threads", "1"]
-    with Server(flags, tmp_path_factory.mktemp("cache")) as running:
-        yield running
 
 
 def test_health_answers_while_the_engine_is_stopped_and_a_hundred_prompts_come(server):
@@ -348,14 +340,6 @@ def test_penalties_read_a_long_prompt_in_pieces_beside_other_requests(monkeypatc
 
 
 # Answers
-
-
-def test_the_end_of_the_server_is_503():
-    worker = FakeWorker(lambda request: [CapacityError("the server is shutting down")])
-    with serving(worker) as client:
-        response = client.post("/completion", json={"prompt": "a"})
-        assert response.status_code == 503
-        assert response.headers["retry-after"]
 
 
 def test_a_request_in_flight_hears_503_when_the_server_ends(transports):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import httpx2
+import openai
 import uvicorn
 from tests.server.fake_worker import FakeWorker
 from tests.thread_transport import ThreadTransport
@@ -57,6 +60,35 @@ def serving(
         server.should_exit = True
         thread.join(60)
         listener.close()
+
+
+@contextmanager
+def openai_of(client: httpx2.Client, key: str = "-") -> Iterator[Any]:
+    """OpenAI's client for the same server."""
+    url = str(client.base_url).rstrip("/")
+    with openai.OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) as sdk:
+        yield sdk
+
+
+def events_of(response: httpx2.Response) -> list[Any]:
+    """What a stream of server-sent events holds."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    lines = response.text.splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+def text_of(response: httpx2.Response) -> str:
+    """The content of a streamed chat."""
+    deltas = [event["choices"][0]["delta"] for event in events_of(response) if event["choices"]]
+    return "".join(delta.get("content") or "" for delta in deltas)
+
+
+def error_of(response: httpx2.Response, status: int, kind: str = "invalid_request_error") -> str:
+    """The message of an error, which has OpenAI's shape and llama-server's type."""
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["type"]) == (status, status, kind), error
+    message: str = error["message"]
+    return message
 
 
 @contextmanager

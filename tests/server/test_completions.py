@@ -7,14 +7,20 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx2
-import openai
 import pytest
 from tests.models import tiny_llama
 from tests.server.fake_worker import FakeWorker
-from tests.server.serving import serving, serving_models
+from tests.server.serving import error_of, openai_of, serving, serving_models
 from tests.server.test_infill import MID, PRE, SUF, FillingVocab
 
-from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from headstart.config import (
+    Config,
+    EngineConfig,
+    ModelConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
 from headstart.server.model import ServedModel
 from headstart.text.chat_template import ChatTemplate
 
@@ -29,10 +35,8 @@ def sdk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         engine=EngineConfig(gpu_layers=0, threads=1, context=512, exact=True),
         scheduler=SchedulerConfig(parallel=2, prefill_chunk=16),
     )
-    with serving_models(config) as client:
-        url = f"{client.base_url}/v1"
-        with openai.OpenAI(base_url=url, api_key="-", max_retries=0) as sdk:
-            yield sdk
+    with serving_models(config) as client, openai_of(client) as sdk:
+        yield sdk
 
 
 def test_a_prompts_tokens_are_as_likely_as_when_they_are_generated(sdk: Any) -> None:
@@ -98,14 +102,14 @@ def test_what_cannot_be_done_is_refused(client: httpx2.Client) -> None:
     assert (filled.status_code, filled.json()["error"]["type"]) == (501, "not_supported_error")
     body = {"prompt": "a", "echo": True, "logprobs": 1, "post_sampling_probs": True}
     scored = client.post("/v1/completions", json=body)
-    assert scored.status_code == 400
-    assert "nothing of the prompt was sampled" in scored.json()["error"]["message"]
+    assert "nothing of the prompt was sampled" in error_of(scored, 400, "not_supported_error")
 
 
 def test_the_lowest_priority_gets_the_next_slot_whatever_the_api() -> None:
     config = Config(
         engine=EngineConfig(gpu_layers=0, threads=1, context=2048),
         scheduler=SchedulerConfig(parallel=1, context_shift=True),
+        speculation=SpeculationConfig(spec="off"),
         server=ServerConfig(metrics=True),
     )
     messages = [{"role": "user", "content": "a"}]

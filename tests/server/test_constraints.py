@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from tests.server.fake_worker import FakeWorker
-from tests.server.serving import served_model, serving
+from tests.server.serving import error_of, served_model, serving
 
 from headstart.config import SamplingConfig
 from headstart.server.constraints import default_constraint
@@ -121,8 +121,7 @@ def test_a_lazy_grammar_begins_at_its_triggers(client, worker):
 def test_what_makes_no_sense_is_400_and_named(client, worker, fields, says):
     for path, body in ROUTES:
         answer = client.post(path, json=body | fields)
-        assert answer.status_code == 400
-        assert says in answer.json()["error"]["message"]
+        assert says in error_of(answer, 400)
     assert worker.requests == []
 
 

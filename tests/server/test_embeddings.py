@@ -10,13 +10,13 @@ from pathlib import Path
 
 import httpx2
 import numpy as np
-import openai
 import pytest
 from tests.models import tiny_bert
+from tests.server.conftest import embedding_config
 from tests.server.fake_worker import INFO, FakeWorker
-from tests.server.serving import serving, serving_models
+from tests.server.serving import error_of, openai_of, serving, serving_models
 
-from headstart.config import Config, EmbeddingConfig, EngineConfig, ModelConfig
+from headstart.config import EmbeddingConfig
 from headstart.server.embeddings import normalize
 from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest
@@ -24,25 +24,10 @@ from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 TEXTS = ["the hill", "x and y", "an other text"]
 
 
-def settings(path: Path, wanted: EmbeddingConfig) -> Config:
-    return Config(
-        model=ModelConfig(model=str(path)),
-        engine=EngineConfig(gpu_layers=0, threads=1),
-        embedding=wanted,
-    )
-
-
-@pytest.fixture(scope="module")
-def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
-    path = tiny_bert(tmp_path_factory.mktemp("model") / "bert.gguf")
-    with serving_models(settings(path, EmbeddingConfig(embeddings=True))) as client:
-        yield client
-
-
 @pytest.fixture(scope="module")
 def ranking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx2.Client]:
     path = tiny_bert(tmp_path_factory.mktemp("model") / "ranker.gguf", ranks=True)
-    with serving_models(settings(path, EmbeddingConfig(rerank=True))) as client:
+    with serving_models(embedding_config(path, EmbeddingConfig(rerank=True))) as client:
         yield client
 
 
@@ -53,7 +38,7 @@ def vectors_of(client: httpx2.Client, **body: object) -> np.ndarray:
 
 
 def test_openais_client_gets_vectors_of_length_1(embedding: httpx2.Client) -> None:
-    with openai.OpenAI(base_url=f"{embedding.base_url}/v1", api_key="-", max_retries=0) as sdk:
+    with openai_of(embedding) as sdk:
         packed = sdk.embeddings.create(model="any", input=TEXTS)  # base64, unless told otherwise
         plain = sdk.embeddings.create(model="any", input=TEXTS, encoding_format="float")
         short = sdk.embeddings.create(model="any", input=TEXTS[0], dimensions=8)
@@ -126,14 +111,13 @@ def test_an_encoder_generates_no_text(embedding: httpx2.Client) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
     ):
         answer = embedding.post(path, json=body)
-        assert answer.status_code == 501
-        assert "bert models compute embeddings" in answer.json()["error"]["message"]
+        assert "bert models compute embeddings" in error_of(answer, 501, "not_supported_error")
     assert embedding.get("/props").status_code == embedding.get("/metrics").status_code == 200
     assert "headstart_embedded_tokens_total" in embedding.get("/metrics").text
 
 
 def test_texts_are_embedded_where_64_do_not_divide_a_batch(tmp_path: Path) -> None:
-    config = settings(tiny_bert(tmp_path / "bert.gguf"), EmbeddingConfig(embeddings=True))
+    config = embedding_config(tiny_bert(tmp_path / "bert.gguf"), EmbeddingConfig(embeddings=True))
     engine = dataclasses.replace(config.engine, ubatch=300)
     with serving_models(dataclasses.replace(config, engine=engine)) as client:
         answer = client.post("/v1/embeddings", json={"input": TEXTS * 50}).json()
@@ -200,8 +184,7 @@ def test_other_servers_say_what_to_start_with(
         (ranking, "/v1/embeddings", "without `--rerank`"),
     ):
         answer = one.post(path, json={"input": "a"})
-        assert answer.status_code == 501
-        assert flag in answer.json()["error"]["message"]
+        assert flag in error_of(answer, 501, "not_supported_error")
 
 
 def test_without_pooling_there_is_a_vector_for_each_token() -> None:
@@ -215,8 +198,7 @@ def test_without_pooling_there_is_a_vector_for_each_token() -> None:
         (answer,) = client.post("/embeddings", json={"input": "abc"}).json()
         assert answer["embedding"] == [[1.0, 1.0]] * 3
         refused = client.post("/v1/embeddings", json={"input": "abc"})
-    assert refused.status_code == 400
-    assert "not OAI compatible" in refused.json()["error"]["message"]
+    assert "not OAI compatible" in error_of(refused, 400)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,14 @@ from typing import Any
 
 import httpx2
 import numpy as np
-import openai
 import pytest
 from PIL import Image
 from tests.images import TINY_GIF, TINY_JPEG, picture, png, projector, wav
 from tests.server.server_process import Server
+from tests.server.serving import error_of, openai_of, serving_models
 
 from headstart.app import demo
+from headstart.config import Config, EmbeddingConfig, EngineConfig, ImageConfig, ModelConfig
 from headstart.server.media_files import as_png_or_jpeg
 
 
@@ -70,8 +71,8 @@ def chat(client: httpx2.Client, url: str) -> httpx2.Response:
     return client.post("/v1/chat/completions", json=body(url))
 
 
-def test_the_openai_client_asks_about_an_image_and_asks_again(server: Server) -> None:
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="x") as sdk:
+def test_the_openai_client_asks_about_an_image_and_asks_again(client: httpx2.Client) -> None:
+    with openai_of(client) as sdk:
         asked = body(url_of(picture(5)))
         first = sdk.chat.completions.create(model="m", **asked)
         answer = {"role": "assistant", "content": first.choices[0].message.content}
@@ -159,8 +160,13 @@ def test_what_is_no_image_is_a_clear_error(client: httpx2.Client, url: str, says
 
 def test_images_have_embeddings_in_both_forms(tmp_path: Path) -> None:
     mmproj = projector(tmp_path / "mmproj.gguf", "gemma3", 256, hears=True)
-    flags = ["--mmproj", str(mmproj), "-m", str(demo.path(demo.TARGET)), "-t", "1", "--embeddings"]
-    with Server([*flags, "--pooling", "mean"], tmp_path) as running, running.client() as client:
+    config = Config(
+        model=ModelConfig(model=str(demo.path(demo.TARGET))),
+        engine=EngineConfig(threads=1),
+        images=ImageConfig(mmproj=str(mmproj)),
+        embedding=EmbeddingConfig(embeddings=True, pooling="mean"),
+    )
+    with serving_models(config) as client:
         marker = client.get("/props").json()["media_marker"]
 
         def ask(*inputs: Any) -> list[list[float]]:
@@ -184,8 +190,7 @@ def test_images_have_embeddings_in_both_forms(tmp_path: Path) -> None:
         assert len({tuple(vector) for vector in found}) == 3
         long = {"prompt_string": marker * 40 + "a", "multimodal_data": data[:1] * 40}
         refused = client.post("/v1/embeddings", json={"input": long})
-        assert refused.status_code == 400
-        assert "too large to process" in refused.json()["error"]["message"]
+        assert "too large to process" in error_of(refused, 400)
         many = [long | {"multimodal_data": data[:1] * number} for number in (39, 41)]
         answers = [client.post("/embedding", json={"content": one}) for one in many]
         assert [answer.status_code for answer in answers] == [400, 400]

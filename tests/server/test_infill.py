@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from tests.server.fake_worker import INFO, FakeWorker
-from tests.server.serving import served_model, serving
+from tests.server.serving import error_of, events_of, served_model, serving
 
 from headstart.server.infill import infill_prompt
 from headstart.server.model import ServedModel
@@ -84,14 +84,18 @@ def test_llama_vims_request_gets_the_fields_it_asks_for_and_no_others():
     assert (warm.max_tokens, warm.prompt) == (0, request.prompt)
 
 
-def test_all_of_the_completions_fields_are_there_and_it_streams():
+@pytest.fixture(scope="module")
+def filling():
     with serving(model=model_of(FillingVocab())) as client:
-        body = {"input_prefix": "a", "input_suffix": "b"}
-        answer = client.post("/infill", json=body).json()
-        assert (answer["stop_type"], answer["prompt"]) == ("eos", "<258>a<259>b<260>")
-        assert answer["generation_settings"]["n_indent"] == 0
-        stream = client.post("/infill", json=body | {"stream": True})
-        assert stream.headers["content-type"].startswith("text/event-stream")
+        yield client
+
+
+def test_all_of_the_completions_fields_are_there_and_it_streams(filling):
+    body = {"input_prefix": "a", "input_suffix": "b"}
+    answer = filling.post("/infill", json=body).json()
+    assert (answer["stop_type"], answer["prompt"]) == ("eos", "<258>a<259>b<260>")
+    assert answer["generation_settings"]["n_indent"] == 0
+    assert events_of(filling.post("/infill", json=body | {"stream": True}))
 
 
 def test_markers_surround_what_they_mark():
@@ -206,8 +210,5 @@ def test_a_vocabulary_without_markers_cannot_fill_in(fim, missing):
         ({"top_k": 0}, "top_k from 1 to 256 (it is 0)"),
     ],
 )
-def test_wrong_fields_are_named(change, says):
-    with serving(model=model_of(FillingVocab())) as client:
-        response = client.post("/infill", json=LLAMA_VIM | change)
-        assert response.status_code == 400
-        assert says in response.json()["error"]["message"]
+def test_wrong_fields_are_named(filling, change, says):
+    assert says in error_of(filling.post("/infill", json=LLAMA_VIM | change), 400)

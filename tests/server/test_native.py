@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 
 import pytest
 from tests.server.fake_worker import INFO, FakeWorker, say
-from tests.server.serving import served_model, serving
+from tests.server.serving import events_of, served_model, serving
 
 from headstart.config import ChatConfig, Config, SchedulerConfig
 from headstart.server.model import ServedModel
 from headstart.testing import ByteVocab
 from headstart.text.chat_template import ChatTemplate
 from headstart.types import DraftMode
-
-
-def events_of(response):
-    assert response.headers["content-type"].startswith("text/event-stream")
-    return [json.loads(line.removeprefix("data: ")) for line in response.text.split("\n\n") if line]
 
 
 def test_completion_has_llama_servers_fields(client):

@@ -11,13 +11,11 @@ import httpx2
 import numpy as np
 import ollama
 import pytest
-from tests.models import tiny_bert
 from tests.server.fake_worker import FakeWorker, say
-from tests.server.serving import served_model, serving, serving_models
-from tests.server.test_embeddings import settings
+from tests.server.serving import served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
 
-from headstart.config import EmbeddingConfig, ServerConfig
+from headstart.config import ServerConfig
 from headstart.server.ollama_dialect import OllamaChatBody, chat_body
 from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.request import Request
@@ -156,36 +154,32 @@ def test_the_model_is_listed_and_described(ask: Any, client: httpx2.Client) -> N
     assert client.get("/api/version").json()["version"].count(".") == 2
 
 
-@pytest.fixture(scope="module")
-def embedding(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    path = tiny_bert(tmp_path_factory.mktemp("model") / "bert.gguf")
-    config = settings(path, EmbeddingConfig(embeddings=True))
-    with serving_models(config) as client, asking(client) as ask:
+@pytest.fixture
+def embed(embedding: httpx2.Client) -> Iterator[Any]:
+    with asking(embedding) as ask:
         yield ask
 
 
-def test_texts_become_vectors(embedding: Any) -> None:
-    ask = embedding
-    answer = ask.embed("any", ["the hill", "x"])
+def test_texts_become_vectors(embed: Any) -> None:
+    answer = embed.embed("any", ["the hill", "x"])
     assert [np.linalg.norm(vector) for vector in answer.embeddings] == pytest.approx([1, 1])
     assert answer.prompt_eval_count == 7
-    short = ask.embed("any", "the hill", dimensions=8).embeddings[0]
+    short = embed.embed("any", "the hill", dimensions=8).embeddings[0]
     assert len(short) == 8
     np.testing.assert_allclose(
         np.array(short) * np.linalg.norm(answer.embeddings[0][:8]),
         answer.embeddings[0][:8],
         rtol=1e-4,
     )
-    old = ask.embeddings("any", "the hill").embedding
+    old = embed.embeddings("any", "the hill").embedding
     np.testing.assert_allclose(old / np.linalg.norm(old), answer.embeddings[0], rtol=1e-4)
-    assert ask.show("any").capabilities == ["embedding"]
+    assert embed.show("any").capabilities == ["embedding"]
 
 
-def test_a_long_text_is_cut_unless_that_is_forbidden(embedding: Any) -> None:
-    ask = embedding
-    assert ask.embed("any", "a" * 600).prompt_eval_count == 512
+def test_a_long_text_is_cut_unless_that_is_forbidden(embed: Any) -> None:
+    assert embed.embed("any", "a" * 600).prompt_eval_count == 512
     with pytest.raises(ollama.ResponseError, match="too large to process"):
-        ask.embed("any", "a" * 600, truncate=False)
+        embed.embed("any", "a" * 600, truncate=False)
 
 
 @pytest.mark.parametrize(

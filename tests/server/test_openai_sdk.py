@@ -6,7 +6,7 @@ import httpx2
 import openai
 import pytest
 from tests.server.fake_worker import FakeWorker, say
-from tests.server.serving import serving
+from tests.server.serving import openai_of, serving
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 
@@ -129,11 +129,10 @@ def test_stop_reaches_the_scheduler_as_bytes(sdk, worker):
 
 
 def test_length_is_a_finish_reason():
-    with serving(FakeWorker(lambda request: say(request, b"ab", reason="length"))) as client:
-        sdk = openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="-")
+    worker = FakeWorker(lambda request: say(request, b"ab", reason="length"))
+    with serving(worker) as client, openai_of(client) as sdk:
         answer = sdk.chat.completions.create(model="m", messages=MESSAGES, max_completion_tokens=2)
-        assert answer.choices[0].finish_reason == "length"
-        sdk.close()
+    assert answer.choices[0].finish_reason == "length"
 
 
 def test_completion_answers_prompts_in_order(sdk, worker):

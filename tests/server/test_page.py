@@ -23,16 +23,15 @@ LIBRARIES = json.loads((OUR_PAGE / "vendor/libraries.json").read_text("utf-8"))
 SCRIPTS = sorted((OUR_PAGE / "js").glob("*.js"))
 
 
-def test_the_page_is_served_with_a_policy_that_allows_no_foreign_script():
-    with serving() as client:
-        response = client.get("/")
-        policy = response.headers["content-security-policy"]
-        assert response.status_code == 200
-        assert "<!doctype html>" in response.text
-        assert "script-src 'self'" in policy
-        assert "default-src 'none'" in policy
-        assert "unsafe" not in policy
-        assert client.get("/js/main.js").headers["content-type"].startswith("text/javascript")
+def test_the_page_is_served_with_a_policy_that_allows_no_foreign_script(client):
+    response = client.get("/")
+    policy = response.headers["content-security-policy"]
+    assert response.status_code == 200
+    assert "<!doctype html>" in response.text
+    assert "script-src 'self'" in policy
+    assert "default-src 'none'" in policy
+    assert "unsafe" not in policy
+    assert client.get("/js/main.js").headers["content-type"].startswith("text/javascript")
 
 
 def test_the_page_needs_no_key_and_the_api_behind_it_does():
@@ -56,12 +55,11 @@ def test_the_page_is_there_while_the_model_loads():
         may_load.set()
 
 
-def test_unchanged_files_are_not_sent_again():
-    with serving() as client:
-        tag = client.get("/css/base.css").headers["etag"]
-        again = client.get("/css/base.css", headers={"If-None-Match": tag})
-        assert (again.status_code, again.content) == (304, b"")
-        assert (again.headers["etag"], again.headers["vary"]) == (tag, "Accept-Encoding")
+def test_unchanged_files_are_not_sent_again(client):
+    tag = client.get("/css/base.css").headers["etag"]
+    again = client.get("/css/base.css", headers={"If-None-Match": tag})
+    assert (again.status_code, again.content) == (304, b"")
+    assert (again.headers["etag"], again.headers["vary"]) == (tag, "Accept-Encoding")
 
 
 def test_a_file_is_compressed_once_and_sent_as_each_client_takes_it(monkeypatch):
@@ -158,9 +156,8 @@ def test_files_are_kept_in_memory_up_to_a_limit(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "url", ["/..%2fserver/page.py", "/js/../../config.py", "/%2e%2e/config.py", "/js", "/vendor/"]
 )
-def test_only_the_listed_files_are_served(url):
-    with serving() as client:
-        assert client.get(url).status_code == 404
+def test_only_the_listed_files_are_served(client, url):
+    assert client.get(url).status_code == 404
 
 
 def test_without_the_page_the_root_is_not_found():

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx2
 import openai
 import pytest
 from tests.server.fake_worker import HOLD, FakeWorker, say
-from tests.server.serving import served_model, serving
+from tests.server.serving import events_of, openai_of, served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import ServerConfig
@@ -21,13 +19,6 @@ from headstart.types.errors import HeadstartError
 from headstart.types.request import Request
 
 TOOLS = [{"type": "function", "name": "look", "parameters": {"type": "object"}}]
-
-
-@contextmanager
-def clients(client: httpx2.Client, key: str = "-") -> Iterator[Any]:
-    url = f"{client.base_url}/v1"
-    with openai.OpenAI(base_url=url, api_key=key, max_retries=0) as sdk:
-        yield sdk
 
 
 def test_a_text_is_answered(sdk: Any, worker: FakeWorker) -> None:
@@ -77,7 +68,7 @@ def test_the_clients_own_accumulator_agrees(sdk: Any) -> None:
 
 def test_an_answer_that_was_cut_says_so() -> None:
     worker = FakeWorker(lambda request: say(request, b"ab", reason="length"))
-    with serving(worker) as client, clients(client) as sdk:
+    with serving(worker) as client, openai_of(client) as sdk:
         answer = sdk.responses.create(model="any", input="Hi", max_output_tokens=2)
         assert (answer.status, answer.incomplete_details.reason) == (
             "incomplete",
@@ -124,9 +115,9 @@ def test_a_stored_response_can_be_read_and_deleted(sdk: Any) -> None:
 
 def test_nobody_reads_the_responses_of_another_key() -> None:
     config = ServerConfig(api_key="one,two")
-    with serving(config=config) as client, clients(client, "one") as mine:
+    with serving(config=config) as client, openai_of(client, "one") as mine:
         answer = mine.responses.create(model="any", input="secret")
-        with clients(client, "two") as other:
+        with openai_of(client, "two") as other:
             with pytest.raises(openai.NotFoundError):
                 other.responses.retrieve(answer.id)
             with pytest.raises(openai.BadRequestError):
@@ -144,7 +135,7 @@ def calling(request: Request) -> list[Any]:
 
 def test_thoughts_are_an_item_of_their_own() -> None:
     worker = FakeWorker(thinking)
-    with serving(worker, model=served_model(TEMPLATE)) as client, clients(client) as sdk:
+    with serving(worker, model=served_model(TEMPLATE)) as client, openai_of(client) as sdk:
         answer = sdk.responses.create(model="any", input="Hi", reasoning={"effort": "low"})
         events = list(sdk.responses.create(model="any", input="Hi", stream=True))
     for output in (answer.output, events[-1].response.output):
@@ -159,7 +150,7 @@ def test_thoughts_are_an_item_of_their_own() -> None:
 
 def test_calls_are_items_whose_results_come_back() -> None:
     worker = FakeWorker(calling)
-    with serving(worker, model=served_model(TEMPLATE)) as client, clients(client) as sdk:
+    with serving(worker, model=served_model(TEMPLATE)) as client, openai_of(client) as sdk:
         answer = sdk.responses.create(model="any", input="Look!", tools=TOOLS)
         events = list(sdk.responses.create(model="any", input="Look!", tools=TOOLS, stream=True))
         (call,) = answer.output
@@ -202,8 +193,7 @@ def test_logprobs_come_with_the_text(sdk: Any) -> None:
 
 def test_progress_and_times_come_with_a_stream(client: httpx2.Client) -> None:
     body = {"input": "Hi", "stream": True, "return_progress": True, "timings_per_token": True}
-    lines = client.post("/responses", json=body).text.splitlines()
-    events = [json.loads(line[6:]) for line in lines if line.startswith("data: ")]
+    events = events_of(client.post("/responses", json=body))
     told = [event for event in events if "prompt_progress" in event]
     assert [event["type"] for event in told] == ["response.in_progress"]
     assert all("timings" in e for e in events if e["type"] == "response.output_text.delta")

@@ -21,6 +21,7 @@ version = 1
 [*]
 c = 2048
 np = 1
+spec = off
 [one]
 model = {TARGET}
 [two]
@@ -28,6 +29,9 @@ model = {TARGET}
 alias = zwei
 [broken]
 model = {__file__}
+[sleepy]
+model = {TARGET}
+sleep-idle-seconds = 1
 """
 BODY = {"prompt": "def f(x):", "max_tokens": 8, "temperature": 0}
 
@@ -37,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("router")
     (folder / "models.ini").write_text(PRESET)
     (folder / "hub").mkdir()
-    flags = ["--models-preset", str(folder / "models.ini"), "--models-max", "2"]
+    flags = ["--models-preset", str(folder / "models.ini"), "--models-max", "3"]
     before, os.environ["LLAMA_CACHE"] = os.environ.get("LLAMA_CACHE"), str(folder / "hub")
     try:
         running = Server(flags, folder)
@@ -174,16 +178,13 @@ def test_what_a_model_has_read_comes_back_with_it(client: httpx2.Client) -> None
     assert again.json()["timings"]["prompt_n"] == 1
 
 
-def test_a_model_that_sleeps_is_listed_so_and_wakes(tmp_path: Path) -> None:
-    (tmp_path / "models.ini").write_text(f"[one]\nmodel = {TARGET}\nc = 512\n")
-    flags = ["--models-preset", str(tmp_path / "models.ini"), "--sleep-idle-seconds", "1"]
-    with Server(flags, tmp_path) as server, server.client() as client:
-        assert ask(client, "one").status_code == 200
-        until(lambda: status_of(client, "one")["value"] == "sleeping", "sleep")
-        assert client.get("/props?model=one").json()["is_sleeping"] is True
-        assert status_of(client, "one")["value"] == "sleeping", "asking does not wake it"
-        assert ask(client, "one").status_code == 200
-        assert status_of(client, "one")["value"] == "loaded"
+def test_a_model_that_sleeps_is_listed_so_and_wakes(client: httpx2.Client) -> None:
+    assert ask(client, "sleepy").status_code == 200
+    until(lambda: status_of(client, "sleepy")["value"] == "sleeping", "sleep")
+    assert client.get("/props?model=sleepy").json()["is_sleeping"] is True
+    assert status_of(client, "sleepy")["value"] == "sleeping", "asking does not wake it"
+    assert ask(client, "sleepy").status_code == 200
+    assert status_of(client, "sleepy")["value"] == "loaded"
 
 
 def test_a_router_that_is_killed_takes_its_models_along(tmp_path: Path) -> None:

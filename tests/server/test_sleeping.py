@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import threading
 import time
@@ -14,8 +13,7 @@ import pytest
 from tests.harness import Model, make_requests, make_scheduler
 from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
 from tests.server.server_process import Server, until
-from tests.server.serving import serving
-from tests.server.test_wrong_input import error_of
+from tests.server.serving import error_of, serving, text_of
 from tests.thread_transport import ThreadTransport
 
 from headstart.server.app import IdleTimer
@@ -29,7 +27,7 @@ PROMPT = {"prompt": "def f(", "n_predict": 4, "temperature": 0}
 
 
 def test_the_model_sleeps_and_is_woken_by_several_requests_at_once(tmp_path: Path) -> None:
-    flags = ["--sleep-idle-seconds", "1", "-c", "512"]
+    flags = ["--sleep-idle-seconds", "1", "-c", "512", "--spec", "off"]
     with Server(flags, tmp_path) as server, server.client() as client:
 
         def is_sleeping() -> bool:
@@ -142,20 +140,15 @@ def resume(client, name, start=0):
     return client.get("/v1/stream", params={"conv_id": name, "from": start})
 
 
-def text_of(stream):
-    lines = [line for line in stream.split("\n\n") if line.startswith("data: {")]
-    deltas = [json.loads(line.removeprefix("data: "))["choices"] for line in lines]
-    return "".join(one[0]["delta"].get("content") or "" for one in deltas if one)
-
-
 def test_a_stream_goes_on_without_its_client_and_is_resumed_from_any_byte(client, worker):
     name = "a/b::c"
     with client.stream("POST", CHAT, json=BODY, headers={"X-Conversation-Id": name}) as response:
         first = next(response.iter_bytes())
     worker.go_on()
-    whole = resume(client, name).content
+    resumed = resume(client, name)
+    whole = resumed.content
     assert whole.startswith(first)
-    assert (text_of(whole.decode()), whole.endswith(b"data: [DONE]\n\n")) == ("one two three", True)
+    assert (text_of(resumed), whole.endswith(b"data: [DONE]\n\n")) == ("one two three", True)
     assert resume(client, name, len(first)).content == whole[len(first) :]
     for ids, number in ((["x", name], 1), (["a/b"], 1), (["a"], 0)):
         found = client.post("/v1/streams/lookup", json={"conversation_ids": ids}).json()
@@ -191,7 +184,7 @@ def test_the_next_request_of_a_conversation_ends_the_last_one_and_no_other():
         assert "stopped" in error_of(last.result(60), 409)
         worker.started.get(timeout=60)
         worker.go_on()
-        assert text_of(following.result(60).text) == "one"
+        assert text_of(following.result(60)) == "one"
 
 
 def test_an_answer_can_be_stopped_while_its_prompt_is_still_read(monkeypatch):

@@ -5,16 +5,18 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
-import openai
 import pytest
 from tests.images import SOUND_CELLS, flac, mp3, picture, projector, wav
 from tests.server.server_process import Server
+from tests.server.serving import error_of, openai_of, serving_models
 
 from headstart.app import demo
+from headstart.config import Config, EngineConfig, ImageConfig, ModelConfig
 from headstart.server.body import read_object
 from headstart.server.media_files import safe_file
 from headstart.types.errors import RequestError
@@ -60,7 +62,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("sounds")
     mmproj = projector(folder / "mmproj.gguf", "janus_pro", 256, hears=True)
     arguments = ("--mmproj", str(mmproj), "-m", str(demo.path(demo.TARGET)), "-t", "1")
-    with Server([*arguments, "-c", "2048"], folder / "cache") as running:
+    with Server([*arguments, "-c", "2048", "--spec", "off"], folder / "cache") as running:
         yield running
 
 
@@ -84,8 +86,8 @@ def count(client: httpx2.Client, sound: bytes) -> httpx2.Response:
     return client.post("/v1/chat/completions/input_tokens", json=body(sound))
 
 
-def test_the_openai_client_asks_about_a_sound_and_asks_again(server: Server) -> None:
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="x") as sdk:
+def test_the_openai_client_asks_about_a_sound_and_asks_again(client: httpx2.Client) -> None:
+    with openai_of(client) as sdk:
         asked = body(wav(5))
         first = sdk.chat.completions.create(model="m", **asked)
         answer = {"role": "assistant", "content": first.choices[0].message.content}
@@ -117,16 +119,14 @@ def test_every_api_gives_the_same_tokens_for_the_same_sound(client: httpx2.Clien
     assert found[1] == found[0] + 16  # an image has 16 cells
 
 
-def test_a_transcription_is_the_answer_of_a_chat_with_the_sound(
-    server: Server, client: httpx2.Client
-) -> None:
+def test_a_transcription_is_the_answer_of_a_chat_with_the_sound(client: httpx2.Client) -> None:
     sound = wav(6)
     chat = body(sound)
     chat["messages"][0]["content"][0]["text"] = "Transcribe audio to text (language: en)"
     wanted = client.post("/v1/chat/completions", json=chat).json()
     text, usage = wanted["choices"][0]["message"]["content"], wanted["usage"]
     options: dict[str, Any] = {"language": "en", "temperature": 0, "extra_body": {"max_tokens": 4}}
-    with openai.OpenAI(base_url=server.url + "/v1", api_key="x") as sdk:
+    with openai_of(client) as sdk:
         create = sdk.audio.transcriptions.create
         found = create(model="m", file=("a.wav", sound), **options)
         events = list(create(model="m", file=("a.wav", sound), stream=True, **options))
@@ -169,8 +169,7 @@ def test_no_field_of_a_transcription_is_parsed_into_millions_of_objects(
     if is_form:
         sent = {"files": {"file": ("a.wav", wav(1)), "seed": (None, seed)}}
     answer = client.post("/v1/audio/transcriptions", **sent)
-    assert answer.status_code == 400
-    assert "seed is '[{}" in answer.json()["error"]["message"]
+    assert "seed is '[{}" in error_of(answer, 400)
 
 
 def test_a_form_keeps_the_bytes_of_its_files() -> None:
@@ -246,8 +245,7 @@ def test_what_is_no_sound_is_a_clear_error(
 ) -> None:
     before = server.engine_pid()
     answer = count(client, sound)
-    assert answer.status_code == 400
-    assert says in answer.json()["error"]["message"]
+    assert says in error_of(answer, 400)
     assert server.engine_pid() == before
 
 
@@ -279,22 +277,19 @@ def test_damaged_sounds_end_neither_the_engine_nor_other_requests(
     assert server.engine_pid() == before
 
 
-def test_models_that_read_no_sounds_or_no_images_say_so(tmp_path: Any) -> None:
-    model = ("-m", str(demo.path(demo.TARGET)), "-t", "1")
+def test_a_model_that_reads_no_images_says_so(tmp_path: Path) -> None:
+    """One that reads no sounds either: `test_what_is_not_built_is_refused_not_ignored`."""
+    mmproj = projector(tmp_path / "mm.gguf", "ultravox", 256)
+    model = ModelConfig(model=str(demo.path(demo.TARGET)))
+    engine, images = EngineConfig(context=1024, threads=1), ImageConfig(mmproj=str(mmproj))
+    config = Config(model=model, engine=engine, images=images)
     url = {"type": "image_url", "image_url": {"url": encoded(picture(1))}}
-    image = {"messages": [{"role": "user", "content": [url]}]}
-    for kind, given, says in (
-        ("ultravox", image, "image input is not supported"),
-        (None, body(wav(1)), "audio input is not supported"),
-    ):
-        mmproj = projector(tmp_path / "mm.gguf", kind, 256) if kind else None  # type: ignore[arg-type]
-        flags = ["--mmproj", str(mmproj)] if mmproj else []
-        with Server([*model, *flags], tmp_path / "cache") as server, server.client() as client:
-            answer = client.post("/v1/chat/completions", json=given)
-            assert answer.status_code == 400
-            assert says in answer.json()["error"]["message"]
-            if kind == "ultravox":
-                assert count(client, wav(1)).status_code == 200
+    with serving_models(config) as client:
+        image = {"messages": [{"role": "user", "content": [url]}]}
+        answer = client.post("/v1/chat/completions", json=image)
+        says = "image input is not supported: this model reads text and audio only"
+        assert says in error_of(answer, 400, "not_supported_error")
+        assert count(client, wav(1)).status_code == 200
 
 
 def test_every_kind_of_sound_is_looked_at_before_it_goes_on() -> None:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.fake_worker import DRAFTED, REPORT, FakeWorker
-from tests.server.serving import served_model, serving
+from tests.server.server_process import until
+from tests.server.serving import served_model, serving, serving_models
 
-from headstart.config import ServerConfig
+from headstart.config import (
+    Config,
+    EngineConfig,
+    SchedulerConfig,
+    ServerConfig,
+    SpeculationConfig,
+)
 from headstart.server.metrics import METRICS, render
 from headstart.server.results import sum_stats
 from headstart.types.report import Counters, WorkerReport
@@ -185,3 +194,70 @@ def test_head_answers_as_get_without_a_body(client, path):
     answer = client.head(path)
     assert (answer.status_code, answer.content) == (200, b"")
     assert answer.headers["content-type"] == client.get(path).headers["content-type"]
+
+
+def test_slots_props_metrics_and_answers_agree_on_what_was_drafted():
+    chain = "suffix,ngram-cache,ngram-simple,draft-model"
+    config = Config(
+        engine=EngineConfig(context=4096, threads=1),
+        scheduler=SchedulerConfig(parallel=4),
+        speculation=SpeculationConfig(spec_type=chain, spec_state="none"),
+    )
+    wishes = [
+        {},
+        {"mode": "off"},
+        {"mode": "fixed", "n_max": 3},
+        {"types": ["draft-model"], "mode": "fixed"},
+    ]
+    with serving_models(config) as client, ThreadPoolExecutor(4) as pool:
+
+        def ask(number: int) -> dict[str, Any]:
+            body = {
+                "prompt": f"def f{number}(x):\n    return x\n" * 3,
+                "n_predict": 30,
+                "temperature": number % 2,
+                "return_metrics": True,
+                "speculative": wishes[number % 4],
+            }
+            answer = client.post("/completion", json=body).json()
+            return answer["metrics"]["speculative_decoding"]
+
+        answers = list(pool.map(ask, range(16)))
+        until(
+            lambda: "\nheadstart_requests_total 16\n" in client.get("/metrics").text,
+            "all requests are counted",
+        )
+        metrics = client.get("/metrics").text
+        speculators = client.get("/props").json()["speculation"]["speculators"]
+
+    def metric(name: str) -> int:
+        lines = [line for line in metrics.splitlines() if line.startswith(name)]
+        return sum(int(float(line.split()[-1])) for line in lines)
+
+    def total(name: str) -> int:
+        return sum(one[name] for one in answers)
+
+    drafted, accepted = total("num_draft_tokens"), total("num_accepted_draft_tokens")
+    assert accepted > 0
+    for name, count in {
+        "llamacpp:spec_decode_num_draft_tokens_total": drafted,
+        "headstart_draft_tokens_total": drafted,
+        "headstart_draft_tokens_by_position_total": drafted,
+        "llamacpp:spec_decode_num_accepted_tokens_total": accepted,
+        "llamacpp:spec_decode_num_accepted_tokens_per_pos_total": accepted,
+        "headstart_draft_tokens_accepted_total": accepted,
+        "llamacpp:spec_decode_num_drafts_total": total("num_spec_steps"),
+        "headstart_rows_wasted_total": drafted - accepted,
+    }.items():
+        assert metric(name) == count, name
+    assert sum(one["num_rows_wasted"] for one in speculators) == drafted - accepted
+    reasons = sum(sum(one["reasons_not_drafted"].values()) for one in answers)
+    assert reasons == metric("headstart_steps_without_draft_total")
+    # the first token comes with the prompt
+    assert total("num_steps") == 16 + total("num_spec_steps") + reasons
+    for one in speculators:
+        by_name = [answer["by_speculator"].get(one["name"], {}) for answer in answers]
+        for count in ("num_calls", "num_drafts", "num_draft_tokens", "num_accepted_draft_tokens"):
+            assert one[count] == sum(counts.get(count, 0) for counts in by_name)
+        reasons = sum(sum(counts["reasons_not_drafted"].values()) for counts in by_name if counts)
+        assert reasons == metric(f'headstart_speculator_reasons_total{{speculator="{one["name"]}"')

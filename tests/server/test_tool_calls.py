@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 
-import openai
 import pytest
 from tests.server.fake_worker import FakeWorker, say
-from tests.server.serving import serving
-from tests.server.test_wrong_input import error_of
+from tests.server.serving import error_of, openai_of, serving
 from tests.templates.conversations import TOOLS
 
 from headstart.server.model import ServedModel
@@ -52,7 +50,7 @@ def client(worker):
 
 @pytest.fixture(scope="module")
 def sdk(client):
-    with openai.OpenAI(base_url=f"{client.base_url}/v1", api_key="-", max_retries=0) as sdk:
+    with openai_of(client) as sdk:
         yield sdk
 
 

@@ -9,7 +9,7 @@ import socket
 
 import pytest
 from tests.server.fake_worker import INFO, FakeWorker, say
-from tests.server.serving import served_model, serving
+from tests.server.serving import error_of, served_model, serving
 
 from headstart.config import ServerConfig
 from headstart.types.errors import (
@@ -23,12 +23,6 @@ from headstart.types.request import Request
 
 CHAT = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
-
-
-def error_of(response, status, kind="invalid_request_error"):
-    error = response.json()["error"]
-    assert (response.status_code, error["code"], error["type"]) == (status, status, kind)
-    return error["message"]
 
 
 @pytest.mark.parametrize(
@@ -150,6 +144,16 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
         {
             "messages": [
                 {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+            ]
+        },
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}
+                    ],
+                }
             ]
         },
         {"continue_final_message": "role"},
@@ -284,29 +288,22 @@ def test_a_prompt_longer_than_the_context_says_both_sizes():
 
 
 @pytest.mark.parametrize("length", [512, 3001, 100_000])
-def test_errors_for_long_prompts_have_the_exact_number_of_tokens(length):
-    with serving(FakeWorker()) as client:
-        text = "a" * length
-        for path, body in (
-            ("/completion", {"prompt": text}),
-            ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
-        ):
-            tokens = length
-            if "messages" in body:
-                tokens = len(client.post("/apply-template", json=body).json()["prompt"])
-            response = client.post(path, json=body)
-            if tokens > INFO.context_size:
-                error_of(response, 400, "exceed_context_size_error")
-                assert response.json()["error"]["n_prompt_tokens"] == tokens
-                assert response.json()["error"]["n_ctx"] == INFO.context_size
-
-
-def test_a_list_of_token_ids_of_many_contexts_is_a_prompt_that_is_too_long():
-    with serving(FakeWorker()) as client:
-        for path in ("/completion", "/v1/completions"):
-            response = client.post(path, json={"prompt": [1] * 100_000})
-            assert "100000 tokens" in error_of(response, 400, "exceed_context_size_error")
-            assert response.json()["error"]["n_prompt_tokens"] == 100_000
+def test_errors_for_long_prompts_have_the_exact_number_of_tokens(client, length):
+    text = "a" * length
+    for path, body in (
+        ("/completion", {"prompt": text}),
+        ("/completion", {"prompt": [1] * length}),
+        ("/v1/completions", {"prompt": [1] * length}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": text}]}),
+    ):
+        tokens = length
+        if "messages" in body:
+            tokens = len(client.post("/apply-template", json=body).json()["prompt"])
+        response = client.post(path, json=body)
+        if tokens > INFO.context_size:
+            assert f"{tokens} tokens" in error_of(response, 400, "exceed_context_size_error")
+            assert response.json()["error"]["n_prompt_tokens"] == tokens
+            assert response.json()["error"]["n_ctx"] == INFO.context_size
 
 
 def test_unexpected_failures_are_500_without_details():
