@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
@@ -92,9 +91,10 @@ def open_setting(setting: Setting, models: Models | None = None) -> Scheduler:
     """Load the models (the embedded pair by default) as a setting wants them."""
     models = models or Models(demo.path(demo.TARGET), demo.path(demo.DRAFT), is_demo=True)
     config = setting.config()
-    with patch.object(WidthComparison, "run", _compared_once(models.target)), ExitStack() as stack:
-        if config.speculation.mode is DraftMode.FIXED:  # which asks for no prices
-            stack.enter_context(patch.object(assemble, "WARM_UP_SECONDS", 0.0))
+    prices: Any = patch.object(assemble, "WARM_UP_SECONDS", 1.0)
+    if config.speculation.mode is not DraftMode.AUTO:
+        prices = patch.object(assemble, "_warm_up")  # no step asks for them
+    with patch.object(WidthComparison, "run", _compared_once(models.target)), prices:
         return build_scheduler(config, models)[0]
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
+from numpy.typing import NDArray
 from tests.real.answers import make_requests
 from tests.server.serving import serving_models
 
@@ -25,16 +27,33 @@ from headstart.config import (
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
+from headstart.types import Batch
 from headstart.types.request import Request
 
+SMALL = Limits(2, 16, 8)
 
-def engine_of(path: Path, *, exact: bool = False) -> LlamaEngine:
+
+def engine_of(path: Path, limits: Limits = SMALL, **settings: Any) -> LlamaEngine:
     """A small engine over one file."""
-    settings = EngineConfig(context=256, batch=256, threads=1, gpu_layers=0, exact=exact)
-    engine = LlamaEngine(Model(path, settings), settings, Limits(2, 16, 8))
-    if exact:
+    small = {"context": 256, "batch": 256, "threads": 1, "gpu_layers": 0}
+    config = EngineConfig(**small | settings)
+    engine = LlamaEngine(Model(path, config), config, limits)
+    if config.exact:
         make_exact(engine)
     return engine
+
+
+def decode(
+    engine: LlamaEngine,
+    tokens: Sequence[int],
+    position: int = 0,
+    num_outputs: int = 1,
+    seq_id: int = 0,
+) -> NDArray[np.float32]:
+    """The last rows of some tokens of one sequence."""
+    batch = Batch(engine.max_batch_tokens)
+    batch.add(seq_id, position, tokens, num_outputs)
+    return engine.decode(batch).copy()
 
 
 def without_draft(path: Path) -> Models:
@@ -45,11 +64,11 @@ def without_draft(path: Path) -> Models:
 def serving_demo(
     scheduler: SchedulerConfig | None = None, server: ServerConfig | None = None, **engine: Any
 ) -> Iterator[httpx2.Client]:
-    """A client of a server of the embedded target alone, with two slots."""
+    """A client of a server of the embedded target alone, with two slots and no drafts."""
     config = Config(
         engine=EngineConfig(context=1024, threads=1, **engine),
         scheduler=scheduler or SchedulerConfig(parallel=2),
-        speculation=SpeculationConfig(spec_state="none"),
+        speculation=SpeculationConfig(spec="off"),
         server=server or ServerConfig(),
     )
     with serving_models(config, without_draft(demo.path(demo.TARGET))) as client:

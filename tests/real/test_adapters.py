@@ -9,12 +9,9 @@ import pytest
 from gguf import GGUFWriter
 from numpy.typing import NDArray
 from tests.models import TINY, tiny_llama
+from tests.real.support import decode, engine_of
 
-from headstart.config import EngineConfig
-from headstart.engine.context import LlamaEngine
-from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.types import Batch
 from headstart.types.errors import ModelError
 
 RANK = 2
@@ -57,11 +54,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def logits(path: Path, **settings: str) -> NDArray[np.float32]:
-    config = EngineConfig(context=256, gpu_layers=0, threads=1, **settings)
-    engine = LlamaEngine(Model(path, config), config, Limits(1, 1, 0))
-    batch = Batch(8)
-    batch.add(0, 0, [1, 2, 3, 4], 1)
-    return engine.decode(batch).copy()
+    return decode(engine_of(path, Limits(1, 1, 0), **settings), [1, 2, 3, 4])
 
 
 @pytest.mark.parametrize(("kind", "flag"), [("lora", "lora"), ("vector", "control_vector")])

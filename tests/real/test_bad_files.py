@@ -7,16 +7,13 @@ from pathlib import Path
 import pytest
 from tests.models import (
     BROKEN_KINDS,
-    OTHER_MERGES,
-    SMALLER,
     Broken,
     broken,
-    tiny_llama,
 )
 from tests.real.answers import Setting, open_setting
 
 from headstart.app import demo
-from headstart.app.assemble import Models, find_models
+from headstart.app.assemble import find_models
 from headstart.config import Config, EngineConfig, ModelConfig
 from headstart.engine.model import Model
 from headstart.types.errors import HeadstartError, ModelError
@@ -47,12 +44,3 @@ def test_a_missing_draft_file_stops_the_start(tmp_path: Path) -> None:
     config = Config(model=ModelConfig(draft_model=str(tmp_path / "nowhere.gguf")))
     with pytest.raises(HeadstartError, match=r"nowhere\.gguf"):
         open_setting(Setting("draft-model"), find_models(config))
-
-
-def test_a_draft_of_another_vocabulary_is_used_and_the_way_is_named(tmp_path: Path) -> None:
-    target = tiny_llama(tmp_path / "target.gguf")
-    draft = tiny_llama(tmp_path / "draft.gguf", shape=SMALLER, merges=OTHER_MERGES)
-    scheduler = open_setting(Setting("draft-model"), Models(target, draft, is_demo=False))
-    details = scheduler.drafting.describe()["speculators"]["draft-model"]
-    assert details["mode"] == "shared"
-    assert "260 of 265 draft tokens" in details["vocabulary"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from tests import drafters
 from tests.architectures import write_model
-from tests.drafters import BLOCKS, PLAIN, REDUCED, SHARED
+from tests.drafters import BLOCKS, PLAIN
 from tests.heads import VOCAB_SIZE, only_heads, with_heads
 from tests.models import OTHER_MERGES, broken, tiny_llama
 
@@ -64,20 +64,6 @@ def test_layers_come_in_the_order_of_the_draft_model(tmp_path: Path) -> None:
     path = drafters.eagle3(tmp_path / "eagle3.gguf", replace(PLAIN, layers=(3, 1, 4)))
     assert state_layers(path, 4) == (3, 1, LAST_STATE)
     assert state_layers(drafters.assistant(tmp_path / "a.gguf"), 5) == (LAST_STATE,)
-
-
-FITTING: dict[str, Write] = {
-    "eagle3": drafters.eagle3,
-    "eagle3-shared": lambda path: drafters.eagle3(path, SHARED),
-    "eagle3-reduced": lambda path: drafters.eagle3(path, REDUCED),
-    "dflash": drafters.dflash,
-    "dspark": lambda path: drafters.dflash(path, rank=8),
-}
-
-
-@pytest.mark.parametrize("name", FITTING)
-def test_what_fits_is_not_refused(name: str, target: Path, tmp_path: Path) -> None:
-    assert refusal(FITTING[name](tmp_path / "draft.gguf"), target) is None
 
 
 def eagle3(**changes: object) -> Write:

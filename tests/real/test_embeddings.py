@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from tests.architectures import tiny_hybrid, tiny_recurrent
 from tests.models import tiny_bert, tiny_llama
+from tests.real.support import engine_of
 
 from headstart.config import EmbeddingConfig, EngineConfig
-from headstart.engine.context import LlamaEngine
 from headstart.engine.embedding import LlamaEmbedder
 from headstart.engine.model import Model
-from headstart.engine.parameters import Limits
 from headstart.types.errors import ConfigError, ModelError
 
 TEXTS = [[1, 2, 3], [4, 5], [9] * 20, [7]]
@@ -99,10 +98,7 @@ def test_without_pooling_or_a_cache_a_text_is_read_at_once(files: dict[str, Path
 def test_a_model_that_cannot_do_it_says_so(files: dict[str, Path]) -> None:
     with pytest.raises(ModelError, match="has no classification head"):
         embedder(files["llama"], rerank=True)
-    config = EngineConfig(gpu_layers=0, threads=1)
-    with pytest.raises(
-        ConfigError, match="bert models generate no text and cannot draft; start with"
-    ):
-        LlamaEngine(Model(files["bert"], config), config, Limits(1, 1, 0))
+    with pytest.raises(ConfigError, match="bert models generate no text and cannot draft; start"):
+        engine_of(files["bert"])
     with pytest.raises(ConfigError, match="--rerank needs --pooling rank, not mean"):
         EmbeddingConfig(rerank=True, pooling="mean")

@@ -57,16 +57,6 @@ def test_output_is_identical_with_and_without_drafts(temperature: float) -> None
     )
 
 
-def test_output_is_identical_with_drafts_from_another_vocabulary() -> None:
-    requests = make_requests(8, 0.8, max_tokens=24)
-    models = Models(demo.path(demo.TARGET), demo.path(demo.DRAFT_OTHER), is_demo=True)
-    compared = list(
-        compare(requests, [Setting("draft-model", 4, 4), Setting("auto", 16, 2)], models)
-    )
-    assert [c.different for c in compared] == [(), ()]
-    assert compared[0].num_accepted > 0
-
-
 def test_log_probabilities_are_identical_with_and_without_drafts() -> None:
     requests = [replace(r, num_logprobs=3) for r in make_requests(5, 0.8, max_tokens=16)]
     requests[2] = replace(requests[2], post_sampling_probs=True)

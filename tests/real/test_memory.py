@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.architectures import tiny_hybrid, write_model
 from tests.models import tiny_llama
+from tests.real.support import decode, engine_of
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.app.loading import fit_models
@@ -16,7 +17,6 @@ from headstart.engine.context import LlamaEngine
 from headstart.engine.footprint import HOST, can_measure, measure, uses_of
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
-from headstart.types import Batch
 from headstart.types.errors import ConfigError, ModelError
 
 needs_measuring = pytest.mark.skipif(not can_measure(), reason="libllama tells on Linux x86-64")
@@ -104,17 +104,14 @@ def test_small_batches_and_long_drafts_do_not_abort(
 ) -> None:
     path = write(tmp_path / "tiny.gguf")
     engine = LlamaEngine(Model(path, settings), settings, Limits(2, 2 * 512, 511))
-    batch = Batch(64)
     most = min(engine.max_batch_tokens, engine.max_outputs, 40)
-    batch.add(0, 0, list(range(most)), most)
-    assert len(engine.decode(batch)) == most
+    assert len(decode(engine, list(range(most)), 0, most)) == most
     assert engine.max_rollback >= 2**20 or engine.max_rollback <= settings.ubatch - 2
 
 
 def test_more_slots_than_rows_in_a_decode_is_said(tmp_path: Path) -> None:
-    settings = EngineConfig(context=256, batch=4)
     with pytest.raises(ConfigError, match="--parallel is 8 but a decode takes 4 tokens"):
-        LlamaEngine(Model(tiny_llama(tmp_path / "m.gguf"), settings), settings, Limits(8, 8, 0))
+        engine_of(tiny_llama(tmp_path / "m.gguf"), Limits(8, 8, 0), batch=4)
 
 
 @needs_measuring
@@ -149,16 +146,14 @@ def test_the_start_says_what_memory_is_taken(
 def test_impossible_overrides_are_named(
     tmp_path: Path, settings: dict[str, str], words: str
 ) -> None:
-    config = EngineConfig(context=256, gpu_layers=0, **settings)
     with pytest.raises(ConfigError, match=words):
-        LlamaEngine(Model(tiny_llama(tmp_path / "m.gguf"), config), config, Limits(1, 1, 0))
+        engine_of(tiny_llama(tmp_path / "m.gguf"), **settings)
 
 
 def test_overrides_reach_libllama(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "m.gguf")
-    config = EngineConfig(
-        context=256,
-        gpu_layers=0,
+    changed = engine_of(
+        path,
         override_kv="llama.context_length=int:77,general.name=str:renamed",
         override_tensor="ffn_.*=CPU",
         n_cpu_moe=2,
@@ -166,29 +161,18 @@ def test_overrides_reach_libllama(tmp_path: Path) -> None:
         repack=False,
         kv_offload=False,
     )
-    model = Model(path, config)
-    assert model.facts.train_context == 77
-    changed, plain = (
-        LlamaEngine(Model(path, c), c, Limits(1, 1, 0))
-        for c in (config, EngineConfig(context=256, gpu_layers=0))
-    )
-    batch = Batch(8)
-    batch.add(0, 0, [1, 2, 3, 4], 1)
-    assert (changed.decode(batch) != plain.decode(batch)).any(), "another RoPE, other logits"
+    assert changed.model.facts.train_context == 77
+    text = [1, 2, 3, 4]
+    differs = decode(changed, text) != decode(engine_of(path), text)
+    assert differs.any(), "another RoPE, other logits"
 
 
 def test_a_model_is_no_adapter(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "m.gguf")
-    config = EngineConfig(context=256, gpu_layers=0, lora=str(path))
     with pytest.raises(ModelError, match=r"m\.gguf is no adapter for m\.gguf"):
-        LlamaEngine(Model(path, config), config, Limits(1, 1, 0))
+        engine_of(path, lora=str(path))
 
 
 def test_one_exact_sequence_without_drafts_decodes(tmp_path: Path) -> None:
-    settings = EngineConfig(context=256, gpu_layers=0, exact=True)
-    engine = LlamaEngine(
-        Model(tiny_llama(tmp_path / "m.gguf"), settings), settings, Limits(1, 1, 0)
-    )
-    batch = Batch(8)
-    batch.add(0, 0, [1, 2, 3], 1)
-    assert len(engine.decode(batch)) == 1
+    engine = engine_of(tiny_llama(tmp_path / "m.gguf"), Limits(1, 1, 0), exact=True)
+    assert len(decode(engine, [1, 2, 3])) == 1

@@ -15,11 +15,8 @@ from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
 from tests.heads import changes_for
 from tests.models import tiny_llama
 from tests.real.answers import Setting, different, generate, open_setting
-from tests.real.support import byte_requests, engine_of, without_draft
+from tests.real.support import byte_requests, decode, engine_of, without_draft
 
-from headstart.config import EngineConfig
-from headstart.engine.context import LlamaEngine
-from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Sequences
 from headstart.types import Batch, CacheKind, ContextFullError
@@ -38,60 +35,6 @@ def kind_and_path(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[CacheKind, Path]:
     return KINDS[request.param], request.param(tmp_path_factory.mktemp("models") / "tiny.gguf")
-
-
-def decode(
-    engine: LlamaEngine, tokens: list[int], position: int, num_outputs: int = 1, seq_id: int = 0
-) -> np.ndarray:
-    batch = Batch(256)
-    batch.add(seq_id, position, tokens, num_outputs)
-    return engine.decode(batch).copy()
-
-
-def test_the_memory_kind_is_recognised(kind_and_path: tuple[CacheKind, Path]) -> None:
-    kind, path = kind_and_path
-    assert engine_of(path).cache_kind is kind
-
-
-def test_a_rolled_back_draft_leaves_no_trace(kind_and_path: tuple[CacheKind, Path]) -> None:
-    kind, path = kind_and_path
-    engine, fresh = engine_of(path), engine_of(path)
-    decode(engine, [1, 2, 3, 4, 5, 6], 0)
-    decode(engine, [7, 100, 101, 102], 6, 4)
-    if kind is CacheKind.CHECKPOINT:
-        assert not engine.truncate(0, 7)
-        return
-    assert engine.truncate(0, 7)
-    after = decode(engine, [8], 7)
-    decode(fresh, [1, 2, 3, 4, 5, 6, 7], 0)
-    np.testing.assert_allclose(after, decode(fresh, [8], 7), atol=2e-2)
-
-
-def test_a_rollback_that_would_corrupt_the_state_is_refused(
-    kind_and_path: tuple[CacheKind, Path],
-) -> None:
-    kind, path = kind_and_path
-    engine = engine_of(path)
-    decode(engine, list(range(40)), 0)
-    decode(engine, [1, 2, 3], 40, 3)
-    assert engine.truncate(0, 20) is (kind is CacheKind.CUT)
-    if kind is not CacheKind.CUT:
-        assert engine.truncate(0, 0)  # all of it can always go
-        np.testing.assert_array_equal(decode(engine, [1, 2], 0), decode(engine_of(path), [1, 2], 0))
-
-
-def test_a_saved_sequence_continues_in_another_place(
-    kind_and_path: tuple[CacheKind, Path],
-) -> None:
-    _, path = kind_and_path
-    engine, fresh = engine_of(path), engine_of(path)
-    decode(engine, list(range(40)), 0)
-    saved = engine.save_sequence(0)
-    decode(engine, [1, 2, 3], 40)
-    decode(engine, [9, 9], 0, seq_id=1)
-    assert engine.restore_sequence(1, saved)
-    decode(fresh, list(range(40)), 0)
-    np.testing.assert_allclose(decode(engine, [7], 40, seq_id=1), decode(fresh, [7], 40), atol=2e-2)
 
 
 def test_a_sequence_of_saved_blocks_continues_in_another_place(
@@ -266,47 +209,6 @@ def test_a_prefix_whose_state_cannot_be_had_is_read_again(
     )
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_rejected_drafts_of_any_length_leave_no_trace_in_other_sequences(
-    seed: int, tmp_path: Path
-) -> None:
-    """Sequences come in any order, pause after a rejection, or begin anew beside longer ones."""
-    settings = EngineConfig(
-        context=1024, threads=1, gpu_layers=0, cache_type_k="f32", cache_type_v="f32"
-    )
-    model = Model(tiny_hybrid(tmp_path / "tiny.gguf"), settings)
-    engine, other = (LlamaEngine(model, settings, Limits(4, 64, 3)) for _ in range(2))
-    random, texts = np.random.default_rng(seed), dict[int, list[int]]()
-    batch = Batch(256)
-    for _ in range(40):
-        batch.clear()
-        kept: dict[int, int] = {}
-        for seq_id in random.permutation(4).tolist():
-            if random.random() < 0.15:
-                engine.clear(seq_id)
-                texts.pop(seq_id, None)
-            text = texts.get(seq_id, [])
-            if random.random() < 0.2:
-                continue
-            size = int(random.integers(1, 5)) if text else int(random.integers(2, 30))
-            tokens = random.integers(0, 256, size).tolist()
-            batch.add(seq_id, len(text), tokens, size if text else 1)
-            num_kept = int(random.integers(1, size + 1)) if text else size
-            texts[seq_id] = [*text, *tokens[:num_kept]]
-            kept[seq_id] = size - num_kept
-        rows, at = engine.decode(batch).copy(), 0
-        for seq_id, num_rejected in kept.items():
-            assert engine.rewind(seq_id, len(texts[seq_id])) == len(texts[seq_id])
-            at += int(
-                batch.wants_logits[: batch.num_rows][
-                    batch.seq_ids[: batch.num_rows] == seq_id
-                ].sum()
-            )
-            other.clear(0)
-            fresh = decode(other, texts[seq_id], 0)[0]
-            np.testing.assert_allclose(rows[at - 1 - num_rejected], fresh, atol=2e-2)
-
-
 @pytest.mark.parametrize(("write", "exact"), [(tiny_hybrid, False), (tiny_llama, True)])
 def test_the_logits_of_drafts_are_copied_only_where_a_prompt_is_read_beside_them(
     write: Callable[[Path], Path], tmp_path: Path, *, exact: bool
@@ -340,10 +242,7 @@ def test_prompts_beside_drafts_are_held_only_where_the_cache_may_be_too_full_for
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Prompts are decoded first; if the drafts do not fit then, nothing has changed."""
-    config = EngineConfig(context=256, threads=1, gpu_layers=0, flash_attn="off")
-    engine = LlamaEngine(
-        Model(tiny_hybrid(tmp_path / "tiny.gguf"), config), config, Limits(3, 9, 4)
-    )
+    engine = engine_of(tiny_hybrid(tmp_path / "tiny.gguf"), Limits(3, 9, 4), flash_attn="off")
     text = np.random.default_rng(4).integers(0, 256, 160).tolist()
     held = list[int]()
     hold = engine._hold

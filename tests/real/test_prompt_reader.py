@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.models import tiny_llama
-from tests.real.answers import make_requests
+from tests.real.answers import generate, make_requests
 from tests.real.support import without_draft
-from tests.real.test_context_shift import answers
 
 from headstart.app import demo
 from headstart.app.assemble import build_scheduler
@@ -198,14 +197,14 @@ def test_a_server_short_of_cells_gives_everybody_his_text() -> None:
     ]
     requests = [replace(one, prompt=one.prompt[: 120 + 20 * i]) for i, one in enumerate(requests)]
 
-    def texts(parallel: int, context: int) -> dict[str, list[int]]:
+    def texts(parallel: int, context: int) -> dict[str, tuple[int, ...]]:
         config = Config(
             engine=replace(CONFIG, context=context),
             scheduler=SchedulerConfig(parallel=parallel),
             speculation=SpeculationConfig(spec="off", spec_state="none"),
         )
         scheduler = build_scheduler(config, without_draft(demo.path(demo.TARGET)))[0]
-        found = answers(scheduler, requests)
+        found = {name: one.tokens for name, one in generate(scheduler, requests).items()}
         reader = getattr(scheduler.engine, "reader", None)
         assert (reader is not None and reader.handle is not None) == (parallel > 1)
         assert bool(scheduler.counters.preemptions) == (context < 1024)

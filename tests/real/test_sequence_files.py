@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from tests.architectures import tiny_hybrid, tiny_recurrent
 from tests.models import tiny_llama
-from tests.real.support import engine_of
+from tests.real.support import decode, engine_of
 
 from headstart.engine.context import LlamaEngine
 from headstart.engine.library import api
 from headstart.structures import sequence_files
 from headstart.structures.sequence_files import SavedSequence
-from headstart.types import Batch, CacheKind
+from headstart.types import CacheKind
 from headstart.types.errors import RequestError
 
 TEXT = [*range(3, 40)]
@@ -29,12 +29,6 @@ VERSION = 1  # of llama-server's list of tokens
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaEngine:
     write: Callable[[Path], Path] = request.param
     return engine_of(write(tmp_path_factory.mktemp("models") / "tiny.gguf"))
-
-
-def decode(engine: LlamaEngine, seq_id: int, start: int, tokens: list[int]) -> np.ndarray:
-    batch = Batch(engine.max_batch_tokens)
-    batch.add(seq_id, start, tokens, 1)
-    return np.array(engine.decode(batch))
 
 
 def write(engine: LlamaEngine, path: Path, num_exact: int = len(TEXT)) -> int:
@@ -59,10 +53,10 @@ def test_libllama_reads_what_is_written(
     engine: LlamaEngine, num_exact: int, tmp_path: Path
 ) -> None:
     engine.clear(0)
-    decode(engine, 0, 0, TEXT)
+    decode(engine, TEXT, 0)
     path = tmp_path / "a.bin"
     assert write(engine, path, num_exact) == path.stat().st_size
-    expected = decode(engine, 0, len(TEXT), [50])
+    expected = decode(engine, [50], len(TEXT))
     engine.clear(1)
     out, count = (ctypes.c_int32 * 256)(), ctypes.c_size_t()
     num_read = api.llama_state_seq_load_file(
@@ -70,19 +64,19 @@ def test_libllama_reads_what_is_written(
     )
     end = path.stat().st_size - 28  # of the trailer
     assert (num_read, out[: count.value]) == (end, TEXT)
-    assert np.array_equal(decode(engine, 1, len(TEXT), [50]), expected)
+    assert np.array_equal(decode(engine, [50], len(TEXT), seq_id=1), expected)
     saved = read(engine, 1, path)
     assert (saved.tokens, saved.num_exact) == (TEXT, num_exact)
-    assert np.array_equal(decode(engine, 1, len(TEXT), [50]), expected)
+    assert np.array_equal(decode(engine, [50], len(TEXT), seq_id=1), expected)
 
 
 def test_what_finds_no_cells_is_not_called_damaged(engine: LlamaEngine, tmp_path: Path) -> None:
     engine.clear(0)
     engine.clear(1)
-    decode(engine, 0, 0, TEXT)
+    decode(engine, TEXT, 0)
     write(engine, tmp_path / "a.bin", len(TEXT))
     if engine.cache_kind is CacheKind.CUT:
-        decode(engine, 0, len(TEXT), [5] * (engine.num_cells - len(TEXT) - 30))
+        decode(engine, [5] * (engine.num_cells - len(TEXT) - 30), len(TEXT))
         with pytest.raises(RequestError, match="no room"):
             read(engine, 1, tmp_path / "a.bin")
     engine.clear(0)
@@ -99,13 +93,13 @@ def test_what_libllama_wrote_is_read(
     engine: LlamaEngine, numbers: list[int], tmp_path: Path
 ) -> None:
     engine.clear(0)
-    decode(engine, 0, 0, TEXT)
+    decode(engine, TEXT, 0)
     save_as_llama_server(engine, tmp_path / "a.bin", numbers)
-    expected = decode(engine, 0, len(TEXT), [50])
+    expected = decode(engine, [50], len(TEXT))
     saved = read(engine, 1, tmp_path / "a.bin")
     size = (tmp_path / "a.bin").stat().st_size
     assert (saved.tokens, saved.num_exact, saved.num_bytes) == (TEXT, len(TEXT), size)
-    assert np.array_equal(decode(engine, 1, len(TEXT), [50]), expected)
+    assert np.array_equal(decode(engine, [50], len(TEXT), seq_id=1), expected)
 
 
 @pytest.mark.parametrize(
@@ -135,21 +129,21 @@ def test_two_sequences_that_begin_alike_share_cells_afterwards(engine: LlamaEngi
     engine.clear(0)
     engine.clear(1)
     text = [3 + i % 30 for i in range(100)]
-    decode(engine, 0, 0, text)
-    expected = decode(engine, 0, len(text), [50])
+    decode(engine, text, 0)
+    expected = decode(engine, [50], len(text))
     assert engine.truncate(0, len(text))
     assert engine.copy_prefix(0, 1, 90)
     assert engine.restore_block(1, engine.save_block(0, 90, 100))
-    decode(engine, 0, len(text), [5] * (engine.num_cells - len(text) - 20))
-    assert np.allclose(decode(engine, 1, len(text), [50]), expected, atol=0.05)
+    decode(engine, [5] * (engine.num_cells - len(text) - 20), len(text))
+    assert np.allclose(decode(engine, [50], len(text), seq_id=1), expected, atol=0.05)
     engine.clear(0)
     assert engine.truncate(1, len(text))
-    assert np.allclose(decode(engine, 1, len(text), [50]), expected, atol=0.05)
+    assert np.allclose(decode(engine, [50], len(text), seq_id=1), expected, atol=0.05)
 
 
 def test_a_flipped_bit_anywhere_is_noticed(engine: LlamaEngine, tmp_path: Path) -> None:
     engine.clear(0)
-    decode(engine, 0, 0, TEXT)
+    decode(engine, TEXT, 0)
     path = tmp_path / "a.bin"
     write(engine, path, len(TEXT))
     data, random = path.read_bytes(), np.random.default_rng(0)

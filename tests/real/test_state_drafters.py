@@ -137,9 +137,7 @@ def test_a_confidence_head_is_the_score_and_ends_drafts(tmp_path: Path) -> None:
 
 def open_drafts(models: Models, p_min: float) -> int:
     """Draft tokens of a short text where tokens below a probability are not drafted."""
-    engine = EngineConfig(context=256, threads=1, gpu_layers=0)
-    spec = SpeculationConfig(spec="fixed", draft_max=4, draft_p_min=p_min, spec_state="none")
-    scheduler = build_scheduler(Config(engine=engine, speculation=spec), models)[0]
+    scheduler = build(models, spec="fixed", draft_max=4, draft_p_min=p_min)
     ask(scheduler, text_after("a", prompt_of(1, 10)))
     return scheduler.counts.total.drafts.num_drafted
 

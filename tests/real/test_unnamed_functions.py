@@ -8,21 +8,18 @@ import numpy as np
 import pytest
 from tests.architectures import tiny_hybrid
 from tests.models import tiny_llama
+from tests.real.support import decode, engine_of
 
-from headstart.config import EngineConfig
 from headstart.engine.c_batch import floats_at
 from headstart.engine.context import LlamaEngine
 from headstart.engine.library import api
-from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.types import Batch
 from headstart.types.errors import EngineError, ModelError
 
-CONFIG = EngineConfig(context=256, batch=64, ubatch=16, threads=1, gpu_layers=0)
 
-
-def open_engine(path: Path, num_sequences: int = 2) -> LlamaEngine:
-    return LlamaEngine(Model(path, CONFIG), CONFIG, Limits(num_sequences, 64, 4))
+def open_engine(path: Path) -> LlamaEngine:
+    return engine_of(path, Limits(2, 64, 4), batch=64, ubatch=16)
 
 
 def test_a_function_that_libllama_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +56,7 @@ def test_states_of_all_rows_and_of_output_rows_agree(tmp_path: Path) -> None:
     for outputs_only in (False, True):
         api.llama_set_embeddings_nextn(engine.handle, True, outputs_only)
         engine.clear(0)
-        batch = Batch(64)
-        batch.add(0, 0, [3, 1, 4, 1, 5], 2)
-        engine.decode(batch)
+        decode(engine, [3, 1, 4, 1, 5], 0, 2)
         states = api.llama_get_embeddings_nextn(engine.handle)
         rows.append(floats_at(states, 2 if outputs_only else 5, 64).copy())
     assert np.abs(rows[0][3:] - rows[1]).max() < 1e-4
@@ -69,8 +64,6 @@ def test_states_of_all_rows_and_of_output_rows_agree(tmp_path: Path) -> None:
 
 def test_asking_for_states_that_were_not_kept_is_an_error(tmp_path: Path) -> None:
     engine = open_engine(tiny_llama(tmp_path / "llama.gguf"))
-    batch = Batch(64)
-    batch.add(0, 0, [3, 1, 4], 1)
-    engine.decode(batch)
+    decode(engine, [3, 1, 4])
     with pytest.raises(EngineError, match="kept no such numbers"):
         floats_at(api.llama_get_embeddings_nextn(engine.handle), 3, 64)
