@@ -19,7 +19,7 @@ from headstart.engine import hidden_states
 from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.devices import attention_tile
-from headstart.engine.filters import LlamaFilters
+from headstart.engine.filters import LlamaFilters, dry_sampler
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
 from headstart.engine.library import api, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
@@ -345,6 +345,10 @@ class LlamaEngine(Sequences):
 
     def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
         return self._states
+
+    def has_filters(self, params: SamplingParams) -> bool:
+        context_size = self.model.facts.train_context
+        return not params.has_dry or dry_sampler(self.model.vocab, context_size, params).done()
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)

@@ -229,6 +229,9 @@ class EncoderEngine:
     def clear(self, seq_id: int) -> None:
         return
 
+    def has_filters(self, params: SamplingParams) -> bool:
+        return True
+
     def make_filters(self, params: SamplingParams) -> Filters:
         return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)
 

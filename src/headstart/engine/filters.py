@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ from numpy.typing import NDArray
 
 from headstart.engine.library import api
 from headstart.engine.vocab import LlamaVocab
+from headstart.structures.threads import low_priority_threads
 from headstart.types.errors import NotSupportedError
 from headstart.types.sampling_params import SamplingParams
 
+_THREAD = low_priority_threads("dry")
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 
 
@@ -85,21 +88,7 @@ class LlamaFilters:
         return api.llama_sampler_init_infill(self._vocab.handle)
 
     def _dry_sampler(self, p: SamplingParams, context_size: int) -> Any:
-        """A copy: the engine waits while the breakers are looked up, 20 ms each."""
-        last_n = _window(p.dry_penalty_last_n, context_size)
-        numbers = p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n
-        key = *numbers, p.dry_sequence_breakers
-        known = self._vocab.dry_samplers
-        if key not in known:
-            # a few are kept for the next request with the same settings
-            while len(known) >= 8:
-                api.llama_sampler_free(known.pop(next(iter(known))))
-            breakers = [b.encode("utf-8", "replace") for b in p.dry_sequence_breakers]
-            array = (ctypes.c_char_p * len(breakers))(*breakers)
-            known[key] = api.llama_sampler_init_dry(
-                self._vocab.handle, *numbers, array, len(breakers)
-            )
-        return api.llama_sampler_clone(known[key])
+        return api.llama_sampler_clone(dry_sampler(self._vocab, context_size, p).result())
 
     def _grow(self, capacity: int) -> None:
         self._capacity = capacity
@@ -140,6 +129,25 @@ class LlamaFilters:
         chains = {getattr(self, "_chain", None), getattr(self, "_chain_xtc", None)}
         for chain in chains - {None}:
             api.llama_sampler_free(chain)
+
+
+def dry_sampler(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Future[Any]:
+    """The sampler of DRY to make copies of. A thread looks in each token of the vocabulary for the
+    breakers, which takes 20 to 60 ms for each of them.
+    """
+    last_n = _window(p.dry_penalty_last_n, context_size)
+    numbers = p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n
+    key, known = (*numbers, p.dry_sequence_breakers), vocab.dry_samplers
+    if key not in known:
+        # a few are kept for the next request with the same settings
+        made = [one for one, sampler in known.items() if sampler.done()]
+        for old in made[: max(0, len(known) - 7)]:
+            api.llama_sampler_free(known.pop(old).result())
+        breakers = [b.encode("utf-8", "replace") for b in p.dry_sequence_breakers]
+        array = (ctypes.c_char_p * len(breakers))(*breakers)
+        given = vocab.handle, *numbers, array, len(breakers)
+        known[key] = _THREAD.submit(api.llama_sampler_init_dry, *given)
+    return known[key]
 
 
 def _window(last_n: int, context_size: int) -> int:

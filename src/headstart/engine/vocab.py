@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Hashable, Iterator
+from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
 
@@ -41,7 +42,7 @@ class LlamaVocab:
         self.type: int = api.llama_vocab_type(vocab)
         self._bytes: list[bytes | None] = [None] * self.size
         self._texts: list[bytes | None] = [None] * self.size
-        self.dry_samplers: dict[Hashable, Any] = {}  # oldest first; see filters.py
+        self.dry_samplers: dict[Hashable, Future[Any]] = {}  # oldest first; see filters.py
 
     def tokenize(
         self,

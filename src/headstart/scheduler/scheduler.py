@@ -364,6 +364,9 @@ class Scheduler:
 
     def _has_begun(self, sequence: Sequence) -> bool:
         """Make what chooses its tokens. False if that failed, or goes on in the next step."""
+        is_new = not hasattr(sequence.text, "sampler")
+        if is_new and not self.engine.has_filters(sequence.request.sampling):
+            return False
         try:
             sampler = sequence.begin(self.engine, self.vocab)
         except HeadstartError as error:

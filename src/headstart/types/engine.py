@@ -268,6 +268,9 @@ class Engine(Protocol):
     def lacks_cells(self) -> bool:
         """Whether the last sequence that could not be restored found too few free cells."""
 
+    def has_filters(self, params: SamplingParams) -> bool:
+        """Whether `make_filters` takes no time now; if not, a thread has begun with what does."""
+
     def make_filters(self, params: SamplingParams) -> Filters:
         """Filters for one request."""
 

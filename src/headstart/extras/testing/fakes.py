@@ -337,6 +337,9 @@ class FakeEngine:
             cells += tokens
         return not self.lacks_cells
 
+    def has_filters(self, params: SamplingParams) -> bool:
+        return True
+
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)
 
