@@ -27,8 +27,14 @@ from headstart.structures.checkpoints import Checkpoints
 from headstart.types import Batch, CacheKind, DraftMode
 from headstart.types.request import SpeculativeParams
 
-# one speculator or two: tests/contract
-CHAINS = (("draft-model",), ("suffix", "draft-model"), ("ngram-mod", "ngram-cache", "draft-model"))
+CHAINS = (
+    ("draft-model",),
+    ("ngram-simple",),
+    ("suffix",),
+    ("suffix", "draft-model"),
+    ("draft-model", "ngram-simple"),
+    ("ngram-mod", "ngram-cache", "draft-model"),
+)
 ORDERS = (2, None)  # text that repeats itself; text in which every cached token counts
 TEMPERATURES = (0.0, 0.8, 1.5)
 
