@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import stat
@@ -11,17 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.images import wav
+from tests.server.fake_worker import INFO, FakeWorker, hello
 from tests.server.server_process import Server
+from tests.server.serving import serving
 
 from headstart.app import stored_prompts
 from headstart.app.stored_prompts import with_prompts
 from headstart.config import Config, SchedulerConfig
+from headstart.types.media import MediaChunk, MediaQuestion
+from headstart.types.request import ReplyEvent
 
 PROMPT = (
     "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n" * 20
 )
 BODY = {"prompt": PROMPT, "n_predict": 8, "temperature": 0}
 FLAGS = ("--exact", "--context", "4096", "--threads", "1", "--spec", "off")
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "ab"}]}
 Usage = namedtuple("Usage", "free")
 
 
@@ -77,6 +84,41 @@ def test_nothing_is_written_where_the_owner_or_the_client_does_not_want_it(
 ) -> None:
     ask(tmp_path, *flags, **fields)
     assert not list(tmp_path.glob("prompts/*/*"))
+
+
+def heard(request: Any) -> Any:
+    """What the fake worker does, which takes any sound."""
+    if isinstance(request, MediaQuestion):
+        return [ReplyEvent(request.request_id, ((MediaChunk(b"sound", 4),),))]
+    return hello(request)
+
+
+@pytest.mark.parametrize("field", ["store", "cache_prompt"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "ab"}),
+        ("/v1/completions", {"prompt": "ab"}),
+        ("/v1/chat/completions", CHAT),
+        ("/v1/responses", {"input": "ab"}),
+        ("/v1/messages", CHAT),
+        ("/api/chat", CHAT),
+        ("/api/generate", {"prompt": "ab"}),
+        ("/api/generate", {"prompt": "ab", "raw": True}),
+        ("/v1/audio/transcriptions", {"file": base64.b64encode(wav(1)).decode()}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else "",
+)
+def test_a_client_of_any_api_can_ask_that_nothing_is_written(
+    path: str, body: dict[str, Any], field: str
+) -> None:
+    worker = FakeWorker(heard)
+    worker.info_when_ready = replace(INFO, modalities=("audio",))
+    with serving(worker) as client:
+        for fields in ({}, {field: False}):
+            assert client.post(path, json=body | fields).status_code == 200
+    requests = [one for one in worker.requests if not isinstance(one, MediaQuestion)]
+    assert [one.is_private for one in requests] == [False, True]
 
 
 @pytest.mark.parametrize(("free", "mib"), [(2**44, 10240), (2**33, 819)])

@@ -24,7 +24,7 @@ from headstart.types.errors import RequestError
 # fields of chat that are taken unchanged
 _SAME = (
     "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "seed", "min_p",
-    "speculative", "cache_prompt", "id_slot", "priority",
+    "speculative", "cache_prompt", "store", "id_slot", "priority",
 )  # fmt: skip
 
 routes = Routes()

@@ -44,6 +44,8 @@ class OllamaTextBody(OllamaBody):
     stream: bool = True
     format: Any = Field(default=None, description="json, or a JSON schema")
     think: Any = Field(default=None, description="true, false, or low, medium, high")
+    cache_prompt: Any = Field(default=None, description="as in a chat of OpenAI's API")
+    store: Any = Field(default=None, description="as in a chat of OpenAI's API")
 
 
 class OllamaChatBody(OllamaTextBody):
@@ -105,7 +107,7 @@ def text_fields(body: OllamaTextBody) -> dict[str, Any]:
             data["json_schema"] = body.format
         case _:
             raise wrong_value("format", body.format, "json or a JSON schema")
-    return data | {"stream": body.stream}
+    return data | {name: getattr(body, name) for name in ("stream", "cache_prompt", "store")}
 
 
 def chat_body(body: OllamaChatBody) -> ChatBody:

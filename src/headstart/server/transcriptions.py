@@ -34,6 +34,8 @@ class TranscriptionBody(Body):
     max_tokens: Any = None
     temperature: Any = None
     seed: Any = None
+    cache_prompt: Any = None
+    store: Any = None
 
 
 @routes.post(
@@ -56,7 +58,7 @@ async def transcriptions(http: HttpRequest) -> Response:
     ]
     messages = [{"role": "system", "content": "Perform ASR."}] if is_lfm2 else []
     fields: dict[str, Any] = {"messages": [*messages, {"role": "user", "content": parts}]}
-    for name in ("stream", "max_tokens", "temperature", "seed"):
+    for name in ("stream", "max_tokens", "temperature", "seed", "cache_prompt", "store"):
         fields[name] = _value(getattr(body, name))
     return await answer_chat(
         http, make_body(ChatBody, fields), "transcription-", TranscriptionDialect
