@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.architectures import write_model
 from tests.models import tiny_llama
 from tests.real.answers import generate, make_requests
 from tests.real.support import without_draft
@@ -21,6 +22,10 @@ from headstart.engine.library import api
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.sampling import SamplingParams
+from headstart.scheduler.copies import Copies
+from headstart.scheduler.host_cache import HostCache, StoredBlock, StoredPrompt
+from headstart.scheduler.sequence import Cells
+from headstart.structures.prefix_index import packed
 from headstart.types import Batch, ContextFullError
 
 CONFIG = EngineConfig(
@@ -163,6 +168,70 @@ def test_a_known_beginning_that_was_moved_is_where_it_was_moved_to(path: Path) -
         assert engine.shift(1, 10, 30)
         logits.append(read(engine, 1, 70, 100))
     np.testing.assert_allclose(logits[0], logits[1], atol=0.02)
+
+
+def test_a_long_beginning_is_shared_and_not_copied(path: Path) -> None:
+    engine = engine_of(path, replace(CONFIG, context=1024))
+    assert engine.reader is not None
+    read(engine, 0, 0, 300)
+    for seq_id in range(1, NUM):
+        assert engine.copy_prefix(0, seq_id, 150)
+        read(engine, seq_id, 150, 160)
+    assert not engine.reader.lengths
+    for seq_id in range(NUM):
+        read(engine, seq_id, 310 if seq_id else 300, 1)
+
+
+def test_a_block_of_a_prompt_can_be_had_where_the_shared_cache_is_full(path: Path) -> None:
+    engine, alone = engine_of(path, replace(CONFIG, context=512)), engine_of(path, is_apart=False)
+    assert engine.reader is not None
+    read(engine, 0, 0, 400)
+    read(engine, 1, 0, 250)
+    read(alone, 0, 0, 250)
+    block = engine.save_block(1, 0, 128)
+    assert engine.reader.lengths == {1: 250}
+    assert alone.restore_block(1, block)
+    assert alone.truncate(0, 128)
+    np.testing.assert_allclose(read(alone, 1, 128, 1), read(alone, 0, 128, 1), atol=0.15)
+
+
+def test_a_stored_prompt_comes_back_whole_where_its_beginning_cannot_be_copied(path: Path) -> None:
+    config = replace(CONFIG, context=512)
+    engine, donor = engine_of(path, config), engine_of(path, config)
+    assert engine.reader is not None
+    read(donor, 0, 0, 192)
+    tokens = [7 + i % 90 for i in range(192)]
+    blocks = tuple(
+        StoredBlock(at, at + 64, donor.save_block(0, at, at + 64)) for at in (0, 64, 128)
+    )
+    read(engine, 0, 0, 350)
+    read(engine, 1, 0, 180)  # begins alike, and the shared cache has no room for it
+    assert engine.reader.lengths == {1: 180}
+    cells = [Cells(seq_id) for seq_id in range(NUM)]
+    cells[1].hold(tokens[:180])
+    copies = Copies(cells, HostCache(2**30), engine, lambda: 0.0)
+    copies.begin_step(is_alone=True)
+    stored = StoredPrompt("", packed(tokens), blocks, 192, 1.0)
+    assert copies.restore(stored, cells[2], 192)[2] is False  # all of it is too much
+    engine.clear(0)
+    engine.clear(2)
+    assert copies.restore(stored, cells[2], 192) == (0, 192, True)
+    np.testing.assert_allclose(read(engine, 2, 192, 1), read(donor, 0, 192, 1), atol=0.15)
+
+
+def test_models_with_other_factors_in_long_contexts_are_read_in_the_shared_cache(
+    tmp_path: Path,
+) -> None:
+    changes = {
+        "context_length": 8192,
+        "rope.scaling.original_context_length": 2048,
+        "attention.sliding_window": 0,
+    }
+    path = write_model(tmp_path / "tiny.gguf", "phi3", changes=changes)
+    for context, is_apart in ((2048, True), (4096, False)):
+        config = replace(CONFIG, context=context)
+        engine = LlamaEngine(Model(path, config), config, Limits(NUM, 64, 8))
+        assert (engine.reader is not None) == is_apart
 
 
 def test_a_long_prompt_goes_on_in_the_shared_cache(

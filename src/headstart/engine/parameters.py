@@ -34,6 +34,7 @@ class Facts:
     vocab_size: int
     architecture: str = ""
     num_experts: int = 0
+    original_context: int = 0  # before it was extended by RoPE factors; 0: it was not
 
     @classmethod
     def of(cls, handle: Any) -> Facts:
@@ -46,6 +47,7 @@ class Facts:
 
         architecture = text_of("general.architecture")
         num_experts = text_of(f"{architecture}.expert_count")
+        original = text_of(f"{architecture}.rope.scaling.original_context_length")
         has_state = api.llama_model_is_recurrent(handle) or api.llama_model_is_hybrid(handle)
         return cls(
             is_recurrent=bool(has_state),
@@ -55,6 +57,7 @@ class Facts:
             vocab_size=int(api.llama_vocab_n_tokens(api.llama_model_get_vocab(handle))),
             architecture=architecture,
             num_experts=int(num_experts) if num_experts.isdigit() else 0,
+            original_context=int(original) if original.isdigit() else 0,
         )
 
 

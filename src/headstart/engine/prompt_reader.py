@@ -88,10 +88,9 @@ class PromptReader:
             if sum(map(self._num_shared, others)) < LEAST_OTHERS or not self.open():
                 return False
         for seq_id in new:
-            if num := self._num_shared(seq_id):
-                if not shared.hand_over(seq_id, self):
-                    return False
-                self.lengths[seq_id] = num
+            num = self._num_shared(seq_id)
+            if num and not shared.hand_over(seq_id, num, self):
+                return False
         self.lengths |= ends
         return True
 
@@ -125,7 +124,10 @@ def reads_apart(facts: Facts, config: EngineConfig, limits: Limits) -> bool:
     """Whether a model with these settings has it."""
     adapters = config.lora, config.lora_scaled, config.control_vector, config.control_vector_scaled
     is_plain = not (facts.is_recurrent or facts.window or limits.is_heads or any(adapters))
-    return is_plain and limits.num_sequences > 1 and attention_tile(config) > 1
+    # in longer contexts keys are rotated by other factors
+    is_alike = not CELLS <= facts.original_context < (config.context or facts.train_context)
+    is_several = limits.num_sequences > 1 and attention_tile(config) > 1
+    return is_plain and is_alike and is_several
 
 
 def reader_params(params: Any) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from headstart.engine.c_batch import c_batch
+from headstart.engine.devices import FLASH_TILE
 from headstart.engine.gaps import Gaps
 from headstart.engine.library import api, libllama_error, muted, take_errors
 from headstart.engine.prompt_reader import PromptReader
@@ -123,12 +124,14 @@ class Sequences:
             reader.drop(seq_id)
         return is_there
 
-    def hand_over(self, seq_id: int, reader: PromptReader) -> bool:
+    def hand_over(self, seq_id: int, num_tokens: int, reader: PromptReader) -> bool:
         """Have a sequence in the reader's cache; False if it must stay where it is."""
-        state = b"" if self.has_shifts else self._try_get(seq_id, _WHOLE)
+        is_dear = seq_id in self._sharing and num_tokens > FLASH_TILE  # cells of its own for them
+        state = b"" if self.has_shifts or is_dear else self._try_get(seq_id, _WHOLE)
         is_there = self._set(seq_id, state, _WHOLE, reader.handle)
         if is_there:
             self.clear(seq_id)
+            reader.lengths[seq_id] = num_tokens
         return is_there
 
     def rewind(self, seq_id: int, length: int) -> int:
@@ -221,13 +224,14 @@ class Sequences:
         return length
 
     def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
-        if not self.gather(seq_id):
-            raise EngineError(f"no room for sequence {seq_id} in the shared cache")
+        memory, reader = self._memory, self.reader
+        if reader is not None and seq_id in reader.lengths:
+            memory, reader.lengths[self._spare] = reader.memory, end
         try:  # of a spare sequence that shares their cells
-            api.llama_memory_seq_cp(self._memory, seq_id, self._spare, start, end)
+            api.llama_memory_seq_cp(memory, seq_id, self._spare, start, end)
             return self._get(self._spare, _WHOLE)
         finally:
-            api.llama_memory_seq_rm(self._memory, self._spare, -1, -1)
+            self.clear(self._spare)
 
     def restore_block(self, seq_id: int, data: Data) -> bool:
         is_set = self.gather(seq_id) and self._set(self._spare, data, _WHOLE)

@@ -74,8 +74,8 @@ class Copies:
             known = stored.known(min(shared.get(source, 0), wanted))
             before, length = 0, known[-1].end if known else 0
             self._engine.clear(cells.seq_id)
-            if length:
-                self._engine.copy_prefix(source, cells.seq_id, length)
+            if length and not self._engine.copy_prefix(source, cells.seq_id, length):
+                length = 0
         for block in stored.blocks:
             if length <= block.start < wanted:
                 if num_tokens is not None and not self.has_time:
