@@ -225,7 +225,7 @@ class Drafting:
         if sequence.number in self._begun:
             self._begun.remove(sequence.number)
             for speculator in self.speculators.values():
-                speculator.end(sequence.seq_id)
+                speculator.end(sequence.seq_id, sequence.request.store is False)
 
     def accept(self, record: StepRecord, indices: list[int]) -> None:
         """A step is over, in which these sequences have grown."""

@@ -26,6 +26,7 @@ _INTS, _FLOATS = {int}, {float}
 # Calls whose time is reported under the name of another.
 _PHASES = {
     "end": "accept",
+    "end_private": "accept",
     "save_sequence": "accept",
     "restore_sequence": "begin",
     **dict.fromkeys(("observe_states", "truncate", "copy_prefix", "checkpoint"), "observe"),
@@ -218,8 +219,8 @@ class GuardedSpeculator:
     ) -> None:
         self._tell("restore_sequence", [seq_id], seq_id, data, namespace)
 
-    def end(self, seq_id: int) -> None:
-        self._tell("end", [seq_id], seq_id)
+    def end(self, seq_id: int, is_private: bool) -> None:
+        self._tell("end_private" if is_private else "end", [seq_id], seq_id)
 
     def close(self) -> None:
         """The server stops; the others are closed too if this one cannot be."""

@@ -173,6 +173,10 @@ class Speculator(ABC):
     def end(self, seq_id: int) -> None:
         """The request is over; forget the sequence (what is shared may stay)."""
 
+    def end_private(self, seq_id: int) -> None:
+        """The same, of a request with `store` false: its text may be in no file."""
+        self.end(seq_id)
+
     def close(self) -> None:
         """The server stops: write what is durable, free what is native."""
 

@@ -181,6 +181,12 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
         if self._num_unsaved >= SAVE_TOKENS * (4 if self._histories else 1):
             self._save()
 
+    def end_private(self, seq_id: int) -> None:
+        if self._dynamic_path is None:
+            self.end(seq_id)
+        else:  # what is counted is written
+            super().end(seq_id)
+
     def _learn(self, history: CountedHistory) -> None:
         """Take what was generated, not the prompt: a chat sends that again and again."""
         self._dynamic.learn(history.tokens, history.num_prompt)

@@ -209,10 +209,16 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
             self.corpus.go_on(SLICE)
 
     def end(self, seq_id: int) -> None:
+        self._end(seq_id, is_private=False)
+
+    def end_private(self, seq_id: int) -> None:
+        self._end(seq_id, is_private=True)
+
+    def _end(self, seq_id: int, *, is_private: bool) -> None:
         text = self._histories.pop(seq_id, None)
         if text is None or text.prompt is _NO_PROMPT or not self._options.corpus_tokens:
             return
-        answer = self.corpus.add(text.tokens, text.namespace)
+        answer = self.corpus.add(text.tokens, text.namespace, is_private=is_private)
         if answer is not None:
             self._answers[text.prompt] = answer
             self._answers.move_to_end(text.prompt)

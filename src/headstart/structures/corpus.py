@@ -164,19 +164,23 @@ class SuffixCorpus:
     def __len__(self) -> int:
         return self._num_tokens
 
-    def add(self, tokens: Sequence[int], namespace: str = "") -> KeptText | None:
-        """Keep a text; None if it was known."""
-        text = array("i", tokens)
-        return self._add(_key_of(namespace), text[max(0, len(text) - self._capacity + 1) :])
+    def add(
+        self, tokens: Sequence[int], namespace: str = "", *, is_private: bool = False
+    ) -> KeptText | None:
+        """Keep a text, a private one not in the file; None if it was known."""
+        text = array("i", tokens)[max(0, len(tokens) - self._capacity + 1) :]
+        return self._add(_key_of(namespace), text, is_private=is_private)
 
-    def _add(self, key: bytes, text: array[int], row: int | None = None) -> KeptText | None:
+    def _add(
+        self, key: bytes, text: array[int], row: int | None = None, *, is_private: bool = False
+    ) -> KeptText | None:
         """Keep a text, which may have a row in the file already."""
         marks = _marks(text)
         texts = self._texts.get(key) or _NamespaceTexts(self._num_added)
         part, mark = texts.unknown_part(text, marks)
         if not part:
             return None
-        if row is None:
+        if row is None and not is_private:
             row = self._store_text(key, part)
         self._texts[key] = texts
         with self._counted(texts):

@@ -14,6 +14,7 @@ import pytest
 from tests.harness import EOS, Model, fixed, make_scheduler, run
 
 from headstart.speculators import suffix
+from headstart.speculators.ngram_cache import NgramCacheSpeculator
 from headstart.speculators.suffix import SuffixSpeculator
 from headstart.structures import suffix_index
 from headstart.structures.corpus import SIZES, SuffixCorpus
@@ -160,6 +161,27 @@ def test_texts_survive_closing_and_opening(tmp_path: Path) -> None:
     assert look_up(corpus, [1, 2], "alice") == [3, 4]
     assert not corpus.add([1, 2, 4])
     corpus.close()
+
+
+@pytest.mark.parametrize("store", [None, False])
+def test_a_text_that_is_not_to_be_kept_is_in_no_file_that_speculators_write(
+    store: bool | None, tmp_path: Path
+) -> None:
+    corpus, lookup = tmp_path / "corpus", tmp_path / "lookup"
+    speculators = (
+        SuffixSpeculator(SuffixSpeculator.Options(file=str(corpus)), ByteVocab()),
+        NgramCacheSpeculator(
+            NgramCacheSpeculator.Options(lookup_cache_dynamic=str(lookup)), VOCABULARY
+        ),
+    )
+    scheduler = make_scheduler(Model(2), speculators, fixed(4))
+    run(scheduler, [Request(request_id="a", prompt=[1, 2, 3, 4], max_tokens=8, store=store)])
+    assert len(speculators[0].corpus) > 8, "later requests draft from it while the server runs"
+    for one in speculators:
+        one.close()
+    texts = TextStore(corpus, VOCABULARY)
+    texts.close()
+    assert (len(texts.texts), lookup.exists()) == ((0, False) if store is False else (1, True))
 
 
 def test_a_file_does_not_grow_with_texts_long_forgotten(tmp_path: Path) -> None:
