@@ -129,6 +129,40 @@ def test_the_bound_is_10_gib_or_a_tenth_of_what_is_free(
     assert with_prompts(Config()).scheduler.cache_disk == mib
 
 
+def test_the_bound_stays_while_the_folder_fills(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def used(path: Path) -> Usage:
+        return Usage((1 << 30) - sum(file.stat().st_size for file in path.glob("*/*")))
+
+    monkeypatch.setattr(stored_prompts, "disk_usage", used)
+    bounds = []
+    for number in range(3):
+        bounds.append(with_prompts(Config()).scheduler.cache_disk)
+        file = home / "prompts" / "model" / str(number)
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+        os.truncate(file, 100 << 20)
+    assert bounds == [102, 102, 102]
+
+
+def test_a_named_folder_that_cannot_be_used_is_a_warning(
+    home: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = home / "prompts"
+    file.touch()
+    with caplog.at_level("INFO"):
+        for path in (None, str(file)):
+            with_prompts(replace(Config(), scheduler=SchedulerConfig(cache_disk_path=path)))
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING"]
+
+
+def test_where_only_who_asks_for_it_has_prompts_kept_the_start_says_so(tmp_path: Path) -> None:
+    log = ask(tmp_path, "--no-cache-prompt")[3]
+    assert "prompts and answers of requests with cache_prompt are kept in" in log
+    assert not list(tmp_path.glob("prompts/*/*"))
+
+
 def test_what_was_set_by_hand_stays(home: Path) -> None:
     for scheduler in (SchedulerConfig(cache_disk=5), SchedulerConfig(cache_ram=0)):
         config = replace(Config(), scheduler=scheduler)
@@ -136,12 +170,14 @@ def test_what_was_set_by_hand_stays(home: Path) -> None:
     assert not list(home.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["a file", "read-only", "no home"])
+@pytest.mark.parametrize("kind", ["a file", "read-only", "full", "no home"])
 def test_where_nothing_can_be_written_a_server_starts_and_says_why(
     kind: str, home: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if kind == "a file":
         (home / "prompts").touch()
+    elif kind == "full":
+        monkeypatch.setattr(stored_prompts, "disk_usage", lambda path: Usage(10**6))
     elif kind == "read-only":  # root may write whatever the mode says
         monkeypatch.setattr(os, "access", lambda path, mode: False)
     else:

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import platform
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import disk_usage
@@ -39,11 +40,25 @@ def with_prompts(config: Config) -> Config:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(f"{folder} is not writable")
-        most = min(DEFAULT_MIB, disk_usage(folder).free // 10 >> 20)
+        # with what is there already, or each start would leave it less
+        room = disk_usage(folder).free + _num_bytes(folder)
+        most = min(DEFAULT_MIB, room // 10 >> 20)
+        if not most:
+            raise OSError(f"the disk of {folder} has less than 10 MiB of room")
     except (OSError, RuntimeError) as error:  # a user may have no home
-        log.info("prompts are not kept on the disk, so a restart reads them again: %s", error)
+        level = logging.WARNING if scheduler.cache_disk_path else logging.INFO
+        words = "prompts are not kept on the disk, so a restart reads them again: %s"
+        log.log(level, words, error)
         return config
     return replace(config, scheduler=replace(scheduler, cache_disk=most))
+
+
+def _num_bytes(folder: Path) -> int:
+    total = 0
+    for file in folder.glob("*/*"):
+        with suppress(FileNotFoundError):  # another server has just dropped it
+            total += file.stat().st_size
+    return total
 
 
 def open_disk(config: Config, models: Models) -> DiskCache | None:
@@ -76,8 +91,9 @@ def open_disk(config: Config, models: Models) -> DiskCache | None:
         name=models.target.stem,
     )
     log.info(
-        "prompts and answers are kept in %s, %d MiB at most, and outlive the server; start with "
+        "prompts and answers%s are kept in %s, %d MiB at most, and outlive the server; start with "
         "--cache-disk 0 to keep none",
+        "" if scheduler.cache_prompt else " of requests with cache_prompt",
         place.folder,
         scheduler.cache_disk,
     )
