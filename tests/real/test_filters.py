@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
-from threading import Event
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.models import tiny_llama
-from tests.real.answers import Result, Setting, gather, open_setting
-from tests.real.support import byte_requests, without_draft
 
 from headstart.app import demo
 from headstart.config import EngineConfig
-from headstart.engine import library
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
 from headstart.sampling import DEFAULT_SAMPLERS, SamplingParams
@@ -218,36 +212,3 @@ def test_a_token_with_a_bias_is_as_one_that_the_model_says_more_or_less_or_rules
         assert own.sample(logits, seed) == plain.sample(ruled_out, seed)
         if temperature:  # nobody couples a greedy request
             assert own.couple(logits, seed) == plain.couple(ruled_out, seed)
-
-
-def test_while_the_breakers_of_one_request_are_looked_up_the_others_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    init, begun, is_free = library.api.llama_sampler_init_dry, Event(), Event()
-
-    def slow(*given: Any) -> Any:
-        begun.set()
-        assert is_free.wait(20)
-        return init(*given)
-
-    monkeypatch.setattr(library.api, "llama_sampler_init_dry", slow)
-    scheduler = open_setting(
-        Setting("off", 0, 2, exact=False), without_draft(tiny_llama(tmp_path / "tiny.gguf"))
-    )
-    plain, dry = byte_requests(2)
-    dry = replace(
-        dry, sampling=replace(dry.sampling, dry_multiplier=1.0, dry_sequence_breakers=("a", "b"))
-    )
-    scheduler.submit(dry)
-    scheduler.submit(replace(plain, sampling=replace(plain.sampling, ignore_eos=True)))
-    results: dict[str, Result] = {}
-    while plain.request_id not in results or not results[plain.request_id].finish:
-        scheduler.step()
-        gather(scheduler, results)
-    assert begun.is_set()
-    assert dry.request_id not in results
-    is_free.set()
-    while scheduler.has_work:
-        scheduler.step()
-        gather(scheduler, results)
-    assert len(results[dry.request_id].tokens) == 24

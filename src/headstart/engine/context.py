@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from time import perf_counter
 from typing import Any
 
@@ -19,7 +20,7 @@ from headstart.engine import hidden_states
 from headstart.engine.adapters import Adapters
 from headstart.engine.c_batch import c_batch, floats_at
 from headstart.engine.devices import attention_tile
-from headstart.engine.filters import LlamaFilters, dry_sampler
+from headstart.engine.filters import LlamaFilters, begin_filters
 from headstart.engine.groups import Group, GroupedBatch, Run, exact_groups, runs_of
 from headstart.engine.library import api, libllama_error, take_errors
 from headstart.engine.media import LlamaChunk
@@ -346,9 +347,8 @@ class LlamaEngine(Sequences):
     def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
         return self._states
 
-    def has_filters(self, params: SamplingParams) -> bool:
-        context_size = self.model.facts.train_context
-        return not params.has_dry or dry_sampler(self.model.vocab, context_size, params).done()
+    def begin_filters(self, params: SamplingParams) -> Future[Any] | None:
+        return begin_filters(self.model.vocab, self.model.facts.train_context, params)
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)

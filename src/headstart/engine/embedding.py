@@ -229,8 +229,8 @@ class EncoderEngine:
     def clear(self, seq_id: int) -> None:
         return
 
-    def has_filters(self, params: SamplingParams) -> bool:
-        return True
+    def begin_filters(self, params: SamplingParams) -> None:
+        return
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from typing import Any
 
 import numpy as np
@@ -88,7 +88,10 @@ class LlamaFilters:
         return api.llama_sampler_init_infill(self._vocab.handle)
 
     def _dry_sampler(self, p: SamplingParams, context_size: int) -> Any:
-        return api.llama_sampler_clone(dry_sampler(self._vocab, context_size, p).result())
+        while lookup := begin_filters(self._vocab, context_size, p):
+            wait([lookup])
+        made = self._vocab.dry_samplers[_dry_settings(p, context_size)]
+        return api.llama_sampler_clone(made.result())
 
     def _grow(self, capacity: int) -> None:
         self._capacity = capacity
@@ -131,23 +134,31 @@ class LlamaFilters:
             api.llama_sampler_free(chain)
 
 
-def dry_sampler(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Future[Any]:
-    """The sampler of DRY to make copies of. A thread looks in each token of the vocabulary for the
-    breakers, which takes 20 to 60 ms for each of them.
+def begin_filters(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Future[Any] | None:
+    """What a thread does before `LlamaFilters` takes no time; None: nothing.
+
+    It looks in each token of the vocabulary for the breakers of DRY, which takes 20 to 60 ms for
+    each of them. While it does so for another request, nothing is queued behind that: who asks
+    again first is next, and nobody waits for what was asked by requests that are gone.
     """
-    last_n = _window(p.dry_penalty_last_n, context_size)
-    numbers = p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n
-    key, known = (*numbers, p.dry_sequence_breakers), vocab.dry_samplers
-    if key not in known:
-        # a few are kept for the next request with the same settings
-        made = [one for one, sampler in known.items() if sampler.done()]
-        for old in made[: max(0, len(known) - 7)]:
-            api.llama_sampler_free(known.pop(old).result())
+    known, settings = vocab.dry_samplers, _dry_settings(p, context_size)
+    if not p.has_dry or (settings in known and known[settings].done()):
+        return None
+    if (lookup := next((one for one in known.values() if not one.done()), None)) is None:
+        while len(known) >= 8:  # a few are kept for the next request with the same settings
+            api.llama_sampler_free(known.pop(next(iter(known))).result())
         breakers = [b.encode("utf-8", "replace") for b in p.dry_sequence_breakers]
         array = (ctypes.c_char_p * len(breakers))(*breakers)
-        given = vocab.handle, *numbers, array, len(breakers)
-        known[key] = _THREAD.submit(api.llama_sampler_init_dry, *given)
-    return known[key]
+        given = vocab.handle, *settings[:-1], array, len(breakers)
+        lookup = known[settings] = _THREAD.submit(api.llama_sampler_init_dry, *given)
+    return lookup
+
+
+def _dry_settings(p: SamplingParams, context_size: int) -> tuple[Any, ...]:
+    """What libllama makes the sampler of, the breakers last."""
+    last_n = _window(p.dry_penalty_last_n, context_size)
+    numbers = p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n
+    return *numbers, p.dry_sequence_breakers
 
 
 def _window(last_n: int, context_size: int) -> int:

@@ -321,10 +321,11 @@ class Scheduler:
 
     def wait_for_threads(self) -> None:
         """There is nothing else to do: wait a little for what threads do."""
-        loading = [one.loading for one in self.waiting if one.loading and not one.loading.done()]
-        if len(loading) == len(self.waiting):
+        begun = [work for one in self.waiting for work in (one.loading, one.lookup) if work]
+        begun = [work for work in begun if not work.done()]
+        if len(begun) >= min(len(self.waiting), len(self.cells)):
             files = [self.slot_actions.file] if self.slot_actions.file else []
-            wait([*loading, *files, *self.compiling.futures], WAIT_SECONDS, FIRST_COMPLETED)
+            wait([*begun, *files, *self.compiling.futures], WAIT_SECONDS, FIRST_COMPLETED)
 
     def _take_ready(self) -> None:
         """Go on with slots whose files are read or written; queue the requests whose constraint is
@@ -364,9 +365,10 @@ class Scheduler:
 
     def _has_begun(self, sequence: Sequence) -> bool:
         """Make what chooses its tokens. False if that failed, or goes on in the next step."""
-        is_new = not hasattr(sequence.text, "sampler")
-        if is_new and not self.engine.has_filters(sequence.request.sampling):
-            return False
+        if not hasattr(sequence.text, "sampler"):
+            sequence.lookup = self.engine.begin_filters(sequence.request.sampling)
+            if sequence.lookup is not None:
+                return False
         try:
             sampler = sequence.begin(self.engine, self.vocab)
         except HeadstartError as error:

@@ -143,6 +143,7 @@ class Sequence:
     leader: Sequence | None = None  # reads the same prefix; this one waits and shares it
     num_awaited: int = 0  # tokens that the leader has to read before they are shared
     loading: Future[StoredPrompt | None] | None = None  # from the disk; see `host_prompts`
+    lookup: Future[Any] | None = None  # which it waits for; see `begin_filters`
     pauses: list[int] = field(default_factory=list)  # lengths at which reading makes a checkpoint
     media: tuple[tuple[int, LoadedChunk], ...] = ()  # images of its prompt, and where each begins
     num_cached: int = 0  # prompt tokens that were not decoded for this request

@@ -48,6 +48,8 @@ class Vocab(Protocol):
 
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from headstart.types.media import LoadedChunk
 
 Logits = NDArray[np.float32]
@@ -268,8 +270,10 @@ class Engine(Protocol):
     def lacks_cells(self) -> bool:
         """Whether the last sequence that could not be restored found too few free cells."""
 
-    def has_filters(self, params: SamplingParams) -> bool:
-        """Whether `make_filters` takes no time now; if not, a thread has begun with what does."""
+    def begin_filters(self, params: SamplingParams) -> Future[object] | None:
+        """What a thread does before `make_filters` takes no time; None: nothing. It does one thing
+        at a time, so this may be for another request: ask again.
+        """
 
     def make_filters(self, params: SamplingParams) -> Filters:
         """Filters for one request."""

@@ -337,8 +337,8 @@ class FakeEngine:
             cells += tokens
         return not self.lacks_cells
 
-    def has_filters(self, params: SamplingParams) -> bool:
-        return True
+    def begin_filters(self, params: SamplingParams) -> None:
+        return
 
     def make_filters(self, params: SamplingParams) -> Filters:
         return FakeFilters(params)

@@ -1,0 +1,118 @@
+"""What DRY looks for is looked up in a thread, and no other request pays for it."""
+
+from __future__ import annotations
+
+from concurrent import futures
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pytest
+from tests.models import tiny_llama
+from tests.real.answers import Result, Setting, gather, open_setting
+from tests.real.support import byte_requests, without_draft
+
+from headstart.engine import library
+from headstart.scheduler import scheduler as scheduler_module
+from headstart.scheduler.scheduler import Scheduler
+from headstart.types.request import Request
+
+
+class Lookups:
+    """What was looked up, which takes as long as a test wants."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.breakers: list[str] = []  # the first of each
+        self.is_free = Event()
+        self._init = library.api.llama_sampler_init_dry
+        monkeypatch.setattr(library.api, "llama_sampler_init_dry", self._look_up)
+
+    def _look_up(self, *given: Any) -> Any:
+        self.breakers.append(given[-2][0].decode())
+        assert self.is_free.wait(20)
+        return self._init(*given)
+
+
+@pytest.fixture
+def lookups(monkeypatch: pytest.MonkeyPatch) -> Lookups:
+    return Lookups(monkeypatch)
+
+
+def scheduler_of(folder: Path, num_slots: int) -> Scheduler:
+    setting = Setting("off", 0, num_slots, exact=False)
+    return open_setting(setting, without_draft(tiny_llama(folder / "tiny.gguf")))
+
+
+def asking(name: str, tenant: str = "") -> Request:
+    """A request with a breaker of its own, which is its name."""
+    request = byte_requests(1)[0]
+    sampling = replace(request.sampling, dry_multiplier=1.0, dry_sequence_breakers=(name, "b"))
+    return replace(request, request_id=name, sampling=sampling, namespace=tenant)
+
+
+def test_while_the_breakers_of_one_request_are_looked_up_the_others_go_on(
+    tmp_path: Path, lookups: Lookups
+) -> None:
+    scheduler, plain = scheduler_of(tmp_path, 2), byte_requests(1)[0]
+    scheduler.submit(asking("dry"))
+    scheduler.submit(replace(plain, sampling=replace(plain.sampling, ignore_eos=True)))
+    results: dict[str, Result] = {}
+    while plain.request_id not in results or not results[plain.request_id].finish:
+        scheduler.step()
+        gather(scheduler, results)
+    assert lookups.breakers == ["dry"]
+    assert "dry" not in results
+    lookups.is_free.set()
+    while scheduler.has_work:
+        scheduler.step()
+        gather(scheduler, results)
+    assert results["dry"].finish
+
+
+@pytest.mark.parametrize("num_slots", [1, 2])
+def test_a_step_with_nothing_else_to_do_waits_for_what_is_looked_up(
+    num_slots: int, tmp_path: Path, lookups: Lookups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(awaited: list[Any], *_: object) -> object:
+        if awaited:
+            lookups.is_free.set()
+        return futures.wait(awaited, 20)
+
+    monkeypatch.setattr(scheduler_module, "wait", wait)
+    scheduler = scheduler_of(tmp_path, num_slots)
+    for name in ("x", "y"):
+        scheduler.submit(asking(name))
+    for _ in range(3):
+        scheduler.step()
+    assert scheduler.running
+
+
+def test_nobody_waits_for_the_breakers_of_requests_that_are_gone(
+    tmp_path: Path, lookups: Lookups
+) -> None:
+    scheduler = scheduler_of(tmp_path, 2)
+    for i in range(20):
+        scheduler.submit(asking(f"gone {i}"))
+        scheduler.step()
+        scheduler.cancel(f"gone {i}")
+    scheduler.submit(asking("next"))
+    lookups.is_free.set()
+    while scheduler.has_work:
+        scheduler.step()
+    assert lookups.breakers == ["gone 0", "next"]
+
+
+def test_the_breakers_of_one_tenant_wait_for_one_lookup_of_another_that_has_many(
+    tmp_path: Path, lookups: Lookups
+) -> None:
+    scheduler = scheduler_of(tmp_path, 4)
+    for i in range(6):
+        scheduler.submit(asking(f"many {i}", "many"))
+    scheduler.step()
+    scheduler.submit(asking("one", "other"))
+    lookups.is_free.set()
+    while scheduler.has_work:
+        scheduler.step()
+    assert lookups.breakers[:2] == ["many 0", "one"]
+    assert len(lookups.breakers) == 7
