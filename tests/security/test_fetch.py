@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from headstart.types.errors import RequestError
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         where = {"/away": "/file", "/inside": "http://10.0.0.1/", "/loop": "/loop"}.get(self.path)
-        found = {"/file": b"x" * 100, "/large": b"x" * 5000}.get(self.path)
+        found = {"/file": b"x" * 100, "/large": b"x" * 5000, "/half": bytes(600_000)}.get(self.path)
         self.send_response(302 if where else 200 if found else 404)
         if where:
             self.send_header("location", where)
@@ -51,13 +52,13 @@ async def here(host: str, port: int) -> str:
 
 def test_a_file_is_fetched_also_behind_a_redirect(site: str) -> None:
     for path in ("/file", "/away"):
-        assert asyncio.run(fetch(site + path, 100, here)) == b"x" * 100
+        assert asyncio.run(fetch(site + path, 100, "what fits", here)) == b"x" * 100
 
 
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("/large", "more than 100 bytes"),
+        ("/large", "more than what fits"),
         ("/none", "status 404"),
         ("/inside", "no public address"),
         ("/loop", "status 302"),
@@ -65,7 +66,7 @@ def test_a_file_is_fetched_also_behind_a_redirect(site: str) -> None:
 )
 def test_what_is_too_large_or_leads_inside_is_refused(site: str, path: str, says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        asyncio.run(fetch(site + path, 100, here))
+        asyncio.run(fetch(site + path, 100, "what fits", here))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ def test_what_is_too_large_or_leads_inside_is_refused(site: str, path: str, says
 )  # fmt: skip
 def test_addresses_inside_are_refused(url: str) -> None:
     with pytest.raises(RequestError):
-        asyncio.run(fetch(url, 100))
+        asyncio.run(fetch(url, 100, ""))
 
 
 def test_no_more_of_a_local_file_is_read_than_may_be_used(tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_slow_sites_of_one_tenant_keep_no_other_tenants_images_waiting(
     async def play() -> None:
         begun, is_over = [], asyncio.Event()
 
-        async def found(url: str, most_bytes: int) -> bytes:
+        async def found(url: str, most_bytes: int, limit: str) -> bytes:
             begun.append(url)
             if "slow" in url:
                 await is_over.wait()
@@ -143,7 +144,7 @@ def test_files_of_a_request_are_together_no_larger_than_a_body_may_be(
 ) -> None:
     limits = []
 
-    async def found(url: str, most_bytes: int) -> bytes:
+    async def found(url: str, most_bytes: int, limit: str) -> bytes:
         limits.append(most_bytes)
         return bytes(min(most_bytes, 700_000))
 
@@ -151,3 +152,12 @@ def test_files_of_a_request_are_together_no_larger_than_a_body_may_be(
     asked = [("image", f"http://site/{number}") for number in range(3)]
     asyncio.run(read_media(request_of("a", service), asked))
     assert limits == [1 << 20, (1 << 20) - 700_000, 0]
+
+
+def test_a_file_that_does_not_fit_beside_the_others_is_refused_by_the_limit_of_all(
+    service: Service, site: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(media, "fetch", partial(fetch, resolve=here))
+    asked = [("image", f"{site}/half")] * 2
+    with pytest.raises(RequestError, match=r"left of the 1 MiB .*\(--max-body-mb\)"):
+        asyncio.run(read_media(request_of("a", service), asked))

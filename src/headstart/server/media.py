@@ -133,8 +133,11 @@ def _check_kind(kind: str, modalities: Sequence[str]) -> None:
         )
 
 
-async def _fetched(url: str, config: ServerConfig, most_bytes: int) -> str | bytes:
-    """The file of an http URL, if fetching is enabled; other URLs unchanged."""
+async def _fetched(url: str, config: ServerConfig, left_bytes: int) -> str | bytes:
+    """The file of an http URL, if fetching is enabled; other URLs unchanged.
+
+    `left_bytes`: of what all files of a request may have together.
+    """
     if url[:8].partition(":")[0] not in ("http", "https"):
         return url
     if not config.image_urls:
@@ -142,7 +145,13 @@ async def _fetched(url: str, config: ServerConfig, most_bytes: int) -> str | byt
             f"{shorten(url)} is not fetched; send the file as a data URL, or start with "
             "--image-urls"
         )
-    return await fetch(url, max(0, min(MOST_BYTES, most_bytes)))
+    if left_bytes >= MOST_BYTES:
+        return await fetch(url, MOST_BYTES, f"{MOST_BYTES} bytes; send a smaller file")
+    limit = (
+        f"is left of the {config.max_body_mb} MiB that the files of a request may have together "
+        "(--max-body-mb); send smaller files, or fewer"
+    )
+    return await fetch(url, max(0, left_bytes), limit)
 
 
 def _file_of(url: str, config: ServerConfig) -> bytes:
@@ -210,9 +219,12 @@ async def public_address(host: str, port: int) -> str:
 
 
 async def fetch(
-    url: str, most_bytes: int, resolve: Callable[[str, int], Awaitable[str]] = public_address
+    url: str,
+    most_bytes: int,
+    limit: str,
+    resolve: Callable[[str, int], Awaitable[str]] = public_address,
 ) -> bytes:
-    """The file at a URL.
+    """The file at a URL; `limit` is what the error for a larger one says.
 
     Raises:
         RequestError: it cannot be had, or is too large.
@@ -248,10 +260,7 @@ async def fetch(
             async for piece in answer.aiter_raw():
                 data += piece
                 if len(data) > most_bytes:
-                    raise RequestError(
-                        f"{shorten(url)} has more than {most_bytes} bytes; send smaller files, or "
-                        "fewer"
-                    )
+                    raise RequestError(f"{shorten(url)} has more than {limit}")
             return bytes(data)
     except (httpx2.HTTPError, httpx2.InvalidURL, ValueError, TimeoutError) as error:
         words = str(error) or type(error).__name__
