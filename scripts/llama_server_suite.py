@@ -109,6 +109,7 @@ def run(server: str, suite: Path, folder: Path, words: str) -> dict[str, str]:
     environment = os.environ | {
         "LLAMA_SERVER_BIN_PATH": str(wrapper),
         "LLAMA_CACHE": str(folder / "hub"),
+        "HEADSTART_CACHE": str(folder / "cache"),
         "LLAMA_ARG_OFFLINE": "1",
         "PORT": str(_free_port()),  # at the suite's own, 8080, another server may listen
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(ROOT))),

@@ -18,6 +18,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 import venv
@@ -136,7 +137,8 @@ def server(command: Sequence[str]) -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
-    environment = os.environ | {"PYTHONPATH": path}
+    cache = tempfile.TemporaryDirectory()
+    environment = os.environ | {"PYTHONPATH": path, "HEADSTART_CACHE": cache.name}
     process = subprocess.Popen([*command, *FLAGS, "--port", str(port)], env=environment)
     url = f"http://127.0.0.1:{port}"
     try:
@@ -149,6 +151,7 @@ def server(command: Sequence[str]) -> Iterator[str]:
     finally:
         process.terminate()
         process.wait()
+        cache.cleanup()
 
 
 def _is_ready(url: str) -> bool:

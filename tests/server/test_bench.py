@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.server.serving import serving_models
 
+from headstart.app.cli.command import Command
 from headstart.config import Config, EngineConfig, SpeculationConfig
 from headstart.control.controller import Controller
-from headstart.extras.bench import tune
+from headstart.extras.bench import arms, tune
 from headstart.extras.bench.command import COMMAND
 from headstart.types.errors import ConfigError, HeadstartError
 
@@ -103,3 +106,23 @@ def test_what_cannot_be_measured_is_said_before_a_server_starts(
 def test_a_server_that_cannot_start_is_an_error_with_its_reason() -> None:
     with pytest.raises(HeadstartError, match="context"):
         COMMAND(["--quick", "--context", "1"])
+
+
+@pytest.mark.parametrize("flags", [[], ["--cache-disk", "100"]])
+@pytest.mark.parametrize("command", [COMMAND, tune.COMMAND])
+def test_its_server_keeps_prompts_on_the_disk_only_if_that_was_asked_for(
+    command: Command, flags: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = list[list[str]]()
+
+    def running(command: list[str], log: Path, key: str = "") -> NoReturn:
+        started.append(command)
+        raise HeadstartError("it is not started")
+
+    monkeypatch.setattr(arms, "running", running)
+    with suppress(HeadstartError):
+        command(flags)
+    (words,) = started
+    assert [words[i : i + 2] for i, word in enumerate(words) if word == "--cache-disk"] == (
+        [flags] if flags else []
+    )

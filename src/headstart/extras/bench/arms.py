@@ -72,6 +72,8 @@ def open_server(
     command += ["--tenant-header", TENANT_HEADER, "--log-level", "warning", "--spec", "auto"]
     if resolved.origins["parallel"] == "default":
         command += ["--parallel", str(slots)]
+    if resolved.origins["cache_disk"] == "flag":  # the environment of `started` beats the file
+        command += ["--cache-disk", str(resolved.values["cache_disk"])]
     if not keeps_state and resolved.origins["spec_state"] == "default":
         command += ["--spec-state", str(folder / "state.json")]
     return stack.enter_context(running(command, folder / "server.log", _KEY))

@@ -247,7 +247,7 @@ def started(
             [*command, "--port", str(port)],
             stdout=output,
             stderr=subprocess.STDOUT,
-            # no prompt that an earlier server read; a flag beats this
+            # no prompt that an earlier server read, unless --cache-disk is in the command
             env={**(environment or os.environ), "HEADSTART_CACHE_DISK": "0"},
         )
     try:
