@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx2
+import numpy as np
 import pytest
 from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
 from tests.models import tiny_llama
@@ -72,6 +73,38 @@ KINDS: dict[Callable[[Path], Path], bool] = {
     tiny_hybrid: False,
     tiny_recurrent: False,
 }
+
+
+def test_a_prompt_is_found_with_another_context_unless_that_rotates_its_keys_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(HostPrompts, "_saves_time", lambda *given: True)
+    path = write_model(
+        tmp_path / "tiny.gguf",
+        "phi3",
+        changes={
+            "context_length": 8192,
+            "rope.scaling.original_context_length": 1024,
+            "attention.sliding_window": 0,
+        },
+        values=lambda name, shape: np.full(shape, 8.0) if "factors_long" in name else None,
+    )
+    request = replace(byte_requests(1)[0], prompt=tuple(range(200)))
+    num_restored = []
+    for context in (512, 1024, 1280, 2048, 768):
+        setting = Setting(exact=False, context=context).config()
+        limits = replace(
+            setting.scheduler, cache_disk=100, cache_disk_path=str(tmp_path / "prompts")
+        )
+        setting = replace(setting, scheduler=limits)
+        scheduler = build_scheduler(setting, without_draft(path))[0]
+        disk = scheduler.cache.host.disk
+        assert disk is not None
+        disk._writer.submit(int).result()
+        generate(scheduler, [request])
+        num_restored.append(disk.report().num_restored)
+        scheduler.cache.host.finish()
+    assert num_restored == [0, 1, 0, 1, 1]
 
 
 @pytest.mark.parametrize("write", KINDS, ids=lambda write: write.__name__)

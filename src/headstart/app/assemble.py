@@ -102,7 +102,6 @@ def build_scheduler(
     models = choose_speculators(config, models)
     drafter = models.drafter
     learned = load_control(config, models)
-    disk = open_disk(config, models)  # looks for files while the model is loaded
     rpc = load("headstart.backends", "rpc") if config.engine.rpc else None
     if rpc:
         rpc.connect(config.engine)
@@ -113,6 +112,7 @@ def build_scheduler(
     for remark in (*capped, *fitted.remarks, *remarks(kinds, config.engine.gpu_layers)):
         log.warning("%s", remark)
     drafting_parts = load_drafter(config, models, target)
+    draft = drafting_parts.get("engine") or drafting_parts.get("context")
     if rpc:
         rpc.notice_lost_workers(config.engine)
     drafting = make_drafting(config, models.types, target, drafting_parts, learned)
@@ -131,13 +131,13 @@ def build_scheduler(
         scheduler.turns.adapters = AdapterTurns(adapters.use)
     if models.types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         _warm_up(scheduler, bool(models.types), warms_up_later=warms_up_later)
-    scheduler.cache.host.use_disk(disk)
+    scheduler.cache.host.use_disk(open_disk(config, models, engine, draft))
     if config.recording.record_texts:
         recorder = load("headstart.readers", "distill")(config.recording, models.target)
         scheduler.readers.append(recorder.read)
     info = WorkerInfo(
         target=engine.model.info(engine.context_size, engine.cache_kind.value),
-        draft=_draft_info(drafting_parts),
+        draft=_draft_info(draft),
         num_slots=config.scheduler.parallel,
         max_requests=config.scheduler.parallel + config.scheduler.max_queue,
         context_size=engine.context_size,
@@ -172,9 +172,8 @@ def _warm_up(scheduler: Scheduler, is_drafting: bool, *, warms_up_later: bool) -
         warm_up.compare, warm_up.is_done = scheduler.know_widths, False
 
 
-def _draft_info(loaded: Mapping[str, Any]) -> ModelInfo | None:
+def _draft_info(drafter: Any) -> ModelInfo | None:
     """Of the draft model, if there is one."""
-    drafter = loaded.get("engine") or loaded.get("context")
     if drafter is None:
         return None
     info: ModelInfo = drafter.model.info(drafter.context_size, drafter.cache_kind.value)

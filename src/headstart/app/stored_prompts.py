@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from shutil import disk_usage
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headstart.app.model_files import Models
 from headstart.config import Config, EngineConfig, SchedulerConfig
@@ -61,8 +61,11 @@ def _num_bytes(folder: Path) -> int:
     return total
 
 
-def open_disk(config: Config, models: Models) -> DiskCache | None:
+def open_disk(config: Config, models: Models, target: Any, drafter: Any) -> DiskCache | None:
     """The target's prompts on the disk; None: none are kept there.
+
+    Args:
+        target, drafter: the engines of the loaded models; None without a drafter.
 
     Raises:
         ConfigError: an adapter's file is missing, or has no scale.
@@ -77,16 +80,14 @@ def open_disk(config: Config, models: Models) -> DiskCache | None:
     if not scheduler.cache_ram:
         log.warning("--cache-disk is not used: prompts go there through --cache-ram, which is 0")
         return None
-    own = _facts(config.engine)
+    digest, own = ModelId.of(models.target).digest, _facts(config.engine)
     streams = scheduler.parallel if config.engine.exact else 1  # caches: a state names their number
     facts = [ModelId.of(models.drafter.path).digest] if models.drafter else []
-    facts += [*models.types, own, repr(config.draft_engine)]
+    facts += [*models.types, own, repr(config.draft_engine), *_rotation(drafter)]
     place = DiskPlace(
         folder=prompts_folder(scheduler),
         max_bytes=scheduler.cache_disk << 20,
-        identity="\0".join(
-            (ModelId.of(models.target).digest, library.version(), str(streams), own)
-        ),
+        identity="\0".join((digest, library.version(), str(streams), own, *_rotation(target))),
         drafters=hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16],
         name=models.target.stem,
     )
@@ -98,6 +99,16 @@ def open_disk(config: Config, models: Models) -> DiskCache | None:
         scheduler.cache_disk,
     )
     return DiskCache(place)
+
+
+def _rotation(engine: Any) -> tuple[str, ...]:
+    """Whether the context is longer than the model's was before it was extended: libllama rotates
+    all keys by other factors then, the first ones too.
+    """
+    from headstart.engine.library import api
+
+    original = engine.model.facts.original_context if engine else 0
+    return ("extended",) if 0 < original < api.llama_n_ctx_seq(engine.handle) else ()
 
 
 def _facts(config: EngineConfig) -> str:
