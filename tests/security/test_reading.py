@@ -5,16 +5,20 @@ in the way of the event loop or the end of the server.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import json
 import threading
 import time
 
+import httpx2
 import pytest
 from tests.server.fake_worker import INFO, FakeWorker
 from tests.server.serving import error_of, served_model, serving
 
+from headstart.config import ServerConfig
 from headstart.server import prompts
+from headstart.server.app import create_app
 from headstart.server.infill import infill_prompt
 from headstart.server.model import ServedModel
 from headstart.server.schemas import InfillBody
@@ -261,3 +265,45 @@ async def test_long_jobs_of_one_tenant_hold_up_no_other_tenant():
     done = await asyncio.gather(*long, return_exceptions=True)
     assert [type(one) for one in done] == [bool] * 7 + [QuotaError]
     threads.close()
+
+
+async def test_what_is_read_when_the_server_stops_ends_with_an_error_that_says_so():
+    threads, begun = Threads("test", 1, 6), threading.Event()
+
+    def read_on():
+        begun.set()
+        for part in itertools.count():
+            time.sleep(0.001)
+            progress(part)
+
+    jobs = [asyncio.create_task(threads.run(read_on)) for _ in range(3)]
+    await asyncio.to_thread(begun.wait)
+    threads.close()
+    async with asyncio.timeout(30):
+        done = await asyncio.gather(*jobs, return_exceptions=True)
+    assert [type(one) for one in done] == [CapacityError] * 3
+    assert {str(one) for one in done} == {"the server is shutting down"}
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}])
+async def test_a_client_whose_prompt_is_read_when_the_server_stops_is_told(fields):
+    vocab = SlowVocab()
+    model = ServedModel(alias="tiny", vocab=vocab, template=ChatTemplate(None))
+    worker = FakeWorker()
+    worker.info_when_ready = dataclasses.replace(INFO, context_size=10**6)
+    app = create_app(ServerConfig(), worker, lambda: model)
+    transport = httpx2.ASGITransport(app=app)
+    async with (
+        asyncio.timeout(60),
+        app.router.lifespan_context(app),
+        httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client,
+    ):
+        while (await client.get("/health")).status_code != 200:
+            await asyncio.sleep(0.01)
+        body = {"prompt": "a" * 200_000} | fields
+        headers = {"x-conversation-id": "talk"} if fields else {}
+        asked = asyncio.create_task(client.post("/completion", json=body, headers=headers))
+        while not vocab.num_parts:
+            await asyncio.sleep(0.01)
+        await app.state.service.close()
+        assert "shutting down" in error_of(await asked, 503, "unavailable_error")

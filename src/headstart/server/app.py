@@ -88,9 +88,7 @@ def create_app(
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            for threads in (service.prompt_threads, service.text_threads):
-                threads.close()
-            await worker.close()
+            await service.close()
 
     routes = [route for family in FAMILIES for route in family.routes.all()]
     routes.append(_openapi_route([*endpoints(), *extras.endpoints()]))

@@ -67,7 +67,8 @@ def serve(
         app.state.events.stop()
         await extras.close()
 
-    server = StoppableServer(uvicorn_config(app, config), stop, worker.close, worker.kill)
+    end = app.state.service.close
+    server = StoppableServer(uvicorn_config(app, config), stop, end, worker.kill)
     run(server, config, addresses.extend)
     if failures:
         raise failures[0]

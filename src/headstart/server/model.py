@@ -101,6 +101,12 @@ class Service:
         self.started_at, config = self.clock(), self.config
         self.responses = ResponseStore(config.tenant_responses, config.tenant_responses_mb << 20)
 
+    async def close(self) -> None:
+        """End what is read and what is answered with the error of a server that stops."""
+        for threads in (self.prompt_threads, self.text_threads):
+            threads.close()
+        await self.worker.close()
+
     def holding(self, tenant: str, count: int) -> AbstractContextManager[None]:
         """Count requests while they wait or run.
 

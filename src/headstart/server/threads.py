@@ -32,7 +32,7 @@ class _Job:
     def __init__(self, function: Callable[[], Any], tenant: str) -> None:
         self.function, self.tenant = function, tenant
         self.future: Future[Any] = Future()
-        self.is_abandoned = False
+        self.given_up: Exception | None = None  # why, if it was
 
     def run(self) -> None:
         if not self.future.set_running_or_notify_cancel():
@@ -49,8 +49,8 @@ class _Job:
             self.future.set_result(result)
 
     def _check(self, amount: int) -> None:
-        if self.is_abandoned:
-            raise ClientGoneError  # nobody waits for the result
+        if self.given_up:
+            raise self.given_up
 
 
 class Threads:
@@ -82,7 +82,7 @@ class Threads:
             result: T = await asyncio.wrap_future(job.future)
             return result
         finally:
-            job.is_abandoned = True
+            job.given_up = ClientGoneError()  # nobody waits for the result any more
 
     def _queue(self, job: _Job) -> None:
         """Let a job wait, instead of one of the tenant that has most jobs where there are many."""
@@ -105,16 +105,20 @@ class Threads:
             threading.Thread(target=self._work, name=name, daemon=True).start()
 
     def close(self) -> None:
-        """Start no more jobs; abandon those that run or wait."""
+        """Start no more jobs; those that run or wait end with the error of a server that stops."""
+        error = CapacityError("the server is shutting down")
         with self._changed:
             self._is_closed = True
             for job in self._running:
-                job.is_abandoned = True
+                job.given_up = job.given_up or error
+            while (waiting := self._waiting.take()) is not None:
+                if not waiting.future.done():
+                    waiting.future.set_exception(error)
             self._changed.notify_all()
 
     def _work(self) -> None:
         while (job := self._take()) is not None:
-            if not job.is_abandoned:
+            if job.given_up is None:
                 job.run()
             with self._changed:
                 self._running.discard(job)
