@@ -227,6 +227,7 @@ def move(model: Path, rounds: int) -> None:
     scheduler.step()
     for turn in range(2 * rounds):
         if turn == 2:  # both were read
+            # the part of a step that looks prompts up is timed where it is
             scheduler._admit = timed  # type: ignore[method-assign]
         text = [*(6 + turn % 2 + i % 700 for i in range(NUM_TOKENS)), turn]
         scheduler.submit(Request(request_id=str(turn), prompt=text, max_tokens=1))

@@ -3,7 +3,7 @@
 In the shared cache a processor's attention looks at the cells of all texts for every tile of a
 prompt's rows, and answers that are decoded together have their cells between each other, where the
 next prompts come to lie. Here a prompt has its cells for itself. Before its answer begins, its
-state is moved to the shared cache, which takes as long as reading a few rows.
+state is moved to the shared cache, by a copy of its cells.
 """
 
 from __future__ import annotations
@@ -49,15 +49,14 @@ class PromptReader:
         Raises:
             ContextFullError: the shared cache has no room for them.
         """
-        ends = dict[int, int]()
         most_outputs = self._params.n_outputs_max
         if is_plain and batch.num_rows >= FLASH_TILE and batch.num_outputs <= most_outputs:
             ends = self._ends(batch)
-        if ends and not self._has_room(ends):
-            for seq_id in self.lengths.keys() - ends.keys():
-                shared.gather(seq_id)
-        if ends and self._has_room(ends) and self._take(ends, shared):
-            return self.handle
+            if not self._has_room(ends):
+                for seq_id in self.lengths.keys() - ends.keys():
+                    shared.gather(seq_id)
+            if ends and self._has_room(ends) and self._take(ends, shared):
+                return self.handle
         if self.lengths:
             for seq_id in self.lengths.keys() & set(batch.seq_ids[: batch.num_rows].tolist()):
                 if not shared.gather(seq_id):

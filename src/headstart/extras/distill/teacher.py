@@ -63,6 +63,7 @@ def compute(
             known[key_of(text)] = _read(engine, text)
         ids = {"i" + name: best[0] for name, best in known.items()}
         scores = {"s" + name: best[1] for name, best in known.items()}
+        # to mypy a name may be that of the flag; each begins with i or s
         np.savez(file, **ids, **scores)  # type: ignore[arg-type]
     return known
 

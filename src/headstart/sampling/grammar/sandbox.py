@@ -90,6 +90,7 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
     """Read a vocabulary, then constraints; write a line of JSON for each."""
     table: VocabTable = pickle.load(source)
     tokens = GrammarTokens(table, partial(spell, table))
+    # BinaryIO to mypy; the standard input of a program has a buffer
     while source.peek(1):  # type: ignore[attr-defined]
         constraint = pickle.load(source)
         if child := os.fork():
