@@ -15,7 +15,12 @@ from headstart.config import Config
 from headstart.types.errors import ConfigError
 
 ROOT = Path(__file__).parents[4]
-TOOLS = "bash env dirname cat cksum grep awk tee rm mkdir cp tail"
+TOOLS = "bash env dirname cat cksum grep awk tee rm mkdir cp tail wc"
+# a minute passes between two looks
+CLOCK = """#!/usr/bin/env bash
+printf . >>ticks
+echo $((60 * $(wc -c <ticks)))
+"""
 # `-c` with importlib asks for the installed libllama, any other `-c` for the version of Python.
 FAKE_PYTHON = """#!/usr/bin/env bash
 case "$*" in
@@ -27,8 +32,11 @@ case "$*" in
         echo "$*" >>pip-calls
         echo "$CXXFLAGS" >flags
         echo "  [ 20/193] c++ -c x.cpp"
+        echo "  [ 40/193] c++ -c y.cpp"
         [ ! -f broken ] && : >installed ;;
-    *) echo "$*" >>pip-calls ;;
+    *)
+        echo "$*" >>pip-calls
+        for i in 1 2 3 4 5 6 7 8 9 10; do echo "Collecting one-$i[extra]>=1 (from it)"; done ;;
 esac
 """
 
@@ -46,6 +54,7 @@ class Clone:
         for name in TOOLS.split():
             (self.bin / name).symlink_to(shutil.which(name) or pytest.fail(f"no {name} here"))
         self.add_tool("python3", FAKE_PYTHON)
+        self.add_tool("date", CLOCK)
         self.add_tool("c++", "#!/bin/sh\n")
 
     def add_tool(self, name: str, script: str) -> None:
@@ -81,7 +90,8 @@ def test_a_fresh_clone_compiles_libllama_with_progress_then_installs_the_rest_pi
     result = clone.setup()
     assert result.returncode == 0, result.stderr
     assert "It compiles once" in result.stdout
-    assert "compiling 20/193" in result.stdout
+    assert "compiling 40 of 193, 459 s left" in result.stdout
+    assert "10 packages, now one-10\n" in result.stdout
     libllama, rest = clone.pip_calls()
     assert "llama_cpp_python==0.3.36" in libllama
     assert rest.endswith("-c constraints.txt -e .[compiled]")
