@@ -182,12 +182,21 @@ def test_a_release_is_pinned_and_its_library_generates(
         (page / "index.html").write_text(links)
     for package in ("nvidia-cuda-runtime-cu12", "nvidia-cublas-cu12"):
         (site.folder / "simple" / package).mkdir(parents=True)
-        (site.folder / "simple" / package / "index.html").write_text("")
+        file = f"{package}-12.8-py3-none-many{tag}.whl"
+        (site.folder / file).touch()
+        (site.folder / "simple" / package / "index.html").write_text(f'<a href="/{file}">it</a>')
     script = runpy.run_path(str(ROOT / "scripts/pin_backends.py"))
-    rows = script["table"](f"{site.url}/whl", f"{site.url}/simple", binding.RELEASE)
+    places, none = (f"{site.url}/whl", f"{site.url}/simple"), tmp_path / "none"
+    rows = script["table"](*places, binding.RELEASE, none, "")
     assert [(row["backend"], row["platform"]) for row in rows] == [("cpu", this_platform())]
     with pytest.raises(SystemExit, match=r"has no llama-cpp-python 9\.9"):
-        script["table"](f"{site.url}/whl", f"{site.url}/simple", "9.9")
+        script["table"](*places, "9.9", none, "")
+    (tmp_path / "built").mkdir()
+    (tmp_path / "built" / name).write_bytes(b"cuda")  # of the release itself
+    pinned = script["table"](*places, binding.RELEASE, tmp_path / "built", "https://r.invalid/v1")
+    assert [row["backend"] for row in pinned] == ["cpu", "cuda", "cuda", "cuda"]
+    assert pinned[0] == rows[0]  # whose file has the same name
+    assert (pinned[1]["url"], pinned[1]["size"]) == (f"https://r.invalid/v1/{name}", 4)
 
     (tmp_path / "empty").mkdir()  # hides the package llama-cpp-python
     (tmp_path / "empty/llama_cpp.py").touch()
