@@ -116,21 +116,15 @@ POSIX = re.compile(
     r"\bimport (?:fcntl|grp|pty|pwd|resource|termios)\b"
     r"|\bos\.(?:fork|get[ep]?[ug]id|killpg|nice|sched_\w+|set(?:priority|sid)|wait(?:pid|id)?)\b"
     r"|\bsignal\.(?:setitimer|pthread_\w+|SIG(?:ALRM|CHLD|HUP|KILL|USR\d))\b"
-    r"|\b(?:AF_UNIX|socketpair|start_new_session|pass_fds|preexec_fn)\b"
+    r"|\b(?:AF_UNIX|start_new_session|pass_fds|preexec_fn)\b"
 )
-# what a server on Windows would do otherwise; tools, clusters and recorded texts are for POSIX
-POSIX_HOMES = {
-    *("app/process.py", "engine/machine.py", "worker/transport.py", "structures/rss.py"),
-    *("server/listen.py", "server/connections.py"),
-    *("sampling/grammar/sandbox.py", "structures/threads.py"),
-    *("gateway/router/child.py", "gateway/router/downloads.py", "gateway/router/pool.py"),
-}
 
 
-def test_posix_only_calls_stand_in_few_files() -> None:
+def test_posix_only_calls_stand_in_one_file() -> None:
+    """Tools, clusters and recorded texts, which are extras, are for POSIX."""
     found = {
         str(source.path.relative_to(PACKAGE))
         for source in sources()
         if source.folder != "extras" and POSIX.search(source.path.read_text("utf-8"))
     }
-    assert found == POSIX_HOMES
+    assert found == {"structures/system.py"}

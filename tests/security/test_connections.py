@@ -191,13 +191,13 @@ def test_thousands_of_pipelined_requests_are_refused(client):
 
 
 def test_the_start_tells_when_too_few_files_may_be_opened(monkeypatch, caplog):
-    monkeypatch.setattr("headstart.server.connections.resource.setrlimit", lambda *_: None)
-    monkeypatch.setattr("headstart.server.connections.resource.getrlimit", lambda _: (256, 256))
+    monkeypatch.setattr("headstart.structures.system.resource.setrlimit", lambda *_: None)
+    monkeypatch.setattr("headstart.structures.system.resource.getrlimit", lambda _: (256, 256))
     affordable.cache_clear()  # asked once a process
     assert affordable(1000) == 192
     assert "ulimit -n" in caplog.text
     affordable.cache_clear()
-    monkeypatch.setattr("headstart.server.connections.resource.getrlimit", lambda _: (70, 70))
+    monkeypatch.setattr("headstart.structures.system.resource.getrlimit", lambda _: (70, 70))
     with pytest.raises(ConfigError, match=r"may open 70 files.*ulimit -n"):
         affordable(1000)
     affordable.cache_clear()

@@ -271,7 +271,7 @@ def serve(
     from headstart.app.process import prepare_engine_process
     from headstart.app.stored_prompts import with_prompts
     from headstart.config.logs import start_logging
-    from headstart.structures.rss import return_large_blocks
+    from headstart.structures.system import return_large_blocks
     from headstart.worker.client import WorkerClient
     from headstart.worker.transport import ProcessTransport
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from headstart.config import Config, EngineConfig
 from headstart.config.logs import start_logging
+from headstart.structures.system import allowed_cpus, set_niceness, use_cpus
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -24,14 +25,14 @@ def prepare_engine_process(config: Config) -> None:
     """Set the log, the priority and the CPUs of this process, before a model is loaded."""
     start_logging(config)
     priority = config.engine.prio
-    if priority and hasattr(os, "setpriority"):
+    if priority:
         try:
             # llama.cpp's niceness for each priority
-            os.setpriority(os.PRIO_PROCESS, 0, {-1: 5, 0: 0, 1: -5, 2: -10, 3: -20}[priority])
+            set_niceness({-1: 5, 1: -5, 2: -10, 3: -20}[priority])
         except OSError as error:
             log.warning("--prio %d is not possible for this user: %s", priority, error.strerror)
     if cpus := cpus_of(config.engine):
-        os.sched_setaffinity(0, cpus)
+        use_cpus(cpus)
 
 
 def cpus_of(config: EngineConfig) -> frozenset[int]:
@@ -53,12 +54,12 @@ def cpus_of(config: EngineConfig) -> frozenset[int]:
         wanted |= set(range(int(match[1]), int(match[2]) + 1))
     if not wanted:
         return frozenset()
-    if not hasattr(os, "sched_setaffinity"):
+    if (allowed := allowed_cpus()) is None:
         raise ConfigError("--cpu-mask and --cpu-range need Linux; leave them out")
-    if missing := sorted(wanted - os.sched_getaffinity(0)):
+    if missing := sorted(wanted - allowed):
         raise ConfigError(
             f"--cpu-mask or --cpu-range names CPU {missing[0]}, which this process may not use; "
-            f"it has {len(os.sched_getaffinity(0))}"
+            f"it has {len(allowed)}"
         )
     return frozenset(wanted)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headstart.engine.library import api
 from headstart.engine.vocab import LlamaVocab
-from headstart.structures.threads import low_priority_threads
+from headstart.structures.system import low_priority_threads
 from headstart.types.errors import NotSupportedError
 from headstart.types.sampling_params import SamplingParams
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from headstart.structures.system import allowed_cpus
+
 _CPUS = Path("/sys/devices/system/cpu")
 _GROUPS = Path("/sys/fs/cgroup")
 
@@ -15,11 +17,7 @@ def default_threads(cpus: Path = _CPUS, groups: Path = _GROUPS) -> int:
     Siblings of one core slow each other down, and with more threads than the quota pays for, all
     are stopped for the rest of each period.
     """
-    allowed = (
-        os.sched_getaffinity(0)
-        if hasattr(os, "sched_getaffinity")
-        else set(range(os.cpu_count() or 1))
-    )
+    allowed = allowed_cpus() or set(range(os.cpu_count() or 1))
     num_cores = _num_cores(_fast(allowed, cpus), cpus)
     quota = cpu_quota(groups)
     return max(1, num_cores if quota is None else min(num_cores, int(quota + 0.5)))

@@ -43,7 +43,7 @@ from headstart.structures.prompt_names import (
     owner_of,
     root_of,
 )
-from headstart.structures.threads import low_priority_threads
+from headstart.structures.system import low_priority_threads
 from headstart.types.report import DiskReport
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 from functools import cache
 from http import HTTPStatus
 from typing import Any
@@ -18,10 +17,8 @@ import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headstart.server.errors import INERT, ApiError, error_body
+from headstart.structures.system import allow_files
 from headstart.types.errors import ConfigError
-
-if sys.platform != "win32":
-    import resource
 
 log = logging.getLogger(__name__)
 
@@ -229,29 +226,21 @@ def affordable(wanted: int) -> int:
     Raises:
         ConfigError: fewer than 16.
     """
-    if sys.platform == "win32":
-        return wanted
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     others = 64  # open files that are not connections: models, pipes, the log
     needed = wanted + others
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    files = allow_files(needed)
+    if files is None or files >= needed:
         return wanted
-    raised = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
-    if raised > soft:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (raised, hard))
-        soft = raised
-    left = soft - others
-    if left >= wanted:
-        return wanted
+    left = files - others
     if left < 16:
         raise ConfigError(
-            f"this process may open {soft} files, too few for 16 connections "
+            f"this process may open {files} files, too few for 16 connections "
             f"beside models and pipes; allow {needed} (ulimit -n {needed})"
         )
     log.warning(
         "this process may open %d files, so %d connections are taken instead of %d; allow %d "
         "(ulimit -n)",
-        soft,
+        files,
         left,
         wanted,
         needed,

@@ -16,7 +16,7 @@ from headstart.server.errors import ApiError
 from headstart.server.model import Service
 from headstart.server.routing import Routes
 from headstart.server.status import slot_state, speculation_state
-from headstart.structures.rss import resident_bytes
+from headstart.structures.system import resident_bytes
 from headstart.structures.tenants import counted, may_take
 from headstart.types.errors import QuotaError
 from headstart.types.report import WorkerReport

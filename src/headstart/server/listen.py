@@ -26,6 +26,7 @@ from headstart.server.connections import LimitedProtocol, affordable
 from headstart.server.extras import Extras
 from headstart.server.guard import load_keys
 from headstart.server.model import ServedModel
+from headstart.structures.system import is_unix_socket, unix_socket
 from headstart.types.errors import ConfigError
 from headstart.types.worker import Worker
 
@@ -198,12 +199,12 @@ def take_ports(config: ServerConfig, stack: ExitStack) -> list[socket.socket]:
 @contextmanager
 def _take_socket_file(path: Path) -> Iterator[socket.socket]:
     """Listen on a Unix socket; replace one that a dead server left."""
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = unix_socket()
     try:
         if path.is_socket() and listener.connect_ex(str(path)):
             path.unlink()
             listener.close()
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener = unix_socket()
         listener.bind(str(path))
         listener.listen(BACKLOG)
     except OSError as error:
@@ -261,7 +262,7 @@ def _read_certificate(config: ServerConfig) -> None:
 
 def address_of(listener: socket.socket, scheme: str = "http") -> str:
     """The URL of a listening socket; a Unix socket's path."""
-    if listener.family == socket.AF_UNIX:
+    if is_unix_socket(listener):
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -16,7 +16,7 @@ from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import WAIT_SECONDS, Scheduler
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.slot_actions import end_thoughts
-from headstart.structures.rss import resident_bytes
+from headstart.structures.system import resident_bytes
 from headstart.types.errors import CapacityError, EngineError, NotSupportedError, RequestError
 from headstart.types.media import MediaQuestion
 from headstart.types.report import DiskReport, SlotReport, WorkerReport

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import gc
 import logging
 import multiprocessing
@@ -23,7 +22,7 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from headstart.structures.progress import loading
-from headstart.structures.threads import switch_threads_often
+from headstart.structures.system import switch_threads_often, widen_pipe
 from headstart.types.errors import HeadstartError, QuotaError, WorkerDeadError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import error_event
@@ -70,9 +69,7 @@ class ProcessTransport:
         # a pipe each way: the loop needs one that never waits, a `Sender` one that does
         taken, self._commands = context.Pipe(duplex=False)
         self._messages, told = context.Pipe(duplex=False)
-        with contextlib.suppress(AttributeError, OSError):  # where the system has it, and allows it
-            # messages of some thousand steps: a busy web process holds up no decode
-            fcntl.fcntl(told.fileno(), fcntl.F_SETPIPE_SZ, 1 << 20)
+        widen_pipe(told.fileno())  # some thousand steps: a busy web process holds up no decode
         self._process = context.Process(
             target=_process_main,
             args=(self._build, taken, told, self._prepare),

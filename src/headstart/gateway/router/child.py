@@ -5,15 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import secrets
-import signal
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headstart.gateway.router.presets import ModelPreset
+from headstart.structures.system import kill_group, own_group
 
 TENANT_HEADER = "X-Headstart-Tenant"
 LONGEST_LINE = 2**20  # bytes
@@ -46,14 +45,17 @@ class ChildProcess:
     def stop(self) -> None:
         """Ask it to end; kill it after the seconds of its preset."""
         self._is_stopped = True
-        self._send(signal.SIGTERM)
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._process.terminate()
         if self._killing is None:
             loop = asyncio.get_running_loop()
             self._killing = loop.call_later(self._preset.stop_seconds, self.kill)
 
     def kill(self) -> None:
         self._is_killed = True
-        self._send(signal.SIGKILL, to_all=True)
+        if self._process is not None:
+            kill_group(self._process.pid)
 
     async def _run(self) -> None:
         code = 1
@@ -85,7 +87,7 @@ class ChildProcess:
         try:
             code = await process.wait()
         finally:
-            self._send(signal.SIGKILL, to_all=True)  # its own children
+            kill_group(process.pid)  # its own children
             writer.close()  # a child whose router is gone ends
             await reading
         return code
@@ -100,8 +102,7 @@ class ChildProcess:
             stderr=asyncio.subprocess.STDOUT,
             limit=LONGEST_LINE,
             env={**self._preset.environment, **own},
-            pass_fds=(number,),
-            start_new_session=True,  # Ctrl-C is for the router, which ends its children in order
+            **own_group(number),  # Ctrl-C is for the router, which ends its children in order
         )
 
     async def _listen(self, reader: asyncio.StreamReader) -> None:
@@ -116,15 +117,6 @@ class ChildProcess:
             with contextlib.suppress(ValueError):  # longer than LONGEST_LINE, and left out
                 line = await output.readline()
                 sys.stderr.write(prefix + line.decode("utf-8", "replace") if line else "")
-
-    def _send(self, number: signal.Signals, *, to_all: bool = False) -> None:
-        if self._process is None:
-            return
-        with contextlib.suppress(ProcessLookupError):
-            if to_all:
-                os.killpg(self._process.pid, number)
-            elif self._process.returncode is None:
-                os.kill(self._process.pid, number)
 
 
 def command(preset: ModelPreset, arguments: Sequence[str] = ()) -> list[str]:

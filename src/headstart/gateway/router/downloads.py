@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, Protocol
 
 from headstart.server.errors import ApiError
+from headstart.structures.system import own_group
 from headstart.types.errors import ConfigError, ModelError
 
 
@@ -145,7 +146,7 @@ class Downloads:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,  # bars of progress
             env=environment,
-            start_new_session=True,
+            **own_group(),
         )
         failure = ""
         try:

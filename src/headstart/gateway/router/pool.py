@@ -29,6 +29,7 @@ from headstart.gateway.router.pooled_model import (
     PooledModel,
 )
 from headstart.gateway.router.presets import Estimate, ModelPreset
+from headstart.structures.system import KILLED
 from headstart.types.errors import BackendError, CapacityError, HeadstartError
 
 log = logging.getLogger(__name__)
@@ -319,7 +320,7 @@ class Pool:
         """Handle the end of a child process."""
         was_loading = model.status == LOADING
         # libllama aborts without memory, and the system kills
-        lacked_memory = model.lacks_memory or code in (-signal.SIGABRT, -signal.SIGKILL)
+        lacked_memory = model.lacks_memory or code in (-signal.SIGABRT, KILLED)
         is_wanted = model.is_stopping
         model.child = model.backend = None
         model.is_stopping = False

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from headstart.sampling.grammar.compiled import Compiled, Trial
 from headstart.sampling.grammar.sandbox import Sandbox
 from headstart.sampling.grammar.triggers import GrammarTokens
-from headstart.structures.threads import low_priority_threads
+from headstart.structures.system import low_priority_threads
 from headstart.types import Vocab
 from headstart.types.constraint import Constraint, ConstraintKind
 

@@ -11,19 +11,16 @@ import contextlib
 import json
 import os
 import pickle
-import resource
-import signal
 import subprocess
 import sys
 import weakref
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import BinaryIO
 
 from headstart.sampling.grammar.compiled import Compiled, Trial
 from headstart.sampling.grammar.triggers import GrammarTokens
-from headstart.structures.threads import LOW_PRIORITY
+from headstart.structures.system import peak_bytes, run_limited
 from headstart.text.vocabulary.table import VocabTable, spell
 from headstart.types.constraint import Constraint
 from headstart.types.errors import CapacityError, RequestError
@@ -93,44 +90,27 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
     # BinaryIO to mypy; the standard input of a program has a buffer
     while source.peek(1):  # type: ignore[attr-defined]
         constraint = pickle.load(source)
-        if child := os.fork():
-            _, status = os.waitpid(child, 0)
-            trial = None
-            if status:
-                timers = (signal.SIGPROF, signal.SIGALRM)
-                is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) in timers
-                # a failed allocation aborts the process
-                taken = f"longer than {seconds:g} s" if is_late else f"over {num_bytes >> 20} MiB"
-                title = constraint.kind.title
-                trial = Trial(error=f"the {title} took {taken} to compile; make it simpler")
-        else:
-            _limit(seconds, num_bytes)
-            trial = _try(constraint, tokens)
-        if trial is not None:
-            sink.write(json.dumps(asdict(trial)).encode() + b"\n")
-            sink.flush()
-        if not child:
-            os._exit(0)
+        work = partial(_try, constraint, tokens, sink)
+        if ended_by := run_limited(work, seconds, num_bytes):
+            is_late = ended_by == "time"
+            taken = f"longer than {seconds:g} s" if is_late else f"over {num_bytes >> 20} MiB"
+            title = constraint.kind.title
+            _answer(sink, Trial(error=f"the {title} took {taken} to compile; make it simpler"))
 
 
-def _limit(seconds: float, num_bytes: int) -> None:
-    """Limit this process's time and address space; the model's threads come first."""
-    os.nice(LOW_PRIORITY)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # on a busy machine
-    if sys.platform == "linux":
-        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-        resource.setrlimit(resource.RLIMIT_AS, (mapped + num_bytes, resource.RLIM_INFINITY))
+def _answer(sink: BinaryIO, trial: Trial) -> None:
+    sink.write(json.dumps(asdict(trial)).encode() + b"\n")
+    sink.flush()
 
 
-def _try(constraint: Constraint, tokens: GrammarTokens) -> Trial:
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+def _try(constraint: Constraint, tokens: GrammarTokens, sink: BinaryIO) -> None:
+    before = peak_bytes()
     try:
         compiled = Compiled(constraint, tokens)
     except RequestError as error:
-        return Trial(error=str(error))
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    return Trial(grown * (1 if sys.platform == "darwin" else 1024), compiled.trial.forces)
+        _answer(sink, Trial(error=str(error)))
+    else:
+        _answer(sink, Trial(peak_bytes() - before, compiled.trial.forces))
 
 
 if __name__ == "__main__":

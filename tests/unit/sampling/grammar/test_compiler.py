@@ -22,8 +22,7 @@ from headstart.sampling.grammar.compiler import MAX_CACHED, GrammarCompiler
 from headstart.sampling.grammar.forcing import MOST_BYTES, schema_may_force_much
 from headstart.sampling.grammar.sandbox import Sandbox
 from headstart.sampling.grammar.source import grammar_text
-from headstart.structures.rss import resident_bytes
-from headstart.structures.threads import LOW_PRIORITY
+from headstart.structures.system import LOW_PRIORITY, resident_bytes
 from headstart.testing import ByteVocab
 from headstart.types.constraint import MAX_TEXT_BYTES, Constraint, ConstraintKind
 from headstart.types.errors import RequestError
