@@ -292,15 +292,13 @@ def _line(found: str, rows: Sequence[Row]) -> str:
 
 
 _NOTES = (
-    "- **memory**: snapshots are made here for drafts of 4 tokens; by default they may take a "
-    "twentieth of the caches, and copies of the",
-    "  state take their place ([architecture.md](architecture.md)).",
+    "- **memory**: as [architecture.md](architecture.md#what-a-cache-can-take-back) has it, with "
+    "snapshots for drafts of 4 tokens.",
     "- **texts equal**: settings in which every text was that without speculation: attention with "
-    "`--exact`, recurrent layers in F32, where",
-    "  rounding may decide between two equally likely tokens.",
+    "`--exact`, recurrent layers in F32.",
     "- **next turn**: prompt tokens that a turn decodes beyond the new ones; **shortened turn**: "
     "where part of each answer is left",
-    "  out, as chat templates do with reasoning (back to the last of `--ctx-checkpoints`).",
+    "  out, as chat templates do with reasoning.",
     "- **context end**: a request without a limit stops there and says so.",
     "- **estimate / taken**: main memory as computed before loading, by what libllama then took.",
     "- **as draft model**: for a llama model with the same vocabulary and with another one, at 1 "

@@ -48,7 +48,7 @@ def with_speeds(path: Path) -> str:
     """
     before, begin, rest = path.read_text("utf-8").partition(SPEEDS_BEGIN)
     _, end, after = rest.partition(SPEEDS_END)
-    heads = ("users", "text", "temperature", "llama-server", "its `ngram-mod`", "Headstart off")
+    heads = ("users", "text", "temperature", "llama-server", "its `ngram-mod`", "our baseline")
     rows = []
     for cell in json.loads((FOLDER / "measured.json").read_text("utf-8"))["lines"]:
         arms = {name: Score(rates=arm["rates"]) for name, arm in cell["arms"].items()}
@@ -57,7 +57,7 @@ def with_speeds(path: Path) -> str:
         about = (str(cell["users"]), TEXTS[cell["workload"]], f"{cell['temperature']:g}")
         ratios = [str(arms["auto"].relative_to(one)) for one in (arms["off"], best)]
         rows.append((*about, *(f"{one.rate:.1f}" for one in shown), *ratios))
-    more = ("Headstart", "of its off", "of llama-server's best")
+    more = ("Headstart", "of our baseline", "of llama-server's best")
     return before + begin + "\n".join(["", *_table((*heads, *more), rows), ""]) + end + after
 
 
@@ -67,17 +67,16 @@ def flags_page() -> str:
         "# Flags",
         NOTE,
         "",
-        "The flags of `headstart serve` and `headstart router`, most of which the other commands "
-        "take too. What only one of those has",
-        "is in its `--help`.",
+        "The flags of `headstart serve`, most of which the other commands take too. What only one "
+        "of those has is in its `--help`.",
         "",
         "A flag beats its environment variable (`HEADSTART_DRAFT_MAX` for `--draft-max`), which "
         "beats the config file",
         "(`--config FILE` or `HEADSTART_CONFIG`: TOML, keys as in the variables without "
         "`HEADSTART_`, in small letters), which",
-        "beats the default, here in brackets. `headstart serve --print-config` shows every value "
-        "and where it came from. A flag",
-        "that is on or off has a `--no-` form.",
+        "beats the default, here in brackets (without: off, 0 or nothing). `headstart serve "
+        "--print-config` shows every value with its",
+        "origin. A flag that is on or off has a `--no-` form.",
         "",
         "`HEADSTART_CACHE` is the folder for what the server learns and for prompts (default: "
         "`~/.cache/headstart`). Any other `HEADSTART_` name is",
@@ -87,9 +86,16 @@ def flags_page() -> str:
     titles = groupby(all_settings(), lambda one: one.title)
     for title, members in titles:
         lines += ["", f"## {title}", "", *_flag_table(members)]
-    for module in (router, cluster):
-        own = [one for one in module.COMMAND.settings() if not one.part]
-        lines += ["", f"## Only `headstart {module.COMMAND.name}`", "", *_flag_table(own)]
+    of_router, of_cluster = (
+        [one for one in module.COMMAND.settings() if not one.part] for module in (router, cluster)
+    )
+    shared = [one for one in of_cluster if one in of_router]
+    for commands, own in (
+        ("`headstart router` and `headstart cluster`", shared),
+        ("`headstart router`", [one for one in of_router if one not in shared]),
+        ("`headstart cluster`", [one for one in of_cluster if one not in shared]),
+    ):
+        lines += ["", f"## Only {commands}", "", *_flag_table(own)]
     return _page(lines)
 
 
@@ -109,6 +115,8 @@ def llama_server_page() -> str:
         for verdict in flag.verdicts:
             values = f"{' or '.join(f'`{v}`' for v in verdict.values)}: " if verdict.values else ""
             same = " ".join(f"`{name}={value}`" for name, value in verdict.settings.items())
+            if "hf_repo" in verdict.settings:
+                same = "a model of ggml-org with its settings, as there (see `--print-config`)"
             texts.setdefault(verdict.kind, []).append(values + (same or verdict.text))
         names = ", ".join(f"`{name}`" for name in (*flag.names, *flag.negatives))
         for kind, said in texts.items():
@@ -124,8 +132,7 @@ def llama_server_page() -> str:
         "## Flags",
         "",
         "All flags that are not in these tables work as they are, in every spelling "
-        "([flags.md](flags.md)). A flag's variable is",
-        "treated as the flag. These stand for settings:",
+        "([flags.md](flags.md)). These stand for settings:",
         *table("sets", "sets"),
         "These are accepted and change nothing:",
         *table("accepted", "because"),
@@ -142,9 +149,8 @@ def _flag_table(settings: Iterable[Setting]) -> list[str]:
         option, default = setting.option, setting.default
         choices = () if setting.part == "draft_engine" else option.choices  # the target's
         values = f" ({', '.join(choices)})" if choices else ""
-        if default not in (None, "") and "default" not in option.help.lower():
-            shown = ("on" if default else "off") if isinstance(default, bool) else default
-            values += f" [{shown}]"
+        if default and "default" not in option.help.lower():
+            values += f" [{'on' if default is True else default}]"
         rows.setdefault(option.help + values, []).append(spellings)
     return _table(("flag", "meaning"), ((", ".join(names), text) for text, names in rows.items()))
 
@@ -152,21 +158,19 @@ def _flag_table(settings: Iterable[Setting]) -> list[str]:
 def metrics_page() -> str:
     """Every metric of /metrics with its labels and meaning."""
     intro = [
-        "What `/metrics` reports. Names with `llamacpp:` are llama-server's, so its dashboards "
-        "work. Names that end in `_total`, and",
-        "`llamacpp:n_tokens_max`, are counters, the others gauges.",
+        "What `/metrics` reports. Names with `llamacpp:` are llama-server's. Names that end in "
+        "`_total`, and `llamacpp:n_tokens_max`, are",
+        "counters, the others gauges.",
         "",
-        "- Counts of tokens, seconds and requests move when a request ends, also by a cancel; one "
+        "- Tokens, seconds and requests are counted when a request ends, also by a cancel; one "
         "that fails adds to",
-        "  `headstart_requests_failed_total` alone. Decodes, drafts and what a speculator counts "
-        "move at every step.",
-        "- The two gauges of speed are averages since anybody last read `/metrics`, as at "
-        "llama-server. For the speed of the last",
-        "  minutes divide two counters:",
+        "  `headstart_requests_failed_total` alone. Decodes and drafts are counted at every step.",
+        "- The two gauges of speed are averages since `/metrics` was last read. For the last "
+        "minutes divide two counters:",
         "  `rate(llamacpp:tokens_predicted_total[5m]) / "
         "rate(llamacpp:tokens_predicted_seconds_total[5m])`.",
-        "- All start from 0 when the engine process was restarted, but for "
-        "`headstart_engine_restarts_total`.",
+        "- All but `headstart_engine_restarts_total` start from 0 when the engine process was "
+        "restarted.",
     ]
     of_router = ["## Of a router", "", "With several models, `/metrics` without `?model=`:", ""]
     pages = [*_metric_table(METRICS), "", *of_router, *_metric_table(ROUTER_METRICS)]

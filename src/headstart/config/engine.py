@@ -107,8 +107,8 @@ class EngineConfig:
     )
     fit: str = option(
         "on",
-        "choose what is not set of context size, layers on the GPU and experts on the CPU so that "
-        "all fits into free memory",
+        "choose what is not set of context size, GPU layers and CPU experts so that all fits into "
+        "free memory",
         choices=("on", "off"),
     )
     fit_target: int = option(1024, "MiB that --fit leaves free on each device", least=0)
@@ -176,8 +176,8 @@ class EngineConfig:
     )
     numa: str | None = option(
         None,
-        "on machines with several NUMA nodes: distribute the threads over all, isolate them on "
-        "the node where the server starts, or leave it to numactl",
+        "distribute the threads over all NUMA nodes, isolate them on the one where the server "
+        "starts, or leave it to numactl",
         choices=("distribute", "isolate", "numactl"),
     )
     mtp: bool = option(

@@ -39,15 +39,15 @@ class ServerConfig:
     )
     allowed_hosts: str | None = option(
         None,
-        "without an API key: host names, separated by commas, that requests may name besides "
-        "localhost, IP addresses, names without a dot and this machine's name; * for any",
+        "without an API key: further host names that requests may use, separated by commas; * for "
+        "any",
         for_router=True,
     )
     cors_origins: str | None = option(
         None,
         "origins, separated by commas, whose web pages may use the server; localhost for pages "
-        "from this machine, * for any. Default: any with an API key, else only the server's own "
-        "page; localhost with a key and --tools or MCP servers",
+        "from this machine, * for any. Default: any with an API key (with tools: localhost), else "
+        "only the server's own page",
         for_router=True,
     )
     cors_methods: str = option(
@@ -83,8 +83,7 @@ class ServerConfig:
     )
     timeout: int = option(
         3600,
-        "seconds after which an idle connection is closed; at most 30 for the head of a request "
-        "and 60 for the next piece of its body or for a client that does not read",
+        "seconds after which an idle connection is closed; at most 60 within a request",
         least=1,
     )
     sleep_idle_seconds: int = option(
@@ -106,8 +105,8 @@ class ServerConfig:
     props: bool = option(False, "accept POST /props")
     tenant_header: str | None = option(
         None,
-        "header in which a proxy with the API key names the tenant of a request; tenants are "
-        "kept apart as API keys are. Default: each key is a tenant",
+        "header in which a proxy with the API key names the tenant of a request. Default: each "
+        "key is a tenant",
         for_router=True,
     )
     tenant_slot_files: int = option(
@@ -122,8 +121,7 @@ class ServerConfig:
     )
     tenant_responses: int = option(
         1000,
-        "responses that /v1/responses keeps for one tenant, and four times as many for all; the "
-        "oldest make room",
+        "responses that /v1/responses keeps for one tenant, and four times as many for all",
         least=1,
     )
     tenant_responses_mb: int = option(
@@ -164,9 +162,8 @@ class RouterConfig:
     models_autoload: bool = option(True, "load a model when a request names it")
     models_memory: str | None = option(
         None,
-        "MiB that all loaded models may take together, of main memory or by device: 16000, or "
-        "main=16000,CUDA0=22000; default: what is free when the first one is loaded, less "
-        "--fit-target",
+        "MiB that all loaded models may take, of main memory or by device: 16000, or "
+        "main=16000,CUDA0=22000; default: what is free before the first, less --fit-target",
     )
 
     def __post_init__(self) -> None:
@@ -181,14 +178,12 @@ class ToolsConfig:
         None,
         "built-in tools that clients may run on this machine, separated by commas, or all: "
         "read_file, file_glob_search, grep_search, exec_shell_command, write_file, edit_file, "
-        "get_info. Anyone who reaches the server can then read and write files and run programs "
-        "as its user",
+        "get_info. Clients can then read and write files and run programs as the server's user",
     )
     tools_runtime: str | None = option(
         None,
-        "where the built-in tools run instead of on this machine: in a container of their own "
-        "(docker:IMAGE, podman:IMAGE), in a running one (docker-container:ID, "
-        "podman-container:ID) or on another host (ssh:TARGET)",
+        "where the built-in tools run instead of on this machine: docker:IMAGE or podman:IMAGE, "
+        "docker-container:ID or podman-container:ID of a running one, or ssh:TARGET",
     )
     mcp_servers_config: str | None = option(
         None,
@@ -200,7 +195,7 @@ class ToolsConfig:
     ui_mcp_proxy: bool = option(
         False,
         "forward requests of pages to any address (/cors-proxy), for MCP servers that do not "
-        "allow pages. Anyone who reaches the server then reaches what it reaches",
+        "allow pages. Clients then reach what the server reaches",
     )
     agent: bool = option(False, "same as --tools all --ui-mcp-proxy")
 
@@ -216,8 +211,8 @@ class RecordingConfig:
     )
     record_tenants: str | None = option(
         None,
-        "with API keys: keys, or tenants of --tenant-header, separated by commas, whose requests "
-        "are recorded; all for every one. Others only with 'store': true in the request",
+        "with API keys: keys or tenants, separated by commas, whose requests are recorded, or "
+        "all; others only with 'store': true in the request",
         is_secret=True,
     )
     record_mb: int = option(1024, "MiB that recorded texts may take; the oldest make room", least=1)

@@ -77,14 +77,13 @@ class SchedulerConfig:
     prefill_chunk: int = option(
         64,
         "prompt tokens that a step may always process while other requests generate; on a CPU "
-        "up to 63 more or fewer, to fill tiles of 64 rows",
+        "rounded so that steps have multiples of 64 rows",
         least=1,
     )
     prefill_ms: float = option(
         100.0,
-        "milliseconds that a step may take to process more prompt tokens than --prefill-chunk, "
-        "while other requests wait for their next token; five times as many where those belong to "
-        "tenants with at least two requests more than the prompt's",
+        "milliseconds that a step may take to process more prompt tokens than --prefill-chunk "
+        "while other requests generate; five times as many beside a tenant with two requests more",
         least=0,
     )
     checkpoint_min_step: int = option(
@@ -132,9 +131,9 @@ class SchedulerConfig:
     )
     cache_disk: int | None = option(
         None,
-        "maximum MiB of disk for prompts and their answers, all models and servers together, so "
-        "that a restart, a sleep or an unloaded model costs no reading again; needs --cache-ram; "
-        "0: none; default of serve: 10240, or a tenth of what is free if that is less",
+        "maximum MiB of disk for prompts and their answers, of all models and servers together; "
+        "needs --cache-ram; 0: none; default of serve: 10240, or a tenth of what is free if that "
+        "is less",
         least=0,
     )
     cache_disk_path: str | None = option(
@@ -142,13 +141,13 @@ class SchedulerConfig:
     )
     cache_idle_slots: bool = option(
         True,
-        "when a request comes, move the prompts of idle slots to main memory (see --cache-ram), "
-        "which makes steps faster; on a CPU only",
+        "move the prompts of idle slots to main memory when a request comes, which makes steps "
+        "faster; on a CPU only",
     )
     tenant_compile_seconds: int = option(
         120,
-        "seconds in ten minutes that the constraints of one tenant may take to compile while "
-        "other tenants have some; then 429",
+        "seconds in ten minutes that one tenant's constraints may compile while other tenants "
+        "have some; then 429",
         least=1,
     )
     tenant_weights: str | None = option(

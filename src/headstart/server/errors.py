@@ -32,7 +32,7 @@ ANSWERS = (
     (
         400,
         "not_supported_error",
-        "a field asks for something not built in, or images or sounds of a model that reads none",
+        "a field asks for something that this server or its model does not have",
     ),
     (401, "authentication_error", "no API key, or a wrong one"),
     (
@@ -44,12 +44,11 @@ ANSWERS = (
     (403, "feature_disabled", "`/tools` and `/cors-proxy` without the flags that enable them"),
     (404, "not_found_error", "no such path or model"),
     (405, "invalid_request_error", "the path takes another method; `Allow` names it"),
-    (408, "invalid_request_error", "the head or the body of the request did not come in time"),
+    (408, "invalid_request_error", "the request did not come in time"),
     (
         409,
         "invalid_request_error",
-        "the answer was stopped before it began: by DELETE `/v1/stream`, or by the next request "
-        "with its `X-Conversation-Id`",
+        "DELETE `/v1/stream`, or the next request with its `X-Conversation-Id`, stopped it early",
     ),
     (413, "invalid_request_error", "the body is larger than `--max-body-mb`"),
     (415, "invalid_request_error", "a browser's body that is neither JSON nor a sound's form"),
@@ -62,8 +61,7 @@ ANSWERS = (
     (
         429,
         "rate_limit_error",
-        "this API key has its share of something; the message says of what, how much and until "
-        "when, as does `Retry-After`",
+        "this API key has its share of something; the message says of what and until when",
     ),
     (500, "server_error", "libllama or the server failed; see its log"),
     (501, "not_supported_error", "this server or model cannot do it, such as `/slots` when off"),
