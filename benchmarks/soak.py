@@ -10,7 +10,8 @@ equal to the first one. A watchdog in the engine (`lib/watched.py`) sees what ho
 
 A row at times: calls, answers by class, answers that changed, requests lost without a kill that
 explains it, memory and open files of both processes, and the longest that /health and a single
-request of the polite tenants took. The exit code is 1 if anything is lost, changed or stuck.
+request of the polite tenants took. The exit code is 1 if anything is lost, changed or stuck, or had
+the loop's processor for longer than a step may wait, which is printed with its stack.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ import http.client
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.lib.watched import MARK
+from benchmarks.lib.watched import tell_stalls
 
 from headstart.extras.bench.client import started
 from headstart.extras.bench.report import table_head, table_row
@@ -294,27 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command += ["--slot-save-path", str(folder / "slots")]
         with started(command, log, os.environ | {"HEADSTART_CACHE": name}) as (process, url):
             code = _soak(Server(process, int(url.rpartition(":")[2])), options)
-    print(
-        "\nheld up the loop, by what ran: times, ms at most, and of the thread's own processor at "
-        f"most; stacks in {log}\n"
-    )
-    for what, times in sorted(_stalls(log.read_text(errors="replace")).items()):
-        own, busy = map(max, zip(*times, strict=True))
-        print(f"{what}: {len(times)} times, {own:.1f}, {busy:.1f}")
-    return code
-
-
-def _stalls(log: str) -> dict[str, list[tuple[float, float]]]:
-    """Milliseconds of what took too long, by what it was and the innermost line seen of it."""
-    stalls: dict[str, list[tuple[float, float]]] = {}
-    for part in log.split(MARK)[1:]:
-        head, _, stack = part.partition("\n")
-        name, own, busy, _, *rest = head.split()
-        places = re.findall(r'File ".*?/([^/]+/[^/]+)", line (\d+)', stack)
-        place = ":".join(places[-1]) if places else "?"
-        times = stalls.setdefault(f"{name} {' '.join(rest)} {place}", [])
-        times.append((float(own), float(busy)))
-    return stalls
+    return tell_stalls(log.read_text(errors="replace")) or code
 
 
 def _soak(server: Server, options: argparse.Namespace) -> int:

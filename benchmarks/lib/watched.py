@@ -2,17 +2,18 @@
 
     python -m benchmarks.lib.watched serve [flags ...]
 
-No command, report, plan, commit or reading of a record may take more than LIMIT. Whatever does is
-logged with two times and, where the interpreter let go of it, with the stack: how long the loop's
-thread ran or waited, for a disk or for another thread that has the interpreter, and how long it ran
-alone, which is what a busy machine does not change. Neither counts while the thread waits for a
-processor, in libllama's decodes, or while a model drafts, whose time control weighs. Linux only:
-reads /proc/self/task/TID/schedstat.
+No command, report, plan, commit, reading of a record or writing of what was learned may take more
+than LIMIT of the loop's own processor time, which is what a busy machine does not change. What runs
+or waits for longer, for a disk or for another thread that has the interpreter, is logged with both
+times and, where the interpreter let go of it, with the stack. Neither counts while the thread waits
+for a processor, in libllama's decodes, or while a model drafts, whose time control weighs. Linux
+only: reads /proc/self/task/TID/schedstat.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import time
@@ -28,17 +29,18 @@ LOOK_SECONDS = 0.002  # between two looks at what runs
 MARK = "watchdog:"  # in front of each line in the log
 
 
-class OwnTime:
-    """A clock of one thread that stands still while others have the processor; and its processor
-    time, when that thread reads it.
+class Times:
+    """Two clocks of one thread: the time it runs or waits, without that in which others have the
+    processor, and the time it runs.
     """
 
-    def __init__(self, thread_id: int) -> None:
-        self._file = os.open(f"/proc/self/task/{thread_id}/schedstat", os.O_RDONLY)
+    def __init__(self) -> None:
+        self._file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+        self._processor = time.pthread_getcpuclockid(threading.get_ident())
 
     def __call__(self) -> NDArray[np.float64]:
         waited = int(os.pread(self._file, 64, 0).split()[1])
-        return np.array([time.monotonic() - waited / 1e9, time.thread_time()])
+        return np.array([time.monotonic() - waited / 1e9, time.clock_gettime(self._processor)])
 
 
 class Watchdog(threading.Thread):
@@ -46,10 +48,11 @@ class Watchdog(threading.Thread):
 
     def __init__(self) -> None:
         super().__init__(name="watchdog", daemon=True)
-        self._clock = OwnTime(threading.get_native_id())
+        self._clock = Times()
         self._watched = threading.get_ident()
         self._piece: tuple[str, NDArray[np.float64]] | None = None  # what runs, and since when
-        self._seen: tuple[tuple[str, NDArray[np.float64]], str] | None = None  # it, and its stack
+        # it, how many of its times were too long, and the stack
+        self._seen: tuple[tuple[str, NDArray[np.float64]] | None, int, str] = (None, 0, "")
         self._decoding = np.zeros(2)  # seconds, of all decodes
         self._is_decoding = False
 
@@ -87,16 +90,20 @@ class Watchdog(threading.Thread):
         return decoded
 
     def run(self) -> None:
-        """Take the stack of what takes too long, once."""
         while True:
             time.sleep(LOOK_SECONDS)
-            piece = self._piece
-            if piece is None or self._is_decoding or (self._seen and self._seen[0] is piece):
-                continue
-            if (self._clock() - self._decoding - piece[1])[0] > LIMIT:
-                frame = sys._current_frames().get(self._watched)
-                self._seen = (piece, "".join(traceback.format_stack(frame)[-7:]))
-                del frame  # it keeps alive what the loop thinks is gone
+            self.look()
+
+    def look(self) -> None:
+        """Take the stack of what takes too long, once for each of the two times."""
+        piece = self._piece
+        if piece is None or self._is_decoding:
+            return
+        num_over = int(np.sum(self._clock() - self._decoding - piece[1] > LIMIT))
+        if num_over > (self._seen[1] if self._seen[0] is piece else 0):
+            frame = sys._current_frames().get(self._watched)
+            self._seen = (piece, num_over, "".join(traceback.format_stack(frame)[-7:]))
+            del frame  # it keeps alive what the loop thinks is gone
 
     def _tell(
         self,
@@ -104,7 +111,7 @@ class Watchdog(threading.Thread):
         seconds: NDArray[np.float64],
         args: tuple[Any, ...],
     ) -> None:
-        stack = self._seen[1] if self._seen and self._seen[0] is piece else "no stack\n"
+        stack = self._seen[2] if self._seen[0] is piece else "no stack\n"
         what = " ".join(type(one).__name__ for one in args[1:])
         own, busy = 1000 * seconds
         print(f"{MARK} {piece[0]} {own:.1f} {busy:.1f} ms {what}\n{stack}", file=sys.stderr)
@@ -120,15 +127,39 @@ def watch() -> None:
     sys.setswitchinterval(0.0005)  # lets the watchdog see what runs
     dog = Watchdog()
     dog.start()
-    vars(loop).update(
-        _obey=dog.piece("command", loop._obey), make_report=dog.piece("report", loop.make_report)
-    )
-    for name in ("plan", "commit", "read"):
-        setattr(Scheduler, name, dog.piece(name, getattr(Scheduler, name)))
+    for name, kind, method in (
+        ("command", loop, "_obey"),
+        ("report", loop, "make_report"),
+        ("save", loop._StateSaver, "note"),
+        ("write", loop._PromptWriter, "go_on"),
+        *((method, Scheduler, method) for method in ("plan", "commit", "read")),
+    ):
+        setattr(kind, method, dog.piece(name, getattr(kind, method)))
     idle = (Scheduler, "wait_for_threads")  # only if there is nothing else to do
     decodes = (LlamaEngine, "launch"), (LlamaEngine, "wait"), (ModelDrafting, "_run")
     for kind, name in (*decodes, idle):
         setattr(kind, name, dog.decode(getattr(kind, name)))
+
+
+def tell_stalls(log: str) -> int:
+    """Print what held up the loop; 1 if anything had its processor for more than LIMIT."""
+    stalls: dict[str, list[tuple[float, float, str]]] = {}  # milliseconds, and the stack
+    for part in log.split(MARK)[1:]:
+        head, _, rest = part.partition("\n")
+        stack = rest[: match.start()] if (match := re.search(r"^\S", rest, re.M)) else rest
+        name, own, busy, _, *what = head.split()
+        places = re.findall(r'File ".*?/([^/]+/[^/]+)", line (\d+)', stack)
+        key = " ".join((name, *what, ":".join(places[-1]) if places else "?"))
+        stalls.setdefault(key, []).append((float(busy), float(own), stack))
+    print("\nheld up the loop: times, and milliseconds at most, waits for threads and disks too")
+    code = 0
+    for key, times in sorted(stalls.items()):
+        busy, _, stack = max(times)
+        print(f"{key}: {len(times)} times, {busy:.1f}, {max(own for _, own, _ in times):.1f}")
+        if busy > 1000 * LIMIT:
+            code = 1
+            print(stack)
+    return code
 
 
 if __name__ == "__main__":
