@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
-from threading import Event
+from threading import Event, get_ident
 from typing import Any
 
 import pytest
@@ -116,3 +116,27 @@ def test_the_breakers_of_one_tenant_wait_for_one_lookup_of_another_that_has_many
         scheduler.step()
     assert lookups.breakers[:2] == ["many 0", "one"]
     assert len(lookups.breakers) == 7
+
+
+def test_what_dry_looks_for_is_copied_and_freed_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: dict[str, list[int]] = {}
+    for name in ("llama_sampler_clone", "llama_sampler_free"):
+        function, called = getattr(library.api, name), threads.setdefault(name, [])
+
+        def noted(sampler: Any, function: Any = function, called: list[int] = called) -> Any:
+            called.append(get_ident())
+            return function(sampler)
+
+        monkeypatch.setattr(library.api, name, noted)
+    scheduler = scheduler_of(tmp_path, 2)
+    for i in range(12):  # more than are kept
+        request = asking(f"breaker {i % 10}")
+        sampling = replace(request.sampling, xtc_probability=0.5, temperature=1.0)
+        scheduler.submit(replace(request, request_id=str(i), sampling=sampling))
+    while scheduler.has_work:
+        scheduler.step()
+    assert len(threads["llama_sampler_clone"]) == 12
+    assert threads["llama_sampler_free"]
+    assert get_ident() not in {one for called in threads.values() for one in called}

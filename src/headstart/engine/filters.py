@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import math
 from concurrent.futures import Future, wait
+from contextlib import suppress
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -24,27 +26,23 @@ class LlamaFilters:
     """`Filters` of one request. The final choice is not here (see sampling/)."""
 
     def __init__(self, vocab: LlamaVocab, context_size: int, params: SamplingParams) -> None:
-        self._vocab = vocab
+        self._vocab, self._has_dry = vocab, params.has_dry
         self.decisive_gap = _decisive_gap(params)
         self._readers: list[Any] = []  # samplers that look at the text
-        self._chain = self._build(params, context_size, with_xtc=False)
-        self._chain_xtc = (
-            self._build(params, context_size, with_xtc=True) if params.has_xtc else self._chain
-        )
+        # each after the one before; those that are XTC alone are left out where it is not used
+        self._chains: list[tuple[Any, bool]] = []
+        active = [name for name in params.samplers if name != "xtc" or params.has_xtc]
+        for is_xtc, names in groupby(active, "xtc".__eq__):
+            chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
+            self._chains.append((chain, is_xtc))
+            for name in names:
+                sampler = self._sampler(name, params, context_size)
+                if sampler is not None:
+                    api.llama_sampler_chain_add(chain, sampler)
+                    if name in ("penalties", "dry"):
+                        self._readers.append(sampler)
         self._capacity = 0
         self._grow(512)
-
-    def _build(self, params: SamplingParams, context_size: int, *, with_xtc: bool) -> Any:
-        chain = api.llama_sampler_chain_init(api.llama_sampler_chain_default_params())
-        for name in params.samplers:
-            if name == "xtc" and not with_xtc:
-                continue
-            sampler = self._sampler(name, params, context_size)
-            if sampler is not None:
-                api.llama_sampler_chain_add(chain, sampler)
-                if name in ("penalties", "dry"):
-                    self._readers.append(sampler)
-        return chain
 
     def _sampler(self, name: str, p: SamplingParams, context_size: int) -> Any:
         """One libllama sampler, or None if the parameters switch it off."""
@@ -90,8 +88,7 @@ class LlamaFilters:
     def _dry_sampler(self, p: SamplingParams, context_size: int) -> Any:
         while lookup := begin_filters(self._vocab, context_size, p):
             wait([lookup])
-        made = self._vocab.dry_samplers[_dry_settings(p, context_size)]
-        return api.llama_sampler_clone(made.result())
+        return self._vocab.dry_samplers[_dry_settings(p, context_size)].result().pop()
 
     def _grow(self, capacity: int) -> None:
         self._capacity = capacity
@@ -113,7 +110,9 @@ class LlamaFilters:
         array.size = count
         array.selected = -1
         array.sorted = count < self._vocab.size  # partial candidates come sorted by contract
-        api.llama_sampler_apply(self._chain_xtc if use_xtc else self._chain, ctypes.byref(array))
+        for chain, is_xtc in self._chains:
+            if use_xtc or not is_xtc:
+                api.llama_sampler_apply(chain, ctypes.byref(array))
         start = 0
         if use_xtc:  # it drops the first candidates by moving the pointer
             start = (
@@ -129,29 +128,46 @@ class LlamaFilters:
             api.llama_sampler_accept(sampler, token)
 
     def __del__(self) -> None:
-        chains = {getattr(self, "_chain", None), getattr(self, "_chain_xtc", None)}
-        for chain in chains - {None}:
-            api.llama_sampler_free(chain)
+        for chain, _ in getattr(self, "_chains", ()):
+            if self._has_dry:
+                with suppress(RuntimeError):  # the interpreter ends
+                    _THREAD.submit(api.llama_sampler_free, chain)
+            else:
+                api.llama_sampler_free(chain)
 
 
 def begin_filters(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Future[Any] | None:
     """What a thread does before `LlamaFilters` takes no time; None: nothing.
 
     It looks in each token of the vocabulary for the breakers of DRY, which takes 20 to 60 ms for
-    each of them. While it does so for another request, nothing is queued behind that: who asks
-    again first is next, and nobody waits for what was asked by requests that are gone.
+    each of them, and copies what it found, which may take as long. While it does so for another
+    request, nothing is queued behind that: who asks again first is next, and nobody waits for what
+    was asked by requests that are gone.
     """
     known, settings = vocab.dry_samplers, _dry_settings(p, context_size)
-    if not p.has_dry or (settings in known and known[settings].done()):
+    has_copy = settings in known and known[settings].done() and len(known[settings].result()) > 1
+    if not p.has_dry or has_copy:
         return None
     if (lookup := next((one for one in known.values() if not one.done()), None)) is None:
+        made, gone = known.pop(settings).result() if settings in known else [], []
         while len(known) >= 8:  # a few are kept for the next request with the same settings
-            api.llama_sampler_free(known.pop(next(iter(known))).result())
-        breakers = [b.encode("utf-8", "replace") for b in p.dry_sequence_breakers]
+            gone += known.pop(next(iter(known))).result()
+        lookup = known[settings] = _THREAD.submit(_copy_dry, vocab, settings, made, gone)
+    return lookup
+
+
+def _copy_dry(
+    vocab: LlamaVocab, settings: tuple[Any, ...], made: list[Any], gone: list[Any]
+) -> list[Any]:
+    """One more copy of the first that was made with these settings; those that are gone go."""
+    for sampler in gone:
+        api.llama_sampler_free(sampler)
+    if not made:
+        breakers = [b.encode("utf-8", "replace") for b in settings[-1]]
         array = (ctypes.c_char_p * len(breakers))(*breakers)
         given = vocab.handle, *settings[:-1], array, len(breakers)
-        lookup = known[settings] = _THREAD.submit(api.llama_sampler_init_dry, *given)
-    return lookup
+        made.append(api.llama_sampler_init_dry(*given))
+    return [*made, api.llama_sampler_clone(made[0])]
 
 
 def _dry_settings(p: SamplingParams, context_size: int) -> tuple[Any, ...]:
