@@ -255,6 +255,35 @@ def test_infill_cuts_long_pieces_before_it_tokenizes_them():
     assert long.encode().endswith(bytes(before[-20:]))
 
 
+def test_infill_copies_each_of_many_files_a_few_times_not_once_for_each_behind_it():
+    class Counted(list[int]):
+        num_copied = 0
+
+        def __add__(self, other):
+            return self._count(list.__add__(self, other))
+
+        def __radd__(self, other):
+            return self._count(list.__add__(other, self))
+
+        def _count(self, joined):
+            Counted.num_copied += len(joined)
+            return Counted(joined)
+
+    class Counting(ByteVocab):
+        fim = FimTokens(prefix=1, suffix=2, middle=3, repository=4, file=5)
+
+        def tokenize(self, text, *, add_special, parse_special):
+            options = {"add_special": add_special, "parse_special": parse_special}
+            return Counted(super().tokenize(text, **options))
+
+    files = [{"text": chr(97 + i % 26), "filename": "f"} for i in range(400)]
+    body = InfillBody(input_prefix="", input_suffix="", input_extra=files)
+    info = dataclasses.replace(INFO, context_size=4096)
+    tokens = infill_prompt(body, Counting(), info)
+    assert tokens.count(5) == len(files) + 1
+    assert Counted.num_copied < 4 * len(tokens)
+
+
 async def test_long_jobs_of_one_tenant_hold_up_no_other_tenant():
     threads, hold, begun = Threads("test", 2, 6), threading.Event(), []
     long = [asyncio.create_task(threads.run(lambda: hold.wait(10), "a")) for _ in range(8)]

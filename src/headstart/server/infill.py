@@ -14,6 +14,7 @@ Source: Hui et al. 2024, "Qwen2.5-Coder Technical Report", https://arxiv.org/abs
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -101,9 +102,9 @@ def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list
     head = [] if fim.repository is None else [fim.repository, *_plain("myproject\n", vocab)]
     tail = [] if fim.file is None else [fim.file, *_plain("filename\n", vocab)]
     room -= len(head) + len(tail)
-    files: list[int] = []
+    files: list[list[int]] = []  # the last one first
     for extra in reversed(extras):
-        if len(extra.text) + len(extra.filename) > BYTES_PER_TOKEN * max(0, room - len(files)):
+        if len(extra.text) + len(extra.filename) > BYTES_PER_TOKEN * max(0, room):
             break  # without tokenizing it
         name = (
             _plain("\n\n--- snippet ---\n\n", vocab)
@@ -111,10 +112,11 @@ def _other_files(extras: Sequence[InfillExtra], vocab: Vocab, room: int) -> list
             else [fim.file, *_plain(extra.filename + "\n", vocab)]
         )
         file = name + _plain(extra.text, vocab)
-        if len(files) + len(file) > room:
+        if len(file) > room:
             break
-        files = file + files
-    return [*head, *files, *tail] if room >= 0 else []
+        files.append(file)
+        room -= len(file)
+    return [*head, *chain.from_iterable(reversed(files)), *tail] if room >= 0 else []
 
 
 def _tokens(content: object, field: str, vocab: Vocab, info: WorkerInfo) -> list[int]:
