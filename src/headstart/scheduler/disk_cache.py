@@ -44,6 +44,7 @@ from headstart.structures.prompt_names import (
     root_of,
 )
 from headstart.structures.system import low_priority_threads
+from headstart.structures.tenants import TenantQueue, tenant_of
 from headstart.types.report import DiskReport
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class DiskCache:
         self._seconds_per_byte = _SECONDS_PER_BYTE
         self._writer = low_priority_threads("disk-writer")
         self._reader = ThreadPoolExecutor(1, "headstart-disk-reader")
+        self._unread = TenantQueue[tuple[Future[StoredPrompt | None], str, Sequence[StoredFile]]]()
         self._writer.submit(self._look)
 
     def knows(self, namespace: str, tokens: array[int]) -> bool:
@@ -133,12 +135,14 @@ class DiskCache:
                 self._writer.submit(self._drop, file)
 
     def load(self, namespace: str, files: Sequence[StoredFile]) -> Future[StoredPrompt | None]:
-        """Read what `find` found in the background; None if it cannot be used."""
+        """Read what `find` found in a thread, the tenants in turn; None if it cannot be used."""
         name = files[-1].path.stem
         with self._lock:
             loading = self._loading.get(name)
             if loading is None:
-                loading = self._loading[name] = self._reader.submit(self._load, namespace, files)
+                loading = self._loading[name] = Future()
+                self._unread.put(tenant_of(namespace), (loading, namespace, files))
+                self._reader.submit(self._load_next)
         return loading
 
     def report(self) -> DiskReport:
@@ -224,6 +228,16 @@ class DiskCache:
                 if file.length != block.end and self.index.is_end(file) and is_continued:
                     self._drop(file)
             start, parent = block.end, key_of(parent, prompt.tokens[block.start : block.end])
+
+    def _load_next(self) -> None:
+        with self._lock:
+            asked = self._unread.take()
+        assert asked is not None
+        loading, namespace, files = asked
+        try:
+            loading.set_result(self._load(namespace, files))
+        except BaseException as error:
+            loading.set_exception(error)
 
     def _load(self, namespace: str, files: Sequence[StoredFile]) -> StoredPrompt | None:
         started, num_bytes = time.perf_counter(), 0

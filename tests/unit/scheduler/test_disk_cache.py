@@ -281,6 +281,27 @@ def test_tenants_whose_names_begin_alike_share_no_file(folder: Path) -> None:
         assert loaded.namespace == name
 
 
+def test_prompts_are_read_for_the_tenants_in_turn(tmp_path: Path, monkeypatch) -> None:
+    disk, is_free, read, load = cache(tmp_path), Event(), list[str](), DiskCache._load
+    wanted = [(name, number) for name in "ab" for number in range(4 if name == "a" else 1)]
+    for name, number in wanted:
+        assert disk.put(stored(number, namespace=name))
+    settled(disk)
+
+    def noted(self: DiskCache, namespace: str, found: list[StoredFile]) -> StoredPrompt | None:
+        read.append(namespace)
+        assert is_free.wait(20)
+        return load(self, namespace, found)
+
+    monkeypatch.setattr(DiskCache, "_load", noted)
+    loading = [
+        disk.load(name, disk.index.find(name, packed([number] * 40))[0]) for name, number in wanted
+    ]
+    is_free.set()
+    assert all(one.result() is not None for one in loading)
+    assert read.index("b") <= 2  # behind the one that was begun, and one more
+
+
 @pytest.mark.parametrize("is_full", [True, False])
 def test_a_disk_that_takes_nothing_costs_nothing_else(
     is_full: bool, tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture
