@@ -303,6 +303,9 @@ class Scheduler:
         if ending in (_PREEMPTED, _YIELDED):
             self._preempt(sequence, ending)
             return
+        has_begun = hasattr(sequence.text, "sampler") or sequence.lookup or sequence.loading
+        if has_begun and sequence.admitted is None:  # a place was kept for it
+            self._tenants.serve(sequence.tenant)
         rest = b"" if ending.error is not None else sequence.text.stop.flush()
         self._tenants.remove(sequence.tenant)
         self._left.append(End(sequence, ending, stats, rest))

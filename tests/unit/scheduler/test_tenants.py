@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import Future
 
 import pytest
 from tests.harness import EOS, Answer, Model, check, collect, make_scheduler, play
@@ -100,6 +101,31 @@ def test_tenants_that_come_without_end_shut_nobody_out(parallel: int) -> None:
         scheduler.step()
         admitted += [name for name in running(scheduler) if name not in admitted]
     assert {f"a{number}" for number in range(4)} <= set(admitted)
+
+
+def test_a_tenant_that_takes_back_what_a_thread_works_for_has_had_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = Model(context_size=256)
+    scheduler = make_scheduler(model, parallel=1)
+    submit(scheduler, "b0")
+    assert order_of_admission(scheduler) == ["b0"]
+    is_slow, begin = False, Future[object]
+
+    def begin_filters(_: SamplingParams) -> Future[object] | None:
+        return begin() if is_slow else None
+
+    monkeypatch.setattr(model, "begin_filters", begin_filters)
+    for number in range(3):
+        is_slow = True
+        submit(scheduler, f"a{number}")
+        scheduler.step()
+        if not number:
+            submit(scheduler, "b1")
+        scheduler.cancel(f"a{number}")
+    submit(scheduler, "a3")
+    is_slow = False
+    assert order_of_admission(scheduler) == ["b1", "a3"]
 
 
 def test_priority_orders_the_requests_of_a_tenant_and_no_others() -> None:
