@@ -36,6 +36,7 @@ from headstart.worker.request_log import PromptLog, log_begin
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25  # between reports while requests run
+OBEY_SECONDS = 0.003  # of a step, for commands: what comes in hundreds is taken bit by bit
 PAUSE_SECONDS = 0.2  # without a request before the warm-up goes on: the next one often follows
 IDLE_SECONDS = 10.0  # without work, before what slots and main memory hold goes to the disk
 SAVE_SECONDS = 60.0  # between two writes of what control learned
@@ -164,8 +165,9 @@ def run_loop(
                     writer.go_on(clock())
         if commands:
             is_cold = warm_up is not None and not warm_up.is_done
-        taken, commands[:] = list(commands), []
-        for command in taken:
+        until = clock() + OBEY_SECONDS
+        while commands and clock() <= until:
+            command = commands.pop(0)
             if isinstance(command, Stop):
                 scheduler.finish()
                 scheduler.drafting.save()

@@ -10,12 +10,14 @@ import asyncio
 import contextlib
 import gc
 import logging
+import math
 import multiprocessing
 import os
 import pickle
 import select
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 # an engine has to end its step and to write what was learned; a prompt's chunk may take long
 STOP_SECONDS = 30.0
 QUIET_SECONDS = 5.0  # of them, before the log says what is waited for
+READ_SECONDS = 0.002  # of a step, for commands
 LOOK_SECONDS = 0.01  # between two looks whether a process that closed its pipe has ended
 
 Build = Callable[[], "tuple[Scheduler, WorkerInfo]"]
@@ -240,14 +243,17 @@ def _once_per_percent(send: Callable[[Message], None]) -> Callable[[float], None
 
 
 def _receiver(pipe: Connection) -> Callable[[float | None], Sequence[Command]]:
-    """Takes the commands out of a pipe; waits so many seconds for one."""
+    """Takes the commands out of a pipe; waits so many seconds for one. What is read in
+    READ_SECONDS has to do: the others are there the next time.
+    """
     poll = select.poll()  # `Connection.poll` makes one each time, and this is every step
     poll.register(pipe.fileno(), select.POLLIN)
 
     def receive(seconds: float | None) -> Sequence[Command]:
-        commands: list[Command] = []
+        commands, until = list[Command](), math.inf
         milliseconds = None if seconds is None else 1000.0 * seconds
-        while poll.poll(0 if commands else milliseconds):
+        while time.monotonic() < until and poll.poll(0 if commands else milliseconds):
+            until = min(until, time.monotonic() + READ_SECONDS)
             commands.append(pickle.loads(pipe.recv_bytes()))
         return commands
 

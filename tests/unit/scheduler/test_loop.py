@@ -89,6 +89,29 @@ def test_nothing_is_written_while_there_is_nothing_new() -> None:
     )
 
 
+def test_requests_that_come_in_hundreds_are_taken_a_few_before_each_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow(ScriptedCommands):
+        def clock(self) -> float:
+            self.now += 0.001
+            return self.now
+
+    done = list[str]()
+    for name in ("submit", "step"):
+        method = getattr(Scheduler, name)
+
+        def noted(*args: object, name: str = name, method: Callable = method) -> object:
+            done.append(name)
+            return method(*args)
+
+        monkeypatch.setattr(Scheduler, name, noted)
+    Slow(*[(10.0, request(number, 5)) for number in range(300)], (1000.0, Stop())).run()
+    assert done.count("submit") == 300
+    assert "step" in done
+    assert " submit" * 5 not in " ".join(done)
+
+
 class SlowWarmUp(WarmUp):
     """Needs so many looks for a request; notes when it went on, and when somebody asked."""
 

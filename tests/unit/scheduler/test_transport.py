@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +28,8 @@ from headstart.types.request import (
     TokenLogprob,
     VerifiedDraft,
 )
-from headstart.worker.pipes import ItemReader, Message, write_item
+from headstart.worker import transport
+from headstart.worker.pipes import Cancel, ItemReader, Message, write_item
 from headstart.worker.transport import ProcessTransport, _once_per_percent, _process_main
 
 
@@ -113,6 +115,21 @@ def test_an_engine_that_fails_after_its_server_ended_says_nothing_more() -> None
         end.close()
     process.join(20)
     assert process.exitcode == 0
+
+
+def test_commands_that_take_long_to_read_are_read_bit_by_bit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taken, given = multiprocessing.Pipe(duplex=False)
+    commands = [Cancel(f"r{number}") for number in range(50)]
+    for command in commands:
+        given.send(command)
+    times = count()
+    monkeypatch.setattr(transport.time, "monotonic", lambda: next(times) / 1000)
+    receive = transport._receiver(taken)
+    read = [list(receive(0.0)) for _ in range(60)]
+    assert [command for part in read for command in part] == commands
+    assert max(map(len, read)) <= 3
 
 
 def test_the_messages_of_thousands_of_steps_have_room_until_the_server_reads_them() -> None:
