@@ -5,6 +5,8 @@ the neighbour's stream is whole.
 from __future__ import annotations
 
 import json
+import pickle
+import pickletools
 import subprocess
 import sys
 import threading
@@ -24,6 +26,7 @@ from tests.server.serving import events_of, serving
 from headstart.engine.filters import LlamaFilters
 from headstart.sampling import sampler
 from headstart.sampling.sampler import Sampler
+from headstart.scheduler import admission
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.speculators.base import Speculator
 from headstart.structures import topk
@@ -31,7 +34,7 @@ from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import RequestError
 from headstart.types.request import Request
-from headstart.types.sampling_params import SamplingParams
+from headstart.types.sampling_params import LogitBias, SamplingParams
 
 LARGE = {
     "int32": 2**31 - 1,
@@ -159,7 +162,7 @@ from headstart.app import demo
 from headstart.config import EngineConfig
 from headstart.engine.filters import LlamaFilters
 from headstart.engine.model import Model
-from headstart.types.sampling_params import SamplingParams
+from headstart.types.sampling_params import LogitBias, SamplingParams
 
 vocab = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True).vocab
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
@@ -276,6 +279,22 @@ def test_a_token_costs_the_same_however_many_have_a_bias(monkeypatch):
         params = SamplingParams(temperature=0.8, logit_bias=dict.fromkeys(range(30_000), bias))
         Sampler(params, FakeEngine(100_000), ()).sample(logits, 1)
     assert asked == [params.top_k] * 2
+
+
+def test_the_engine_looks_at_no_bias_of_very_many_one_by_one(monkeypatch):
+    params = SamplingParams(logit_bias=dict.fromkeys(range(30_000), 2.0), ignore_eos=True)
+    request = Request(request_id="r", prompt=(1, 2), sampling=params)
+    sent = pickle.dumps(request, protocol=5)
+    assert sum(1 for _ in pickletools.genops(sent)) < 500
+    received = pickle.loads(sent)
+    assert received.sampling == params
+    for name in ("__iter__", "items"):
+        monkeypatch.setattr(LogitBias, name, None)
+    engine = FakeEngine(100_000)
+    admission.check(received, engine, 1)
+    one = Sampler(received.sampling, engine, [29_999, 40_000])
+    biased = one._with_bias(np.zeros(100_000, np.float32))
+    assert biased[[0, 29_998, 29_999, 30_000, 40_000]].tolist() == [2, 2, -np.inf, 0, -np.inf]
 
 
 def test_a_request_that_bans_every_token_is_an_error_and_not_question_marks():

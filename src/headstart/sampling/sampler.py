@@ -23,7 +23,7 @@ from headstart.sampling.thoughts import ThoughtCounter
 from headstart.structures.topk import top_k
 from headstart.types import Engine, Filters, TokenChoice
 from headstart.types.errors import EngineError, RequestError
-from headstart.types.sampling_params import SamplingParams
+from headstart.types.sampling_params import LogitBias, SamplingParams
 
 if TYPE_CHECKING:
     from headstart.sampling.grammar.state import GrammarState
@@ -50,19 +50,19 @@ class Sampler:
         self.num_dropped = 0  # tokens that a context shift took out; the noise still counts them
         self.thoughts: ThoughtCounter | None = None  # of a request with a reasoning budget
         self.vocab_size = engine.vocab_size
-        bias = dict(params.logit_bias)
-        if params.ignore_eos:
-            bias.update(dict.fromkeys(eog_ids, -np.inf))
-        self._bias_ids = np.fromiter(bias, np.int32, len(bias))
-        self._bias = np.fromiter(bias.values(), np.float32, len(bias))
-        self._biased = np.empty(self.vocab_size, np.float32) if bias else None  # of one choice
+        bias, ends = params.logit_bias, list(eog_ids) if params.ignore_eos else []
+        assert isinstance(bias, LogitBias)
+        # of a token that is there twice the last bias counts
+        self._bias_ids = np.concatenate((bias.ids, np.array(ends, np.int32)))
+        self._bias = np.concatenate((bias.amounts, np.full(len(ends), -np.inf))).astype(np.float32)
+        self._biased = np.empty(self.vocab_size, np.float32) if len(self._bias) else None
         self._window = _Window(params.repeat_last_n) if params.has_penalties else None
         self._num_read = _num_read(params)
         self.reads_text = self._window is not None or params.has_dry
         self._unread: Sequence[int] = ()  # of the prompt
         self._num_candidates = _num_candidates(params)
         is_few = 0 < self._num_candidates < self.vocab_size
-        self._reads_best_only = is_few and not bias and not self.reads_text
+        self._reads_best_only = is_few and self._biased is None and not self.reads_text
         self._is_argmax = self._num_candidates == 1 and not self.reads_text
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)

@@ -16,6 +16,7 @@ from headstart.types.errors import (
 )
 from headstart.types.media import LoadedChunk, MediaChunk, MediaStore
 from headstart.types.request import Request
+from headstart.types.sampling_params import LogitBias
 
 
 def check(request: Request, engine: Engine, num_slots: int) -> None:
@@ -38,7 +39,9 @@ def check(request: Request, engine: Engine, num_slots: int) -> None:
         raise RequestError(
             f"token id {wrong} is not in the vocabulary (0 to {engine.vocab_size - 1})"
         )
-    if (bias := request.sampling.logit_bias) and not all(0 <= i < engine.vocab_size for i in bias):
+    bias = request.sampling.logit_bias
+    assert isinstance(bias, LogitBias)
+    if len(bias) and not 0 <= bias.ids.min() <= bias.ids.max() < engine.vocab_size:
         raise RequestError(
             f"logit_bias names a token that is not in the vocabulary (0 to {engine.vocab_size - 1})"
         )

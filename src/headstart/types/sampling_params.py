@@ -6,9 +6,11 @@ Source: llama.cpp common/common.h (common_params_sampling), tools/server/README.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import ItemsView, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+import numpy as np
 
 from headstart.types.errors import RequestError
 
@@ -38,6 +40,26 @@ SAMPLER_ALIASES = {
 }
 MAX_SEED = 2**32 - 1
 MAX_INFILL_TOP_K = 256
+
+
+class LogitBias(Mapping[int, float]):
+    """What is added to logits, by token: arrays, so that the engine takes 100,000 in no time."""
+
+    def __init__(self, biases: Mapping[int, float]) -> None:
+        self.ids = np.fromiter(biases, np.int32, len(biases))
+        self.amounts = np.fromiter(biases.values(), np.float64, len(biases))
+
+    def __getitem__(self, token: int) -> float:
+        return dict(self.items())[token]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ids.tolist())
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def items(self) -> ItemsView[int, float]:
+        return dict(zip(self, self.amounts.tolist(), strict=True)).items()
 
 
 def number(default: float, low: float, high: float, help: str = "", **facts: str) -> Any:
@@ -114,13 +136,15 @@ class SamplingParams:
         64, -1, 2**31 - 1, "tokens that DRY looks back; 0 is off, -1 the whole context"
     )
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] = field(default_factory=lambda: LogitBias({}))
     ignore_eos: bool = False
     # 0 .. 2**32 - 1; the server replaces -1 by a random one and reports it
     seed: int = number(0, 0, MAX_SEED)
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
 
     def __post_init__(self) -> None:
+        if not isinstance(self.logit_bias, LogitBias):
+            object.__setattr__(self, "logit_bias", LogitBias(self.logit_bias))
         for parameter in NUMBERS:
             name, (low, high) = parameter.name, parameter.metadata["range"]
             value = getattr(self, name)
