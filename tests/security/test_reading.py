@@ -13,11 +13,11 @@ import time
 
 import httpx2
 import pytest
-from tests.server.fake_worker import INFO, FakeWorker
+from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import error_of, served_model, serving
 
 from headstart.config import ServerConfig
-from headstart.server import prompts
+from headstart.server import dialect, native, prompts
 from headstart.server.app import create_app
 from headstart.server.infill import infill_prompt
 from headstart.server.model import ServedModel
@@ -29,6 +29,7 @@ from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.find import find_format
 from headstart.types import FimTokens
 from headstart.types.errors import CapacityError, ModelError, QuotaError
+from headstart.types.request import TokenLogprob
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 CALLS_ITSELF = (
@@ -282,6 +283,37 @@ def test_infill_copies_each_of_many_files_a_few_times_not_once_for_each_behind_i
     tokens = infill_prompt(body, Counting(), info)
     assert tokens.count(5) == len(files) + 1
     assert Counted.num_copied < 4 * len(tokens)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("has_alternatives", [True, False])
+def test_answers_of_very_many_parts_are_written_off_the_event_loop(
+    stream: bool, has_alternatives: bool, monkeypatch
+):
+    def script(request):
+        events = say(request, b"a")
+        packed = TokenLogprob.pack(list(range(3000)), [-1.0] * 3000)
+        if has_alternatives:
+            events[0].logprobs = (TokenLogprob(97, -0.5, packed),)
+        return events
+
+    module, name = (
+        (dialect, "token_probabilities") if has_alternatives else (native, "native_answer")
+    )
+    function, threads = getattr(module, name), list[str]()
+
+    def noted(*args, **options):
+        threads.append(threading.current_thread().name)
+        return function(*args, **options)
+
+    monkeypatch.setattr(module, name, noted)
+    bias = {} if has_alternatives else {str(i): 1 for i in range(200)}
+    body = {"prompt": ["a"] * (1 if has_alternatives else 64), "n_probs": 2, "logit_bias": bias}
+    with serving(FakeWorker(script)) as client:
+        answer = client.post("/completion", json={**body, "stream": stream}, timeout=60)
+    assert answer.status_code == 200
+    assert threads
+    assert all("prompts" in one for one in threads)
 
 
 async def test_long_jobs_of_one_tenant_hold_up_no_other_tenant():

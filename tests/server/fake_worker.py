@@ -26,6 +26,7 @@ from headstart.types.speculation_stats import SpeculationStats
 from headstart.types.worker import Deliver
 
 HOLD = "hold"
+LOGPROBS = [-0.5, -float("inf")]
 Script = Callable[[Request], Sequence[Event | HeadstartError | str]]
 
 TARGET = ModelInfo(
@@ -104,10 +105,11 @@ def say(
             ProgressEvent(request.request_id, len(request.prompt), 2, len(request.prompt), 0.5)
         )
     for step in steps:
+        wanted = request.num_logprobs
         logprobs = tuple(
-            TokenLogprob(token, -0.5, ((token, -0.5), (65, -float("inf")))[: request.num_logprobs])
+            TokenLogprob(token, -0.5, TokenLogprob.pack([token, 65][:wanted], LOGPROBS[:wanted]))
             for token in step
-            if request.num_logprobs is not None
+            if wanted is not None
         )
         sources = ("ngram-simple",) * (len(step) - 1) + ("",)
         events.append(TokenEvent(request.request_id, tuple(step), step, sources, logprobs))

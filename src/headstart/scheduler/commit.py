@@ -231,7 +231,7 @@ def _score(sequence: Sequence, logits: Logits, start: int, end: int) -> tuple[To
     for row, following in enumerate(range(start + 1, min(end + 1, len(prompt)))):
         if following > sequence.text.num_scored:
             token = int(prompt[following])
-            scores.append(TokenLogprob(token, *token_logprobs(logits[row], token, num_top)))
+            scores.append(token_logprobs(logits[row], token, num_top))
             sequence.text.num_scored = following
     return tuple(scores)
 
@@ -246,8 +246,8 @@ def _note_into(
     def note(row: int, token: int, legal: NDArray[np.bool_] | None) -> None:
         if request.post_sampling_probs:
             left = sampler.probabilities(logits[row], position + row, legal)
-            logprobs.append(TokenLogprob(token, *filtered_logprobs(*left, token, num_top)))
+            logprobs.append(filtered_logprobs(*left, token, num_top))
         else:
-            logprobs.append(TokenLogprob(token, *token_logprobs(logits[row], token, num_top)))
+            logprobs.append(token_logprobs(logits[row], token, num_top))
 
     return note

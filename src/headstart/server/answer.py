@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import orjson
 from starlette.requests import Request as HttpRequest
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect
 from headstart.server.errors import ApiError, error_body, log_failure, shaped
-from headstart.server.event_stream import EventStream
+from headstart.server.event_stream import EventStream, weight
 from headstart.server.kept import HEADER
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import Prompt
@@ -134,7 +135,7 @@ async def _begin(
         if not dialect.body.stream:
             return await _whole(dialect, events, service, tenant)
         first = await events.take()  # an early failure still gets its own status
-        return _stream(dialect, events, first, stack.pop_all(), http.url.path)
+        return _stream(dialect, events, first, stack.pop_all(), http)
 
 
 class _StreamedAnswer(StreamingResponse):
@@ -149,11 +150,19 @@ async def _whole(dialect: Dialect, events: EventStream, service: Service, tenant
         for index, event in await events.take():
             dialect.choices[index].take(event)
     logprobs = [one for c in dialect.choices for one in (*c.prompt_logprobs, *c.logprobs)]
-    if sum(1 + len(one.top) for one in logprobs) <= 2000:  # encoded faster than a thread takes over
-        body = orjson.dumps(dialect.whole())
-    else:
-        body = await service.prompt_threads.run(lambda: orjson.dumps(dialect.whole()), tenant)
+    num_parts = sum(1 + one.num_alternatives for one in logprobs)
+    num_parts += sum(len(choice.request.sampling.logit_bias) for choice in dialect.choices)
+    body = await _encoded(lambda: orjson.dumps(dialect.whole()), num_parts, service, tenant)
     return Response(body, media_type="application/json")
+
+
+async def _encoded(
+    encode: Callable[[], bytes], num_parts: int, service: Service, tenant: str
+) -> bytes:
+    """What `encode` returns; where it has many parts a thread calls it."""
+    if num_parts <= 2000:  # faster than a thread takes over
+        return encode()
+    return await service.prompt_threads.run(encode, tenant)
 
 
 async def _stream(
@@ -161,14 +170,16 @@ async def _stream(
     events: EventStream,
     first: Sequence[tuple[int, Event]],
     stack: AsyncExitStack,
-    path: str,
+    http: HttpRequest,
 ) -> AsyncIterator[bytes]:
+    service, tenant = service_of(http), http.scope["headstart.namespace"]
     async with stack:
         try:
             taken = first
             while True:
-                chunks = [_chunks(dialect, index, event) for index, event in taken]
-                if data := b"".join(chunks) if taken else sse.PING:
+                num_parts = sum(_num_parts(dialect.choices[index], event) for index, event in taken)
+                encode = partial(_encode, dialect, taken)
+                if data := await _encoded(encode, num_parts, service, tenant):
                     yield data
                 if events.is_over:
                     break
@@ -179,7 +190,20 @@ async def _stream(
             return
         except Exception as error:  # the status is sent already
             log_failure(error)
-            yield dialect.encode_error(shaped(error_body(error), path))
+            yield dialect.encode_error(shaped(error_body(error), http.url.path))
+
+
+def _num_parts(choice: Choice, event: Event) -> int:
+    """Of what the client gets of an event; the last one tells the biases of the request."""
+    is_last = isinstance(event, FinishEvent)
+    return weight(event) + (len(choice.request.sampling.logit_bias) if is_last else 0)
+
+
+def _encode(dialect: Dialect, taken: Sequence[tuple[int, Event]]) -> bytes:
+    """What the client gets of events; a ping where there are none."""
+    if not taken:
+        return sse.PING
+    return b"".join([_chunks(dialect, index, event) for index, event in taken])
 
 
 def _chunks(dialect: Dialect, index: int, event: Event) -> bytes:

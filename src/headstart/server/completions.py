@@ -88,5 +88,5 @@ def _prompt_logprobs(choice: Choice) -> list[TokenLogprob]:
     """Of all tokens of the prompt, if they are asked for; the first token has none."""
     if not (choice.request.wants_prompt_scores and choice.request.prompt):
         return []
-    first = TokenLogprob(choice.request.prompt[0], math.nan, ())
+    first = TokenLogprob(choice.request.prompt[0], math.nan)
     return [first, *choice.prompt_logprobs]

@@ -111,7 +111,7 @@ class EventStream:
             raise self._failure
         taken = [self._unread.popleft() for _ in range(min(len(self._unread), MOST_AT_ONCE))]
         for _, event in taken:
-            self._num_unread -= _weight(event)
+            self._num_unread -= weight(event)
             self._num_running -= isinstance(event, FinishEvent)
         return taken
 
@@ -129,7 +129,7 @@ class EventStream:
         if isinstance(event, HeadstartError):
             self._fail(event)
             return
-        self._num_unread += _weight(event)
+        self._num_unread += weight(event)
         if self._num_unread > MAX_UNREAD and not isinstance(event, FinishEvent):
             self._drop_reader()
             return
@@ -163,12 +163,13 @@ class EventStream:
         self._fail(ClientGoneError())
 
 
-def _weight(event: Event) -> int:
+def weight(event: Event) -> int:
+    """How many tokens and alternatives it tells of."""
     if isinstance(event, PromptEvent):
-        return 1 + sum(1 + len(one.top) for one in event.logprobs)
+        return 1 + sum(1 + one.num_alternatives for one in event.logprobs)
     if not isinstance(event, TokenEvent):
         return 1
-    return 1 + len(event.tokens) + sum(len(one.top) for one in event.logprobs)
+    return 1 + len(event.tokens) + sum(one.num_alternatives for one in event.logprobs)
 
 
 async def single_event(worker: Worker, command: Work) -> Any:

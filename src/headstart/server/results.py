@@ -144,7 +144,7 @@ def token_probabilities(
     return [
         {
             **entry(one.token, one.logprob),
-            top_name: [entry(token, logprob) for token, logprob in one.top],
+            top_name: [entry(token, logprob) for token, logprob in one.alternatives()],
         }
         for one in logprobs
     ]

@@ -86,13 +86,37 @@ class Request:
         return self.store is False or not self.cache_prompt
 
 
+_ALTERNATIVE = np.dtype([("id", "<i4"), ("logprob", "<f8")])
+
+
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log probability of one emitted token and of the likeliest alternatives, best first."""
+    """Log probability of one emitted token and of the likeliest alternatives, which are packed:
+    those of a whole vocabulary are too many objects for the engine's loop.
+    """
 
     token: int
     logprob: float
-    top: tuple[tuple[int, float], ...]
+    packed: bytes = b""
+
+    @staticmethod
+    def pack(ids: Sequence[int] | NDArray[Any], logprobs: Sequence[float] | NDArray[Any]) -> bytes:
+        """Alternatives, in any order but for equal ones."""
+        alternatives = np.empty(len(ids), _ALTERNATIVE)
+        alternatives["id"], alternatives["logprob"] = ids, logprobs
+        return alternatives.tobytes()
+
+    @property
+    def num_alternatives(self) -> int:
+        return len(self.packed) // _ALTERNATIVE.itemsize
+
+    def alternatives(self) -> list[tuple[int, float]]:
+        """Tokens and their log probabilities, best first."""
+        found = np.frombuffer(self.packed, _ALTERNATIVE)
+        best_first: list[tuple[int, float]] = found[
+            (-found["logprob"]).argsort(kind="stable")
+        ].tolist()
+        return best_first
 
 
 @dataclass(frozen=True, slots=True)

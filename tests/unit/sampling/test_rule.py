@@ -20,6 +20,7 @@ from headstart.sampling.verify import emit, filtered_logprobs, token_logprobs
 from headstart.testing import FakeEngine
 from headstart.types.constraint import NO_LIMIT, ThoughtLimit
 from headstart.types.errors import RequestError
+from headstart.types.request import TokenLogprob
 
 SIZE, NUM_DRAWS = 8, 20_000
 LOGITS = np.random.default_rng(3).normal(0.0, 1.5, SIZE).astype(np.float32)
@@ -247,19 +248,32 @@ def test_text_is_only_read_when_a_filter_looks_at_it() -> None:
 
 
 def test_log_probabilities_are_the_log_softmax_best_first() -> None:
-    own, top = token_logprobs(LOGITS, 3, 4)
+    one = token_logprobs(LOGITS, 3, 4)
+    own, top = one.logprob, one.alternatives()
     expected = np.log(softmax(LOGITS))
     assert own == pytest.approx(expected[3], abs=1e-6)
     assert [i for i, _ in top] == np.argsort(-LOGITS, kind="stable")[:4].tolist()
     assert [p for _, p in top] == pytest.approx(np.sort(expected)[::-1][:4].tolist(), abs=1e-6)
-    assert token_logprobs(LOGITS, 3, 0) == (own, ())
-    assert len(token_logprobs(LOGITS, 3, 100)[1]) == SIZE
+    assert token_logprobs(LOGITS, 3, 0) == TokenLogprob(3, own)
+    assert token_logprobs(LOGITS, 3, 100).num_alternatives == SIZE
+
+
+@pytest.mark.parametrize("count", [1500, 4000, 6000])
+def test_very_many_alternatives_are_the_best_too_and_the_lower_id_counts_among_equals(
+    count: int,
+) -> None:
+    logits = np.random.default_rng(2).integers(0, 50, 5000).astype(np.float32)
+    found = token_logprobs(logits, 3, count)
+    best = np.argsort(-logits, kind="stable")[:count]
+    assert [i for i, _ in found.alternatives()] == best.tolist()
+    exact = np.log(softmax(logits))[best]
+    assert [p for _, p in found.alternatives()] == pytest.approx(exact.tolist(), abs=1e-5)
 
 
 def test_log_probabilities_hold_no_row_in_double_precision() -> None:
     """A long prompt is scored row by row between two steps."""
     row = np.random.default_rng(1).normal(0.0, 4.0, 200_000).astype(np.float32)
-    own, _ = token_logprobs(row, 7, 0)
+    own = token_logprobs(row, 7, 0).logprob
     exact = row[7] - row.max() - np.log(np.exp(row.astype(np.float64) - row.max()).sum())
     assert own == pytest.approx(exact, abs=1e-6)
     assert peak_bytes(lambda: token_logprobs(row, 7, 0)) < 10 * len(row)
@@ -269,11 +283,12 @@ def test_log_probabilities_after_the_filters_sum_to_one() -> None:
     one = sampler(top_k=3, temperature=0.5)
     ids, probabilities = one.probabilities(LOGITS, 0)
     assert probabilities.sum() == pytest.approx(1.0)
-    own, top = filtered_logprobs(ids, probabilities, int(ids[1]), 10)
+    found = filtered_logprobs(ids, probabilities, int(ids[1]), 10)
+    own, top = found.logprob, found.alternatives()
     assert [i for i, _ in top] == np.argsort(-LOGITS)[:3].tolist()
     assert own == pytest.approx(top[1][1])
     gone = next(i for i in range(SIZE) if i not in ids)
-    assert filtered_logprobs(ids, probabilities, gone, 1)[0] == -np.inf
+    assert filtered_logprobs(ids, probabilities, gone, 1).logprob == -np.inf
 
 
 @pytest.mark.parametrize(

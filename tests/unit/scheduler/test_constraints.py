@@ -135,7 +135,7 @@ def test_log_probabilities_of_a_constrained_text() -> None:
     assert [entry.token for entry in answers["r0"].logprobs] == text
     assert all(entry.logprob < 0.0 for entry in answers["r0"].logprobs)
     assert answers["post"].logprobs[0].logprob == 0.0  # `{` was the only legal token
-    assert answers["post"].logprobs[0].top == ((ord("{"), 0.0),)
+    assert answers["post"].logprobs[0].alternatives() == [(ord("{"), 0.0)]
     assert all(entry.logprob > float("-inf") for entry in answers["post"].logprobs)
 
 

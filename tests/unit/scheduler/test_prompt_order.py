@@ -234,7 +234,7 @@ def scored_requests() -> list[Request]:
 
 def expected(engine: Model, prompt: list[int]) -> list[tuple[int, float]]:
     return [
-        (token, token_logprobs(engine.logits_after(prompt[:at]), token, 2)[0])
+        (token, token_logprobs(engine.logits_after(prompt[:at]), token, 2).logprob)
         for at, token in enumerate(prompt)
         if at
     ]
@@ -266,7 +266,7 @@ def test_scores_do_not_depend_on_how_a_prompt_is_read(
         wanted = expected(engine, request.prompt)
         assert [one.token for one in found] == [token for token, _ in wanted]
         np.testing.assert_allclose([one.logprob for one in found], [p for _, p in wanted])
-        assert all(len(one.top) == 2 for one in found)
+        assert all(one.num_alternatives == 2 for one in found)
     assert (scheduler.counters.preemptions > 0) == (cells is not None)
 
 
