@@ -281,6 +281,23 @@ def test_a_token_costs_the_same_however_many_have_a_bias(monkeypatch):
     assert asked == [params.top_k] * 2
 
 
+@pytest.mark.parametrize("num_seen", [2_000, 45_000])
+def test_a_token_costs_the_same_however_many_penalties_have_seen(num_seen, monkeypatch):
+    asked, best_of = [0], topk.top_k
+
+    def best(logits, count, gap=None):
+        asked.append(count)
+        return best_of(logits, count, gap)
+
+    monkeypatch.setattr(sampler, "top_k", best)
+    logits = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
+    params = SamplingParams(temperature=0.8, repeat_penalty=1.1, repeat_last_n=-1)
+    one = Sampler(params, FakeEngine(100_000), ())
+    one.read(range(num_seen))
+    one.sample(logits, 1)
+    assert max(asked) < 3_000
+
+
 def test_the_engine_looks_at_no_bias_of_very_many_one_by_one(monkeypatch):
     params = SamplingParams(logit_bias=dict.fromkeys(range(30_000), 2.0), ignore_eos=True)
     request = Request(request_id="r", prompt=(1, 2), sampling=params)
