@@ -40,6 +40,7 @@ from headstart.app import demo
 from headstart.extras.bench.client import HEADSTART, started
 
 SECONDS = 60.0  # before a request counts as hanging
+IDLE_SECONDS = 1.0  # before a connection is not used again
 CONTEXT = 256
 # the demo model is sure of each token behind it: other widths of decodes change none
 SURE = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return"
@@ -200,11 +201,12 @@ class Run:
         self.found: list[str] = []
 
     def work(self) -> None:
+        idle: dict[int, tuple[http.client.HTTPConnection, float]] = {}  # by port, and since when
         while (number := next(self._numbers)) < self._last:
             target, sent = self._generator.make(number)
             began = time.monotonic()
             try:
-                status, words = self._send(self._ports[target], sent)
+                status, words = self._send(self._ports[target], sent, idle)
             except (OSError, http.client.HTTPException) as error:
                 status, words = "no answer", repr(error)
             seconds = time.monotonic() - began
@@ -217,17 +219,22 @@ class Run:
                     self.found.append(line)
                     print(line, file=sys.stderr, flush=True)
 
-    def _send(self, port: int, sent: Sent) -> tuple[str, str]:
+    def _send(
+        self, port: int, sent: Sent, idle: dict[int, tuple[http.client.HTTPConnection, float]]
+    ) -> tuple[str, str]:
         """The status, and what is wrong with the answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
-        try:
-            connection.request(sent.method, sent.path, sent.body or None, dict(sent.headers))
-            response = connection.getresponse()
-            is_stream = "event-stream" in response.headers.get("Content-Type", "")
-            endless = is_stream and sent.method == "GET"
-            data = response.read1(1000) if endless else response.read()
-        finally:
+        connection, since = idle.pop(port, (None, 0.0))
+        if connection is None or time.monotonic() - since > IDLE_SECONDS:  # it may be closed soon
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+        connection.request(sent.method, sent.path, sent.body or None, dict(sent.headers))
+        response = connection.getresponse()
+        is_stream = "event-stream" in response.headers.get("Content-Type", "")
+        if is_stream and sent.method == "GET":  # without end
+            data = response.read1(1000)
             connection.close()
+        else:
+            data = response.read()
+            idle[port] = connection, time.monotonic()
         status = response.status
         if status < 400 or sent.method == "HEAD":
             return str(status), ""
