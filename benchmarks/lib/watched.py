@@ -154,9 +154,9 @@ def tell_stalls(log: str) -> int:
     print("\nheld up the loop: times, and milliseconds at most, waits for threads and disks too")
     code = 0
     for key, times in sorted(stalls.items()):
-        busy, _, stack = max(times)
-        print(f"{key}: {len(times)} times, {busy:.1f}, {max(own for _, own, _ in times):.1f}")
-        if busy > 1000 * LIMIT:
+        most, _, stack = max(times)
+        print(f"{key}: {len(times)} times, {most:.1f}, {max(one for _, one, _ in times):.1f}")
+        if most > 1000 * LIMIT:
             code = 1
             print(stack)
     return code

@@ -29,7 +29,7 @@ from headstart.text.chat_template import ChatTemplate
 from headstart.text.toolcalls.find import find_format
 from headstart.types import FimTokens
 from headstart.types.errors import CapacityError, ModelError, QuotaError
-from headstart.types.request import TokenLogprob
+from headstart.types.request import TokenEvent, TokenLogprob
 
 ENDLESS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 CALLS_ITSELF = (
@@ -278,7 +278,7 @@ def test_infill_copies_each_of_many_files_a_few_times_not_once_for_each_behind_i
             return Counted(super().tokenize(text, **options))
 
     files = [{"text": chr(97 + i % 26), "filename": "f"} for i in range(400)]
-    body = InfillBody(input_prefix="", input_suffix="", input_extra=files)
+    body = InfillBody.model_validate({"input_prefix": "", "input_suffix": "", "input_extra": files})
     info = dataclasses.replace(INFO, context_size=4096)
     tokens = infill_prompt(body, Counting(), info)
     assert tokens.count(5) == len(files) + 1
@@ -294,6 +294,7 @@ def test_answers_of_very_many_parts_are_written_off_the_event_loop(
         events = say(request, b"a")
         packed = TokenLogprob.pack(list(range(3000)), [-1.0] * 3000)
         if has_alternatives:
+            assert isinstance(events[0], TokenEvent)
             events[0].logprobs = (TokenLogprob(97, -0.5, packed),)
         return events
 

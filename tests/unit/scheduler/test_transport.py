@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -125,7 +126,7 @@ def test_commands_that_take_long_to_read_are_read_bit_by_bit(
     for command in commands:
         given.send(command)
     times = count()
-    monkeypatch.setattr(transport.time, "monotonic", lambda: next(times) / 1000)
+    monkeypatch.setattr(time, "monotonic", lambda: next(times) / 1000)
     receive = transport._receiver(taken)
     read = [list(receive(0.0)) for _ in range(60)]
     assert [command for part in read for command in part] == commands
