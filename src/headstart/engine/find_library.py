@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -22,7 +23,12 @@ from headstart.types.errors import ConfigError, ModelError
 
 VARIABLES = ("HEADSTART_LIBLLAMA", "LLAMA_CPP_LIB_PATH")  # a folder, or the file in it
 TABLE = Path(__file__).with_name("backends.json")
-CMAKE_FLAGS = {"cuda": "-DGGML_CUDA=on", "rocm": "-DGGML_HIP=on", "vulkan": "-DGGML_VULKAN=on"}
+# how a backend is compiled: CMake's flag, and a program of what that needs, with its name
+COMPILED = {
+    "cuda": ("-DGGML_CUDA=on", "nvcc", "the CUDA toolkit"),
+    "rocm": ("-DGGML_HIP=on", "hipcc", "ROCm"),
+    "vulkan": ("-DGGML_VULKAN=on", "glslc", "the Vulkan SDK"),
+}
 
 
 def installed_folder(environment: Mapping[str, str] = os.environ) -> Path:
@@ -69,10 +75,13 @@ def remedy(backend: str = "") -> str:
     """How to get a libllama, of this backend if one is named: download it if that can be."""
     if any(backend in ("", row["backend"]) for row in prebuilt()):
         return f"run: headstart backend install {backend}".rstrip()
-    flag = f"CMAKE_ARGS={CMAKE_FLAGS[backend]} " if backend in CMAKE_FLAGS else ""
+    flag, program, kit = COMPILED.get(backend, ("", "", ""))
     again = "--force-reinstall --no-deps --no-cache-dir " if backend else ""
-    pip = f"{flag}{sys.executable} -m pip install {again}llama-cpp-python=={RELEASE}"
-    return f"compile it, which needs a C++ compiler and some minutes: {pip}"
+    pip = f"{sys.executable} -m pip install {again}llama-cpp-python=={RELEASE}"
+    if flag:
+        pip = f"CMAKE_ARGS={flag} {pip}"
+    lacks = f", {kit} (there is no {program} in PATH)" if kit and not shutil.which(program) else ""
+    return f"compile it, which needs a C++ compiler{lacks} and some minutes: {pip}"
 
 
 def load() -> tuple[ctypes.CDLL, Path]:

@@ -233,6 +233,9 @@ def test_a_card_that_this_build_cannot_use_is_named_with_the_remedy(
     (told,) = cards.remarks(["CPU"], -1)
     assert told.startswith("NVIDIA RTX 4090 is not used")
     assert f"CMAKE_ARGS=-DGGML_CUDA=on {sys.executable} -m pip install --force" in told
+    assert "the CUDA toolkit (there is no nvcc in PATH)" in told
+    plant(bin_folder, "nvcc", "release 12.8")
+    assert "toolkit" not in cards.remarks(["CPU"], -1)[0]
     pin(site.add("a.whl", b"new") | {"backend": "cuda"})
     assert cards.remarks(["CPU"], -1)[0].endswith("run: headstart backend install cuda")
     assert cards.remarks(["CPU", "GPU"], 99) == []
