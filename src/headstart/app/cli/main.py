@@ -42,15 +42,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except HeadstartError as error:
         print(f"headstart: error: {error}", file=sys.stderr)
         return 1
-    except ModuleNotFoundError as error:
-        if not error.name or error.name.startswith("headstart"):
-            raise
-        print(
-            f"headstart: error: the package {error.name} is not installed; install Headstart with "
-            "its dependencies (pip install headstart, without --no-deps)",
-            file=sys.stderr,
-        )
-        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -45,16 +46,14 @@ def test_a_model_file_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given == [["serve", "--model", "models/x.GGUF", "-c", "4096"]]
 
 
-def test_a_missing_dependency_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def missing(name: str) -> None:
-        raise ModuleNotFoundError("No module named 'orjson'", name="orjson")
-
-    monkeypatch.setattr(cli_main, "find_command", missing)
-    assert main(["serve"]) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "the package orjson is not installed" in line
+@pytest.mark.parametrize("package", ["numpy", "orjson"])
+def test_a_missing_dependency_is_one_line(package: str) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; sys.argv = ['headstart', 'serve']\n"
+    code += "from headstart.__main__ import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()
+    assert f"the package {package} is not installed" in line
+    assert (done.returncode, done.stdout) == (1, "")
 
 
 @pytest.mark.parametrize("before", ["--help", "help"])
