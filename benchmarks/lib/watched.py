@@ -6,8 +6,9 @@ No command, report, plan, commit, reading of a record or writing of what was lea
 than LIMIT of the loop's own processor time, which is what a busy machine does not change. What runs
 or waits for longer, for a disk or for another thread that has the interpreter, is logged with both
 times and, where the interpreter let go of it, with the stack. Neither counts while the thread waits
-for a processor, in libllama's decodes, or while a model drafts, whose time control weighs. Linux
-only: reads /proc/self/task/TID/schedstat.
+for a processor, in libllama's decodes, while a model drafts, whose time control weighs, or while a
+state is copied that libllama only copies as a whole, as with `--exact`. Linux only: reads
+/proc/self/task/TID/schedstat.
 """
 
 from __future__ import annotations
@@ -137,7 +138,8 @@ def watch() -> None:
         setattr(kind, method, dog.piece(name, getattr(kind, method)))
     idle = (Scheduler, "wait_for_threads")  # only if there is nothing else to do
     decodes = (LlamaEngine, "launch"), (LlamaEngine, "wait"), (ModelDrafting, "_run")
-    for kind, name in (*decodes, idle):
+    whole = (LlamaEngine, "save_sequence"), (LlamaEngine, "restore_sequence")
+    for kind, name in (*decodes, *whole, idle):
         setattr(kind, name, dog.decode(getattr(kind, name)))
 
 
