@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from html import unescape
 
 import httpx2
 import pytest
@@ -61,6 +62,11 @@ def test_generate_without_a_prompt_shows_a_right_answer_and_what_drafts_did() ->
     result = subprocess.run(command, input="", capture_output=True, text=True, timeout=100)
     assert result.returncode == 0, result.stderr
     assert right_answer(PROMPT) in result.stdout
+    picture = (ROOT / "docs/images/generate.svg").read_text("utf-8")
+    shown = unescape(re.sub(r"<style.*?</style>|<[^>]+>", "", picture, flags=re.DOTALL))
+    squeezed = "".join(shown.replace("\xa0", " ").split())  # a new span for each style
+    text = result.stdout.rpartition("\n\n")[0]  # without counts, which depend on the machine
+    assert "".join(text.split()) in squeezed, "run scripts/generate_svg.py"
     tokens, time, steps = result.stdout.splitlines()[-3:]
     assert re.fullmatch(r"28 tokens: \d+ from the model, .*\d+ accepted from .*", tokens)
     assert re.fullmatch(r"[\d.]+ s, [\d.]+ tokens/s(; without drafts .*)?", time)
