@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from headstart.engine import footprint
 from headstart.engine.fit import Fitted, Part, fit
 from headstart.engine.footprint import HOST, Measured, Use
 from headstart.engine.parameters import Facts, Limits
-from headstart.types.errors import ConfigError
+from headstart.types.errors import ConfigError, MemoryFullError
 
 GIB, MIB = 2**30, 2**20
 LAYERS = 10
@@ -42,6 +43,20 @@ def machine(
         )
 
     return measure
+
+
+def test_nothing_is_measured_twice() -> None:
+    asked, size = [], machine()
+
+    def measure(*what) -> Measured:
+        asked.append(what)
+        return size(*what)
+
+    for gib in (10, 20):  # refused; fits with less context
+        with suppress(MemoryFullError):
+            fitted(gib, draft=True, measure=measure)
+        assert len(asked) == len(set(asked)) > 2
+        asked.clear()
 
 
 def fitted(
