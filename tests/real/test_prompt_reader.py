@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -210,7 +211,7 @@ def test_a_stored_prompt_comes_back_whole_where_its_beginning_cannot_be_copied(p
     cells = [Cells(seq_id) for seq_id in range(NUM)]
     cells[1].hold(tokens[:180])
     copies = Copies(cells, HostCache(2**30), engine, lambda: 0.0)
-    copies.begin_step(is_alone=True)
+    copies.begin_step(inf)
     stored = StoredPrompt("", packed(tokens), blocks, 192, 1.0)
     assert copies.restore(stored, cells[2], 192)[2] is False  # all of it is too much
     engine.clear(0)
@@ -228,8 +229,12 @@ def test_models_with_other_factors_in_long_contexts_are_read_in_the_shared_cache
         "attention.sliding_window": 0,
     }
     path = write_model(tmp_path / "tiny.gguf", "phi3", changes=changes)
-    for context, is_apart in ((2048, True), (4096, False)):
-        config = replace(CONFIG, context=context)
+    key = "phi3.rope.scaling.original_context_length"
+    for context, original, is_apart in (
+        (2048, 2048, True), (4096, 2048, False), (4096, 1024, True), (4096, 4096, True)
+    ):  # fmt: skip
+        override = None if original == 2048 else f"{key}=int:{original}"
+        config = replace(CONFIG, context=context, override_kv=override)
         engine = LlamaEngine(Model(path, config), config, Limits(NUM, 64, 8))
         assert (engine.reader is not None) == is_apart
 

@@ -22,6 +22,7 @@ from headstart.config import (
 )
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import Scheduler
+from headstart.types import CacheKind
 
 PROMPT = "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n"
 BODY = {"prompt": PROMPT * 3, "n_predict": 8, "temperature": 0}
@@ -57,21 +58,23 @@ def test_a_prompt_is_not_read_again_after_a_restart(tmp_path: Path, capsys) -> N
     assert not list(tmp_path.iterdir())
 
 
+OTHER_ORIGINAL = "phi3.rope.scaling.original_context_length=int:700"
+
+
 def gemma(path: Path) -> Path:
     return write_model(path, "gemma3")
 
 
-def tiny_llama_in_blocks(path: Path) -> Path:
-    return tiny_llama(path)
-
-
-# Recurrent layers have no exact mode on a processor; their weights leave no near ties here.
-KINDS: dict[Callable[[Path], Path], bool] = {
-    tiny_llama: True,
-    tiny_llama_in_blocks: False,
-    gemma: True,
-    tiny_hybrid: False,
-    tiny_recurrent: False,
+# By name: the model, with --exact or not (recurrent layers have no exact mode on a processor; the
+# weights leave no near ties here), who drafts, and what can be taken back then.
+KINDS: dict[str, tuple[Callable[[Path], Path], bool, str, CacheKind]] = {
+    "attention, as a whole": (tiny_llama, True, "off", CacheKind.CUT),
+    "attention, in blocks": (tiny_llama, False, "off", CacheKind.CUT),
+    "windows, all kept": (gemma, True, "off", CacheKind.CUT),
+    "windows": (gemma, False, "off", CacheKind.WINDOW),
+    "hybrid": (tiny_hybrid, False, "off", CacheKind.CHECKPOINT),
+    "hybrid with snapshots": (tiny_hybrid, False, "ngram-cache", CacheKind.ROLLBACK),
+    "recurrent": (tiny_recurrent, False, "off", CacheKind.CHECKPOINT),
 }
 
 
@@ -91,12 +94,16 @@ def test_a_prompt_is_found_with_another_context_unless_that_rotates_its_keys_oth
     )
     request = replace(byte_requests(1)[0], prompt=tuple(range(200)))
     num_restored = []
-    for context in (512, 1024, 1280, 2048, 768):
+    for context, override in (
+        *((size, None) for size in (512, 1024, 1280, 2048, 768)),
+        *((size, OTHER_ORIGINAL) for size in (512, 1024, 768)),
+    ):
         setting = Setting(exact=False, context=context).config()
         limits = replace(
             setting.scheduler, cache_disk=100, cache_disk_path=str(tmp_path / "prompts")
         )
-        setting = replace(setting, scheduler=limits)
+        engine = replace(setting.engine, override_kv=override)
+        setting = replace(setting, scheduler=limits, engine=engine)
         scheduler = build_scheduler(setting, without_draft(path))[0]
         disk = scheduler.cache.host.disk
         assert disk is not None
@@ -104,26 +111,26 @@ def test_a_prompt_is_found_with_another_context_unless_that_rotates_its_keys_oth
         generate(scheduler, [request])
         num_restored.append(disk.report().num_restored)
         scheduler.cache.host.finish()
-    assert num_restored == [0, 1, 0, 1, 1]
+    assert num_restored == [0, 1, 0, 1, 1, 0, 0, 1]
 
 
-@pytest.mark.parametrize("write", KINDS, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_text_behind_a_prompt_from_the_disk_is_the_text_behind_one_that_was_read(
-    write: Callable[[Path], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # to read so small a model's prompt again may be faster
     monkeypatch.setattr(HostPrompts, "_saves_time", lambda *given: True)
+    write, is_exact, types, kind = KINDS[name]
     path = write(tmp_path / "tiny.gguf")
-    setting = Setting(exact=KINDS[write], context=512).config()
+    setting = Setting(types, 4, exact=is_exact, context=512).config()
     limits = replace(setting.scheduler, cache_disk=100, cache_disk_path=str(tmp_path / "prompts"))
 
     def started() -> Scheduler:
         return build_scheduler(replace(setting, scheduler=limits), without_draft(path))[0]
 
-    first = [
-        replace(one, prompt=(*range(100), *one.prompt, *range(60))) for one in byte_requests(3)
-    ]
+    first = [replace(one, prompt=(*range(70), *one.prompt, *range(90))) for one in byte_requests(3)]
     scheduler = started()
+    assert scheduler.engine.cache_kind is kind
     answers = generate(scheduler, first)
     scheduler.cache.host.finish()
     turns = [

@@ -91,7 +91,7 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
         if not model:
             raise library.libllama_error(ModelError, f"cannot read {path}")
         try:
-            facts = Facts.of(model)
+            facts = Facts.of(model, config.override_kv)
             settings = context_params(facts, config, limits, context)
             settings.ctx_type = int(limits.is_heads)
             made = api.llama_init_from_model(model, settings)

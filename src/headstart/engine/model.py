@@ -65,7 +65,7 @@ class Model:
         progress.end()
         if not self.handle:
             raise library.libllama_error(ModelError, f"cannot load {self.path}")
-        self.facts = Facts.of(self.handle)
+        self.facts = Facts.of(self.handle, config.override_kv)
         self.vocab = LlamaVocab(self, self.handle)
         if not (vocab_only or is_drafter):
             self._check_kind()

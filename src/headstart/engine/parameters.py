@@ -37,10 +37,19 @@ class Facts:
     original_context: int = 0  # before it was extended by RoPE factors; 0: it was not
 
     @classmethod
-    def of(cls, handle: Any) -> Facts:
-        """Of a loaded model, also of one without weights."""
+    def of(cls, handle: Any, overrides: str | None) -> Facts:
+        """Of a loaded model, also of one without weights.
+
+        Args:
+            overrides: its --override-kv, which libllama does not tell when it is asked for a value.
+        """
+        entries = kv_overrides(overrides) if overrides else ()
+        ints = [one for one in reversed(entries) if one.tag == 0]  # of two the first counts
+        numbers = {one.key: one.value.val_i64 & 0xFFFF_FFFF for one in ints}
 
         def text_of(key: str) -> str:
+            if key.encode() in numbers:
+                return str(numbers[key.encode()])
             value = ctypes.create_string_buffer(64)
             found = api.llama_model_meta_val_str(handle, key.encode(), value, len(value))
             return value.value.decode("utf-8", "replace") if found > 0 else ""
