@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,11 @@ import httpx2
 import pytest
 from tests.page.support import Window, expect, worker_that_writes
 from tests.page.test_tint import RENAME
+from tests.server.fake_worker import REPORT, FakeWorker
 from tests.server.server_process import Server, until
 from tests.server.serving import serving
+
+from headstart.types.report import Counters, DiskReport
 
 if TYPE_CHECKING:
     from playwright.sync_api import Locator
@@ -112,6 +116,18 @@ def test_the_board_lives(window: Window, server: Server) -> None:
     page.get_by_text("Settings in force").click()
     row = page.locator("#settings-in-force tr", has_text="exact")
     expect(row).to_contain_text("flag")
+
+
+def test_the_board_tells_how_many_prompts_are_kept_where(window: Window) -> None:
+    worker, counters = FakeWorker(), Counters(prompts_restored=7)
+    worker.current_report = replace(
+        REPORT, counters=counters, prompts_in_memory=2, prompt_bytes_in_memory=3 << 20
+    )
+    kept = window.show(worker, view="board").locator("#kept-prompts")
+    expect(kept).to_have_text("Other prompts in main memory: 2 (3.0 MiB), used again: 7.")
+    disk = DiskReport(folder="/prompts", num_prompts=12, num_bytes=5 << 30, num_restored=4)
+    worker.current_report = replace(worker.current_report, disk=disk)
+    expect(kept).to_contain_text("On the disk: 12 (5.0 GiB), used again: 4.")
 
 
 def test_the_chart_is_full_when_the_board_is_opened(window: Window, server: Server) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import httpx2
@@ -20,7 +20,7 @@ from headstart.config import ServerConfig
 from headstart.server import events
 from headstart.server.events import _speed, num_tokens
 from headstart.server.results import counterfactual
-from headstart.types.report import SlotReport, WorkerReport
+from headstart.types.report import Counters, DiskReport, SlotReport, WorkerReport
 from headstart.types.request import Request, TokenEvent, VerifiedDraft
 
 
@@ -46,6 +46,23 @@ def test_the_state_has_slots_queue_speculation_and_memory(client):
     shown = client.get("/props").json()["speculation"]
     assert state["speculation"] == {name: shown[name] for name in state["speculation"]}
     assert set(state["seconds"]) == {"target", "drafts", "other"}
+
+
+def test_the_state_has_the_prompts_that_are_kept_and_how_often_they_were_used() -> None:
+    worker, disk = FakeWorker(), DiskReport(folder="/prompts", num_prompts=3, num_restored=2)
+    worker.current_report = replace(
+        REPORT,
+        counters=Counters(prompts_restored=4),
+        prompts_in_memory=5,
+        prompt_bytes_in_memory=6,
+        disk=disk,
+    )
+    with serving(worker) as client:
+        (state,) = states(client, 1)
+        assert state["prompts_on_disk"] == client.get("/props").json()["prompts_on_disk"]
+    assert state["prompts_on_disk"] == asdict(disk)
+    kept = {"num_prompts": 5, "num_bytes": 6, "num_restored": 4}
+    assert state["prompts_in_memory"] == kept
 
 
 def test_a_state_comes_at_once_and_others_follow_every_two_seconds(client):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
@@ -117,6 +118,12 @@ class EventFeed:
                 "other": counters.other_seconds,
             },
             "memory_bytes": {"server": resident_bytes(), "engine": report.memory_bytes},
+            "prompts_in_memory": {
+                "num_prompts": report.prompts_in_memory,
+                "num_bytes": report.prompt_bytes_in_memory,
+                "num_restored": counters.prompts_restored,
+            },
+            "prompts_on_disk": asdict(report.disk),
             "slots": [slot_state(slot, self._service) for slot in report.slots],
             "speculation": speculation_state(report),
         }

@@ -124,6 +124,9 @@ function showSlots(state, history) {
     return row(slot.id, [doing, speed, accepted, meter], slot.is_processing && "busy");
   });
   update(byId("slots"), rows);
+  const told = (/** @type {any} */ kept) => /** @type {const} */ ([number(kept.num_prompts), size(kept.num_bytes), number(kept.num_restored)]);
+  const { prompts_in_memory: inMemory, prompts_on_disk: onDisk } = state;
+  byId("kept-prompts").textContent = words.keptInMemory(...told(inMemory)) + (onDisk.folder && words.keptOnDisk(...told(onDisk)));
 }
 
 /** @param {State} state */

@@ -16,6 +16,8 @@
  * @property {{target: number, drafts: number, other: number}} seconds
  * @property {{server: number, engine: number}} memory_bytes
  * @property {any[]} slots as /slots has them
+ * @property {{num_prompts: number, num_bytes: number, num_restored: number}} prompts_in_memory
+ * @property {{num_prompts: number, num_bytes: number, num_restored: number, folder: string}} prompts_on_disk as /props has it
  * @property {{speculators: any[], reasons_not_drafted: Record<string, number>, control: any}} speculation
  * @property {Past[]} [history] of the last minutes; only in the first one
  */

@@ -126,6 +126,8 @@ export const words = {
   nOf: (n, of) => `${n} von ${of}`,
   slots: "Slots", slot: "Slot", doing: "Antwort", contextShort: "Kontext", idle: "frei",
   reading: (read, of) => `Prompt ${read} von ${of}`,
+  keptInMemory: (n, bytes, used) => `Weitere Prompts im Hauptspeicher: ${n} (${bytes}), wieder benutzt: ${used}.`,
+  keptOnDisk: (n, bytes, used) => ` Auf der Festplatte: ${n} (${bytes}), wieder benutzt: ${used}.`,
   whyTitle: "Warum ein Schritt keinen Entwurf hatte", allHadDrafts: "Bisher hatte jeder Schritt einen Entwurf, oder es gab noch keinen.",
   failedSpeculator: (name, why) => `${name} ist gescheitert und für diese Anfragen aus: ${why}`,
   timeTitle: "Wohin die Zeit geht", partTarget: "Modell", partDrafts: "Entwerfen", partOther: "alles andere",

@@ -125,6 +125,8 @@ export const words = {
   nOf: (/** @type {string} */ n, /** @type {string} */ of) => `${n} of ${of}`,
   slots: "Slots", slot: "slot", doing: "answer", contextShort: "context", idle: "idle",
   reading: (/** @type {string} */ read, /** @type {string} */ of) => `prompt ${read} of ${of}`,
+  keptInMemory: (/** @type {string} */ n, /** @type {string} */ bytes, /** @type {string} */ used) => `Other prompts in main memory: ${n} (${bytes}), used again: ${used}.`,
+  keptOnDisk: (/** @type {string} */ n, /** @type {string} */ bytes, /** @type {string} */ used) => ` On the disk: ${n} (${bytes}), used again: ${used}.`,
   whyTitle: "Why a step had no draft", allHadDrafts: "Every step so far had a draft, or there was none yet.",
   failedSpeculator: (/** @type {string} */ name, /** @type {string} */ why) => `${name} failed and is off for those requests: ${why}`,
   timeTitle: "Where the time goes", partTarget: "model", partDrafts: "drafting", partOther: "everything else",
