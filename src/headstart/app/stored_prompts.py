@@ -55,9 +55,10 @@ def with_prompts(config: Config) -> Config:
 
 def _num_bytes(folder: Path) -> int:
     total = 0
-    for file in folder.glob("*/*"):
-        with suppress(FileNotFoundError):  # another server has just dropped it
-            total += file.stat().st_size
+    for own in folder.glob("*/"):
+        for file in os.scandir(own):
+            with suppress(FileNotFoundError):  # another server has just dropped it
+                total += file.stat().st_size
     return total
 
 
