@@ -9,7 +9,10 @@ disk's cache (as after a restart) and without it (`posix_fadvise`).
 and while none is, in turn.
 `moving`: milliseconds of an admission beside an answer while such prompts go to main memory and
 back.
-`lookup`: time to list 16,384 files, 16 GiB of a small model, and to find one prompt; no model.
+`lookup`: time to list 16,384 files, 16 GiB of a small model, and to find one prompt; no model. The
+files have their names and sizes and no states, of which neither reads anything.
+`start`: milliseconds until a server is ready with 8,192 such files, 16 GiB of a model with 1 B, and
+with an empty folder, in turn.
 `shared`: bytes in main memory and on the disk for conversations behind one system prompt, next to
 what their distinct tokens need.
 """
@@ -17,14 +20,18 @@ what their distinct tokens need.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import os
+import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +43,7 @@ from headstart.scheduler.disk_cache import DiskCache, DiskPlace
 from headstart.scheduler.host_cache import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.prompt_files import write_prompt
+from headstart.types.errors import HeadstartError
 from headstart.types.request import Request
 
 NUM_TOKENS = 4096
@@ -47,7 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--only", choices=("restart", "writing", "moving", "lookup", "shared"))
+    parser.add_argument(
+        "--only", choices=("restart", "writing", "moving", "lookup", "start", "shared")
+    )
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
@@ -55,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.only in (None, "lookup"):
             for count, length in ((128, 8192), (2_000, 512)):
                 look_up(folder / str(count), count, length)
+        if options.model and options.only in (None, "start"):
+            start(folder, options.model, options.rounds)
         if options.model and options.only in (None, "restart"):
             restart(folder / "restart", options.model, options.rounds)
         if options.model and options.only in (None, "writing"):
@@ -81,11 +93,7 @@ def look_up(folder: Path, count: int, length: int) -> None:
     place = DiskPlace(folder, 2**50, "model", "", "m")
     first = DiskCache(place)
     first.finish(10.0)
-    Path(first._own).mkdir(parents=True)
-    texts = [array("i", [n, *range(n, n + length - 1)]) for n in range(count)]
-    for text in texts:  # states are not read here
-        for file, head, caches in first._files_of(in_blocks(text, b"")):
-            write_prompt(file.path, head, caches)
+    texts = fill(first, count, length, 1 << 20)
     began = time.perf_counter()
     disk = DiskCache(place)
     made = time.perf_counter() - began
@@ -103,6 +111,56 @@ def look_up(folder: Path, count: int, length: int) -> None:
         f"ms until the start goes on, {1e3 * busy:.0f} ms of a thread's processor to list them, "
         f"{1e3 * statistics.median(times):.3f} ms a lookup ({1e3 * max(times):.3f} at most)"
     )
+
+
+def fill(disk: DiskCache, count: int, length: int, num_bytes: int) -> list[array[int]]:
+    """Write files of so many prompts of so many tokens, each as long as a block's; the texts."""
+    disk._own.mkdir(parents=True, exist_ok=True)
+    texts = [array("i", [n, *range(n, n + length - 1)]) for n in range(count)]
+    for text in texts:
+        for file, head, caches in disk._files_of(in_blocks(text, b"")):
+            write_prompt(file.path, head, caches)
+            os.truncate(file.path, num_bytes)
+    return texts
+
+
+def start(folder: Path, model: Path, rounds: int) -> None:
+    """Milliseconds until a server with many prompts on the disk, and one with none, are ready."""
+    command = [*HEADSTART, "serve", "-m", str(model), "--spec", "off", "--spec-state", "none"]
+    full = folder / "16 GiB" / "prompts"
+    kept = ["--cache-disk", "100", "--cache-disk-path", str(full)]
+    with started([*command, *kept], folder / "log") as (_, url):
+        first_token(url, [5] * 64)  # names the folder of this model
+    disk = DiskCache(DiskPlace(full, 2**50, "", "", ""))
+    disk.finish(10.0)
+    (disk._own,) = full.iterdir()
+    fill(disk, 128, 4096, 2 << 20)
+    times: dict[str, list[float]] = {"nothing": [], "16 GiB": []}
+    for _ in range(rounds):
+        for name, all_times in times.items():
+            all_times.append(seconds_to_ready(command, folder / name))
+    print(f"start: {model.stem}, milliseconds until it is ready ({rounds} rounds)")
+    for name, all_times in times.items():
+        each = ", ".join(f"{1e3 * one:.0f}" for one in all_times)
+        print(f"  {name} on the disk: {1e3 * statistics.median(all_times):.0f} ({each})")
+
+
+def seconds_to_ready(command: Sequence[str], cache: Path) -> float:
+    """Of a server with this HEADSTART_CACHE and the default bound."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    began = time.perf_counter()
+    environment = os.environ | {"HEADSTART_CACHE": str(cache)}
+    with subprocess.Popen([*command, "--port", port], env=environment) as process:
+        is_ready = False
+        while not is_ready and process.poll() is None:
+            time.sleep(0.005)
+            with suppress(HeadstartError, OSError, http.client.HTTPException):
+                is_ready = bool(list(exchange(f"http://127.0.0.1:{port}", "/health")))
+        seconds = time.perf_counter() - began
+        process.terminate()
+    return seconds
 
 
 def in_blocks(tokens: array[int], data: bytes) -> StoredPrompt:
