@@ -224,9 +224,10 @@ def make_scheduler(
     controller: Controller | None = None,
     vocab: ByteVocab | None = None,
     compiler: GrammarCompiler | None = None,
+    clock: Callable[[], float] | None = None,
     **limits: Any,
 ) -> Scheduler:
-    clock = Clock()
+    clock = clock or Clock()
     guarded = [GuardedSpeculator(s, engine.vocab_size, clock) for s in speculators]
     # asking takes no time: every speculator is asked in every step
     drafting = Drafting(guarded, spec or fixed(4), controller or Controller(), clock=lambda: 0.0)

@@ -90,6 +90,11 @@ class Tenants:
         self._due: dict[str, float] = {}
         self._now = 0.0  # turns that a tenant would have had who always wanted one
 
+    @property
+    def are_several(self) -> bool:
+        """Whether more than one has requests."""
+        return len(self._held) > 1
+
     def add(self, tenant: str) -> None:
         """A request came. One of a tenant that had none is due before those that were just
         served.

@@ -1,7 +1,7 @@
 """Copies between the model's cache and main memory, block by block.
 
 Only the loop can make them, because that needs libllama's context; so beside requests they take a
-few milliseconds of a step, and go on in the next. A cache without blocks is copied at once.
+small part of a step, and go on in the next. A cache without blocks is copied at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from headstart.structures.prefix_index import packed
 from headstart.types import Engine
 
 BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
-STEP_SECONDS = 0.003  # of copies in a step; the block that is copied then is finished
+# of copies in a step, or so much of the last step; the block that is copied then is finished
+STEP_SECONDS, STEP_SHARE = 0.003, 0.04
 
 
 class Copies:
@@ -28,9 +29,9 @@ class Copies:
         self._engine, self._clock = engine, clock
         self._until = inf  # when the copies of this step end
 
-    def begin_step(self, *, is_alone: bool) -> None:
-        """Copies get their time again, without a limit where no request runs."""
-        self._until = inf if is_alone else self._clock() + STEP_SECONDS
+    def begin_step(self, last_seconds: float) -> None:
+        """Copies get their time again, after a step that took so long; inf: without a limit."""
+        self._until = self._clock() + max(STEP_SECONDS, STEP_SHARE * last_seconds)
 
     @property
     def has_time(self) -> bool:

@@ -213,7 +213,7 @@ class HostPrompts:
         """
         if self.disk is None:
             return False
-        self.copies.begin_step(is_alone=False)
+        self.copies.begin_step(0.0)
         for cells in sorted(self._cells, key=lambda one: -one.last_used):
             is_free = cells.user is None and not cells.is_private
             if is_free and self._is_worth_it(cells) and min(cells.tokens) >= 0:

@@ -4,8 +4,10 @@ Requests that generate wait for these rows, so there are as many as the time lim
 The time is estimated from the last steps, because attention makes each row of a long prompt dearer
 than the one before.
 
-Tenants share the rows by weight: first comes the tenant whose prompts had fewest so far, of equals
-the one that asks for least. A new tenant counts as having had as many as the one with the fewest.
+Tenants share the time of steps by weight: first come the prompts of the tenant whose rows, those of
+answers included, took least so far, of equals the one that asks for least. A tenant that asks now
+and then is ahead of one that always does, by as long as `_ALONE` rows take at most; where new ones
+come without end, each that waits has a step after twice that time.
 Source: Sheng et al. 2024, "Fairness in serving large language models", OSDI,
 https://arxiv.org/abs/2401.00588
 
@@ -39,6 +41,7 @@ class PromptOrder:
         """`tile`: rows for which attention is computed at once."""
         self._tile, self._tenants = tile, tenants
         self._readers: dict[str, _Reader] = {}  # tenants that have prompts
+        self._took: dict[str, float] = {}  # milliseconds of steps over its weight, by tenant
         self._num_in_a_row = 0
         self._last_rows, self._row_ms = 0, 0.0  # of the last step that read as much as it might
 
@@ -57,18 +60,21 @@ class PromptOrder:
         self, prompts: list[Sequence], running: list[Sequence], config: SchedulerConfig, most: int
     ) -> int:
         """Most prompt rows of the next step: few while tenants wait for the next token of an
-        answer, unless all of these give way to the tenant whose prompts come first.
+        answer, unless all of these give way to the tenant whose prompts come first; and no more
+        than that one has, if those give way whose prompts would follow in the same step.
         """
+        first = self._by_tenant([one for one in prompts if one.leader is None] or prompts)[0]
+        tenant, num_pending = first[0].tenant, sum(sequence.num_pending for sequence in first)
         answering = {sequence.tenant for sequence in running if sequence.is_generating}
+        others = answering or {sequence.tenant for sequence in prompts} - {tenant}
+        gives_way = all(self._tenants.gives_way(one, tenant) for one in others)
         milliseconds = config.prefill_ms
         if not answering:
-            return self.num_rows(_ALONE, most, _ALONE_SHARE * milliseconds)
+            rows = self.num_rows(_ALONE, most, _ALONE_SHARE * milliseconds)
+            return min(rows, max(config.prefill_chunk, num_pending)) if gives_way else rows
         rows = self.num_rows(config.prefill_chunk, most, milliseconds)
-        first = self._by_tenant([one for one in prompts if one.leader is None] or prompts)[0]
-        tenant = first[0].tenant
-        if self._row_ms and all(self._tenants.gives_way(one, tenant) for one in answering):
+        if self._row_ms and gives_way:
             affordable = int(_ALONE_SHARE * milliseconds / self._row_ms)
-            num_pending = sum(sequence.num_pending for sequence in first)
             rows = max(rows, min(_ALONE, most, affordable, num_pending))
         return rows
 
@@ -103,18 +109,22 @@ class PromptOrder:
         return [rows.get(one, 0) for one in reading]
 
     def count(self, plan: StepPlan, milliseconds: float) -> None:
-        """Note what a step read in how long, before any of its prompts begins to answer."""
+        """Note what a step did in how long, before any of its prompts begins to answer."""
         num_read = sum(plan.num_rows[plan.num_generating :])
         if 2 * num_read >= plan.max_prompt_rows > 0:  # not the short rest of a prompt
             # what it might: a step of whole tiles has some rows more or fewer
             self._last_rows, self._row_ms = plan.max_prompt_rows, milliseconds / num_read
-        prompts = [one for one in plan.decoded if one[0] >= plan.num_generating]
-        for index, sequence in prompts:
-            reader, num_rows = self._readers[sequence.tenant], plan.num_rows[index]
-            reader.had += num_rows / self._tenants.weight(sequence.tenant)
-            reader.num_owed += -num_rows if sequence is reader.oldest else num_rows
-        for tenant in {sequence.tenant for _, sequence in prompts}:
-            reader = self._readers[tenant]
+        row_ms, readers = milliseconds / (sum(plan.num_rows) or 1), dict[str, _Reader]()
+        for index, sequence in plan.decoded:
+            tenant, num_rows = sequence.tenant, plan.num_rows[index]
+            took = num_rows * row_ms / self._tenants.weight(tenant)
+            self._took[tenant] = self._took.get(tenant, 0.0) + took
+            if index >= plan.num_generating:
+                reader = readers[tenant] = self._readers[tenant]
+                reader.num_owed += -num_rows if sequence is reader.oldest else num_rows
+        for tenant, reader in self._readers.items():
+            reader.waited = 0.0 if tenant in readers else reader.waited + milliseconds
+        for reader in readers.values():
             reader.num_owed = max(0, reader.num_owed)
             if not reader.is_oldest_first:
                 reader.is_oldest_first = reader.num_owed >= self._num_in_a_row > 0
@@ -126,18 +136,26 @@ class PromptOrder:
         own = defaultdict[str, list[Sequence]](list)
         for sequence in reading:
             own[sequence.tenant].append(sequence)
-        known = {name: reader for name, reader in self._readers.items() if name in own}
-        least = min((reader.had for reader in known.values()), default=0.0)
-        self._readers = {name: known.get(name) or _Reader(least) for name in own}
-        order = sorted(own, key=lambda name: (self._readers[name].had, self._tenants.load(name)))
-        return [own[name] for name in order]
+        self._readers = {name: self._readers.get(name) or _Reader() for name in own}
+        ahead = _ALONE * self._row_ms
+        least = max(self._took.values(), default=0.0) - ahead
+        took = dict.fromkeys(own, least) | self._took
+        self._took = {
+            name: max(took[name], least) for name in took if name in own or took[name] > least
+        }
+
+        def rank(name: str) -> tuple[bool, float, float]:
+            is_late = self._readers[name].waited > 2 * ahead
+            return not is_late, self._took[name], self._tenants.load(name)
+
+        return [own[name] for name in sorted(own, key=rank)]
 
 
 @dataclass(slots=True)
 class _Reader:
     """A tenant whose prompts are read."""
 
-    had: float  # rows over its weight
+    waited: float = 0.0  # milliseconds since it had rows
     oldest: Sequence | None = None
     num_owed: int = 0  # rows that its others read since the oldest waits, less its own
     is_oldest_first: bool = False

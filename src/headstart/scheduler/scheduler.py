@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import replace
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -100,6 +101,7 @@ class Scheduler:
         self._order = PromptOrder(engine.attention_tile, self._tenants)
         self._batch = Batch(engine.max_batch_tokens)
         self._left: list[End] = []  # since the last record
+        self._step_seconds = 0.0  # of the last step
         self._numbers = count()
         self._sets_aside = config.cache_idle_slots and engine.attention_tile > 1
 
@@ -222,7 +224,7 @@ class Scheduler:
         """What the next step does: who takes part, with which drafts; its batch is filled."""
         is_even = self.engine.cache_kind is CacheKind.ROLLBACK
         plan = StepPlan(self._batch, self.clock(), is_even=is_even)
-        self.cache.host.copies.begin_step(is_alone=not self.running)
+        self.cache.host.copies.begin_step(self._step_seconds if self.running else inf)
         if not self.running:
             self.wait_for_threads()
         if self.slot_actions.waiting or self.compiling.waiting:
@@ -282,12 +284,13 @@ class Scheduler:
             self.num_failed_decodes = 0
             if plan.num_padding:
                 batching.unpad(plan, self.engine)
-            if plan.max_prompt_rows:
+            if plan.max_prompt_rows or self._tenants.are_several:
                 self._order.count(plan, record.target_ms)
         for sequence, ending in self._committer.commit(plan, logits, record):
             self.leave(sequence, ending)
         record.left, self._left = self._left, []
         record.finished = self.clock()
+        self._step_seconds = record.finished - plan.started
         return record
 
     def leave(self, sequence: Sequence, ending: Ending) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 
 import numpy as np
 import pytest
@@ -231,7 +232,7 @@ def test_moved_cells_do_not_stand_for_a_prompt_that_was_read() -> None:
     run(scheduler, [reuse(list(range(SIZE - 2)) * 2)])
     moved, read = scheduler.cells
     assert engine.copy_prefix(0, 1, moved.length)
-    scheduler.cache.host.copies.begin_step(is_alone=True)
+    scheduler.cache.host.copies.begin_step(inf)
     for num_exact, num_kept in ((10, 1), (moved.length, 0)):
         read.hold(list(moved.tokens))
         moved.num_exact = num_exact

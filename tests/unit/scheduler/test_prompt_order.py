@@ -45,9 +45,9 @@ def waiting(*lengths: int, tenant: str = "") -> list[Sequence]:
 def step(order: PromptOrder, reading: list[Sequence], num_rows: int) -> list[int]:
     """One step; those that are read leave the list."""
     shares = order.share(reading, num_rows, [])
-    plan = StepPlan(Batch(1), 0.0, list(reading), num_rows=shares)
+    plan = StepPlan(Batch(1), 0.0, list(reading), num_rows=shares, max_prompt_rows=num_rows)
     plan.decoded = [(i, plan.sequences[i]) for i, rows in enumerate(shares) if rows]
-    order.count(plan, 1.0)
+    order.count(plan, float(sum(shares)))
     for index, sequence in plan.decoded:
         assert sequence.cells is not None
         sequence.cells.length += shares[index]
@@ -137,14 +137,51 @@ def test_tenants_share_the_rows_by_weight_however_many_prompts_they_have(
         assert abs(had[one] / weight - had[other]) <= 128 + 128 / weight
 
 
-def test_a_tenant_that_comes_is_served_at_once_and_owes_or_is_owed_nothing() -> None:
-    order, reading = PromptOrder(64, tenants := Tenants({})), waiting(9000, 200, tenant="a")
-    for tenant in "aaab":
-        tenants.add(tenant)
-    for _ in range(9):
+def test_the_prompts_of_a_tenant_that_asks_now_and_then_are_read_before_those_of_a_flood() -> None:
+    order, reading = PromptOrder(64, Tenants({})), waiting(90_000, 90_000, tenant="a")
+    for _ in range(5):
+        for _ in range(8):
+            step(order, reading, 64)
+        reading += waiting(400, tenant="b")
+        while len(reading) > 2:
+            assert step(order, reading, 64)[:2] == [0, 0]
+
+
+@pytest.mark.parametrize("length", [100, 5000])
+def test_a_tenant_that_was_away_is_ahead_of_the_others_by_a_step_and_no_more(length: int) -> None:
+    order, reading = PromptOrder(64, Tenants({})), waiting(90_000, tenant="a")
+    for _ in range(100):
+        step(order, reading, 64)
+    had = Counter[str]()
+    for _ in range(300):
+        if len(reading) == 1:
+            reading += waiting(length, tenant="b")
+        for sequence, rows in zip(list(reading), step(order, reading, 64), strict=True):
+            had[sequence.tenant] += rows
+    assert 512 - 64 <= had["b"] - had["a"] <= 512 + 64
+
+
+def test_tenants_that_come_without_end_leave_rows_to_one_that_waits() -> None:
+    order, (long, *_) = PromptOrder(64, Tenants({})), waiting(9000, tenant="a")
+    reading = [long]
+    for number in range(100):
+        reading += waiting(128, tenant=f"b{number}")
         step(order, reading, 128)
-    reading += waiting(400, tenant="b")
-    assert step(order, reading, 400)[-1] == 400
+    assert long.num_decoded >= 5 * 128
+
+
+def test_what_the_answers_of_a_tenant_took_counts_too() -> None:
+    tenants = Tenants({})
+    for tenant in "abb":  # of equals, the one that asks for less would be first
+        tenants.add(tenant)
+    reading = [*waiting(300, tenant="a"), *waiting(300, tenant="b")]
+    for num_answers in range(2):
+        order, plan = PromptOrder(64, tenants), StepPlan(Batch(1), 0.0, num_rows=[1])
+        plan.decoded = [(0, reading[0])] * num_answers
+        plan.num_generating = 1
+        order.count(plan, 20.0)
+        order.count(StepPlan(Batch(1), 0.0, max_prompt_rows=64, num_rows=[64]), 64.0)
+        assert order.share(reading, 64, []) == [[64, 0], [0, 64]][num_answers]
 
 
 def test_long_prompts_are_read_in_pieces_of_several_tiles() -> None:
