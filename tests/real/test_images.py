@@ -14,6 +14,7 @@ from tests.images import Kind, picture, projector, wav
 from tests.real.answers import Setting, generate, open_setting
 from tests.real.image_prompts import BYTES, TARGETS, ask, conversation, models, sampling, texts
 from tests.real.pairs import RIGHT, prompt_of
+from tests.real.recorded_rows import ROUNDING, RecordedRows
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
@@ -57,6 +58,55 @@ def test_output_behind_images_is_the_same_with_drafts_beside_others_and_from_the
     assert texts(together) == texts(alone)
     again = generate(drafting, conversation(drafting, temperature))
     assert texts(again) == texts(alone)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_draft_model_with_a_projector_of_its_own_sees_the_images(
+    target: str, tmp_path: Path
+) -> None:
+    """The target drafts for itself: where it sees as much, it computes the same."""
+    files = models(tmp_path, *TARGETS[target])
+    pair = replace(files, draft=files.target, draft_projector=files.projector)
+    scheduler = open_setting(Setting("draft-model", 4, 1, exact=False), pair)
+    drafter: Any = scheduler.drafting.speculators["draft-model"].speculator
+    ours, theirs = RecordedRows(scheduler.engine).rows, RecordedRows(drafter.engine).rows
+    for _ in range(2):  # the second time from caches
+        prompt = (picture(1, 56, 40), BYTES[:3], wav(1), picture(2, 40, 28), BYTES[:1])
+        asked = ask(scheduler, "a", *prompt, sampling=sampling(0.0))
+        media: Any = scheduler.media
+        for seen in [media.find(chunk).for_draft for _, chunk in asked.media]:
+            seen.is_ready("a test")
+            seen.wait(10.0)
+        generate(scheduler, [asked])
+        both = ours.keys() & theirs.keys()
+        assert len(both) > 4
+        assert max(np.abs(ours[text][0] - theirs[text][0]).max() for text in both) < ROUNDING
+        ours.clear()
+        theirs.clear()
+
+
+@pytest.mark.parametrize(("kind", "sees"), [("janus_pro", True), ("qwen2vl_merger", False)])
+def test_a_draft_model_sees_images_that_have_as_many_cells_for_it(
+    kind: Kind, sees: bool, tmp_path: Path
+) -> None:
+    """With another width, and positions of another kind."""
+    found = models(tmp_path, *TARGETS["causal"])
+    (tmp_path / "draft").mkdir()
+    architecture = "llama" if sees else "qwen2vl"
+    size = {"embedding_length": 128}
+    draft = write_model(tmp_path / "draft" / "m.gguf", architecture, changes=size)
+    own = projector(tmp_path / "draft" / "mm.gguf", kind, 128)
+    pair = replace(found, draft=draft, draft_projector=own)
+    scheduler = open_setting(Setting("draft-model", 4, 2, exact=False), pair)
+    image = picture(1, 80, 60)  # 16 cells for one, and more for the other
+    asked = ask(scheduler, "a", BYTES[:9], image, BYTES, sampling=sampling(0.0))
+    off = open_setting(Setting("off", 0, 1, exact=False), found)
+    alone = [ask(off, "a", BYTES[:9], image, BYTES, sampling=sampling(0.0))]
+    assert texts(generate(scheduler, [asked])) == texts(generate(off, alone))
+    ((_, chunk),) = asked.media
+    media: Any = scheduler.media
+    assert (media.find(chunk).for_draft is not None) == sees
+    assert not scheduler.drafting.speculators["draft-model"].failure
 
 
 DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {

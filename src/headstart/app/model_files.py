@@ -39,6 +39,7 @@ class Models:
     draft: Path | None
     is_demo: bool
     projector: Path | None = None  # reads images for the target
+    draft_projector: Path | None = None  # likewise for an ordinary draft model
     drafter: Drafter | None = None  # which drafts: the draft model, or multi-token heads
     types: tuple[str, ...] = ()  # names of speculators, in order of preference
 
@@ -58,7 +59,10 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
     target = _local("--model", model.model, "--hf-repo", model.hf_repo)
     draft = _local("--draft-model", model.draft_model, "--draft-hf-repo", model.draft_hf_repo)
     images = config.images
-    projector = _local("--mmproj", images.mmproj, "", None) if images.mmproj_auto else None
+    projector, draft_projector = (
+        _local(flag, path if images.mmproj_auto else None, "", None)
+        for flag, path in (("--mmproj", images.mmproj), ("--draft-mmproj", images.draft_mmproj))
+    )
     if model.hf_repo:
         name, quant = parse_reference(model.hf_repo)
         repository = hub.open(name)
@@ -69,19 +73,28 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
             beside = choose_drafter(repository.paths, kinds, quant, files[0])
             draft = _fetch_beside(config, repository, beside, target) if beside else None
         if projector is None and images.mmproj_auto:
-            # as llama-server does: what was asked for says nothing of it
-            mmproj = choose_drafter(repository.paths, ("mmproj",), "", files[0])
-            projector = repository.fetch([mmproj]) if mmproj else None
+            projector = _projector_beside(repository, files[0])
     if model.draft_hf_repo:
         name, quant = parse_reference(model.draft_hf_repo)
         repository = hub.open(name)
         whole = choose_file(repository.paths, quant) or ""
         drafter = choose_drafter(repository.paths, _drafters_named(config), quant, whole)
-        draft = repository.fetch(repository.select(quant, drafter))
+        files = repository.select(quant, drafter)
+        draft = repository.fetch(files)
+        if draft_projector is None and projector is not None:
+            draft_projector = _projector_beside(repository, files[0])
+    if draft_projector is not None and projector is None:
+        raise ConfigError("--draft-mmproj is given but no --mmproj: the target reads no images")
+    is_demo = target is None
     if target is None:
-        draft = draft or demo.path(demo.DRAFT)
-        return Models(demo.path(demo.TARGET), draft, is_demo=True, projector=projector)
-    return Models(target, draft, is_demo=False, projector=projector)
+        target, draft = demo.path(demo.TARGET), draft or demo.path(demo.DRAFT)
+    return Models(target, draft, is_demo, projector, draft_projector)
+
+
+def _projector_beside(repository: Repository, file: str) -> Path | None:
+    """A projector in a model's repository; as in llama-server, the quant says nothing of it."""
+    mmproj = choose_drafter(repository.paths, ("mmproj",), "", file)
+    return repository.fetch([mmproj]) if mmproj else None
 
 
 def _local(flag: str, path: str | None, remote_flag: str, reference: str | None) -> Path | None:

@@ -70,16 +70,21 @@ class LlamaChunk:
         self._projector, self._pointer = projector, pointer
         self._embeddings: Future[NDArray[np.float32]] | None = None
         self._askers: set[object] = set()  # who wait for them, or use them
+        self.for_draft: LlamaChunk | None = None
 
     @property
     def num_bytes(self) -> int:
         """About what it holds: pixels, or embeddings."""
         # a cell is made of at least so many numbers, in many models
-        return 4 * self.num_cells * max(self._projector.width, 3 * 28**2)
+        own = 4 * self.num_cells * max(self._projector.width, 3 * 28**2)
+        return own + (self.for_draft.num_bytes if self.for_draft else 0)
 
     def is_ready(self, asker: object) -> bool:
         self._askers.add(asker)
-        return self._begun().done()
+        is_ready = self._begun().done()
+        if self.for_draft is not None:  # which is needed after it
+            self.for_draft.is_ready(asker)
+        return is_ready
 
     def _begun(self) -> Future[NDArray[np.float32]]:
         if self._embeddings is None:
@@ -92,6 +97,8 @@ class LlamaChunk:
 
     def drop(self, asker: object) -> None:
         self._askers.discard(asker)
+        if self.for_draft is not None:
+            self.for_draft.drop(asker)
         future = self._embeddings
         if future is None:
             return
@@ -184,6 +191,7 @@ class Projector:
         self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # the one used last is last
         self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # by file; likewise
         self._questions: dict[str, Future[Parts]] = {}
+        self._of_draft: Projector | None = None
         for width, height in (
             _SAMPLES if "image" in self.modalities else ()
         ):  # libllama aborts on a token that it does not have
@@ -209,6 +217,10 @@ class Projector:
                     f"{_NOT_ALONE[kind]}, but here images are read alone, so that they are kept; "
                     "start with --no-mmproj for text"
                 )
+
+    def show_to_draft(self, projector: Projector) -> None:
+        """A draft model sees files too, from now on, with a projector of its own."""
+        self._of_draft, projector._thread = projector, self._thread
 
     def find(self, chunk: MediaChunk) -> LlamaChunk | None:
         found = self._chunks.get(chunk.key)
@@ -246,6 +258,8 @@ class Projector:
 
     def close(self) -> None:
         """Free the projector; its chunks must not be encoded any more."""
+        if self._of_draft is not None:
+            self._of_draft.close()
         self._thread.shutdown(cancel_futures=True)
         self._chunks.clear()
         context, self._context = self._context, None
@@ -284,10 +298,26 @@ class Projector:
         if not keys or not all(one in self._chunks for one in keys):
             pieces = enumerate(self._pieces(self._bitmap(file)))
             parts = tuple(self._part(piece, key + b"%d" % index) for index, piece in pieces)
+            if self._of_draft is not None:
+                self._show(file, parts, self._of_draft)
         self._parts[key] = parts
         while len(self._parts) > 4096:
             self._parts.popitem(last=False)
         return parts
+
+    def _show(self, file: bytes, parts: Sequence[MediaPart], draft: Projector) -> None:
+        """Where the draft model's projector makes as many cells of a file, it sees these."""
+        own = [self._chunks[part.key] for part in parts if isinstance(part, MediaChunk)]
+        with suppress(RequestError):  # not a file for this one
+            pieces = draft._pieces(draft._bitmap(file))
+            others = [draft._chunk(piece) for piece in pieces if _text_of(piece) is None]
+            sizes, of_draft = ([one.num_cells for one in chunks] for chunks in (own, others))
+            if sizes != of_draft:
+                words = "the draft model does not see a file: it has %s cells there, not %s"
+                log.warning(words, of_draft, sizes)
+                return
+            for chunk, other in zip(own, others, strict=True):
+                chunk.for_draft = other
 
     def _pieces(self, bitmap: Any) -> Iterator[Any]:
         """libmtmd's chunks of a file, which is freed behind the last one."""
@@ -308,15 +338,18 @@ class Projector:
         if (tokens := _text_of(one)) is not None:
             return tokens
         if (chunk := self._chunks.get(key)) is None:
-            is_causal = not api.mtmd_decode_use_non_causal(self._context, one)
-            chunk = LlamaChunk(self, api.mtmd_input_chunk_copy(one), is_causal)
-            if chunk.is_whole and chunk.num_cells > self._most_whole:
-                raise RequestError(
-                    f"a file has {chunk.num_cells} tokens, which have to be decoded at once, but "
-                    f"a decode takes {self._most_whole}; start with a larger --ubatch-size"
-                )
-            self._chunks[key] = chunk
+            chunk = self._chunks[key] = self._chunk(one)
         return MediaChunk(key, chunk.num_cells)
+
+    def _chunk(self, piece: Any) -> LlamaChunk:
+        is_causal = not api.mtmd_decode_use_non_causal(self._context, piece)
+        chunk = LlamaChunk(self, api.mtmd_input_chunk_copy(piece), is_causal)
+        if chunk.is_whole and chunk.num_cells > self._most_whole:
+            raise RequestError(
+                f"a file has {chunk.num_cells} tokens, which have to be decoded at once, but "
+                f"a decode takes {self._most_whole}; start with a larger --ubatch-size"
+            )
+        return chunk
 
     def _bitmap(self, file: bytes) -> Any:
         """The pixels or samples of a file, whose size and kind were looked at before."""

@@ -218,7 +218,8 @@ class Drafting:
         for speculator in self.speculators.values():
             is_cached = speculator.is_model  # a model's cache is shared as the target's is
             namespace = sequence.prompt_namespace if is_cached else request.namespace
-            speculator.begin(sequence.seq_id, sequence.text.words, namespace)
+            tokens = sequence.text.tokens if speculator.sees_images else sequence.text.words
+            speculator.begin(sequence.seq_id, tokens, namespace)
 
     def end(self, sequence: Sequence) -> None:
         """Speculators forget the sequence: it leaves its cells, or lost a part of its text."""

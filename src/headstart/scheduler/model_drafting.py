@@ -112,7 +112,7 @@ class ModelDrafting:
             self._run(plan, model, granted)
 
     def _run(self, plan: StepPlan, model: GuardedSpeculator, granted: list[_Granted]) -> None:
-        with _requests(plan, granted) as requests:
+        with _requests(plan, model, granted) as requests:
             drafts = model.propose(requests)
         milliseconds = 1000.0 * model.last_seconds
         has_failed = drafts[0].reason == FAILED  # then for all
@@ -175,7 +175,9 @@ def _num_read(
 
 
 @contextmanager
-def _requests(plan: StepPlan, granted: list[_Granted]) -> Iterator[list[DraftRequest]]:
+def _requests(
+    plan: StepPlan, model: GuardedSpeculator, granted: list[_Granted]
+) -> Iterator[list[DraftRequest]]:
     """What a model is asked, for as long as it drafts.
 
     Where it continues a text draft, that draft stands at the end of the sequence's tokens
@@ -185,7 +187,9 @@ def _requests(plan: StepPlan, granted: list[_Granted]) -> Iterator[list[DraftReq
     with ExitStack() as loans:
         for one in granted:
             sequence = plan.sequences[one.index]
-            text, words, state = sequence.text, sequence.text.words, sequence.text.legality
+            text, state = sequence.text, sequence.text.legality
+            words = text.tokens if model.sees_images else text.words
+            images = [(start, chunk.for_draft) for start, chunk in sequence.media]
             before = plan.drafts[one.index] if one.rounds_behind is not None else []
             legality = None
             if state is not None and state.is_active and not state.is_over:
@@ -205,6 +209,7 @@ def _requests(plan: StepPlan, granted: list[_Granted]) -> Iterator[list[DraftReq
                     legality,
                     len(before),
                     one.allowance.can_skip,
+                    tuple((start, chunk) for start, chunk in images if chunk is not None),
                 )
             )
         yield requests

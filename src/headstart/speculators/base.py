@@ -81,6 +81,9 @@ class Speculator(ABC):
     needs_draft_model: ClassVar[bool] = False
     needs_heads: ClassVar[bool] = False  # likewise, with multi-token heads of the target
 
+    # it is told of images: their cells have ids below zero in its texts, not placeholders
+    sees_images: bool = False
+
     # A frozen dataclass; its fields become flags --spec-<name>-<field>. `config.option` declares a
     # field with its help and further spellings; its mark `limits_draft` means that it is the
     # longest draft, so that the server can warn if --draft-max is lower.

@@ -18,6 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -39,11 +40,13 @@ from headstart.types import (
     Engine,
 )
 from headstart.types.errors import ConfigError
+from headstart.types.media import PLACEHOLDER, chunk_begin, readable
 
 # For caches that cannot be cut: up to _AGAIN settled tokens are read again rather than decoded in a
 # batch of their own to keep the state after them; _LONG or more get a checkpoint, _OPEN_END tokens
 # before their end, because another request may differ there.
 _AGAIN, _LONG, _OPEN_END = 16, 64, 4
+_NO_LOGITS = np.empty((0, 0), np.float32)
 
 
 @register
@@ -85,6 +88,7 @@ class DraftModelSpeculator(Speculator):
         self.num_decoded = 0  # rows
         self.most_read = 256  # tokens of texts in one step, so that others do not wait
         self._translator = translator
+        self.sees_images = translator is None
         make_tokenizer = make_draft_tokenizer(translator, self.options.sampling)
         self._sequences = defaultdict[int, CachedSequence](lambda: CachedSequence(make_tokenizer()))
         self._keeps_states = engine.cache_kind is not CacheKind.CUT
@@ -195,6 +199,7 @@ class DraftModelSpeculator(Speculator):
         history = sequence.without_gap(history)
         known = max(0, min(sequence.synced, num_stable, len(sequence.tokens)))
         shared = min(common_prefix_length(sequence.tokens, history, known), len(history) - 1)
+        shared = chunk_begin(history, shared)
         sequence.last, sequence.start = None, len(request.tokens)
         if shared < 0 or not sequence.tokenizer.can_draft:
             drafting.reason = "draft model has no text to continue"
@@ -217,16 +222,17 @@ class DraftModelSpeculator(Speculator):
         drafting.num_catch_up = len(history) - shared
         num_new = len(request.tokens) - sequence.num_history
         drafting.num_settled = sequence.tokenizer.num_settled(history, num_new)
-        drafting.pending = list(history[shared : shared + room])
+        drafting.pending = list(history[shared : drafting.next_end(shared, room)])
         sequence.num_caught_up = len(request.tokens)
 
     def _catch_up(self, drafting: DraftInProgress, room: int) -> None:
         """If not all that is pending fits into this call, read a part and draft another time."""
         sequence, num_catch_up = drafting.sequence, drafting.num_catch_up
-        if num_catch_up <= room:
+        known = len(sequence.tokens)
+        del drafting.pending[drafting.next_end(known, max(0, room)) - known :]
+        if num_catch_up <= len(drafting.pending):
             return
         drafting.reason = "draft model is reading the prompt"
-        del drafting.pending[max(0, room) :]
         if drafting.pending:
             self._decode([drafting])
             self.engine.checkpoint(drafting.request.seq_id)
@@ -242,7 +248,7 @@ class DraftModelSpeculator(Speculator):
         for drafting in active:
             sequence = drafting.sequence
             settled = drafting.num_settled - _OPEN_END * (drafting.num_catch_up >= _LONG)
-            num_known = settled - len(sequence.tokens)
+            num_known = drafting.whole(settled) - len(sequence.tokens)
             if 0 < num_known < len(drafting.pending) and settled - sequence.kept > _AGAIN:
                 ahead.append((drafting, drafting.pending[num_known:]))
                 del drafting.pending[num_known:]
@@ -272,13 +278,16 @@ class DraftModelSpeculator(Speculator):
     def _decode(self, active: Sequence[DraftInProgress]) -> NDArray[np.float32]:
         """Decode what is pending; one row of logits for each that is still drafting."""
         batch = self._batch
+        for drafting in active:
+            if drafting.request.media:
+                self._decode_images(drafting)
         batch.clear()
         for drafting in active:
-            position = len(drafting.sequence.tokens)
-            batch.add(
-                drafting.request.seq_id, position, drafting.pending, 0 if drafting.reason else 1
-            )
-        logits = self.engine.decode(batch)
+            position, pending = len(drafting.sequence.tokens), drafting.pending
+            num_outputs = 0 if drafting.reason or not pending else 1
+            batch.add(drafting.request.seq_id, position, pending, num_outputs)
+        np.maximum(batch.tokens, PLACEHOLDER, out=batch.tokens)  # cells of images it does not see
+        logits = self.engine.decode(batch) if batch.num_rows else _NO_LOGITS
         self.num_decoded += batch.num_rows
         for drafting in active:
             sequence = drafting.sequence
@@ -286,6 +295,25 @@ class DraftModelSpeculator(Speculator):
             if not drafting.has_begun and len(drafting.request.tokens) == sequence.num_history:
                 sequence.synced = len(sequence.tokens)
         return logits
+
+    def _decode_images(self, drafting: DraftInProgress) -> None:
+        """Decode the images of what is pending, each by itself, and the text before each."""
+        sequence, batch, pending = drafting.sequence, self._batch, drafting.pending
+        for start, chunk in drafting.images():
+            at = start - len(sequence.tokens)
+            if not 0 <= at < len(pending):
+                continue
+            edges = range(at, at + chunk.num_cells, batch.capacity)
+            for begin, end in pairwise([0, *edges, at + chunk.num_cells]):
+                batch.clear()
+                batch.media = (chunk, begin - at) if begin >= at else None
+                rows = pending[begin:end] if batch.media else readable(pending[begin:end])
+                batch.add(drafting.request.seq_id, len(sequence.tokens), rows, 0)
+                if rows:
+                    self.engine.decode(batch)
+                sequence.tokens += pending[begin:end]
+                self.num_decoded += len(rows)
+            del pending[: at + chunk.num_cells]
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         sequence = self._sequences.get(seq_id)

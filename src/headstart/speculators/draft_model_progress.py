@@ -13,6 +13,7 @@ from headstart.speculators.base_models import GrowingDraft
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, DraftTokenizer
 from headstart.types import Draft
+from headstart.types.media import LoadedChunk, chunk_begin
 
 # where the middle of a text is left out, at least its first tokens are read: models rely on them
 # whatever they are (Xiao et al. 2023, "attention sinks", https://arxiv.org/abs/2309.17453)
@@ -105,6 +106,7 @@ class CachedSequence:
         num_recent = room - max(0, start - held)
         # what is left out is settled: the history may shrink to its first num_history tokens
         stop = min(len(history) - num_recent, self.num_history - 1)
+        start, stop = chunk_begin(history, start), chunk_begin(history, stop)
         if stop > start:
             self.gap, self.synced = range(start, stop), min(self.synced, start)
 
@@ -155,6 +157,28 @@ class DraftInProgress(GrowingDraft):
     def is_read(self) -> bool:
         """Whether all of the history was decoded."""
         return self.builder is not None and not self.reason
+
+    def images(self) -> list[tuple[int, LoadedChunk]]:
+        """Images that the draft model sees, and where each begins in its cache."""
+        gap = self.sequence.gap
+        return [
+            (start - (len(gap) if start >= gap.start else 0), chunk)
+            for start, chunk in self.request.media
+            if start not in gap
+        ]
+
+    def whole(self, length: int) -> int:
+        """`length`, or the end of the image in which it is."""
+        ends = (at + chunk.num_cells for at, chunk in self.images() if at < length)
+        return max([length, *ends])
+
+    def next_end(self, start: int, room: int) -> int:
+        """Where reading from `start` on ends: images are read whole, and not before they can be."""
+        if not self.request.media or not room:
+            return start + room
+        images = self.images()
+        unready = (at for at, one in images if at >= start and not one.is_ready("draft model"))
+        return min([self.whole(start + room), *unready])
 
     def extend(self, logits: NDArray[np.float32]) -> None:
         """Pick the next token from the row after the last one; none ends the draft."""

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from headstart.types.media import LoadedChunk
 
 Choose = Callable[[NDArray[np.float32], int], "TokenChoice"]
 """How a draft model may pick as the request would: (logits of one row, position) -> TokenChoice."""
@@ -58,6 +61,8 @@ class DraftRequest:
     num_drafted: int = 0
     # models only; the middle of a long text may be left out: see `Speculator.num_recent`
     can_skip: bool = False
+    # models only; images that it sees, and where each begins: its cells have ids below zero
+    media: tuple[tuple[int, LoadedChunk], ...] = ()
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -58,6 +58,10 @@ class LoadedChunk(Protocol):
     num_cells: int
     is_whole: bool  # all cells are decoded at once
 
+    @property
+    def for_draft(self) -> LoadedChunk | None:
+        """What the draft model sees there, if it sees images."""
+
     def is_ready(self, asker: object) -> bool:
         """Whether it can be decoded; its embeddings begin to be computed if not."""
 

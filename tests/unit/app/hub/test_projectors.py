@@ -9,6 +9,7 @@ from tests.unit.app.hub.fake_hub import Client, FakeHub
 
 from headstart.app.hub_files import choose_drafter
 from headstart.config import ImageConfig
+from headstart.types.errors import ConfigError
 
 REPO = "someone/Model-4B-GGUF"
 
@@ -57,3 +58,21 @@ def test_a_projector_is_not_downloaded_where_another_is_named_or_none_is_wanted(
     ):
         assert client.find(REPO, spec_type="suffix", images=images).projector == projector
     assert hub.downloads == ["m-Q4_K_M.gguf"]
+
+
+def test_a_draft_model_sees_images_with_the_projector_of_its_own_repository(
+    client: Client, hub: FakeHub, tmp_path: Path
+) -> None:
+    hub.add(REPO, "m-Q4_K_M.gguf", "mmproj-F16.gguf")
+    hub.add("someone/Small-GGUF", "s-Q4_K_M.gguf", "mmproj-s-F16.gguf")
+    (tmp_path / "own.gguf").touch()
+    named = ImageConfig(draft_mmproj=str(tmp_path / "own.gguf"))
+    for images, name in ((ImageConfig(), "mmproj-s-F16.gguf"), (named, "own.gguf")):
+        found = client.find(REPO, draft_hf_repo="someone/Small-GGUF", images=images)
+        assert found.draft_projector is not None
+        assert found.draft_projector.name == name
+    hub.add("someone/Words-GGUF", "w-Q4_K_M.gguf")
+    found = client.find("someone/Words-GGUF", draft_hf_repo="someone/Small-GGUF")
+    assert (found.projector, found.draft_projector) == (None, None)
+    with pytest.raises(ConfigError, match="--draft-mmproj is given but no --mmproj"):
+        client.find("someone/Words-GGUF", spec_type="suffix", images=named)
