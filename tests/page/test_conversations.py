@@ -292,6 +292,19 @@ def test_the_page_speaks_the_browsers_language(window: Window, server: Server) -
         context.close()
 
 
+def test_the_page_says_that_texts_are_recorded(window: Window) -> None:
+    def record(route: Route) -> None:
+        answer = route.fetch()
+        settings = [{"name": "record_texts", "value": "/texts", "origin": "flag"}]
+        route.fulfill(response=answer, json=answer.json() | {"settings": settings})
+
+    window.show()
+    expect(window.page.locator("#status")).to_be_empty()
+    window.page.route("**/props", record)
+    window.page.reload()
+    expect(window.page.locator("#status")).to_contain_text("may keep prompts and answers")
+
+
 def test_the_pages_of_the_api_and_the_manifest_are_there(window: Window) -> None:
     with serving() as client:
         page = window.page

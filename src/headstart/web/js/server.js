@@ -71,7 +71,7 @@ export class Server {
   /** @param {any} props */
   take(props) {
     this.props = props;
-    say("");
+    say(this.has("record_texts") ? words.recorded : "");
     knowSpeculators(props.speculation.types ?? []);
     this.showSpeculation();
     for (const listener of this.listeners) listener();
@@ -93,7 +93,12 @@ export class Server {
   }
 
   get isExact() {
-    return this.props?.settings?.some((/** @type {any} */ one) => one.name === "exact" && one.value) ?? false;
+    return this.has("exact");
+  }
+
+  /** Whether it was started with a setting. @param {string} name */
+  has(name) {
+    return this.props?.settings?.some((/** @type {any} */ one) => one.name === name && one.value) ?? false;
   }
 
   get contextSize() {

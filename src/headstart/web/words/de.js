@@ -20,6 +20,7 @@ export const words = {
   loadingModel: "Das Modell wird geladen …",
   loadingNamed: (name) => `${name} wird geladen …`,
   states: /** @type {Record<string, string>} */ ({ loading: "lädt", loaded: "geladen", sleeping: "schläft", downloading: "wird heruntergeladen", failed: "gescheitert" }),
+  recorded: "Dieser Server behält vielleicht Fragen und Antworten, um damit Entwurfsmodelle zu trainieren (--record-texts).",
   noServer: "Der Server antwortet nicht. Neuer Versuch …",
   noModels: "Dieser Router hat keine Modelle: starte ihn mit --models-dir oder --models-preset.",
   notDownloaded: (model, why) => `${model} wurde nicht heruntergeladen: ${why}`,

@@ -19,6 +19,7 @@ export const words = {
   loadingModel: "The model is being loaded…",
   loadingNamed: (/** @type {string} */ name) => `${name} is being loaded…`,
   states: /** @type {Record<string, string>} */ ({ loading: "loading", loaded: "loaded", sleeping: "sleeping", downloading: "downloading", failed: "failed" }),
+  recorded: "This server may keep prompts and answers, to train draft models with them (--record-texts).",
   noServer: "The server does not answer. Trying again…",
   noModels: "This router has no models: start it with --models-dir or --models-preset.",
   notDownloaded: (/** @type {string} */ model, /** @type {string} */ why) => `${model} was not downloaded: ${why}`,
