@@ -1,12 +1,16 @@
-"""Texts to measure `headstart distill` with: about a code base with names and idioms of its own.
+"""What `headstart distill` gives, by how much it learns from, by loss, and where it must not pay.
 
-    python -m benchmarks.distill --texts DIR
-        the demo target answers questions about it, recorded as a server records them
-    headstart distill train -m target.gguf -md draft.gguf --texts DIR
-        tunes the demo draft model on the earlier conversations, and proves it on the later ones
+    python -m benchmarks.distill record --texts DIR
+        the demo target answers questions about a code base with names and idioms of its own,
+        recorded as a server records them; with --plain about the standard library as it is, which
+        the models were trained on
+    python -m benchmarks.distill learn --texts DIR --cells 10000:kl,100000:kl,100000:kl:shuffled
+        tunes the demo draft model on the latest so many tokens of the earlier answers, with a loss,
+        and proves it on the later ones; there the steps cost what --curve and --round say
 
-`--plain` takes the standard library as it is: the models were trained on it. target.gguf and
-draft.gguf are the files of the package's folder `app/demo`.
+What must not be promoted is learned with a third word: `shuffled` answers behind prompts of others,
+texts of `another` (--others DIR), and `duplicates` of the tests, which are left out of what is
+learned from.
 """
 
 from __future__ import annotations
@@ -15,11 +19,14 @@ import argparse
 import ast
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+import numpy as np
 from benchmarks.lib.workloads import text_of
+from gguf import GGUFReader
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.app.demo import DRAFT, TARGET, path
@@ -31,7 +38,15 @@ from headstart.config import (
     SpeculationConfig,
 )
 from headstart.extras.bench.library import WORKLOADS, Function, Library, Question, read_library
+from headstart.extras.bench.report import table_head, table_row
+from headstart.extras.distill import teacher
+from headstart.extras.distill.candidates import Candidates
+from headstart.extras.distill.measure import Findings
+from headstart.extras.distill.prices import StepPrices
+from headstart.extras.distill.proof import prove
 from headstart.extras.distill.recorder import TextRecorder
+from headstart.extras.distill.texts import RecordedText, read_texts, split, without_duplicates
+from headstart.structures.model_id import ModelId
 from headstart.types.request import Request
 from headstart.types.sampling_params import SamplingParams
 
@@ -49,6 +64,12 @@ WORDS = {
     "error": "mishap", "string": "ribbon", "state": "mood", "other": "rival", "default": "custom",
 }  # fmt: skip
 PREFIX = "qx_"  # of its functions
+# of 1 B Q8_0 on two cores, as in docs/measured.md
+CURVE = "1:34,2:64,3:71,4:77,5:105,6:110,8:112,9:140,12:150,16:185"
+HEAD = (
+    *("tokens", "loss", "texts", "steps", "s", "accepted before, after", "tokens a step, more"),
+    *("tokens/s, of the best without", "that is", "tokens a step", "verdict"),
+)
 
 
 def in_house(source: str) -> str:
@@ -110,18 +131,92 @@ def write_texts(folder: Path, library: Library, count: int, seed: int) -> None:
     print(f"{count} answers in {time.monotonic() - started:.0f} s", flush=True)
 
 
+def latest(texts: Sequence[RecordedText], num_tokens: int) -> list[RecordedText]:
+    """The last texts, with so many tokens of answers or a few more."""
+    before = np.cumsum([0, *(len(text.answer) for text in reversed(texts))])
+    return list(texts[-int(np.searchsorted(before, num_tokens)) :])
+
+
+class Learning:
+    """One split of the texts, and what drafts for them without learning."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        model = ModelId.of(path(TARGET)).digest
+        earlier, later = split(read_texts(args.texts, model))
+        self.earlier, self.later = earlier, latest(later, args.tests)
+        self.others = split(read_texts(args.others, model))[0] if args.others else []
+        self.config = Config(engine=EngineConfig(threads=1))
+        self.candidates = Candidates.of(self.config, path(TARGET))
+        rows = dict(pair.split(":") for pair in args.curve.split(","))
+        self.prices = StepPrices.of({int(n): float(ms) for n, ms in rows.items()})
+        self.base, _ = self.candidates.draft_model(path(DRAFT), self.later)
+        self.args = args
+
+    def learn(self, cell: str) -> str:
+        """Tune with a cell's tokens and loss; a row of the table."""
+        size, loss, *control = cell.split(":")
+        part = latest(self.earlier, int(size))
+        texts = without_duplicates(self._controlled(part, *control), self.later)
+        if not texts:
+            return table_row(size, loss, *control, "nothing is left to learn from")
+        from headstart.extras.distill.gguf_file import read_model, write_model
+        from headstart.extras.distill.train import CONTEXT, Trainer, TrainingPlan
+
+        folder, reader = Path(self.args.texts), GGUFReader(path(DRAFT))
+        known = teacher.compute(self.config, path(TARGET), texts, folder / "training.npz")
+        plan = TrainingPlan(loss, self.args.seconds)
+        state = folder / f"training.{cell.replace(':', '-')}"
+        model = read_model(reader, CONTEXT)
+        trained = Trainer(model, texts, known, plan, state).run(lambda words: None)
+        file = folder / "tuned.gguf"
+        write_model(reader, trained.weights, file, "Q8_0", {})
+        found = Findings.of(self.later, self.candidates.suffix(self.later, part), self.prices)
+        tuned, _ = self.candidates.draft_model(file, self.later)
+        for name, one in (("draft", self.base), ("tuned", tuned)):
+            found = found.with_model(name, one, self.args.round)
+        verdict = prove(found, "draft", "tuned")
+        lengths = [f"{arm}: {one.acceptance_length:.3f}" for arm, one in found.arms.items()]
+        accepted = f"{trained.accepted_before:.3f}, {trained.accepted_after:.3f}"
+        return table_row(
+            *(size, " ".join((loss, *control)), len(texts), trained.num_steps),
+            *(f"{trained.seconds:.0f}", accepted, verdict.gain, verdict.ratio, verdict.best),
+            *("; ".join(lengths), verdict.refusal or "promoted"),
+        )
+
+    def _controlled(self, part: list[RecordedText], kind: str = "") -> list[RecordedText]:
+        if kind == "shuffled":
+            order = np.random.default_rng(0).permutation(len(part))
+            return [replace(one, answer=part[i].answer) for one, i in zip(part, order, strict=True)]
+        if kind == "another":
+            return latest(self.others, sum(len(one.answer) for one in part))
+        return self.later if kind == "duplicates" else part
+
+
 def main() -> None:
-    """Record texts into a folder."""
+    """Record texts, or learn from them."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--texts", type=Path, required=True, help="folder for the texts")
+    parser.add_argument("step", choices=("record", "learn"))
+    parser.add_argument("--texts", type=Path, required=True, help="folder of the texts")
     parser.add_argument("--plain", action="store_true", help="the library as it is")
     parser.add_argument("--count", type=int, default=1200, help="answers to record")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--cells", default="10000:kl", help="TOKENS:LOSS[:CONTROL],...")
+    parser.add_argument("--seconds", type=float, default=120.0, help="of a training, at most")
+    parser.add_argument("--tests", type=int, default=12_000, help="tokens of later answers")
+    parser.add_argument("--others", type=Path, help="texts of another tenant")
+    parser.add_argument("--curve", default=CURVE, help="milliseconds of a step, by rows")
+    parser.add_argument("--round", type=float, default=2.0, help="milliseconds of a draft token")
     args = parser.parse_args()
-    library = read_library() if args.plain else project()
-    write_texts(args.texts, library, args.count, args.seed)
+    if args.step == "record":
+        library = read_library() if args.plain else project()
+        write_texts(args.texts, library, args.count, args.seed)
+        return
+    print(table_head(*HEAD))
+    learning = Learning(args)
+    for cell in args.cells.split(","):
+        print(learning.learn(cell), flush=True)
 
 
 if __name__ == "__main__":

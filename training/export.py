@@ -16,7 +16,8 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter, LlamaFileType, TokenType
 from torch import Tensor
 
-from headstart.extras.distill.gguf_file import add_tensor, finish
+from headstart.extras.distill.edit import finish
+from headstart.extras.distill.gguf_file import add_tensor
 from headstart.extras.distill.model import EPSILON, ROPE_BASE, Shape
 from training import tokenizer
 from training.induction import SHAPES

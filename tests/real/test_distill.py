@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks.lib.workloads import make_prompts
 from gguf import GGUFReader
+from tests import architectures
+from tests.architectures import Settings
+from tests.heads import aligned, continuation
+from tests.real.answers import Setting, generate, open_setting
+from tests.real.pairs import prompt_of
+from tests.real.support import decode, engine_of
 
 from headstart.app.assemble import Models, build_scheduler
 from headstart.app.cli.main import main
@@ -23,8 +31,10 @@ from headstart.config import (
 from headstart.extras.distill.acceptance import DraftRule, walk
 from headstart.extras.distill.candidates import Candidates
 from headstart.extras.distill.prices import StepPrices
+from headstart.extras.distill.proof import Interval
 from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import RecordedText, read_texts
+from headstart.extras.distill.trial import Answerer, run_trial
 from headstart.structures.model_id import ModelId
 from headstart.types.request import FinishEvent, Request
 from headstart.types.sampling_params import SamplingParams
@@ -119,7 +129,7 @@ def test_an_interrupted_training_goes_on(folder: Path, tmp_path: Path) -> None:
     first = trainer(plan).run()
     again = trainer(plan).run()
     assert again.num_steps == first.num_steps > 0
-    assert again.right_before == first.right_before
+    assert again.accepted_before == first.accepted_before
     assert trainer(TrainingPlan(seconds=0.5)).run().seconds < 1.0
 
 
@@ -128,7 +138,7 @@ def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
 ) -> None:
     pytest.importorskip("torch", reason="training needs the extra train")
     arguments = ["distill", "train", "--texts", str(folder), "--threads", "1", "--context", "2048"]
-    arguments += ["--draft-model", str(path(DRAFT)), "--seconds", "2", "--spec-state"]
+    arguments += ["--draft-model", str(path(DRAFT)), "--seconds", "4", "--spec-state"]
     arguments += [str(tmp_path / "state.json"), "--output", str(tmp_path / "own.gguf")]
     assert main(arguments) == 1
     assert "are the least to judge by" in capsys.readouterr().out
@@ -139,8 +149,105 @@ def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
 
     card = json.loads(GGUFReader(candidate).fields[CARD].contents())
     assert card["base"] == path(DRAFT).name
-    assert card["training"]["steps"] > 0
+    assert set(card["training"]) == {"kl", "tv", "hybrid", "ce"}
+    after = {loss: one["accepted_after"] for loss, one in card["training"].items()}
+    assert after[card["loss"]] == max(after.values())
+    assert card["training"][card["loss"]]["steps"] > 0
     scheduler, _ = build_scheduler(CONFIG, Models(path(TARGET), candidate, is_demo=False))
     assert "draft-model" in scheduler.drafting.speculators
     assert main(["distill", "purge", "--texts", str(folder), "--older-than-days", "-0"]) == 0
     assert str(candidate) in capsys.readouterr().out
+
+
+def test_a_draft_model_without_unused_tokens_loses_what_it_says(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "cut.gguf"
+    arguments = ["distill", "cut", "--texts", str(folder), "--threads", "1", "--context", "2048"]
+    arguments += ["--draft-model", str(path(DRAFT)), "--output", str(output), "--json"]
+    assert main([*arguments, "--spec-state", str(tmp_path / "state.json")]) == 0
+    found = json.loads(capsys.readouterr().out)
+    had, has = found["tokens"]
+    assert has < had / 2
+    assert output.stat().st_size < path(DRAFT).stat().st_size
+    assert 0.4 < found["share"] < 1.0
+    arms = found["after"]["arms"]
+    assert 1.2 < arms["cut"]["acceptance_length"] < arms["demo-draft"]["acceptance_length"]
+    scheduler, _ = build_scheduler(CONFIG, Models(path(TARGET), output, is_demo=False))
+    assert "draft-model" in scheduler.drafting.speculators
+
+
+def test_heads_of_a_base_model_draft_for_its_fine_tune(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = aligned(tmp_path / "base.gguf", "step35", 1)
+    tuned, output = aligned(tmp_path / "tuned.gguf", "step35"), tmp_path / "heads.gguf"
+    arguments = ["distill", "graft", "--base", str(base), "--output", str(output), "--model"]
+    assert main([*arguments, str(tuned)]) == 0
+    assert f"-md {output}" in capsys.readouterr().out
+    assert output.stat().st_size < base.stat().st_size
+    setting = Setting("mtp", 4, 1, exact=False)
+    scheduler = open_setting(setting, Models(tuned, output, is_demo=False))
+    asked = Request(request_id="a", prompt=prompt_of(1, 20), max_tokens=40)
+    answer = generate(scheduler, [asked])["a"].tokens
+    assert list(answer) == continuation(asked.prompt[-1], 40)
+    stats = scheduler.counts.total.by_speculator["mtp"]
+    assert stats.num_accepted == stats.num_drafted > 20
+    other = aligned(tmp_path / "other.gguf", "mimo2")
+    for source, target, says in (
+        (base, other, "its architecture is step35"),
+        (tuned, tuned, "no multi-token heads"),
+    ):
+        assert main([*arguments[:3], str(source), *arguments[4:], str(target)]) == 1
+        assert says in capsys.readouterr().err
+
+
+def test_a_trial_answers_alike_with_both_and_times_each(folder: Path) -> None:
+    config = replace(CONFIG, engine=replace(CONFIG.engine, exact=True))
+    texts = recorded(folder)
+    own = Answerer(config, path(TARGET), path(DRAFT))
+    best = Answerer(config, path(TARGET), None)
+    trial = run_trial(own, best, texts[:2], texts[2:6])
+    assert (trial.num_texts, trial.num_different) == (4 + 16, 0)
+    for ratio in (trial.later, trial.elsewhere):
+        assert 0.0 < ratio.low <= ratio.value <= ratio.high
+    assert "draft-model" in own.scheduler.drafting.speculators
+    assert "draft-model" not in best.scheduler.drafting.speculators
+    slow, fine = Interval(0.96, 0.9, 1.0), Interval(1.1, 1.0, 1.2)
+    assert replace(trial, later=fine, elsewhere=fine).refusal == ""
+    assert "on later texts" in replace(trial, later=slow, elsewhere=fine).refusal
+    assert "on other questions" in replace(trial, later=fine, elsewhere=slow).refusal
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+def test_a_model_that_is_tuned_computes_what_libllama_does(
+    architecture: str, tmp_path: Path
+) -> None:
+    torch = pytest.importorskip("torch", reason="training needs the extra train")
+    from headstart.extras.distill.gguf_file import read_model, write_model
+
+    changes: Settings = {"attention.head_count": 4, "attention.head_count_kv": 2}
+    no_more = (
+        "output.bias",
+        "gate.bias",
+        "up.bias",
+        "down.bias",
+        "scale",
+        "freqs.weight",
+        "cls.output.weight",
+    )
+    file = architectures.write_model(
+        tmp_path / "a.gguf",
+        architecture,
+        changes=changes,
+        keeps=lambda one: not one.endswith(no_more),
+    )
+    reader, tokens = GGUFReader(file), prompt_of(1, 40)
+    model = read_model(reader, 64)
+    with torch.no_grad():
+        expected = model(torch.tensor([tokens]))[0, -1].numpy()
+    logits = decode(engine_of(file, cache_type_k="f32", cache_type_v="f32"), tokens)[0]
+    np.testing.assert_allclose(logits, expected, atol=2e-2)
+    write_model(reader, model.state_dict(), tmp_path / "b.gguf", "F16", {"made": "here"})
+    again = decode(engine_of(tmp_path / "b.gguf", cache_type_k="f32", cache_type_v="f32"), tokens)
+    np.testing.assert_allclose(again[0], expected, atol=5e-2)

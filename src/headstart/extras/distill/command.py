@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,13 @@ if TYPE_CHECKING:
     from headstart.extras.distill.candidates import Candidates
     from headstart.extras.distill.measure import Findings
     from headstart.extras.distill.prices import StepPrices
+    from headstart.extras.distill.proof import Proof
     from headstart.extras.distill.texts import RecordedText
+    from headstart.extras.distill.trial import TimedTrial
 
-USAGE = "[measure|train|purge] --texts DIR [flags]"
-STEPS = ("train", "measure", "purge")  # without a word the first
+USAGE = "[measure|train|cut|purge] --texts DIR [flags], or graft --base FILE"
+STEPS = ("train", "measure", "cut", "purge", "graft")  # without a word the first
+_PACKAGES = {"train": ("gguf", "torch"), "cut": ("gguf",), "graft": ("gguf",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,12 +45,14 @@ class DistillOptions:
     drafts: str | None = option(
         None, "GGUF files of further draft models to compare, separated by commas"
     )
-    output: str = option("distilled.gguf", "the tuned draft model", "-o")
+    base: str | None = option(None, "model whose multi-token heads graft takes")
+    output: str = option("distilled.gguf", "the draft model that is made", "-o")
     seconds: float = option(1200.0, "of training, if it is not over before", least=1.0)
     loss: str = option(
-        "kl",
-        "kl, tv: learn the target's probabilities; ce: the recorded tokens",
-        choices=("kl", "tv", "ce"),
+        "auto",
+        "kl, tv, hybrid: learn the target's probabilities; ce: the recorded tokens; auto: try "
+        "each for its share of the time, and take what gets most drafts accepted",
+        choices=("auto", "kl", "tv", "hybrid", "ce"),
     )
     weights: str = option("Q8_0", "type of the tuned model's matrices", choices=("F16", "Q8_0"))
     json: bool = option(False, "print everything as JSON")
@@ -56,25 +62,27 @@ def run(resolved: Resolved, words: list[str]) -> int:
     """Do one step, or all; return the exit code: 1 where nothing was promoted."""
     options = resolved.own(DistillOptions)
     step = words[0] if words else STEPS[0]
-    if len(words) > 1 or step not in STEPS or options.texts is None:
+    source = options.base if step == "graft" else options.texts
+    if len(words) > 1 or step not in STEPS or source is None:
         raise ConfigError(f"say what to do with which texts: headstart distill {USAGE}")
-    folder = Path(options.texts)
+    for package in _PACKAGES.get(step, ()):
+        if find_spec(package) is None:
+            raise ConfigError(
+                f"{step} needs {package}: pip install 'headstart[train]'; headstart distill "
+                "measure works without"
+            )
+    if step == "graft":
+        return _graft(resolved.config(), Path(source), Path(options.output))
+    folder = Path(source)
     tenants = None if options.tenants is None else namespaces_of(listed(options.tenants))
     if step == "purge":
         return _purge(folder, tenants, options.older_than_days)
-    if step == "train":
-        try:
-            import gguf  # noqa: F401
-            import torch  # noqa: F401
-        except ImportError as error:
-            raise ConfigError(
-                f"training needs {error.name}: pip install 'headstart[train]'; headstart distill "
-                "measure works without"
-            ) from None
     work = _Work(resolved.config(), folder, tenants, options)
     found = work.measure()
     work.tell(found.report(), measured=found.describe())
     code = 0
+    if step == "cut":
+        work.cut(found)
     if step == "train":
         code = 1 if found.refusal else work.train(found)
     if options.json:
@@ -91,6 +99,16 @@ def _purge(folder: Path, tenants: frozenset[str] | None, days: float) -> int:
     print(f"deleted {num_deleted} texts from {folder}")
     for drafter in made:
         print(f"learned from some of them, so delete it or train it again: {drafter['path']}")
+    return 0
+
+
+def _graft(config: Config, base: Path, output: Path) -> int:
+    from headstart.app.model_files import find_models
+    from headstart.extras.distill.edit import graft
+
+    target = find_models(config).target
+    graft(base, target, output)
+    print(f"use its heads: headstart serve -m {target} -md {output}")
     return 0
 
 
@@ -131,6 +149,22 @@ class _Work:
 
         return measure(self.candidates, self.later, self.earlier, self.drafts, self.prices)
 
+    def cut(self, found: Findings) -> None:
+        """Leave out of the draft model what the earlier texts do not have, and measure that."""
+        from headstart.extras.distill.edit import cut
+
+        if self.base is None:
+            raise ConfigError("name the draft model to be cut: --draft-model FILE")
+        self.candidates.check_tokens(self.base)
+        used = {token for text in self.earlier for token in (*text.prompt, *text.answer)}
+        output, answers = Path(self.options.output), [t for one in self.later for t in one.answer]
+        had, has = cut(self.base, used, output)
+        share = sum(token in used for token in answers) / max(1, len(answers))
+        found = found.with_model(output.stem, *self.candidates.draft_model(output, self.later))
+        words = f"{output} has {has} of {had} tokens, which make up {share:.1%} of later answers"
+        self.tell(["", words, *found.report()], tokens=[had, has], share=share)
+        self.facts["after"] = found.describe()
+
     def train(self, found: Findings) -> int:
         """Tune, prove, and write the file under its name if it is promoted."""
         from headstart.extras.distill.proof import prove
@@ -159,14 +193,30 @@ class _Work:
         verdict = prove(found, self.base.stem, candidate.stem)
         lines = ["", *found.report(), "", *verdict.report()]
         self.tell(lines, proof=verdict.describe(), after=found.describe())
-        if verdict.refusal:
+        trial = None if verdict.refusal else self._trial(candidate, verdict)
+        if trial is None or trial.refusal:
             self.tell([f"{candidate} is kept to be looked at"], file=str(candidate))
             return 1
-        write(output, card | {"proof": asdict(verdict)})
+        card["tokens_a_step"] = {name: arm.acceptance_length for name, arm in found.arms.items()}
+        write(output, card | {"proof": asdict(verdict), "trial": asdict(trial)})
         candidate.unlink()
         note_drafter(self.folder, output, texts)
         self.tell([f"use it: headstart serve -m {self.target} -md {output}"], file=str(output))
         return 0
+
+    def _trial(self, candidate: Path, verdict: Proof) -> TimedTrial:
+        """Time the candidate beside the best there is without it."""
+        from headstart.extras.distill.trial import Answerer, run_trial
+
+        files = {path.stem: path for path in self.drafts}
+        best = verdict.best.split(", ")[-1]
+        own = Answerer(self.config, self.target, candidate)
+        other = Answerer(
+            self.config, self.target, files.get(best), "off" if best == "off" else "auto"
+        )
+        trial = run_trial(own, other, self.earlier, self.later)
+        self.tell(trial.report(), trial=trial.describe())
+        return trial
 
     def _tune(
         self, texts: list[RecordedText], card: dict[str, Any]
@@ -176,19 +226,30 @@ class _Work:
 
         from headstart.extras.distill import teacher
         from headstart.extras.distill.gguf_file import read_model, write_model
-        from headstart.extras.distill.train import CONTEXT, Trainer, TrainingPlan
+        from headstart.extras.distill.train import (
+            CONTEXT,
+            LOSSES,
+            Trained,
+            Trainer,
+            TrainingPlan,
+        )
 
-        plan = TrainingPlan(self.options.loss, self.options.seconds)
-        reader = GGUFReader(self.base)
-        model = read_model(reader, CONTEXT)  # refuses before the target is loaded
+        losses = LOSSES if self.options.loss == "auto" else (self.options.loss,)
+        reader, tried = GGUFReader(self.base), dict[str, Trained]()
+        read_model(reader, CONTEXT)  # refuses before the target is loaded
         # they hold what the texts say, so they stay in the texts' folder until it is done
-        rows, state = (self.folder / f"training.{name}" for name in ("npz", "state"))
-        taught = texts if plan.loss != "ce" else []
+        rows, *states = (self.folder / f"training.{name}" for name in ("npz", *losses))
         tell = partial(print, file=sys.stderr, flush=True)
-        known = teacher.compute(self.config, self.target, taught, rows, tell)
-        trained = Trainer(model, texts, known, plan, state).run(tell)
-        card |= {"plan": asdict(plan), "training": trained.describe()}
-        for file in (rows, state):
+        known = teacher.compute(self.config, self.target, texts, rows, tell)
+        for loss, state in zip(losses, states, strict=True):
+            plan = TrainingPlan(loss, self.options.seconds / len(losses))
+            tried[loss] = Trainer(read_model(reader, CONTEXT), texts, known, plan, state).run(tell)
+        best = max(tried, key=lambda loss: tried[loss].accepted_after)
+        trained = tried[best]
+        card |= {"loss": best, "training": {loss: one.describe() for loss, one in tried.items()}}
+        licence = reader.fields.get("general.license")
+        card["licence_of_base"] = "not said" if licence is None else licence.contents()
+        for file in (rows, *states):
             file.unlink(missing_ok=True)
 
         def write(path: Path, card: dict[str, Any]) -> None:
@@ -204,8 +265,10 @@ COMMAND = Command(
         "and draft models give on the later conversations at this machine's prices, and the most "
         "that any draft model could give. train does that too and, where it may pay, tunes the "
         "draft model of --draft-model on the earlier conversations; it is written if it proves "
-        "better on the later ones. purge deletes texts, and names the draft models that learned "
-        "from them."
+        "better on the later ones. cut writes that draft model without the tokens that these "
+        "texts do not have, and says what is lost; graft writes the multi-token heads of a model "
+        "(--base) as a draft model for its fine-tune. purge deletes texts, and names the draft "
+        "models that learned from them."
     ),
     options=DistillOptions,
     parts=None,

@@ -1,4 +1,4 @@
-"""Plain llama models between GGUF and PyTorch."""
+"""Plain models of llama's kind between GGUF and PyTorch."""
 
 from __future__ import annotations
 
@@ -20,29 +20,35 @@ from gguf import (
 from numpy.typing import NDArray
 from torch import Tensor
 
+from headstart.extras.distill.edit import begin, finish
 from headstart.extras.distill.model import LanguageModel, Shape
 from headstart.types.errors import ModelError
 
 CARD = "headstart.distill.card"  # key of what a draft model was made from, as JSON
-OWN_FIELDS = ("GGUF.", "general.architecture", "general.name", "general.file_type", CARD)
 TYPES = {
     "F16": (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
     "Q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
 }
+
+# architectures, and whether they rotate the halves of a head, not adjacent pairs
+KINDS = {"llama": False, "qwen2": True, "qwen3": True}
 
 
 def read_model(reader: GGUFReader, context: int) -> LanguageModel:
     """Load the model of a GGUF, with its weights, for rows of up to `context` tokens.
 
     Raises:
-        ModelError: it is not a plain llama model.
+        ModelError: it is none.
     """
+    kind = str(reader.fields["general.architecture"].contents())
+    if kind not in KINDS:
+        raise ModelError(_REFUSED.format(f"its architecture is {kind}"))
 
     def number(key: str, default: float | None = None) -> float:
-        field = reader.fields.get(f"llama.{key}")
+        field = reader.fields.get(f"{kind}.{key}")
         found = default if field is None else field.contents()
         if found is None:
-            raise ModelError(_REFUSED.format(f"it has no llama.{key}"))
+            raise ModelError(_REFUSED.format(f"it has no {kind}.{key}"))
         return float(found)
 
     weights = {
@@ -51,9 +57,7 @@ def read_model(reader: GGUFReader, context: int) -> LanguageModel:
         )
         for t in reader.tensors
     }
-    if reader.fields["general.architecture"].contents() != "llama":
-        raise ModelError(_REFUSED.format("its architecture is another"))
-    if any(name.startswith("llama.rope.scaling") for name in reader.fields):
+    if any(name.startswith(f"{kind}.rope.scaling") for name in reader.fields):
         raise ModelError(_REFUSED.format("its positions are scaled"))
     heads = int(number("attention.head_count"))
     vocab_size, width = weights["token_embd.weight"].shape
@@ -66,8 +70,14 @@ def read_model(reader: GGUFReader, context: int) -> LanguageModel:
         int(number("feed_forward_length")),
         number("attention.layer_norm_rms_epsilon"),
         number("rope.freq_base", 10000.0),
+        int(number("attention.key_length", width // heads)),
+        KINDS[kind],
+        has_bias="blocks.0.attn_q.bias" in weights,
+        norms_heads="blocks.0.attn_q_norm.weight" in weights,
     )
-    model = LanguageModel(shape, context)
+    if number("rope.dimension_count", shape.head_size) != shape.head_size:
+        raise ModelError(_REFUSED.format("only a part of each head has positions"))
+    model = LanguageModel(shape, context, weights.pop("rope_freqs.weight", None))
     if "output.weight" not in weights:  # it is the embedding
         model.output.weight = model.token_embd.weight
         weights["output.weight"] = weights["token_embd.weight"]
@@ -78,8 +88,8 @@ def read_model(reader: GGUFReader, context: int) -> LanguageModel:
 
 
 _REFUSED = (
-    "this draft model cannot be tuned, because it is not built as a plain llama model: {}; name a "
-    "llama GGUF with --draft-model"
+    "this draft model cannot be tuned, because it is not built as a plain llama or Qwen model: {}; "
+    "name a GGUF of these with --draft-model"
 )
 
 
@@ -88,17 +98,14 @@ def write_model(
 ) -> None:
     """Write a GGUF with the base's metadata, matrices of type F16 or Q8_0, and a card."""
     matrix_type, file_type = TYPES[kind]
-    writer = GGUFWriter(output, "llama")
-    writer.add_name(output.stem)
-    writer.add_file_type(file_type)
-    for field in base.fields.values():
-        if not field.name.startswith(OWN_FIELDS):
-            kinds = field.types
-            writer.add_key_value(field.name, field.contents(), kinds[0], *kinds[1:2])
-    writer.add_string(CARD, json.dumps(card))
+    changes = {"general.file_type": int(file_type), CARD: json.dumps(card)}
+    writer = begin(base, output, changes)
     for tensor in base.tensors:
-        values = weights[tensor.name.replace("blk.", "blocks.")].float().cpu().numpy()
-        add_tensor(writer, tensor.name, values, matrix_type)
+        trained = weights.get(tensor.name.replace("blk.", "blocks."))
+        if trained is None:  # rope_freqs
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        else:
+            add_tensor(writer, tensor.name, trained.float().cpu().numpy(), matrix_type)
     finish(writer)
 
 
@@ -111,11 +118,3 @@ def add_tensor(
         writer.add_tensor(name, quantize(values, kind), raw_dtype=kind)
     else:
         writer.add_tensor(name, values)
-
-
-def finish(writer: GGUFWriter) -> None:
-    """Write the file."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()

@@ -1,7 +1,7 @@
-"""A llama model in PyTorch, named and shaped like the GGUF it becomes.
+"""A model of llama's kind in PyTorch, named and shaped like the GGUF it becomes.
 
 Parameters carry GGUF's names (`blocks.0.attn_q.weight` becomes `blk.0.attn_q.weight`), and RoPE
-rotates interleaved pairs, as libllama's llama architecture does, so weights export unchanged.
+rotates the pairs that libllama's architecture does, so weights export unchanged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ROPE_BASE = 10000.0
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of a model; the head size is width / num_heads."""
+    """Sizes of a model, and how it differs from llama."""
 
     vocab_size: int
     width: int
@@ -29,16 +29,20 @@ class Shape:
     ff_width: int
     epsilon: float = EPSILON  # of the norms
     rope_base: float = ROPE_BASE
+    key_size: int | None = None  # of a head; None: width / num_heads
+    rotates_halves: bool = False  # pairs are (i, i + half) of a head, not adjacent
+    has_bias: bool = False  # of queries, keys and values
+    norms_heads: bool = False  # queries and keys
 
     def __post_init__(self) -> None:
-        if self.width % self.num_heads or self.num_heads % self.num_kv_heads:
+        if self.width % self.num_heads * (not self.key_size) or self.num_heads % self.num_kv_heads:
             raise ValueError(
                 f"{self}: num_heads must divide width, num_kv_heads must divide num_heads"
             )
 
     @property
     def head_size(self) -> int:
-        return self.width // self.num_heads
+        return self.key_size or self.width // self.num_heads
 
 
 def rope_frequencies(head_size: int, base: float = ROPE_BASE) -> Tensor:
@@ -47,8 +51,11 @@ def rope_frequencies(head_size: int, base: float = ROPE_BASE) -> Tensor:
     return frequencies
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply RoPE to interleaved pairs; x has shape (batch, heads, positions, head_size)."""
+def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, halves: bool = False) -> Tensor:
+    """Apply RoPE to adjacent pairs, or to `halves`; shape (batch, heads, positions, head_size)."""
+    if halves:
+        first, second = x.chunk(2, -1)
+        return torch.cat((first * cos - second * sin, first * sin + second * cos), -1)
     even, odd = x[..., 0::2], x[..., 1::2]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
@@ -58,13 +65,17 @@ class Block(nn.Module):
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        kv_width = shape.num_kv_heads * shape.head_size
+        head = shape.head_size
+        q_width, kv_width = shape.num_heads * head, shape.num_kv_heads * head
         self.shape = shape
         self.attn_norm = nn.RMSNorm(shape.width, shape.epsilon)
-        self.attn_q = nn.Linear(shape.width, shape.width, bias=False)
-        self.attn_k = nn.Linear(shape.width, kv_width, bias=False)
-        self.attn_v = nn.Linear(shape.width, kv_width, bias=False)
-        self.attn_output = nn.Linear(shape.width, shape.width, bias=False)
+        self.attn_q = nn.Linear(shape.width, q_width, bias=shape.has_bias)
+        self.attn_k = nn.Linear(shape.width, kv_width, bias=shape.has_bias)
+        self.attn_v = nn.Linear(shape.width, kv_width, bias=shape.has_bias)
+        if shape.norms_heads:
+            self.attn_q_norm = nn.RMSNorm(head, shape.epsilon)
+            self.attn_k_norm = nn.RMSNorm(head, shape.epsilon)
+        self.attn_output = nn.Linear(q_width, shape.width, bias=False)
         self.ffn_norm = nn.RMSNorm(shape.width, shape.epsilon)
         self.ffn_gate = nn.Linear(shape.width, shape.ff_width, bias=False)
         self.ffn_up = nn.Linear(shape.width, shape.ff_width, bias=False)
@@ -77,8 +88,11 @@ class Block(nn.Module):
         return x + update
 
     def _attend(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        queries = rotate(self._heads(self.attn_q(x)), cos, sin)
-        keys = rotate(self._heads(self.attn_k(x)), cos, sin)
+        queries, keys = self._heads(self.attn_q(x)), self._heads(self.attn_k(x))
+        if self.shape.norms_heads:
+            queries, keys = self.attn_q_norm(queries), self.attn_k_norm(keys)
+        halves = self.shape.rotates_halves
+        queries, keys = (rotate(one, cos, sin, halves=halves) for one in (queries, keys))
         values = self._heads(self.attn_v(x))
         group = self.shape.num_heads // self.shape.num_kv_heads
         keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
@@ -97,7 +111,8 @@ class LanguageModel(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, shape: Shape, context: int) -> None:
+    def __init__(self, shape: Shape, context: int, rope_factors: Tensor | None = None) -> None:
+        """`rope_factors`: what each pair's frequency is divided by."""
         super().__init__()
         self.shape = shape
         self.token_embd = nn.Embedding(shape.vocab_size, shape.width)
@@ -105,7 +120,10 @@ class LanguageModel(nn.Module):
         self.output_norm = nn.RMSNorm(shape.width, shape.epsilon)
         self.output = nn.Linear(shape.width, shape.vocab_size, bias=False)
         self._initialize()
-        angles = torch.arange(context)[:, None] * rope_frequencies(shape.head_size, shape.rope_base)
+        frequencies = rope_frequencies(shape.head_size, shape.rope_base)
+        if rope_factors is not None:
+            frequencies = frequencies / rope_factors
+        angles = torch.arange(context)[:, None] * frequencies
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
 

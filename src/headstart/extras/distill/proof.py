@@ -72,7 +72,8 @@ class Proof:
         """Lines to print; 95 % intervals over conversations."""
         yield f"tokens a step, more than the base, with drafts of {COMMON.longest}: {self.gain}"
         yield f"tokens/s of {self.own}, in multiples of {self.best}: {self.ratio}"
-        yield f"not promoted: {self.refusal}" if self.refusal else "promoted"
+        if self.refusal:
+            yield f"not promoted: {self.refusal}"
 
 
 def prove(found: Findings, base: str, tuned: str, seed: int = 0) -> Proof:
@@ -104,7 +105,9 @@ def prove(found: Findings, base: str, tuned: str, seed: int = 0) -> Proof:
         ours, theirs = (_quotient(one, drawn) for one in rates)
         return ours / theirs
 
-    return Proof(len(numbers), _interval(gain, draws), _interval(ratio, draws), best.name, own.name)
+    return Proof(
+        len(numbers), interval_of(gain, draws), interval_of(ratio, draws), best.name, own.name
+    )
 
 
 def _by_conversation(found: Findings, walks: Sequence[Walk]) -> NDArray[np.float64]:
@@ -122,7 +125,8 @@ def _quotient(sums: NDArray[np.float64], drawn: NDArray[np.intp]) -> NDArray[np.
     return quotient
 
 
-def _interval(statistic: Any, draws: NDArray[np.intp]) -> Interval:
+def interval_of(statistic: Any, draws: NDArray[np.intp]) -> Interval:
+    """A statistic of everything, with its interval over draws."""
     everything = np.arange(draws.shape[1])
     low, high = np.quantile(statistic(draws), (0.025, 0.975))
     return Interval(float(statistic(everything)), float(low), float(high))

@@ -2,7 +2,8 @@
 
 A recorded token is one of several that could have come, so the target's own probabilities are
 learned: the best 32 of each row, which libllama computes once. What is trained is judged by the
-share of tokens it gets right in texts it did not learn from.
+share of tokens that would be accepted in texts it did not learn from: at temperature 0 those that
+its likeliest token is, above that as many as coupled picks of both models can make equal.
 
 Source: Zhou et al. 2024, "DistillSpec", https://arxiv.org/abs/2310.08461 (own texts, losses).
 """
@@ -32,13 +33,14 @@ BATCH_TOKENS = 3072
 RATE = 2e-4  # of AdamW, for models of a million parameters; larger ones take less
 CHECK_SHARE = 0.1  # of the texts, the last ones: the weights that get most of them right are kept
 SAVE_SECONDS = 30.0
+LOSSES = ("kl", "tv", "hybrid", "ce")  # the target's probabilities; both; the recorded tokens
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
     """Hyperparameters of the training."""
 
-    loss: str = "kl"  # of the target's probabilities, as tv; ce: the recorded tokens
+    loss: str = "kl"  # one of LOSSES
     seconds: float = 600.0
     most_epochs: float = 8.0
     seed: int = 0
@@ -51,16 +53,16 @@ class Trained:
     weights: Mapping[str, Tensor]
     num_steps: int
     seconds: float
-    right_before: float  # share of the checked tokens that the likeliest token is
-    right_after: float
+    accepted_before: float  # share of the checked tokens
+    accepted_after: float
 
     def describe(self) -> dict[str, Any]:
         """For the card."""
         return {
             "steps": self.num_steps,
             "seconds": round(self.seconds, 1),
-            "right_before": round(self.right_before, 4),
-            "right_after": round(self.right_after, 4),
+            "accepted_before": round(self.accepted_before, 4),
+            "accepted_after": round(self.accepted_after, 4),
         }
 
 
@@ -106,7 +108,7 @@ class Trainer:
         first = model.token_embd.weight.detach().numpy().tobytes()
         parts = (repr(plan).encode(), *(row.tokens.tobytes() for row in rows), first)
         self._key = hashlib.sha256(b"\0".join(parts)).hexdigest()
-        self._before = self._best = self._right()
+        self._before = self._best = self._accepted()
         self._weights = _copied(model)
         self._resume()
 
@@ -126,7 +128,7 @@ class Trainer:
             if now - told > 10.0:
                 told, left = now, self._elapsed * (1.0 / max(self._progress(), 1e-6) - 1.0)
                 tell(
-                    f"step {self._step}: loss {average:.3f}, {self._best:.1%} right at best, "
+                    f"step {self._step}: loss {average:.3f}, {self._best:.1%} accepted at best, "
                     f"{left:.0f} s left"
                 )
             if now - saved > SAVE_SECONDS:
@@ -165,15 +167,15 @@ class Trainer:
         return total / sum(len(row.answer) for row in rows)
 
     def _row_loss(self, logits: Tensor, row: _Row) -> Tensor:
-        if row.teacher is None:
+        if row.teacher is None or self._plan.loss == "ce":
             return F.cross_entropy(logits, torch.from_numpy(row.answer), reduction="sum")
-        ids, scores = (torch.from_numpy(part) for part in row.teacher)
-        heat = row.heat or 1.0
-        p = (scores / heat).softmax(-1)
-        log_q = (logits / heat).log_softmax(-1).gather(-1, ids)
-        if self._plan.loss == "tv":  # the share of tokens that no coupling can make equal
-            return (p - torch.minimum(p, log_q.exp())).sum()
-        return (p * (p.clamp_min(1e-9).log() - log_q)).sum()
+        p, log_q = _both(logits, row.teacher, row.heat or 1.0)
+        # the share of tokens that no coupling can make equal
+        variation = (p - torch.minimum(p, log_q.exp())).sum()
+        if self._plan.loss == "tv":
+            return variation
+        divergence = (p * (p.clamp_min(1e-9).log() - log_q)).sum()
+        return divergence + variation if self._plan.loss == "hybrid" else divergence
 
     def _logits(self, rows: Sequence[_Row]) -> Tensor:
         """The logits for each token of the answers, concatenated."""
@@ -188,18 +190,23 @@ class Trainer:
         return logits
 
     @torch.no_grad()
-    def _right(self) -> float:
-        """Share of the checked answers' tokens that the model's likeliest token is."""
-        num_right = num = 0
+    def _accepted(self) -> float:
+        """Share of the checked answers' tokens that would be accepted as drafts."""
+        num_accepted = num = 0.0
         for row in self._checked:
-            num_right += int((self._logits([row]).argmax(-1).numpy() == row.answer).sum())
+            logits = self._logits([row])
+            if row.teacher is not None and row.heat:
+                p, log_q = _both(logits, row.teacher, row.heat)
+                num_accepted += float(torch.minimum(p, log_q.exp()).sum())
+            else:
+                num_accepted += int((logits.argmax(-1).numpy() == row.answer).sum())
             num += len(row.answer)
-        return num_right / max(1, num)
+        return num_accepted / max(1, num)
 
     def _check(self) -> None:
         self._num_checks += 1
-        if (right := self._right()) > self._best:
-            self._best, self._weights = right, _copied(self._model)
+        if (accepted := self._accepted()) > self._best:
+            self._best, self._weights = accepted, _copied(self._model)
 
     def _save(self) -> None:
         state = {
@@ -224,6 +231,12 @@ class Trainer:
         self._adam.load_state_dict(state["adam"])
         self._weights, self._random.bit_generator.state = state["best"], state["random"]
         self._step, self._elapsed, self._num_checks, self._before, self._best = state["numbers"]
+
+
+def _both(logits: Tensor, teacher: Best, heat: float) -> tuple[Tensor, Tensor]:
+    """Of the target's best tokens: its probabilities, and the model's log probabilities."""
+    ids, scores = (torch.from_numpy(part) for part in teacher)
+    return (scores / heat).softmax(-1), (logits / heat).log_softmax(-1).gather(-1, ids)
 
 
 def _copied(model: LanguageModel) -> dict[str, Tensor]:
