@@ -1,6 +1,6 @@
 """Random and mutated requests over all paths: of a server with tools, a router, a load balancer.
 
-    python -m benchmarks.fuzz [--requests 10000] [--first 0] [--seed 0] [--clients 4]
+    python -m benchmarks.fuzz [--requests 10000] [--first 0] [--seed 0] [--clients 12]
     python -m benchmarks.fuzz --seed 0 --first 123 --requests 1         # one of them again
     python -m benchmarks.fuzz --images --requests 5000            # damaged images
 
@@ -65,6 +65,7 @@ SEEDS: dict[str, Any] = {
     "input_prefix": "a",
     "input_suffix": "b",
     "tokens": [97, 98],
+    "options": {"num_predict": 2},
     "query": "a",
     "documents": ["a", "b"],
     "model": "one",
@@ -290,7 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--first", type=int, default=0, help="number of the first one")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--images", action="store_true", help="only requests with images")
     parser.add_argument("--slice", type=int, default=10_000, help="requests between two lines")
     options = parser.parse_args(arguments)

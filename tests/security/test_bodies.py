@@ -281,6 +281,13 @@ def test_a_token_costs_the_same_however_many_have_a_bias(monkeypatch):
     assert asked == [params.top_k] * 2
 
 
+def test_one_bias_list_is_not_told_by_hundreds_of_answers(client):
+    body = {"prompt": ["a"] * 256, "logit_bias": [[i, 1] for i in range(258)]}
+    answer = client.post("/completion", json=body)
+    assert (answer.status_code, "logit_bias" in answer.text) == (400, True)
+    assert client.post("/completion", json=body | {"prompt": ["a"] * 200}).status_code == 200
+
+
 @pytest.mark.parametrize("num_seen", [2_000, 45_000])
 def test_a_token_costs_the_same_however_many_penalties_have_seen(num_seen, monkeypatch):
     asked, best_of = [0], topk.top_k

@@ -131,13 +131,12 @@ class Sampler:
     def probabilities(
         self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """(ids, probabilities) after the filters, by falling probability; they sum to 1."""
+        """(ids, probabilities) after the filters; they sum to 1."""
         ids, scores = self._survivors(logits, position, legal)
         weights = _weights(scores.astype(np.float64))
         if self.params.is_greedy:
             weights = (weights == 1.0).astype(np.float64)
-        order = np.argsort(-weights, kind="stable")
-        return ids[order].copy(), weights[order] / weights.sum()
+        return ids.copy(), weights / weights.sum()
 
     def closing(self) -> Sequence[int]:
         """Tokens that must follow because the reasoning budget is used up; none while the text is

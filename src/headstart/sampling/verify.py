@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from headstart.sampling.sampler import Sampler, only
 from headstart.structures.topk import top_k
 from headstart.types.request import TokenLogprob
 
+Number = TypeVar("Number", np.float32, np.float64)
 Note = Callable[[int, int, NDArray[np.bool_] | None], None]
 """(row, token, mask of the tokens among which it was chosen if these were not all)"""
 
@@ -92,24 +94,24 @@ def token_logprobs(logits: NDArray[np.float32], token: int, num_top: int) -> Tok
     return TokenLogprob(token, own, TokenLogprob.pack(ids, scores.astype(np.float64) - log_sum))
 
 
-def _top_unsorted(
-    logits: NDArray[np.float32], count: int
-) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """As `top_k`, by rising id: to sort a whole vocabulary takes longer than a decode."""
-    count = min(count, len(logits))
-    least = np.partition(logits, len(logits) - count)[len(logits) - count]
-    is_in = logits > least
-    is_in[(logits == least).nonzero()[0][: count - np.count_nonzero(is_in)]] = True
-    ids = is_in.nonzero()[0]
-    return ids, logits[ids]
+def _top_unsorted(values: NDArray[Number], count: int) -> tuple[NDArray[np.intp], NDArray[Number]]:
+    """As `top_k`, by rising index: to sort a whole vocabulary takes longer than a decode."""
+    if 0 < count < len(values):
+        least = np.partition(values, len(values) - count)[len(values) - count]
+        is_in = values > least
+        is_in[(values == least).nonzero()[0][: count - np.count_nonzero(is_in)]] = True
+        index = is_in.nonzero()[0]
+    else:
+        index = np.arange(min(count, len(values)))
+    return index, values[index]
 
 
 def filtered_logprobs(
     ids: NDArray[np.int32], probabilities: NDArray[np.float64], token: int, num_top: int
 ) -> TokenLogprob:
-    """The same after the filters: what `Sampler.probabilities` left, most probable first."""
+    """The same after the filters, of what `Sampler.probabilities` left."""
+    own = probabilities[ids == token].max(initial=0.0)
+    best, chosen = _top_unsorted(probabilities, num_top)
     with np.errstate(divide="ignore"):
-        logs = np.log(probabilities)
-    index = np.flatnonzero(ids == token)
-    own = float(logs[index[0]]) if len(index) else float("-inf")
-    return TokenLogprob(token, own, TokenLogprob.pack(ids[:num_top], logs[:num_top]))
+        packed = TokenLogprob.pack(ids[best], np.log(chosen))
+        return TokenLogprob(token, float(np.log(own)), packed)

@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from headstart.server import sse
 from headstart.server.dialect import Choice, Chunk, Dialect
 from headstart.server.errors import ApiError, error_body, log_failure, shaped
-from headstart.server.event_stream import EventStream, weight
+from headstart.server.event_stream import EventStream, num_alternatives
 from headstart.server.kept import HEADER
 from headstart.server.model import Service, service_of
 from headstart.server.prompts import Prompt
@@ -196,7 +196,7 @@ async def _stream(
 def _num_parts(choice: Choice, event: Event) -> int:
     """Of what the client gets of an event; the last one tells the biases of the request."""
     is_last = isinstance(event, FinishEvent)
-    return weight(event) + (len(choice.request.sampling.logit_bias) if is_last else 0)
+    return num_alternatives(event) + (len(choice.request.sampling.logit_bias) if is_last else 0)
 
 
 def _encode(dialect: Dialect, taken: Sequence[tuple[int, Event]]) -> bytes:

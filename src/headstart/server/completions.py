@@ -14,7 +14,7 @@ from headstart.server.errors import not_supported
 from headstart.server.infill import fill_in
 from headstart.server.media import prompt_media, read_media
 from headstart.server.prompts import Prompt, read_prompts
-from headstart.server.results import legacy_logprobs
+from headstart.server.results import legacy_logprobs, token_probabilities
 from headstart.server.routing import Routes
 from headstart.server.schemas import CompletionBody
 from headstart.types.request import TokenLogprob
@@ -66,7 +66,8 @@ class CompletionDialect(OpenAIDialect):
         if is_whole and self.body.echo:
             logprobs = [*_prompt_logprobs(choice), *logprobs]
         if logprobs:
-            content = self.probabilities(choice, logprobs)
+            vocab, is_post_sampling = self.call.model.vocab, choice.request.post_sampling_probs
+            content = token_probabilities(logprobs, vocab, is_post_sampling=is_post_sampling)
             shown = {"content": content}
             if not choice.request.post_sampling_probs:
                 shown |= legacy_logprobs(content, 0 if is_whole else choice.num_chars_sent)

@@ -227,10 +227,19 @@ class Dialect(ABC):
         return extras
 
     def probabilities(self, choice: Choice, logprobs: Sequence[TokenLogprob]) -> list[Chunk]:
-        """Log probabilities in the form that the body asks for."""
-        return token_probabilities(
-            logprobs, self.call.model.vocab, is_post_sampling=choice.request.post_sampling_probs
-        )
+        """Log probabilities in the form that the body asks for. Very many alternatives are written
+        for one token after the other: all of an answer would be millions of objects, and the
+        interpreter would wait until they are written.
+        """
+        found: list[Chunk] = []
+        for one in logprobs:
+            found += token_probabilities(
+                (one,), self.call.model.vocab, is_post_sampling=choice.request.post_sampling_probs
+            )
+            if one.num_alternatives > 100:
+                *_, name = found[-1]
+                found[-1][name] = orjson.Fragment(orjson.dumps(found[-1][name]))
+        return found
 
     def numbers(self) -> Chunk:
         """Additions to OpenAI's formats: timings, acceptance, and the seed that was used."""

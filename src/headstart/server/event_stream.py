@@ -29,7 +29,8 @@ from headstart.types.request import (
 )
 from headstart.types.worker import Worker
 
-MAX_UNREAD = 1 << 18  # tokens and alternatives that wait for a slow client; some 40 MB
+MAX_UNREAD = 1 << 21  # alternatives that wait for a slow client, 12 bytes each
+TOKEN = 32  # of these are as much as a token
 MOST_AT_ONCE = 64  # events that `take` returns
 
 
@@ -53,7 +54,7 @@ class EventStream:
         self._max_silence = max_silence
         self._unread: deque[tuple[int, Event]] = deque()
         self._failure: Exception | None = None
-        self._num_unread = 0  # tokens and alternatives in `_unread`
+        self._num_unread = 0  # alternatives in `_unread`, and tokens as so many
         self._num_running = len(requests)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()  # not set while `take` waits
@@ -111,7 +112,7 @@ class EventStream:
             raise self._failure
         taken = [self._unread.popleft() for _ in range(min(len(self._unread), MOST_AT_ONCE))]
         for _, event in taken:
-            self._num_unread -= weight(event)
+            self._num_unread -= _weight(event)
             self._num_running -= isinstance(event, FinishEvent)
         return taken
 
@@ -129,7 +130,7 @@ class EventStream:
         if isinstance(event, HeadstartError):
             self._fail(event)
             return
-        self._num_unread += weight(event)
+        self._num_unread += _weight(event)
         if self._num_unread > MAX_UNREAD and not isinstance(event, FinishEvent):
             self._drop_reader()
             return
@@ -163,13 +164,20 @@ class EventStream:
         self._fail(ClientGoneError())
 
 
-def weight(event: Event) -> int:
-    """How many tokens and alternatives it tells of."""
-    if isinstance(event, PromptEvent):
-        return 1 + sum(1 + one.num_alternatives for one in event.logprobs)
-    if not isinstance(event, TokenEvent):
-        return 1
-    return 1 + len(event.tokens) + sum(one.num_alternatives for one in event.logprobs)
+def num_alternatives(event: Event) -> int:
+    """Those of all tokens that it tells of."""
+    if not isinstance(event, TokenEvent | PromptEvent):
+        return 0
+    return sum(one.num_alternatives for one in event.logprobs)
+
+
+def _weight(event: Event) -> int:
+    num_tokens = 1
+    if isinstance(event, TokenEvent):
+        num_tokens += len(event.tokens)
+    elif isinstance(event, PromptEvent):
+        num_tokens += len(event.logprobs)
+    return TOKEN * num_tokens + num_alternatives(event)
 
 
 async def single_event(worker: Worker, command: Work) -> Any:

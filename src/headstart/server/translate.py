@@ -56,6 +56,12 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
     max_tokens = _max_tokens(body, defaults)
     num_logprobs = _num_logprobs(body, max_tokens, call)
     sampling = sampling_params(body, defaults, vocab)
+    num_biases = len(sampling.logit_bias) * len(prompts) * num_choices
+    if num_biases > (limit := max(1 << 16, vocab.size)):  # each answer tells all of its own
+        raise RequestError(
+            f"logit_bias holds {len(sampling.logit_bias)} entries for each of {len(prompts)} "
+            f"prompts with n = {num_choices}, but at most {limit} are taken in all; send fewer"
+        )
     adapters = request_scales(body.lora, call.adapter_scales, call.info)
     # OpenAI's `echo` with log probabilities includes those of the prompt
     scores_prompt = isinstance(body, CompletionBody) and body.echo and num_logprobs is not None

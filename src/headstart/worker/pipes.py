@@ -193,7 +193,7 @@ class ItemReader:
 
     def _read(self) -> None:
         try:
-            data = os.read(self._fd, 1 << 16)
+            data = os.read(self._fd, 1 << 20)
         except BlockingIOError:
             return
         except OSError:
