@@ -31,7 +31,7 @@ from headstart.types.request import (
     error_event,
 )
 from headstart.worker.pipes import Cancel, Command, Message, Stop
-from headstart.worker.request_log import PromptLog, log_begin
+from headstart.worker.request_log import PromptLog
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class _EventSender:
     ) -> None:
         self._scheduler, self._send, self._clock = scheduler, send, clock
         self._last_report = 0.0
-        self._prompts = PromptLog(clock)
+        self.prompts = PromptLog(clock)
 
     def deliver(self) -> None:
         """What the scheduler has to tell."""
@@ -115,7 +115,7 @@ class _EventSender:
         if events or is_due:
             report = make_report(self._scheduler) if is_due else None
             if report is not None:
-                self._prompts.note(report.slots)
+                self.prompts.note(report.slots)
             self._send(Message(events, report))
 
 
@@ -174,7 +174,7 @@ def run_loop(
                 scheduler.drafting.close()
                 scheduler.cache.host.finish()
                 return
-            _obey(scheduler, command, send)
+            _obey(scheduler, command, send, sender.prompts)
         if has_work := scheduler.has_work:
             writer.note(clock())
         scheduler.step()
@@ -195,7 +195,12 @@ def _has_work(scheduler: Scheduler) -> bool:
     return scheduler.has_work or any(one is not None and one.has_work for one in others)
 
 
-def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message], None]) -> None:
+def _obey(
+    scheduler: Scheduler,
+    command: Work | Cancel,
+    send: Callable[[Message], None],
+    prompts: PromptLog,
+) -> None:
     if isinstance(command, Cancel):
         scheduler.cancel(command.request_id)
         if scheduler.embeddings:
@@ -220,7 +225,7 @@ def _obey(scheduler: Scheduler, command: Work | Cancel, send: Callable[[Message]
             scheduler.media.ask(command)
         else:
             scheduler.submit(command)
-            log_begin(command)
+            prompts.begin(command)
     except (RequestError, CapacityError, EngineError) as error:
         send(Message([error_event(command.request_id, error)]))
 

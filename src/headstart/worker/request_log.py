@@ -20,6 +20,13 @@ class PromptLog:
         self._clock = clock
         self._running: dict[str, Progress] = {}  # by request
 
+    def begin(self, request: Request) -> None:
+        """Log a request that was taken: its first step may take long."""
+        log.info(
+            "request %s: begins with %d prompt tokens", request.request_id, len(request.prompt)
+        )
+        self._running[request.request_id] = Progress(self._clock)
+
     def note(self, slots: Iterable[SlotReport]) -> None:
         """Look at all slots as they are now."""
         before, self._running = self._running, {}
@@ -33,11 +40,6 @@ class PromptLog:
                 )
         for progress in before.values():
             progress.end()
-
-
-def log_begin(request: Request) -> None:
-    """Log a request that was taken."""
-    log.info("request %s: begins with %d prompt tokens", request.request_id, len(request.prompt))
 
 
 def log_request(request_id: str, stats: RequestStats, reason: str) -> None:

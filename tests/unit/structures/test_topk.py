@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from headstart.structures.progress import Progress
 from headstart.structures.topk import top_k
 from headstart.types.report import SlotReport
+from headstart.types.request import Request
 from headstart.worker.request_log import PromptLog
 
 # short, in columns, with a rest, with tall columns
@@ -109,12 +111,17 @@ def test_every_two_seconds_a_terminal_shows_a_line_that_moves_and_goes() -> None
     assert terminal.getvalue() == "\rat 2.0\x1b[K\rat 4.1\x1b[K\r\x1b[K"
 
 
-def test_a_long_prompt_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(("seconds", "told"), [(0.5, [4, 8]), (3.0, range(1, 12))])
+def test_a_long_prompt_is_in_the_log(
+    seconds: float, told: Iterable[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """After its first step, too, if that takes long."""
     caplog.set_level(logging.INFO)
     clock = Clock()
     prompts = PromptLog(clock)
-    for step in range(13):
-        clock.now = step / 2
+    prompts.begin(Request(request_id="r", prompt=list(range(12_000))))
+    for step in range(1, 13):
+        clock.now = step * seconds
         slot = SlotReport(
             slot_id=0,
             request_id="r",
@@ -123,7 +130,6 @@ def test_a_long_prompt_is_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
             num_processed=1000 * step,
         )
         prompts.note([slot])
-    assert caplog.messages == [
-        "request r: prompt, 4000 of 12000 tokens",
-        "request r: prompt, 8000 of 12000 tokens",
-    ]
+    begins, *lines = caplog.messages
+    assert begins == "request r: begins with 12000 prompt tokens"
+    assert lines == [f"request r: prompt, {n}000 of 12000 tokens" for n in told]
