@@ -119,6 +119,17 @@ def test_a_draft_is_cut_off_or_taken_back_to_the_state_before_it(probe: Probe) -
     assert probe.is_as_fresh(0, text)
 
 
+@pytest.mark.parametrize("num_rows", [1, 4])
+def test_no_snapshot_of_another_place_is_taken_for_the_state_before_a_decode(
+    probe: Probe, num_rows: int
+) -> None:
+    """libllama says that it went back there, and has a wrong state."""
+    probe.decode(TEXT[:30], 0)
+    probe.decode(TEXT[30:][:num_rows], 30)
+    left = probe.engine.rewind(0, 30)
+    assert not left or probe.is_as_fresh(0, TEXT[:left])
+
+
 @pytest.mark.parametrize("name", ["granitehybrid", "mamba", "qwen35", "lfm2", "qwen3moe", "gemma3"])
 def test_a_rejected_draft_leaves_not_one_bit_behind(name: str, tmp_path: Path) -> None:
     """In decodes of the same widths: a state would add up whatever drafts left."""
@@ -147,17 +158,18 @@ def test_sequences_in_one_batch_do_not_touch_each_other(probe: Probe, seed: int)
     random = np.random.default_rng(seed)
     texts: dict[int, list[int]] = {}
     longest = 0 if probe.kind is CacheKind.CHECKPOINT else min(4, probe.engine.max_rollback)
-    for _ in range(16):
-        order = list(range(FRESH))
+    for _ in range(24):
+        order, reads = list(range(FRESH)), None
         if probe.kind is CacheKind.ROLLBACK:  # whose states may move with others' rows
             random.shuffle(order)
+            reads = random.random() < 0.4  # prompts, which have decodes of their own
         batch, last_kept, kept = Batch(128), list[int](), list[int]()
         for seq_id in order:
             if random.random() < 0.2:
                 probe.engine.clear(seq_id)
                 texts.pop(seq_id, None)
             text = texts.get(seq_id, [])
-            if random.random() < 0.3:
+            if random.random() < 0.3 or reads is bool(text):
                 continue
             size = 1 + int(random.integers(longest + 1) if text else random.integers(5, 30))
             num_kept = int(random.integers(size)) + 1 if text else size

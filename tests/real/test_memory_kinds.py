@@ -17,9 +17,8 @@ from tests.models import tiny_llama
 from tests.real.answers import Setting, different, generate, open_setting
 from tests.real.support import byte_requests, decode, engine_of, without_draft
 
-from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Sequences
-from headstart.types import Batch, CacheKind, ContextFullError
+from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
 
 PLAIN = Setting(exact=False)  # F32 weights: two rows use other kernels than one, without near ties
@@ -210,7 +209,7 @@ def test_a_prefix_whose_state_cannot_be_had_is_read_again(
 
 
 @pytest.mark.parametrize(("write", "exact"), [(tiny_hybrid, False), (tiny_llama, True)])
-def test_the_logits_of_drafts_are_copied_only_where_a_prompt_is_read_beside_them(
+def test_the_logits_of_drafts_are_copied_only_where_a_prompt_is_read_in_another_decode(
     write: Callable[[Path], Path], tmp_path: Path, *, exact: bool
 ) -> None:
     """They are many megabytes a step."""
@@ -231,47 +230,22 @@ def test_the_logits_of_drafts_are_copied_only_where_a_prompt_is_read_beside_them
     batch.add(0, 4, [8], 1)
     batch.add(1, 0, prompt, 1)
     beside = engine.decode(batch)
-    assert beside.flags.owndata
+    assert beside.flags.owndata is exact
     texts = [1, 2, 3, 4, 5, 6], [1, 2, 3, 7], [1, 2, 3, 4, 8], prompt
     for row, text in zip((rows[2], rows[3], *beside), texts, strict=True):
         alone = decode(engine_of(path, exact=exact), text, 0)[0]
         np.testing.assert_allclose(row, alone, atol=2e-2)
 
 
-def test_prompts_beside_drafts_are_held_only_where_the_cache_may_be_too_full_for_both(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Prompts are decoded first; if the drafts do not fit then, nothing has changed."""
-    engine = engine_of(tiny_hybrid(tmp_path / "tiny.gguf"), Limits(3, 9, 4), flash_attn="off")
-    text = np.random.default_rng(4).integers(0, 256, 160).tolist()
-    held = list[int]()
-    hold = engine._hold
-
-    def noted(seq_id: int) -> object:
-        held.append(seq_id)
-        return hold(seq_id)
-
-    monkeypatch.setattr(engine, "_hold", noted)
-    for seq_id in range(2):
-        decode(engine, text[:100], 0, seq_id=seq_id)
-
-    def both(num_prompt: int) -> Batch:
-        batch = Batch(256)
-        batch.add(0, 100, text[100:105], 5)
-        batch.add(1, 100, text[100 : 100 + num_prompt], 1)
-        return batch
-
-    with pytest.raises(ContextFullError):
-        engine.decode(both(54))
-    assert held == [1]
-    after = decode(engine, text[100:110], 100, seq_id=1)
-    engine.clear(1)
-    np.testing.assert_allclose(after, decode(engine, text[:110], 0, seq_id=1), rtol=1e-3, atol=1e-4)
-    assert engine.rewind(1, 100) in (0, 100)
-    engine.clear(1)
-    decode(engine, text[:100], 0, seq_id=1)
-    engine.decode(both(20))
-    assert held == [1]
+def test_a_draft_beside_a_prompt_is_read_again_where_its_snapshots_are_lost(tmp_path: Path) -> None:
+    """The scheduler decodes no such batch."""
+    engine = engine_of(tiny_hybrid(tmp_path / "tiny.gguf"))
+    decode(engine, [1, 2, 3], 0)
+    batch = Batch(256)
+    batch.add(0, 3, [4, 5, 6], 3)
+    batch.add(1, 0, list(range(50)), 1)
+    engine.decode(batch)
+    assert engine.rewind(0, 4) == 0
 
 
 def test_the_state_before_a_draft_does_not_leave_the_device(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from itertools import accumulate, zip_longest
 from typing import TYPE_CHECKING, ClassVar
 
 from headstart.control.cost import MARGIN, CostTable
-from headstart.control.graph_reuse import GraphReuse
 from headstart.control.values import SLOW, TRIAL_SHARE, Step
 from headstart.types import DraftMode
 
@@ -42,13 +41,12 @@ if TYPE_CHECKING:
 class Budget:
     """Gives draft tokens to slots. Owns the speedup reached."""
 
-    SAVED: ClassVar = ("_tokens", "_time", "graphs")
+    SAVED: ClassVar = ("_tokens", "_time")
 
     def __init__(self, cost: CostTable) -> None:
         self._cost = cost
         self._tokens = self._time = 1.0  # averages of steps, relative to those without drafts
         self._num_unseen = 0  # steps since a plain one
-        self.graphs = GraphReuse()
 
     @property
     def speedup(self) -> float:
@@ -77,7 +75,7 @@ class Budget:
         longest = min(max(map(len, survivals), default=0), max(1, step.max_draft_rows))
         if len(survivals) == 1 or not longest:
             return 0 if longest else None
-        base = step.num_verify_base
+        base = step.num_base_rows
         rows = base + step.num_computed([longest])
         curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
         price = self.rate(step, curve[step.num_slots]) * (curve[rows] - curve[base]) / longest
@@ -118,7 +116,7 @@ class Budget:
             for index, length in enumerate(shared):
                 if index not in fixed and length >= plan.sequences[index].policy.n_min:
                     given[index] = length
-        base, extra = step.num_verify_base, step.num_computed(given)
+        base, extra = step.num_base_rows, step.num_computed(given)
         curve = self._cost.curve(base + extra, step.context, can_fill=step.can_pad)
         extra_ms, num_given, gained = curve[base + extra] - curve[base], sum(given), 0.0
         if num_given > num_fixed:
@@ -142,7 +140,7 @@ class Budget:
     def _is_plain_again(self, step: Step, speedup: float) -> bool:
         """Whether this step has neither drafts nor padding, so that it is known what that takes."""
         num_slots, lost = step.num_slots, 1.0 - 1.0 / speedup
-        if step.num_base_rows > num_slots or self.graphs.held(num_slots):
+        if step.num_base_rows > num_slots:
             return False
         if step.can_pad:
             bare_ms = self._cost.milliseconds(num_slots, step.context)
@@ -154,12 +152,7 @@ class Budget:
         """Rows that are added to as many because that is faster."""
         if not step.can_pad:
             return 0
-        width = min(self._cost.width(num_rows, step.context), step.max_rows)
-        if held := self.graphs.held(step.num_slots):
-            curve = self._cost.curve(max(width, held), step.context)
-            most = min(step.max_rows, step.max_outputs)
-            width = min(self.graphs.width(num_rows, width, curve, step.num_slots), most)
-        return max(0, width - num_rows)
+        return max(0, min(self._cost.width(num_rows, step.context), step.max_rows) - num_rows)
 
     def _by_rows(
         self, survivals: Sequence[Sequence[float]], given: Sequence[int], left: int, step: Step
@@ -170,11 +163,8 @@ class Budget:
         if not offers:
             return given
         base = step.num_base_rows + sum(given)
-        curve: Sequence[float]
         curve = self._cost.curve(base + len(offers), step.context, can_fill=step.can_pad)
         rate = self.rate(step, curve[step.num_slots])
-        if step.can_pad:
-            curve = self.graphs.curve(curve, step.num_slots)
         # expected tokens above the price of the best 0, 1, ... of the offers
         totals = zip(accumulate(offers, initial=0.0), curve[base:], strict=False)
         values = [tokens - rate * ms for tokens, ms in totals]

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from headstart.control.asking import AskingBudget
 from headstart.control.budget import Budget
 from headstart.control.calibration import Calibration
-from headstart.control.cost import CostTable, Sample
+from headstart.control.cost import CostTable
 from headstart.control.labels import Labels
 from headstart.control.model_planner import ModelDraftPlanner
 from headstart.control.rollback import RollbackPrice
@@ -62,6 +62,7 @@ class Controller:
         self.survival, self.label = self._calibration.survival, self._calibration.record
         self.trust_scores = self._calibration.trust_scores
         self.best, self.knows_costs = self._budget.best, self._cost.is_known
+        self.learn_costs = self._cost.calibrate
         self.learn_draft_costs = self._model_planner.calibrate
 
     def sleeps(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
@@ -147,7 +148,7 @@ class Controller:
     def _read_models(self, record: StepRecord, calls: Sequence[DraftCall], step: Step) -> None:
         """What models took, and what their drafts saved: measured, against a step without them."""
         plan = record.plan
-        base, rows = step.num_verify_base, max(record.num_computed, step.num_verify_base)
+        base, rows = step.num_base_rows, max(record.num_computed, step.num_base_rows)
         curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
         plain_ms = curve[step.num_slots]
         row_ms = (curve[rows] - curve[base]) / max(1, sum(plan.lengths))
@@ -196,35 +197,9 @@ class Controller:
 
     def _read_decode(self, record: StepRecord) -> None:
         rows, milliseconds = record.num_computed, record.cost_ms
-        graphs, num_slots = self._budget.graphs, record.plan.num_generating
-        if len(record.plan.num_rows) > num_slots:  # prompts were read
-            num_slots = 0
-        if graphs.change_ms and graphs.decoded(rows, num_slots):
-            milliseconds = _without(milliseconds, graphs.change_ms)
         is_exact = record.is_exact or self._cost.is_empty
         if is_exact or milliseconds < self._cost.milliseconds(rows, record.context):
             self._cost.observe(rows, record.context, milliseconds)
-
-    def learn_costs(self, warm_up: Sequence[Sample], change_ms: float = 0.0) -> None:
-        """Some decodes of the target before its first request; at least one.
-
-        Each had another shape than the one before, and took `change_ms` longer for that.
-        """
-        self._budget.graphs.change_ms = change_ms
-        if change_ms:
-            warm_up = [
-                sample._replace(
-                    milliseconds=_without(sample.milliseconds, change_ms),
-                    reference_ms=_without(sample.reference_ms, change_ms),
-                )
-                for sample in warm_up
-            ]
-        self._cost.calibrate(warm_up)
-
-    @property
-    def holds_width(self) -> bool:
-        """Whether a step may be padded to the width of the last one."""
-        return self._budget.graphs.change_ms > 0.0
 
     def begin(self, number: int, namespace: str) -> None:
         """A request begins; what its tokens teach is used in this namespace only."""
@@ -249,7 +224,6 @@ class Controller:
             "acceptance": self._calibration.describe(),
             "speedup": self._budget.speedup,
             "draft_models": self._model_planner.describe(),
-            "change_ms": round(self._budget.graphs.change_ms, 4),
         }
 
     def save(self, path: Path) -> None:
@@ -276,8 +250,3 @@ class Controller:
                 fresh.trust_scores(speculator)
         self.__dict__.update(fresh.__dict__)
         return None
-
-
-def _without(milliseconds: float, change_ms: float) -> float:
-    """The time of a step without that of sending its graph: at least a tenth of it."""
-    return max(0.1 * milliseconds, milliseconds - change_ms)

@@ -234,7 +234,7 @@ class ModelDraftPlanner:
         state, cost = self.drafters[name], self.drafters[speculator].cost
         if state.probes.is_closed:
             return nothing
-        base, num_even = step.num_verify_base, step.num_slots if step.is_even else 0
+        base, num_even = step.num_base_rows, step.num_slots if step.is_even else 0
         plain, num = self._budget.plain_ms(step), len(slots)
         rate = self._budget.rate(step, plain)
         # by slot: what its draft has to earn, as such and for each token of what is read first

@@ -37,22 +37,18 @@ class Step:
     max_rows: int = 2048  # most rows in one decode
     max_outputs: int = 2048  # most rows with logits in one decode
     can_pad: bool = False  # rows without a purpose may be added
-    # the target computes as many rows for every slot as for the one with the longest draft, and
-    # prompt rows in a decode of their own
+    # the target computes as many rows for every slot as for the one with the longest draft, and no
+    # prompts beside them
     is_even: bool = False
     num_reading: int = 0  # sequences whose prompts are read beside
     max_draft_rows: int = field(init=False)  # that fit
-    num_verify_base: int = field(
-        init=False
-    )  # rows without drafts of the decode that has the drafts
 
     def __post_init__(self) -> None:
         left = min(self.max_rows - self.num_base_rows, self.max_outputs - self.num_slots)
         self.max_draft_rows = max(0, left)
-        self.num_verify_base = self.num_slots if self.is_even else self.num_base_rows
 
     def num_computed(self, lengths: Sequence[int]) -> int:
-        """Rows that drafts of these lengths add to that decode."""
+        """Rows that drafts of these lengths add."""
         return self.num_slots * max(lengths, default=0) if self.is_even else sum(lengths)
 
 

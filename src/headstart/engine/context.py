@@ -27,8 +27,8 @@ from headstart.engine.media import LlamaChunk
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits, context_params
 from headstart.engine.prompt_reader import PromptReader, reads_apart
-from headstart.engine.sequences import IN_PLACE, Sequences
-from headstart.structures.checkpoints import Checkpoint, Checkpoints
+from headstart.engine.sequences import Sequences
+from headstart.structures.checkpoints import Checkpoints
 from headstart.types import (
     Batch,
     CacheKind,
@@ -87,7 +87,6 @@ class LlamaEngine(Sequences):
             self.max_rollback = UNLIMITED  # `keep_for_draft` makes it possible
         self.can_shift = is_cut and bool(api.llama_memory_can_shift(self._memory))
         self.has_blocks = has_spare and not self.is_exact and not self.window
-        self.sends_graphs = config.rpc is not None
         self.attention_tile = attention_tile(config) if is_cut else 1
         self._used = self.handle  # the context that computes
         if reads_apart(model.facts, config, limits) and is_cut:
@@ -158,22 +157,16 @@ class LlamaEngine(Sequences):
         if batch.media is not None:
             self._launch_media(batch, *batch.media)
             return
-        is_even = self.cache_kind is CacheKind.ROLLBACK
         runs = runs_of(batch) if self.is_exact or self.cache_kind is not CacheKind.CUT else []
         if self.is_exact:
             kind, is_alone = self.cache_kind, self.is_alone
             self._launch_groups(
                 batch, exact_groups(batch, runs, self.widths, kind, is_alone=is_alone)
             )
-            return
-        if is_even and len(runs) > 1:
+        elif self.cache_kind is CacheKind.ROLLBACK and len(runs) > 1:
             self._launch_evenly(batch, runs)
-            return
-        if is_even:
-            self._settle_runs(batch, runs)
-        self._launch(batch)
-        if self.cache_kind is not CacheKind.CUT:
-            self._note(batch, runs)
+        else:
+            self._launch_runs(batch, runs)
 
     def wait(self) -> Logits:
         if self._grouped is not None:
@@ -195,49 +188,29 @@ class LlamaEngine(Sequences):
             length = int(batch.positions[end - 1]) + 1
             self.note_rows(int(batch.seq_ids[start]), end - start, length)
 
+    def _launch_runs(self, batch: Batch, runs: Sequence[Run]) -> None:
+        """Decode them as they are."""
+        if self.cache_kind is CacheKind.ROLLBACK:
+            self._settle_runs(batch, runs)
+        self._launch(batch)
+        if self.cache_kind is not CacheKind.CUT:
+            self._note(batch, runs)
+
     def _launch_evenly(self, batch: Batch, runs: Sequence[Run]) -> None:
-        """Decode so that each sequence with a draft can be rolled back afterwards.
+        """Decode so that each draft can be rolled back afterwards: the shorter ones are padded, and
+        `rewind` drops what was added.
 
         A snapshot is good until libllama computes other sequences, also in a later micro-batch of
-        the same decode; and each length of rows is a micro-batch. So prompts come first, by
-        themselves, then all others, the shorter ones padded: `rewind` drops what was added.
+        the same decode; and each length of rows is a micro-batch. So of sequences that read prompts
+        none can be rolled back.
         """
-        drafts = [
-            (start, end, first)
-            for start, end, first in runs
-            if end - start <= 1 + self.max_rollback and batch.wants_logits[start:end].all()
-        ]
-        prompts = [run for run in runs if run not in drafts]
-        width = max((end - start for start, end, _ in drafts), default=0)
-        # prompts are to be undone if there is no room for the drafts, and only then
-        most = self.num_tokens + batch.num_rows + width * len(drafts)
-        is_tight = bool(drafts) and most > self.num_cells
-        held = {
-            int(batch.seq_ids[run[0]]): self._hold(int(batch.seq_ids[run[0]]))
-            for run in prompts
-            if is_tight
-        }
-        groups = [Group(prompts, 0), Group(drafts, width)]
-        try:
-            self._launch_groups(batch, [group for group in groups if group.runs])
-        except ContextFullError:
-            if self._grouped is not None:  # the prompts were decoded
-                for seq_id, state in held.items():
-                    self._put_back(seq_id, state)
-            raise
-        for start, end, _ in prompts:  # what they had is not good any more
+        width = max(end - start for start, end, _ in runs)
+        if batch.num_outputs == batch.num_rows and width <= 1 + self.max_rollback:
+            self._launch_groups(batch, [Group(list(runs), width)])
+            return
+        self._launch_runs(batch, runs)
+        for start, end, _ in runs:
             self.note_rows(int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1)
-
-    def _hold(self, seq_id: int) -> Checkpoint:
-        """What `_put_back` needs to undo the next decode of a sequence."""
-        length = self._lengths.get(seq_id, 0)
-        data = self._get(seq_id, IN_PLACE) if length else b""
-        return Checkpoint(length, data, is_in_place=True)
-
-    def _put_back(self, seq_id: int, held: Checkpoint) -> None:
-        """As it was when it was held."""
-        if not held.length or not self._apply(seq_id, held):
-            self.clear(seq_id)
 
     def _launch_media(self, batch: Batch, chunk: LoadedChunk, offset: int) -> None:
         """Decode cells of an image, the only rows of the batch."""
@@ -267,14 +240,8 @@ class LlamaEngine(Sequences):
             if grouped.group.runs:
                 self._collect(grouped)
             grouped.stage(group, self.widths)
-            if self.cache_kind is CacheKind.CUT:
-                self._launch(self._staging)
-            else:
-                staged = runs_of(self._staging)
-                if self.cache_kind is CacheKind.ROLLBACK:
-                    self._settle_runs(self._staging, staged)
-                self._launch(self._staging)
-                self._note(self._staging, staged)
+            is_cut = self.cache_kind is CacheKind.CUT
+            self._launch_runs(self._staging, () if is_cut else runs_of(self._staging))
             self._grouped = grouped
 
     def _collect(self, grouped: GroupedBatch) -> None:

@@ -193,7 +193,7 @@ class EncoderEngine:
 
     padding_sequence: int | None = None
     adapters: Adapters | None = None
-    sends_graphs = is_asynchronous = lacks_cells = False
+    is_asynchronous = lacks_cells = False
     attention_tile = 1
     cache_kind = CacheKind.CUT
     max_rollback = 0

@@ -25,7 +25,7 @@ from headstart.types.errors import EngineError
 log = logging.getLogger(__name__)
 
 _WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
-IN_PLACE = 3  # only what cannot be cut, left on the device
+_IN_PLACE = 3  # only what cannot be cut, left on the device
 
 
 class Sequences:
@@ -65,14 +65,9 @@ class Sequences:
         is_one = len(set(num_rows.values())) <= 1 and self._rolled_back <= num_rows.keys()
         if not is_one and len(num_rows.keys() | self._rolled_back) > 1:
             for seq_id in self._rolled_back:
-                if not self._set(seq_id, self._get(seq_id, IN_PLACE), IN_PLACE):
+                if not self._set(seq_id, self._get(seq_id, _IN_PLACE), _IN_PLACE):
                     raise EngineError(f"the state of sequence {seq_id} cannot be put back")
         self._rolled_back.clear()
-
-    @property
-    def num_tokens(self) -> int:
-        """Of all sequences; those that share cells count their tokens each."""
-        return sum(self._lengths.values())
 
     def note_rows(self, seq_id: int, num_rows: int, length: int) -> None:
         """Remember a sequence's rows in the last decode: recurrent rollback is limited to them."""
@@ -193,7 +188,7 @@ class Sequences:
         if self.cache_kind is not CacheKind.CHECKPOINT or not length:
             return self.cache_kind is not CacheKind.CHECKPOINT
         self.checkpoints.drop_brief(seq_id)
-        data = self._try_get(seq_id, IN_PLACE)
+        data = self._try_get(seq_id, _IN_PLACE)
         brief = Checkpoint(length, data, is_in_place=True)
         return bool(data) and self.checkpoints.add_brief(seq_id, brief)
 
@@ -391,7 +386,7 @@ class Sequences:
 
 
 def _flags_of(checkpoint: Checkpoint) -> int:
-    return IN_PLACE if checkpoint.is_in_place else _PARTIAL
+    return _IN_PLACE if checkpoint.is_in_place else _PARTIAL
 
 
 def _bytes_of(data: Data) -> Any:

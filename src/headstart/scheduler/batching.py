@@ -126,35 +126,18 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
 
 
 def _pad(plan: StepPlan, engine: Engine) -> None:
-    """Add the rows that make the decode faster, and that `unpad` takes out again.
-
-    They are of a spare sequence and have no outputs. Where graphs are sent, they are of the last
-    sequence and have outputs, so that rows, outputs and sequences are those of the last decode,
-    whose graph libllama then reuses.
+    """Add the rows that make the decode faster, of a spare sequence and without outputs; `unpad`
+    takes them out again.
     """
     batch, spare = plan.batch, engine.padding_sequence
-    if engine.sends_graphs:
-        plan.num_padding = min(plan.num_padding, engine.max_outputs - batch.num_outputs)
-    num = plan.num_padding
-    if spare is None or not num or not batch.num_rows:
+    if spare is None or not batch.num_rows:
         plan.num_padding = 0
-    elif engine.sends_graphs:
-        last = batch.num_rows - 1
-        token, length = int(batch.tokens[last]), int(batch.positions[last]) + 1
-        batch.add(int(batch.seq_ids[last]), length, [token] * num, num)
     else:  # tokens of the batch, so that a mixture of experts reads no other experts for them
-        tokens = batch.tokens[: batch.num_rows]
-        batch.add(spare, 0, np.resize(tokens, num).tolist(), 0)
+        tokens = np.resize(batch.tokens[: batch.num_rows], plan.num_padding)
+        batch.add(spare, 0, tokens.tolist(), 0)
 
 
-def unpad(plan: StepPlan, engine: Engine) -> None:
+def unpad(engine: Engine) -> None:
     """Forget the padding rows."""
-    batch, spare = plan.batch, engine.padding_sequence
-    assert spare is not None
-    if not engine.sends_graphs:
-        engine.clear(spare)
-        return
-    start = batch.num_rows - plan.num_padding
-    engine.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
-    batch.wants_logits[start : batch.num_rows] = 0
-    batch.num_outputs -= plan.num_padding
+    assert engine.padding_sequence is not None
+    engine.clear(engine.padding_sequence)

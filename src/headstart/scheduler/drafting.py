@@ -107,7 +107,7 @@ class Drafting:
             if not indices or self.controller.sleeps(plan, self._text_names, self._model_names):
                 for name in self._model_names:
                     plan.reasons.update(((index, name), RESTING) for index in indices)
-                if can_pad and (plan.num_generating > 1 or self.controller.holds_width):
+                if can_pad and plan.num_generating > 1:
                     self._price(plan, engine, can_pad=can_pad)
                     self.controller.share(plan)
                 return
@@ -249,9 +249,9 @@ class Drafting:
         for name, saved in data.items():
             self.speculators[name].restore_sequence(seq_id, saved, namespace)
 
-    def learn_costs(self, samples: list[Sample], change_ms: float) -> None:
-        """Decodes were timed before the first request; see `Controller.learn_costs`."""
-        self._tell(self.controller.learn_costs, samples, change_ms)
+    def learn_costs(self, samples: list[Sample]) -> None:
+        """Decodes were timed before the first request."""
+        self._tell(self.controller.learn_costs, samples)
 
     def time_models(self, clock: Callable[[], float]) -> None:
         """Measure what draft models cost, before the first request."""

@@ -87,7 +87,7 @@ class Scheduler:
         self.widths: WidthClasses | None = None  # what was compared, where that was done
         self.exact_cost: float | None = None  # where widths were compared
         self.near_tie = 0.0  # of a choice that is won by less, in logits
-        self.turns = Turns(engine.attention_tile, config.prefill_chunk)
+        self.turns = Turns(engine, config.prefill_chunk)
         self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
         store = HostCache(config.cache_ram * 2**20)
         host = HostPrompts(self.cells, store, engine, drafting, self.counters, clock)
@@ -265,7 +265,7 @@ class Scheduler:
         log.error("decode failed: %s", error)
         self.num_failed_decodes += plan.batch.media is None  # one image fails alone
         if plan.num_padding:
-            batching.unpad(plan, self.engine)
+            batching.unpad(self.engine)
         for _, sequence in plan.decoded:
             self.leave(sequence, failure(error))
         plan.decoded, plan.num_rows, plan.num_padding = [], [0] * len(plan.num_rows), 0
@@ -283,7 +283,7 @@ class Scheduler:
         if plan.batch.num_rows:
             self.num_failed_decodes = 0
             if plan.num_padding:
-                batching.unpad(plan, self.engine)
+                batching.unpad(self.engine)
             if plan.max_prompt_rows or self._tenants.are_several:
                 self._order.count(plan, record.target_ms)
         for sequence, ending in self._committer.commit(plan, logits, record):

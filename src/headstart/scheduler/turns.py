@@ -5,8 +5,10 @@ On a GPU prompts are read beside the answers, because the weights are read from 
 both. On a processor that saves little, and attention costs more than it saves: it computes whole
 tiles of rows (`Engine.attention_tile`) and skips only cells that no row of a tile sees, so in a
 tile with rows of answers 60 rows of a prompt compute the cells of all answers. There the two take
-turns: each answer gets a token after every chunk, as it would beside it. Images always take turns
-with the rest, because libllama reads either tokens or embeddings in one decode.
+turns: each answer gets a token after every chunk, as it would beside it. So they do in models with
+snapshots of recurrent layers: those of a draft are lost when other rows are computed behind it.
+Images always take turns with the rest, because libllama reads either tokens or embeddings in one
+decode.
 """
 
 from __future__ import annotations
@@ -14,16 +16,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from headstart.scheduler.sequence import Sequence
+from headstart.types import CacheKind, Engine
 from headstart.types.media import LoadedChunk
 
 
 class Turns:
     """Chooses the sequences of each step."""
 
-    def __init__(self, attention_tile: int, prefill_chunk: int) -> None:
+    def __init__(self, engine: Engine, prefill_chunk: int) -> None:
         """`prefill_chunk`: rows that a prompt may have beside answers."""
+        attention_tile = engine.attention_tile
         self.adapters: AdapterTurns | None = None  # where requests may differ in them
         self._tile = attention_tile if prefill_chunk >= attention_tile else 1
+        self._has_snapshots = engine.cache_kind is CacheKind.ROLLBACK
         self._was_prompts = self._was_image = False  # whether the last step had only these
         self._awaited: list[LoadedChunk] = []  # images that are encoded
 
@@ -43,7 +48,7 @@ class Turns:
         self._was_image = bool(at_images) and not (self._was_image and (answers or prompts))
         if self._was_image:
             return [], at_images[:1]
-        if not prompts or not self._is_worth_two(answers, prompts):
+        if not prompts or not self._are_apart(answers, prompts):
             self._was_prompts = False
             return answers, prompts
         self._was_prompts = not self._was_prompts
@@ -69,12 +74,12 @@ class Turns:
                 self._awaited.append(pending[0])
         return texts, at_images
 
-    def _is_worth_two(self, answers: list[Sequence], prompts: list[Sequence]) -> bool:
-        """Whether answers and prompts in two steps take less time than in one."""
-        if self._tile == 1:
-            return False
+    def _are_apart(self, answers: list[Sequence], prompts: list[Sequence]) -> bool:
+        """Whether answers and prompts have a step each: that takes less time, or drafts need it."""
         num_unread = sum(one.num_pending for one in prompts if one.leader is None)
-        if not num_unread or len(answers) + num_unread < self._tile:
+        if self._has_snapshots:
+            return bool(answers and num_unread)
+        if self._tile == 1 or not num_unread or len(answers) + num_unread < self._tile:
             return False
         # reading the weights twice would take longer than a tile that computes all of these cells
         return sum(one.num_decoded for one in answers) >= 256

@@ -25,7 +25,6 @@ ROUNDS, MOST_ROUNDS = 3, 12  # fast steps are disturbed more, and cost nothing t
 QUICK = 0.1  # ... as long as all of it takes no more than this share of the time there is
 MOST_PADDING = 8  # rows beyond those that can have outputs: padding has none
 FILL = 128  # tokens put in the cache after the first round
-CHANGE_ROUNDS = 13
 
 Interrupted = Callable[[], bool]  # whether a request has come
 
@@ -52,7 +51,6 @@ class WarmUp:
     ) -> None:
         self._engine, self._drafting, self._cells, self._clock = engine, drafting, cells, clock
         self._times = DecodeTimes(clock, seconds)
-        self._change_ms: float | None = None
         self._gave_way = False
         # from an earlier start: then nothing is timed
         self._knows_costs = drafting.controller.knows_costs(min(8, engine.max_outputs))
@@ -70,10 +68,7 @@ class WarmUp:
         timer.clear()
         num_known = len(self._times.samples)
         try:
-            if self._change_ms is None:
-                self._change_ms = time_change(timer, is_interrupted)
-            if self._change_ms is not None and not is_interrupted():
-                self._times.go_on(timer, is_interrupted)
+            self._times.go_on(timer, is_interrupted)
         except ContextFullError:
             log.warning("too few free cells: what steps cost is learned from requests")
             self.is_done = True
@@ -82,7 +77,7 @@ class WarmUp:
             self.is_done = True
         timer.clear()
         if len(self._times.samples) > num_known:
-            self._drafting.learn_costs(self._times.samples, self._change_ms or 0.0)
+            self._drafting.learn_costs(self._times.samples)
         if is_interrupted():
             self._gave_way = True
         elif self._times.is_done:
@@ -167,23 +162,6 @@ class DecodeTimes:
             Sample(*decode, median(references[max(0, i - 1) : i + 3]))
             for i, decode in enumerate(decodes)
         ]
-
-
-def time_change(timer: Timer, is_interrupted: Interrupted = never) -> float | None:
-    """Milliseconds that a decode takes longer if its shape is not the last one's; 0 if that does
-    not show, None if it was interrupted.
-    """
-    if not timer.engine.sends_graphs or not timer.fits(REFERENCE_ROWS + 1):
-        return 0.0
-    more: list[float] = []
-    while len(more) < CHANGE_ROUNDS and not is_interrupted():
-        timer.decode(REFERENCE_ROWS + 1)
-        changed = timer.decode(REFERENCE_ROWS)
-        more.append(changed - timer.decode(REFERENCE_ROWS))
-    if len(more) < CHANGE_ROUNDS:
-        return None
-    is_certain = sum(ms > 0.0 for ms in more) >= 11  # as many by chance: 1 %
-    return median(more) if is_certain else 0.0
 
 
 class Timer:

@@ -162,8 +162,6 @@ class Engine(Protocol):
     max_outputs: int  # most rows with logits in one decode
     # one that no request has, for rows that only make a decode wider; None: there can be none
     padding_sequence: int | None
-    # a decode of other rows, outputs or sequences than the last takes longer: its graph is sent
-    sends_graphs: bool
     # rows that attention computes together, over all cells that any of them sees; 1: each by itself
     attention_tile: int
     cache_kind: CacheKind

@@ -24,7 +24,7 @@ from tests.harness import (
 from headstart.config import SpeculationConfig
 from headstart.speculators import Speculator
 from headstart.structures.checkpoints import Checkpoints
-from headstart.types import Batch, CacheKind, DraftMode
+from headstart.types import CacheKind, DraftMode
 from headstart.types.request import SpeculativeParams
 
 CHAINS = (
@@ -138,34 +138,14 @@ def test_log_probabilities_are_the_same_with_and_without_drafts() -> None:
     assert {k: a.logprobs for k, a in drafted.items()} == {k: a.logprobs for k, a in plain.items()}
 
 
-@pytest.mark.parametrize("sends_graphs", [False, True])
-def test_padding_leaves_no_trace_in_texts_or_cache(sends_graphs: bool) -> None:
-    """`RandomController` adds rows at random; they are counted, and forgotten at once. Where graphs
-    are sent they belong to a request's own sequence and have outputs.
-    """
+def test_padding_leaves_no_trace_in_texts_or_cache() -> None:
+    """`RandomController` adds rows at random; they are counted, and forgotten at once."""
     engine, requests = Model(order=3), make_requests(12)
-    engine.sends_graphs = sends_graphs
     oracle = Oracle(Model(order=3), requests, wrong=0.3)
     scheduler = make_scheduler(engine, [oracle], controller=RandomController(3))
     run_checked(scheduler, requests)
     assert scheduler.counters.padding_rows > 0
     assert engine.padding_sequence not in engine.cache
-
-
-@pytest.mark.parametrize("max_outputs", [4, 5, 7])
-def test_rows_with_outputs_that_nobody_needs_are_no_more_than_a_decode_may_have(
-    max_outputs: int,
-) -> None:
-    class Narrow(Model):
-        def launch(self, batch: Batch) -> None:
-            most.append(batch.num_outputs)
-            super().launch(batch)
-
-    engine, requests, most = Narrow(order=3), make_requests(12), list[int]()
-    engine.sends_graphs, engine.max_outputs = True, max_outputs
-    scheduler = make_scheduler(engine, controller=RandomController(3))
-    run_checked(scheduler, requests)
-    assert max(most) == max_outputs
 
 
 def test_an_engine_without_a_spare_sequence_gets_no_padding() -> None:

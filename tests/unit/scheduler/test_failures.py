@@ -28,6 +28,7 @@ from tests.unit.scheduler.conversations import ask, conversation, long, tiled
 
 from headstart.control.calibration import Calibration
 from headstart.control.controller import Controller
+from headstart.control.cost import CostTable
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.host_cache import StoredBlock
 from headstart.scheduler.scheduler import Scheduler
@@ -147,7 +148,7 @@ def test_control_that_cannot_say_what_it_knows_ends_drafts_and_not_the_engine(
 def test_control_that_fails_on_what_the_warm_up_timed_ends_drafts_and_not_the_engine(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    break_control(monkeypatch, "learn_costs")
+    break_control(monkeypatch, "calibrate", CostTable)
     engine, requests = Model(2), make_requests(4)
     scheduler = make_scheduler(engine, [Oracle(engine, requests)], AUTO)
     WarmUp(engine, scheduler.drafting, scheduler.cells, Clock(), 1.0).go_on()

@@ -42,7 +42,6 @@ class Traffic:
     shifts_context: bool = False
     failures: float = 0.0  # of decodes
     has_padding: bool = False
-    sends_graphs: bool = False
     has_images: bool = False
 
 
@@ -52,7 +51,7 @@ TRAFFIC = {
     "wavering": Traffic(is_asynchronous=True, is_wavering=True, shifts_context=True),
     "failing": Traffic(is_asynchronous=True, failures=0.02),
     "images": Traffic(is_asynchronous=True, is_wavering=True, has_images=True, failures=0.01),
-    "shifting": Traffic(shifts_context=True, has_padding=True, sends_graphs=True, failures=0.01),
+    "shifting": Traffic(shifts_context=True, has_padding=True, failures=0.01),
 }
 
 
@@ -67,7 +66,6 @@ class Machine(Model):
         self.is_asynchronous, self.max_batch_tokens = traffic.is_asynchronous, 24
         if not traffic.has_padding or cache_kind is not CacheKind.CUT:
             self.padding_sequence = None
-        self.sends_graphs = traffic.sends_graphs
 
     def launch(self, batch: Batch) -> None:
         self._may_fail()

@@ -23,7 +23,7 @@ from tests.harness import (
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.turns import STEPS, AdapterTurns, Scales
-from headstart.types import Batch
+from headstart.types import Batch, CacheKind
 from headstart.types.request import Request
 
 TILE = 64
@@ -33,8 +33,8 @@ LONG = [(7 * i) % EOS for i in range(400)]
 class TiledModel(Model):
     """Notes how many rows each sequence has in each decode."""
 
-    def __init__(self) -> None:
-        super().__init__(context_size=2048)
+    def __init__(self, cache_kind: CacheKind = CacheKind.CUT) -> None:
+        super().__init__(context_size=2048, cache_kind=cache_kind)
         self.attention_tile = TILE
         self.decodes: list[Counter[int]] = []
 
@@ -98,6 +98,19 @@ def test_where_little_is_looked_at_for_nothing_they_share_decodes(
     decodes = read_beside(TiledModel(), [5, *prompt], answered=answered, chunk=chunk)
     with_prompt = [rows for rows in decodes if rows[2]]
     assert all(set(rows) == {0, 1, 2} for rows in with_prompt)
+
+
+@pytest.mark.parametrize("prompt", [LONG, LONG[:40]], ids=["long", "short"])
+def test_where_drafts_have_snapshots_short_answers_and_a_prompt_share_no_decode_either(
+    prompt: list[int],
+) -> None:
+    engine = TiledModel(CacheKind.ROLLBACK)
+    engine.attention_tile = 1
+    decodes = read_beside(engine, [5, *prompt], answered=20)
+    assert sum(rows[2] for rows in decodes) == len(prompt) + 1
+    assert all(set(rows) in ({0, 1}, {2}) for rows in decodes)
+    for before, after in pairwise(decodes):
+        assert bool(before[2]) != bool(after[2])
 
 
 def test_without_tiles_prompts_are_read_beside_answers() -> None:

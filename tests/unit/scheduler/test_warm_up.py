@@ -22,7 +22,6 @@ from headstart.scheduler.warm_up import (
     Timer,
     WarmUp,
     never,
-    time_change,
 )
 from headstart.testing import FakeEngine
 from headstart.types import Batch, CacheKind, ContextFullError
@@ -71,37 +70,6 @@ def test_an_interruption_ends_it_at_once_and_leaves_nothing_in_the_cache() -> No
     engine = FakeEngine(context_size=4096)
     samples = time_decodes(engine, ticking(), 100.0, is_interrupted=at_look(3))
     assert len(samples) == 3
-
-
-class SendingEngine(FakeEngine):
-    """Decodes of other rows than the last take longer."""
-
-    def __init__(self, change: float, noise: list[float]) -> None:
-        super().__init__(context_size=4096)
-        self.sends_graphs, self.now = True, 0.0
-        self._change, self._noise, self._last = change, itertools.cycle(noise), 0
-
-    def launch(self, batch: Batch) -> None:
-        self.now += 0.01 + next(self._noise) + self._change * (batch.num_rows != self._last)
-        self._last = batch.num_rows
-        super().launch(batch)
-
-
-NOISE = [0.003, 0.0, -0.002, 0.001, 0.004, -0.001, 0.0, -0.003, 0.002, 0.001, -0.004]
-
-
-def test_what_a_change_of_the_graph_takes_is_measured() -> None:
-    engine = SendingEngine(0.02, NOISE)
-    assert time_change(a_timer(engine, lambda: engine.now)) == pytest.approx(20.0, abs=4.0)
-
-
-def test_a_change_that_does_not_show_costs_nothing() -> None:
-    engine = SendingEngine(0.0, NOISE)
-    assert time_change(a_timer(engine, lambda: engine.now)) == 0.0
-    engine = SendingEngine(0.02, NOISE)
-    engine.sends_graphs = False
-    assert time_change(a_timer(engine, lambda: engine.now)) == 0.0
-    assert engine.now == 0.0
 
 
 def test_every_size_is_seen_at_growing_contexts() -> None:

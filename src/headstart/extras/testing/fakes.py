@@ -131,7 +131,7 @@ class FakeEngine:
         self.max_batch_tokens = 256
         self.max_outputs = 128
         self.padding_sequence: int | None = 10_000
-        self.sends_graphs = self.is_asynchronous = False
+        self.is_asynchronous = False
         self.attention_tile = 1
         self.cache_kind = cache_kind
         self.max_rollback = {
@@ -192,6 +192,9 @@ class FakeEngine:
                 rows.append(self.state_after(cached, layer))
             if batch.wants_logits[row]:
                 out.append(self.logits_after(cached))
+        if batch.num_outputs < batch.num_rows and len(self._last_rows) > 1:
+            # beside a prompt's rows the snapshots of a draft are lost
+            self._last_rows = dict.fromkeys(self._last_rows, 1)
         self._logits = np.stack(out) if out else np.zeros((0, self.vocab_size), np.float32)
 
     def wait(self) -> Logits:
