@@ -24,22 +24,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headstart.config import option
 from headstart.speculators.base import register
 from headstart.speculators.base_texts import TextSpeculator
-from headstart.structures.rolling import (
-    BASE,
-    KEY_BITS,
-    MASK,
-    key_of,
-    keys_of,
-    leaving_factor,
-    salt_of,
-    slide,
-)
-from headstart.structures.suffix_index import SLICE
+from headstart.structures.tenants import namespace_id
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import ConfigError
 
@@ -51,7 +40,7 @@ class _HashedText:
 
     def __init__(self, table: NgramTable, salt: int, text: Sequence[int]) -> None:
         self._table, self.salt, self.tokens = table, salt, array("i", text)
-        self.key = key_of(self.tokens[-table.n :])
+        self.key = table.key_of(self.tokens[-table.n :])
 
     def extend(self, new: Sequence[int]) -> None:
         table, tokens, key = self._table, self.tokens, self.key
@@ -60,7 +49,7 @@ class _HashedText:
             if len(tokens) >= table.n:
                 table.learn_next(key, token, self.salt)
                 leaving = tokens[-table.n]
-            key = slide(key, leaving, token, table.factor)
+            key = table.slide(key, leaving, token)
             tokens.append(token)
         self.key = key
 
@@ -108,13 +97,13 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
 
     def _learn(self, text: _HashedText, start: int, end: int) -> None:
         """Learn a little of a text: a step waits for it."""
-        stop = min(end, start + SLICE)
+        stop = min(end, start + PIECE)
         self._table.learn(text.tokens[max(0, start - self._table.n) : stop], text.salt)
         if stop < end:
             self._unlearned.append((text, stop, end))
 
     def _read(self, text: Sequence[int], namespace: str) -> _HashedText:
-        return _HashedText(self._table, salt_of(namespace), text)
+        return _HashedText(self._table, _salt_of(namespace), text)
 
     def _draft(self, history: _HashedText, request: DraftRequest) -> Draft:
         options, window = self._options, history.tokens[-self._options.n_match :].tolist()
@@ -136,8 +125,17 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
         return {"table_bytes": self._table.num_bytes}
 
 
+PIECE = 512  # tokens of a prompt that are learned at once: about a millisecond
 MAX_COUNT = 15
 _FINGERPRINT = (1 << 24) - 1
+_KEY_BITS = 60  # two digits of a Python int: products stay cheap
+_MASK = (1 << _KEY_BITS) - 1
+_BASE = 0xE3779B97F4A7C15  # odd: multiplying by it loses nothing
+
+
+def _salt_of(namespace: str) -> int:
+    """As many bits as a key has that stand for a namespace; 0 for the public one."""
+    return int.from_bytes(namespace_id(namespace)[:8], "little") & _MASK
 
 
 def updated(entry: int, token: int, fingerprint: int) -> int:
@@ -151,15 +149,19 @@ def updated(entry: int, token: int, fingerprint: int) -> int:
 
 
 class NgramTable:
-    """2^bits entries of 8 bytes. Texts of different salts do not see each other."""
+    """2^bits entries of 8 bytes. Texts of different salts do not see each other.
+
+    The key of a window t_1 .. t_n is the sum of t_j * _BASE^(n + 1 - j) modulo 2^60. Its high bits
+    are well mixed: the top ones address the table, and those below are the fingerprint.
+    """
 
     __slots__ = ("_entries", "_fingerprint_shift", "_shift", "_view", "factor", "n")
 
     def __init__(self, n: int, bits: int = 22) -> None:
         self.n = n
-        self.factor = leaving_factor(n)
-        self._shift = KEY_BITS - bits
-        self._fingerprint_shift = KEY_BITS - bits - 24
+        self.factor: int = pow(_BASE, n, _MASK + 1)  # of a token that leaves a window
+        self._shift = _KEY_BITS - bits
+        self._fingerprint_shift = _KEY_BITS - bits - 24
         self._entries = np.zeros(1 << bits, np.uint64)  # untouched pages cost no memory
         self._view = self._entries.data  # reads a scalar four times faster than numpy
 
@@ -169,39 +171,22 @@ class NgramTable:
 
     def learn(self, tokens: Sequence[int], salt: int) -> None:
         """Add what followed every n tokens of a text."""
-        if len(tokens) <= self.n:
-            return
-        text = np.array(tokens, np.int32)
-        keys = keys_of(text[:-1], self.n) ^ np.uint64(salt)
-        slots = (keys >> np.uint64(self._shift)).astype(np.int64)
-        fingerprints = (keys >> np.uint64(self._fingerprint_shift)) & np.uint64(_FINGERPRINT)
-        following = text[self.n :].astype(np.uint64)
-        # Order matters only within a slot: those that come once are done at once, the rest in
-        # order.
-        _, inverse, counts = np.unique(slots, return_inverse=True, return_counts=True)
-        is_lone = counts[inverse] == 1
-        self._learn_lone(slots[is_lone], following[is_lone], fingerprints[is_lone])
-        view, rest = self._view, ~is_lone
-        for slot, token, mark in zip(
-            slots[rest].tolist(), following[rest].tolist(), fingerprints[rest].tolist(), strict=True
-        ):
-            view[slot] = updated(view[slot], token, mark)
+        key = self.key_of(tokens[: self.n])
+        for leaving, token in zip(tokens, tokens[self.n :], strict=False):
+            self.learn_next(key, token, salt)
+            key = self.slide(key, leaving, token)
 
-    def _learn_lone(
-        self, slots: NDArray[np.int64], tokens: NDArray[np.uint64], fingerprints: NDArray[np.uint64]
-    ) -> None:
-        """`updated` on arrays; no slot comes twice."""
-        one, low = np.uint64(1), np.uint64(0xFF)
-        old = self._entries[slots]
-        count = old & low
-        fresh = tokens << np.uint64(32) | fingerprints << np.uint64(8)
-        is_same = (old | low) == (fresh | low)
-        is_other_ngram = (old >> np.uint64(8)) & np.uint64(_FINGERPRINT) != fingerprints
-        worn = np.where(is_other_ngram, old - one, old - count + count // np.uint64(2))
-        kept = np.where(is_same, fresh | np.minimum(count + one, np.uint64(MAX_COUNT)), worn)
-        self._entries[slots] = np.where(
-            (count <= one) & ~(is_same & (count == one)), fresh | one, kept
-        )
+    @staticmethod
+    def key_of(tokens: Sequence[int]) -> int:
+        """Of a window."""
+        key = 0
+        for token in tokens:
+            key = (key + token) * _BASE & _MASK
+        return key
+
+    def slide(self, key: int, leaving: int, entering: int) -> int:
+        """Key of the window after one token left and one entered."""
+        return (key - leaving * self.factor + entering) * _BASE & _MASK
 
     def learn_next(self, key: int, token: int, salt: int) -> None:
         """Add that `token` followed the window with this key."""
@@ -235,5 +220,5 @@ class NgramTable:
             tokens.append(token)
             counts.append(entry & 0xFF)
             window.append(token)
-            key = (key - window[i] * factor + token) * BASE & MASK
+            key = (key - window[i] * factor + token) * _BASE & _MASK
         return tokens, counts

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 
-from headstart.structures.rolling import namespace_id
 from headstart.structures.suffix_index import SEPARATOR, SLICE, SuffixIndex
+from headstart.structures.tenants import namespace_id
 from headstart.structures.text_store import TextStore
 from headstart.types.errors import ConfigError
 

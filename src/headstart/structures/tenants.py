@@ -44,6 +44,11 @@ def tenant_of(namespace: str) -> str:
     return namespace.partition(" ")[0]
 
 
+def namespace_id(namespace: str) -> bytes:
+    """16 bytes that stand for a namespace and do not reveal it; zeros for the public one."""
+    return hashlib.blake2b(namespace.encode(), digest_size=16).digest() if namespace else bytes(16)
+
+
 def who_gives_way(held: Mapping[str, int], tenant: str, amount: int = 1) -> str | None:
     """The tenant that makes room for so much of another; None if nobody holds more than that one
     would.

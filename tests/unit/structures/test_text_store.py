@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headstart.structures.checkpoints import Checkpoint, Checkpoints, pack, unpack
-from headstart.structures.rolling import namespace_id
+from headstart.structures.tenants import namespace_id
 from headstart.structures.text_store import TextStore
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab
