@@ -26,16 +26,13 @@ from headstart.types.report import Counters
 
 log = logging.getLogger(__name__)
 
-LEAST_TOKENS = 32  # of a prompt worth keeping, and to gain by bringing one back
+LEAST_TOKENS = 32  # of a prompt worth keeping, to gain by bringing one back or by waiting for it
 # cells of idle prompts that nobody else uses, from which on these are moved to main memory: 2,000
 # made a decode take 1.3 to 1.5 times as long, few are not worth
 # two copies
 LEAST_OWN_CELLS = 256
 LEAST_ROWS = 32  # to come, prompts and answers, from which on that is worth it
 _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and of the average that follows
-# a copy of a prompt of which only the end would be lost has to be so many times faster than reading
-# that end again: perhaps nobody will ask for it
-_TIMES_FASTER = 8
 _NOTHING: Future[StoredPrompt | None] = Future()
 _NOTHING.set_result(None)
 
@@ -70,17 +67,6 @@ class HostPrompts:
         """Keep in files what finds no room in main memory, and what is there at the end."""
         if disk is not None:
             self.disk, self.store.dropped = disk, disk.put
-
-    def is_end_worth_it(self, cells: Cells, num_kept: int) -> bool:
-        """Whether to copy another conversation's prompt, which will be cut to so many tokens."""
-        if self._engine.cache_kind is not CacheKind.CUT:
-            return False
-        copying = cells.length * self._bytes_per_token * self._seconds_per_byte
-        return self._reading_seconds(cells.length - num_kept) > _TIMES_FASTER * copying
-
-    def _reading_seconds(self, num_tokens: int) -> float:
-        counters = self._counters
-        return num_tokens * counters.prompt_seconds / max(1, counters.prompt_tokens)
 
     def evict(self) -> bool:
         """Free the idle cells that were used longest ago; False if there are none. Their prompt
@@ -321,7 +307,9 @@ class HostPrompts:
 
     def _saves_time(self, num_gained: int, copying: float) -> bool:
         """Whether so many tokens are worth so many seconds; reading them is if not measured."""
-        reading = self._reading_seconds(num_gained) if self._counters.prompt_tokens else copying
+        counters, reading = self._counters, copying
+        if counters.prompt_tokens:
+            reading = num_gained * counters.prompt_seconds / counters.prompt_tokens
         return num_gained >= LEAST_TOKENS and reading >= copying
 
     def _usable(self, lengths: Iterable[int], whole: int, length: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
-from headstart.scheduler.host_prompts import HostPrompts
+from headstart.scheduler.host_prompts import LEAST_TOKENS, HostPrompts
 from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence, num_shared
 from headstart.scheduler.step import StepPlan
 from headstart.structures.prefix import common_prefix_length
@@ -18,7 +18,6 @@ from headstart.structures.prefix_index import packed
 from headstart.types import CacheKind, Engine
 from headstart.types.media import chunk_begin
 
-LEAST_SHARED = 32  # tokens worth waiting for while another request reads them
 NO_ROOM = "no memory for the state before a draft"
 
 
@@ -113,7 +112,8 @@ class PromptCache:
         stored = host.find(sequence, placement.num_known)
         if stored is None:
             is_other = is_another(num_kept, cells.num_prompt)
-            if 2 * num_kept < cells.length or (is_other and host.is_end_worth_it(cells, num_kept)):
+            # of blocks only those of the end are copied
+            if 2 * num_kept < cells.length or (is_other and self._engine.has_blocks):
                 return placement if self._is_kept(cells) else None
             return placement
         host.store.take(stored)  # what is kept now may need its place in the store
@@ -195,7 +195,7 @@ class PromptCache:
         """
         if not sequence.request.cache_prompt or self._engine.cache_kind is not CacheKind.CUT:
             return None  # where prefixes cannot be cut anywhere, waiting might be in vain
-        best, most = None, sequence.num_decoded + LEAST_SHARED - 1
+        best, most = None, sequence.num_decoded + LEAST_TOKENS - 1
         tokens = sequence.text.tokens
         for other in running:
             if other.is_generating or other.prompt_namespace != sequence.prompt_namespace:
@@ -269,7 +269,7 @@ def is_another(num_common: int, num_prompt: int) -> bool:
 
     Of the conversation that it continues, it may lack the answer: thoughts are not sent back.
     """
-    return num_common + LEAST_SHARED <= num_prompt
+    return num_common + LEAST_TOKENS <= num_prompt
 
 
 def _age(cells: Cells) -> tuple[bool, float]:
