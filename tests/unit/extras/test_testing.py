@@ -20,7 +20,7 @@ from headstart.extras.testing import lossless
 from headstart.speculators import Speculator
 from headstart.speculators.ngram_simple import NgramSimpleSpeculator
 from headstart.testing import CONTRACT, LetterVocab, assert_lossless, check_speculator
-from headstart.types import Draft, DraftRequest
+from headstart.types import Draft, DraftRequest, Vocab
 
 
 class Good(Speculator):
@@ -165,8 +165,15 @@ def test_a_broken_promise_is_found(kind: type[Speculator], promise: str, says: s
         check(kind)
 
 
+class Spelling(Good):
+    """Asks for the vocabulary."""
+
+    def __init__(self, vocab: Vocab) -> None:
+        assert vocab.token_bytes(30) == b"\n"
+
+
 def test_a_good_one_passes_and_what_it_drafted_is_counted() -> None:
-    drafted, accepted = check_speculator(Good)
+    drafted, accepted = check_speculator(Spelling)
     assert drafted > accepted > 0
 
 

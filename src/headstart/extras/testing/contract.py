@@ -15,8 +15,10 @@ import inspect
 import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from math import inf
 from operator import index
+from typing import Any
 
 import numpy as np
 
@@ -35,13 +37,17 @@ _MAX_TOKENS = (1, 2, 7, 40)
 def check_speculator(make: Make) -> tuple[int, int]:
     """Check the whole contract, and that the speculator changes no text.
 
-    `make` makes it: its class, or a function without arguments where the constructor wants some.
+    `make` makes it: its class, or a function where the constructor wants more than a `vocab`, which
+    is given that of the fake model: letters, and a newline.
     Returns how many tokens it drafted and how many were accepted in `assert_lossless`.
 
     Raises:
         AssertionError: what is wrong.
         Exception: what the speculator raised.
     """
+    if "vocab" in inspect.signature(make).parameters:
+        kind: Any = make
+        make = partial(kind, vocab=LetterVocab())
     for promise in CONTRACT:
         promise(make)
     return assert_lossless(make)
