@@ -182,10 +182,7 @@ class AutoModel(Learner):
                 Draft([0] * len(scores[i]), scores[i], "model", is_ready=not slots[i].unread)
                 for i in asked
             ]
-            no_leads = [0] * len(asked)
-            plan.calls.append(
-                DraftCall("model", asked, drafts, milliseconds, granted, no_leads, num_read)
-            )
+            plan.calls.append(DraftCall("model", asked, drafts, milliseconds, granted, num_read))
         for i in drafting:
             slots[i].catch_up_to(len(scores[i]))
             if scores[i]:

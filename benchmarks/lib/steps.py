@@ -99,7 +99,6 @@ def model_call(
     milliseconds: float,
     catch_up: int = 0,
     *,
-    rounds_behind: Sequence[int] = (),
     name: str = "model",
 ) -> DraftCall:
     """A draft model's call for the first answers; scores: of its drafts, None: it only read."""
@@ -107,9 +106,8 @@ def model_call(
         Draft((), (), name, is_ready=False) if one is None else Draft([0] * len(one), one, name)
         for one in scores
     ]
-    rounds_behind = [*rounds_behind, *[0] * (len(drafts) - len(rounds_behind))]
     indices = list(range(len(drafts)))
-    return DraftCall(name, indices, drafts, milliseconds, [*allowances], rounds_behind, catch_up)
+    return DraftCall(name, indices, drafts, milliseconds, [*allowances], catch_up)
 
 
 def ran(

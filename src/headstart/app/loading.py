@@ -33,7 +33,6 @@ from headstart.text.vocabulary.templates import find_replacements
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, ModelError
-from headstart.types.state_batch import MERGED_ROWS
 from headstart.types.widths import WidthClasses
 
 log = logging.getLogger(__name__)
@@ -158,7 +157,7 @@ def drafter_part(config: Config, drafter: Drafter, base: EngineConfig) -> Part:
     if not drafter.reads_states:
         return Part(drafter.path, own, Limits(parallel, parallel, 0))
     num_heads = drafter.num_heads or 1  # each has sequences, and so cells, of its own
-    rows = max(MERGED_ROWS + 1 + num_heads, drafter.block_size)
+    rows = max(1 + num_heads, drafter.block_size)
     cells = num_heads * (own.context + parallel * (rows + _max_draft(config)))  # room for drafts
     is_heads = drafter.num_heads > 0
     limits = Limits(

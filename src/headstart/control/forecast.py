@@ -16,7 +16,7 @@ stopped at a limit says nothing about lower limits, and is not counted for them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,16 +129,10 @@ class DraftHistory:
         return np.array([everyone if one is None else one.rates(everyone) for one in requests])
 
 
-class Forecast(NamedTuple):
-    """Of drafts, by request, limit and length."""
-
-    tokens: Array  # expected accepted tokens
-    rows: Array  # expected tokens drafted
-    rounds: Array  # of the model: one per token, and one for a token below the limit
-
-
-def forecast(rates: Array, lengths: NDArray[np.int64]) -> Forecast:
-    """What to expect of drafts of up to so many tokens.
+def forecast(rates: Array, lengths: NDArray[np.int64]) -> tuple[Array, Array, Array]:
+    """What to expect of drafts of up to so many tokens, by request, limit and length: tokens that
+    are accepted, tokens that are drafted, and rounds of the model, one per token and one for a
+    token below the limit.
 
     Args:
         rates: as `DraftHistory.rates`.
@@ -149,4 +143,4 @@ def forecast(rates: Array, lengths: NDArray[np.int64]) -> Forecast:
     # geometric series
     sums = first * (1.0 - later ** lengths[:, None, None, :]) / (1.0 - later)
     before = (sums - first)[:, :, 0] / np.maximum(later[:, :, 0], 1e-9)  # one token less
-    return Forecast(sums[:, :, 1], sums[:, :, 0], 1.0 + before)
+    return sums[:, :, 1], sums[:, :, 0], 1.0 + before

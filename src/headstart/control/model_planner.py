@@ -26,7 +26,7 @@ from headstart.control.calibration import Calibration
 from headstart.control.cost import CostTable
 from headstart.control.draft_cost import DraftCost
 from headstart.control.forecast import LIMITS, DraftHistory, forecast
-from headstart.control.probes import PROBE_TOKENS, Probes, ProbeSlot
+from headstart.control.probes import PROBE_TOKENS, Probes
 from headstart.control.values import (
     NO_ALLOWANCE,
     WEIGHT,
@@ -107,11 +107,12 @@ class ModelDraftPlanner:
             elif not by_hand:
                 probed = self._probe(drafter, [slots[i] for i in auto], step)
                 if probed is not None:
-                    slot = slots[auto[probed]]
+                    index = next(i for i in auto if slots[i].number == probed)
+                    slot = slots[index]
                     drafter.probes.savings -= gains.get(slot.number, 0.0)  # taken from another
                     length = min(slot.max_tokens, PROBE_TOKENS)
                     allowance = Allowance(length, can_skip=slot.can_skip, is_probe=True)
-                    chosen[slot.number] = name, auto[probed], allowance
+                    chosen[probed] = name, index, allowance
                 if not any(slot.to_beat or slot.prefix < 1.0 for slot in slots):
                     drafter.num_refused += 1
                     drafter.rest = min(REST, drafter.num_refused // 8)
@@ -240,13 +241,10 @@ class ModelDraftPlanner:
         # by slot: what its draft has to earn, as such and for each token of what is read first
         to_beat, factor = np.empty((num, 1, 1)), np.empty((num, 1, 1))
         token_price, share = rate * cost.token(plain), state.history.share
-        round_price = rate * cost.round(num, plain)
         for i, slot in enumerate(slots):
             reading = token_price * (slot.num_recent if can_skip else slot.catch_up)
             reading /= max(1.0, share * self._num_left(slot))
-            # each pays its own rounds behind, though those of several slots are decoded together
-            behind = round_price * slot.rounds_behind
-            to_beat[i] = slot.to_beat + gains.get(slot.number, 0.0) + behind + reading
+            to_beat[i] = slot.to_beat + gains.get(slot.number, 0.0) + reading
             factor[i] = slot.prefix * (1.0 - reading)
         most = [min(slot.max_tokens, step.max_draft_rows) for slot in slots]
         mean = self._calibration.tables[name].mean()
@@ -280,15 +278,9 @@ class ModelDraftPlanner:
         return max(1.0, min(slot.num_left, self._answer))
 
     def _probe(self, drafter: ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
-        """The slot to probe with now, if any."""
+        """The request to probe with now, if any."""
         plain = self._budget.plain_ms(step)
-        token, round_price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
-        probed = [
-            ProbeSlot(
-                slot.number,
-                token * slot.num_recent + round_price * slot.rounds_behind,
-                0.5 * self._num_left(slot) / step.num_slots,
-            )
-            for slot in slots
-        ]
-        return drafter.probes.choose(probed, PROBE_TOKENS * round_price)
+        token, price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
+        reading = {one.number: token * one.num_recent for one in slots}
+        hopes = {one.number: 0.5 * self._num_left(one) / step.num_slots for one in slots}
+        return drafter.probes.choose(reading, hopes, PROBE_TOKENS * price)

@@ -20,23 +20,15 @@ two such shares of the time.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE
 
 PROBE_TOKENS = 3  # draft tokens
 CREDIT = 8.0  # plain steps that a model may lose at first; 8 times as many it may save up
-
-
-class ProbeSlot(NamedTuple):
-    """A slot that could be probed. In plain steps."""
-
-    number: int
-    reading: float  # price of what the model has to read for it
-    hope: float  # what a good model would save in the rest of the request
 
 
 @dataclass(slots=True)
@@ -83,25 +75,29 @@ class Probes:
         self.unpaid -= lost
         self.settle(-lost)
 
-    def choose(self, slots: Sequence[ProbeSlot], price: float) -> int | None:
-        """Index of the slot to probe with now, if any.
+    def choose(
+        self, readings: Mapping[int, float], hopes: Mapping[int, float], price: float
+    ) -> int | None:
+        """The request to probe with now, if any. In plain steps.
 
-        price: of a probe without reading.
+        Args:
+            readings: by request, the price of what the model has to read for it.
+            hopes: by request, what a good model would save in the rest of it.
+            price: of a probe without reading.
         """
-        for index, slot in enumerate(slots):
-            if slot.number == self.reading:
-                return index
+        if self.reading is not None and self.reading in readings:
+            return self.reading
         self.reading = None
-        nearest = min(range(len(slots)), key=lambda i: slots[i].reading)
-        slot = slots[nearest]
-        is_long = slot.reading > price
-        if is_long and slot.hope < slot.reading:
+        nearest = min(readings, key=readings.__getitem__)
+        reading = readings[nearest]
+        is_long = reading > price
+        if is_long and hopes[nearest] < reading:
             return None
-        self.goal = slot.reading + price * (MOST_TRIALS if is_long else 1)
+        self.goal = reading + price * (MOST_TRIALS if is_long else 1)
         if self.goal > self.savings:
             return None
-        self.savings -= slot.reading + price
-        self.reading = slot.number
+        self.savings -= reading + price
+        self.reading = nearest
         return nearest
 
     def called(self, number: int) -> None:

@@ -63,7 +63,6 @@ class ModelSlot:
     to_beat: float = 0.0  # tokens: what is expected of a text draft that the model's would replace
     num_left: int = 2**30  # most that may still come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
-    rounds_behind: int = 0  # rounds in which it reads the text draft that it would continue
     recent: int | None = None  # as `catch_up`, if it leaves out the middle; None: it cannot
 
     @property
@@ -98,10 +97,8 @@ class DraftCall:
     indices: list[int]  # of the answers
     drafts: list[Draft]
     milliseconds: float
-    # of a draft model, by answer, else empty: how far it might go, and in how many rounds it first
-    # read a text's draft
+    # of a draft model, by answer, else empty: how far it might go
     allowances: list[Allowance] = field(default_factory=list)
-    rounds_behind: list[int] = field(default_factory=list)
     catch_up: int | None = None  # tokens that it read, for all; None: it failed, or is no model
 
     @property
@@ -120,11 +117,8 @@ class DraftCall:
         """Passes of a draft model: one per token, and one for a token below the limit."""
         return max(
             [
-                behind + min(allowance.max_tokens, len(draft.tokens) + 1)
-                for behind, allowance, draft in zip(
-                    self.rounds_behind, self.allowances, self.drafts, strict=True
-                )
-                if draft.is_ready
+                min(allowance.max_tokens, len(draft.tokens) + 1)
+                for _, allowance, draft in self.drafted
             ],
             default=0,
         )

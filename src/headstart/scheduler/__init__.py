@@ -6,7 +6,7 @@ Then, by topic:
     who gets cells    admission, constraint_queue, prompt_cache; in main memory and on the disk:
                       host_prompts, copies, host_cache, disk_cache
     who takes part    turns
-    drafts            drafting, model_drafting, offers, grammar_drafts, policy; the speculators:
+    drafts            drafting, model_drafting, offers, policy; the speculators:
                       guarded_speculator, observed_engine
     the batch         batching, prompt_order, warm_up
     after the decode  commit, context_shift

@@ -20,10 +20,16 @@ from headstart.control.controller import Controller
 from headstart.control.cost import Sample
 from headstart.control.values import DraftCall, Step, with_gap
 from headstart.scheduler.batching import limit_drafts
-from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.model_drafting import ModelDrafting
-from headstart.scheduler.offers import Candidate, askable, candidate, consider
+from headstart.scheduler.offers import (
+    GRAMMAR,
+    Candidate,
+    askable,
+    candidate,
+    consider,
+    constrained_name,
+)
 from headstart.scheduler.policy import Policy, check_wishes, make_policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import (

@@ -138,10 +138,6 @@ class GuardedSpeculator:
         """Tokens it has to read if it may leave some out; None: it reads all, or it failed."""
         return self._ask("num_recent", seq_id, None, seq_id, history)
 
-    def rounds_behind(self, seq_id: int, num_drafted: int) -> int | None:
-        """Decodes to read another's draft of so many tokens; None: it cannot, or it failed."""
-        return self._ask("rounds_behind", seq_id, None, num_drafted)
-
     def num_resumable(self, seq_id: int, length: int) -> int:
         """Tokens that need not be decoded again for it; all where it failed."""
         return min(length, self._ask("num_resumable", seq_id, length, seq_id, length) or 0)

@@ -4,28 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 
 from headstart.control.controller import Controller
 from headstart.control.values import Allowance, DraftCall, ModelSlot
-from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
-from headstart.scheduler.offers import askable, consider
+from headstart.scheduler.offers import GRAMMAR, askable, consider
 from headstart.scheduler.step import BELOW_BREAK_EVEN, RESTING, StepPlan
 from headstart.types import Draft, DraftRequest
 
 # tokens; only to tell whether a model should continue or replace a text draft
 _TYPICAL_MODEL_DRAFT = 2.0
-
-
-@dataclass(slots=True)
-class _Granted:
-    """One answer for which a model may draft."""
-
-    index: int
-    allowance: Allowance
-    catch_up: int  # tokens that it reads before it drafts as allowed, the newest one not counted
-    rounds_behind: int | None  # in which it reads the text's draft; None: it begins anew
 
 
 class ModelDrafting:
@@ -53,25 +41,24 @@ class ModelDrafting:
         for model, indices in asked:
             self._ask_one(plan, model, indices, allowances[model.name])
 
-    def _rounds_behind(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> int | None:
-        """Rounds in which it reads the text's draft, if it should continue that."""
+    def _continued(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> list[int]:
+        """The text's draft, if the model should continue that."""
         survival, sources = plan.survivals[index], plan.sources[index]
-        if not survival or len(survival) >= plan.limits[index]:
-            return None
-        if not self._names.isdisjoint(sources):
-            return None
+        if not model.speculator.continues_drafts or not survival:
+            return []
+        if len(survival) >= plan.limits[index] or not self._names.isdisjoint(sources):
+            return []
         if plan.sequences[index].policy.is_fixed:  # then only what must come is continued
-            if set(sources) != {GRAMMAR}:
-                return None
-        elif survival[-1] * _TYPICAL_MODEL_DRAFT <= _TYPICAL_MODEL_DRAFT - sum(survival):
-            return None
-        return model.rounds_behind(plan.sequences[index].seq_id, len(survival))
+            is_worth_it = set(sources) == {GRAMMAR}
+        else:
+            more = _TYPICAL_MODEL_DRAFT * survival[-1]
+            is_worth_it = more > _TYPICAL_MODEL_DRAFT - sum(survival)
+        return plan.drafts[index] if is_worth_it else []
 
     def _slot(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> ModelSlot:
         """What a model could do for an answer, for control."""
         sequence, survival = plan.sequences[index], plan.survivals[index]
-        tokens, behind = sequence.text.words, self._rounds_behind(plan, index, model)
-        is_behind = behind is not None
+        tokens, is_behind = sequence.text.words, bool(self._continued(plan, index, model))
         return ModelSlot(
             sequence.number,
             plan.limits[index] - len(survival) if is_behind else plan.limits[index],
@@ -79,7 +66,6 @@ class ModelDrafting:
             recent=model.num_recent(sequence.seq_id, tokens),
             prefix=survival[-1] if is_behind else 1.0,
             to_beat=0.0 if is_behind else sum(survival),
-            rounds_behind=behind or 0,
             num_left=sequence.num_left,
             fixed_confidence=sequence.policy.p_min if sequence.policy.is_fixed else None,
         )
@@ -92,8 +78,8 @@ class ModelDrafting:
         allowances: list[Allowance],
     ) -> None:
         """Let one of them draft as far as control allows."""
-        granted = []
-        slots = plan.wishes[model.name]
+        call, num_unread = DraftCall(model.name, [], [], 0.0), 0
+        slots, before = plan.wishes[model.name], list[list[int]]()
         for index, slot, allowance in zip(indices, slots, allowances, strict=True):
             has_failed = plan.sequences[index].seq_id in model.failed  # in `num_catch_up`
             if has_failed or not allowance.max_tokens:
@@ -103,36 +89,28 @@ class ModelDrafting:
                 plan.gaps[index] = model.name
             else:
                 plan.gaps.pop(index, None)
-            catch_up = slot.catch_up
-            if allowance.can_skip and slot.recent is not None:
-                catch_up = slot.recent
-            behind = self._rounds_behind(plan, index, model)
-            granted.append(_Granted(index, allowance, catch_up, behind))
-        if granted:
-            self._run(plan, model, granted)
-
-    def _run(self, plan: StepPlan, model: GuardedSpeculator, granted: list[_Granted]) -> None:
-        with _requests(plan, model, granted) as requests:
-            drafts = model.propose(requests)
-        milliseconds = 1000.0 * model.last_seconds
-        has_failed = drafts[0].reason == FAILED  # then for all
-        catch_up = None if has_failed else _num_read(plan, model, drafts, granted)
-        allowances = [one.allowance for one in granted]
-        behind = [one.rounds_behind or 0 for one in granted]
-        indices = [one.index for one in granted]
-        plan.calls.append(
-            DraftCall(model.name, indices, drafts, milliseconds, allowances, behind, catch_up)
-        )
-        for one, draft in zip(granted, drafts, strict=True):
+            num_unread += slot.num_recent if allowance.can_skip else slot.catch_up
+            call.indices.append(index)
+            call.allowances.append(allowance)
+            before.append(self._continued(plan, index, model))
+        if not call.indices:
+            return
+        with _requests(plan, model, call, before) as requests:
+            call.drafts = model.propose(requests)
+        call.milliseconds = 1000.0 * model.last_seconds
+        if call.drafts[0].reason != FAILED:  # if it is, for all
+            call.catch_up = max(0, num_unread - _num_left(plan, model, call, before))
+        plan.calls.append(call)
+        for index, known, draft in zip(call.indices, before, call.drafts, strict=True):
             if draft.tokens:
-                self._choose(plan, one, draft)
+                self._choose(plan, index, draft, known)
             else:
-                plan.miss(one.index, model.name, draft.reason or "no match")
+                plan.miss(index, model.name, draft.reason or "no match")
 
-    def _choose(self, plan: StepPlan, one: _Granted, draft: Draft) -> None:
-        """Append the model's draft to the text's, or take it instead if it is worth more."""
-        index = one.index
-        before = plan.drafts[index] if one.rounds_behind is not None else []
+    def _choose(self, plan: StepPlan, index: int, draft: Draft, before: list[int]) -> None:
+        """Append the model's draft to the text's (`before`) or, without one to continue, take it if
+        it is worth more.
+        """
         found = consider(plan, index, draft, self._controller, before)
         if found is None:
             return
@@ -148,35 +126,26 @@ class ModelDrafting:
             plan.take(index, tokens, sources, survival)
 
 
-def _num_left(plan: StepPlan, model: GuardedSpeculator, one: _Granted) -> int:
-    """Tokens that the model left for later, of those that it reads before it drafts as allowed."""
-    sequence = plan.sequences[one.index]
-    seq_id, tokens = sequence.seq_id, sequence.text.words
-    if one.allowance.can_skip and (recent := model.num_recent(seq_id, tokens)) is not None:
-        return recent
-    return model.num_catch_up(seq_id, tokens)
-
-
-def _num_read(
-    plan: StepPlan,
-    model: GuardedSpeculator,
-    drafts: list[Draft],
-    granted: list[_Granted],
+def _num_left(
+    plan: StepPlan, model: GuardedSpeculator, call: DraftCall, before: list[list[int]]
 ) -> int:
-    """Tokens that the model read in a call, of those that it lacked for each answer."""
-    num_read = 0
-    for one, draft in zip(granted, drafts, strict=True):
-        num_read += one.catch_up
-        if not draft.is_ready:
-            num_read -= _num_left(plan, model, one)
-        elif one.rounds_behind == 0:
-            num_read += len(plan.drafts[one.index])
-    return max(0, num_read)
+    """Tokens that the model left for later, less those of texts' drafts that it read."""
+    num_left = 0
+    answers = zip(call.indices, call.allowances, call.drafts, before, strict=True)
+    for index, allowance, draft, known in answers:
+        if draft.is_ready:
+            num_left -= len(known)
+            continue
+        sequence = plan.sequences[index]
+        seq_id, tokens = sequence.seq_id, sequence.text.words
+        recent = model.num_recent(seq_id, tokens) if allowance.can_skip else None
+        num_left += model.num_catch_up(seq_id, tokens) if recent is None else recent
+    return num_left
 
 
 @contextmanager
 def _requests(
-    plan: StepPlan, model: GuardedSpeculator, granted: list[_Granted]
+    plan: StepPlan, model: GuardedSpeculator, call: DraftCall, continued: list[list[int]]
 ) -> Iterator[list[DraftRequest]]:
     """What a model is asked, for as long as it drafts.
 
@@ -185,12 +154,12 @@ def _requests(
     """
     requests = []
     with ExitStack() as loans:
-        for one in granted:
-            sequence = plan.sequences[one.index]
+        answers = zip(call.indices, call.allowances, continued, strict=True)
+        for index, allowance, before in answers:
+            sequence = plan.sequences[index]
             text, state = sequence.text, sequence.text.legality
             words = text.tokens if model.sees_images else text.words
             images = [(start, chunk.for_draft) for start, chunk in sequence.media]
-            before = plan.drafts[one.index] if one.rounds_behind is not None else []
             legality = None
             if state is not None and state.is_active and not state.is_over:
                 legality = loans.enter_context(state.lookahead())
@@ -202,13 +171,13 @@ def _requests(
                 DraftRequest(
                     sequence.seq_id,
                     words,
-                    one.allowance.max_tokens,
-                    max(one.allowance.min_confidence, sequence.policy.p_min),
+                    allowance.max_tokens,
+                    max(allowance.min_confidence, sequence.policy.p_min),
                     None if sequence.request.sampling.is_greedy else text.sampler.couple,
                     sequence.request.namespace,
                     legality,
                     len(before),
-                    one.allowance.can_skip,
+                    allowance.can_skip,
                     tuple((start, chunk) for start, chunk in images if chunk is not None),
                 )
             )

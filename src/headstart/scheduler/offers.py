@@ -1,18 +1,29 @@
-"""From a speculator's draft to what can be verified of it, and what that is worth."""
+"""From a speculator's draft to what can be verified of it, and what that is worth.
+
+Under a constraint a draft is cut where it is illegal, with forced tokens in between: tokens that
+must come are drafts that cost nothing and are never wrong. No speculator gets credit for them: they
+have a name of their own in the draft, and what speculators are worth next to them is learned apart
+from what they are worth in free text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from headstart.control.controller import Controller
 from headstart.control.values import with_gap
-from headstart.scheduler.grammar_drafts import GRAMMAR, constrained_name, splice
 from headstart.scheduler.guarded_speculator import FAILED, GuardedSpeculator
 from headstart.scheduler.step import Offer, StepPlan
+from headstart.structures.prefix import common_prefix_length
 from headstart.types import Draft, DraftMode
 
+if TYPE_CHECKING:
+    from headstart.sampling.grammar.state import GrammarState, Lookahead
+
 ILLEGAL = "illegal under the constraint"
+GRAMMAR = "grammar"  # the name under which forced tokens are drafted
 
 
 Candidate = tuple[list[int], list[str], list[float]]
@@ -109,3 +120,59 @@ def control_name(plan: StepPlan, index: int, speculator: str) -> str:
     legality = plan.sequences[index].text.legality
     is_constrained = legality is not None and legality.is_active
     return constrained_name(speculator) if is_constrained else speculator
+
+
+def constrained_name(speculator: str) -> str:
+    """The name under which control learns what a speculator is worth in constrained text."""
+    return f"{speculator}+{GRAMMAR}"
+
+
+def splice(
+    legality: GrammarState, draft: Draft, max_tokens: int, before: Sequence[int] = ()
+) -> tuple[Draft, ...]:
+    """The legal beginning of a draft in parts: the speculator's own tokens and forced ones.
+
+    Args:
+        legality: where the text stands.
+        draft: what a speculator drafts; may be empty.
+        max_tokens: of all parts together.
+        before: tokens of the proposal that the draft continues.
+    """
+    with legality.lookahead() as ahead:
+        if not legality.is_active:
+            num_legal = ahead.read_legal([*before, *draft.tokens]) - len(before)
+            return (_part(draft, 0, min(num_legal, max_tokens)),) if num_legal > 0 else ()
+        if ahead.read_legal(before) < len(before):
+            return ()
+        return _parts(ahead, draft, max_tokens)
+
+
+def _parts(ahead: Lookahead, draft: Draft, max_tokens: int) -> tuple[Draft, ...]:
+    parts: list[Draft] = []
+    at, end = 0, len(draft.tokens)  # draft.tokens[0 : at] are used, those from `end` on are wrong
+    while max_tokens:
+        if forced := ahead.forced()[:max_tokens]:
+            agreeing = common_prefix_length(forced, draft.tokens[at:end])
+            at, end = (at + agreeing, end) if agreeing == min(len(forced), end - at) else (at, at)
+            if ahead.read_legal(forced) < len(forced):
+                break
+            parts.append(Draft(forced, [1.0] * len(forced), GRAMMAR))
+            max_tokens -= len(forced)
+            continue
+        start = at
+        while at < min(end, start + max_tokens) and not (at > start and ahead.forced()):
+            if not ahead.read_legal(draft.tokens[at : at + 1]):
+                end = at
+            else:
+                at += 1
+                if ahead.is_over:
+                    end = at
+        if at == start:
+            break
+        parts.append(_part(draft, start, at))
+        max_tokens -= at - start
+    return tuple(parts)
+
+
+def _part(draft: Draft, start: int, end: int) -> Draft:
+    return Draft(draft.tokens[start:end], draft.confidence[start:end], draft.speculator)

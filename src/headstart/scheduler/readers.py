@@ -10,8 +10,8 @@ from collections import defaultdict
 from dataclasses import replace
 from itertools import groupby
 
-from headstart.scheduler.grammar_drafts import GRAMMAR
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.scheduler.offers import GRAMMAR
 from headstart.scheduler.policy import Policy
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, StepRecord

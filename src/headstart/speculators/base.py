@@ -76,6 +76,9 @@ class Speculator(ABC):
     # believes it from the first step on
     scores_are_probabilities: ClassVar[bool] = False
     is_model: ClassVar[bool] = False  # drafting costs decodes, so control weighs the price first
+    # models: drafts behind another's draft, which it reads together with the newest token though
+    # the target has not decoded it (`DraftRequest.num_drafted`)
+    continues_drafts: ClassVar[bool] = False
 
     # drafts with the model of --draft-model; without one, naming this speculator is refused
     needs_draft_model: ClassVar[bool] = False
@@ -113,14 +116,6 @@ class Speculator(ABC):
         text (`DraftRequest.can_skip`), the newest one not counted; None: it reads all.
         """
         return None
-
-    def rounds_behind(self, num_drafted: int) -> int | None:
-        """Decodes in which a model reads another's draft of so many tokens, before its own first.
-
-        The target has not decoded them yet. 0: it reads them together with the newest token; None:
-        it cannot draft behind them.
-        """
-        return 0
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Model speculators: milliseconds of a draft round and of a token read, timed before the

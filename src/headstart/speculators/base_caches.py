@@ -21,11 +21,10 @@ from numpy.typing import NDArray
 from headstart.speculators.base import Speculator
 from headstart.speculators.target_states import TargetStates
 from headstart.types import ContextFullError, DecodedStates
-from headstart.types.state_batch import MERGED_ROWS, DraftContext, StateBatch
+from headstart.types.state_batch import DraftContext, StateBatch
 
-# Multiplications that take about as long as what a decode costs besides its rows, on one core.
-_DECODE_WORK = 2**23
 CONTEXT_FULL = "draft context full"
+MERGED_ROWS = 8  # of a sequence, at most, that are read together with those of others
 _WAITING_BYTES = 64 << 20  # of states of one sequence, before they are read
 
 
@@ -155,13 +154,10 @@ class FollowingSpeculator(Speculator):
             states.read[head] = states.held[head] = stop
 
     def catch_up(self, seq_ids: Sequence[int], head: int) -> list[NDArray[np.float32]]:
-        """A head reads the target's rows that it lacks, of all these sequences in one decode.
+        """A head reads the target's rows that it lacks, of all these sequences in one decode, in
+        which they have no outputs.
 
-        They need no outputs. Where outputs cost less than that decode, they are left to be read in
-        the same decode as the drafts.
-
-        Returns of each sequence what the rows that are left and that of the next token are made of
-        besides their tokens.
+        Returns of each sequence what the row of the next token is made of besides it.
 
         Raises:
             ContextFullError: there is no room for them.
@@ -177,16 +173,8 @@ class FollowingSpeculator(Speculator):
             rows[max(0, self._first_row - states.read[head]) :]
             for rows, states in zip(parts, known, strict=True)
         ]
-        if self._is_merged(sum(map(len, parts)), len(parts), head):
-            return parts
         self._read_together(seq_ids, head, parts)
         return [rows[-1:] for rows in parts]
-
-    def _is_merged(self, num_rows: int, num_drafts: int, head: int) -> bool:
-        """Whether so many rows of so many drafts are computed with outputs in one decode."""
-        most = min(self.context.max_outputs, self.batch.capacity) - head * num_drafts
-        work = (num_rows - num_drafts) * self.context.vocab_size * self.context.state_width
-        return num_rows <= most and work <= _DECODE_WORK
 
     def _read_together(
         self, seq_ids: Sequence[int], head: int, parts: Sequence[NDArray[np.float32]]

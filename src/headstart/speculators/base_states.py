@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.speculators.base_caches import CONTEXT_FULL, FollowingSpeculator
+from headstart.speculators.base_caches import CONTEXT_FULL, MERGED_ROWS, FollowingSpeculator
 from headstart.speculators.base_models import SAMPLE_ROWS, GrowingDraft, times_of
 from headstart.speculators.target_states import TargetStates
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, Preference
@@ -23,7 +23,7 @@ from headstart.types import (
     Draft,
     DraftRequest,
 )
-from headstart.types.state_batch import MERGED_ROWS, DraftContext
+from headstart.types.state_batch import DraftContext
 
 
 class StateSpeculator(FollowingSpeculator):
@@ -50,11 +50,6 @@ class StateSpeculator(FollowingSpeculator):
     def longest_draft(self) -> int | None:
         """Most tokens of a draft; None: any number."""
         return None
-
-    def rounds_behind(self, num_drafted: int) -> int | None:
-        """One decode a token, as for its own: the state before the next one is what it computes."""
-        longest = self.longest_draft
-        return num_drafted if longest is None or num_drafted < longest else None
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One decode per draft token for all requests together."""
@@ -124,18 +119,14 @@ class StateSpeculator(FollowingSpeculator):
         }
 
     def _begin(self, request: DraftRequest) -> StateDraft:
-        states, length = (
-            self.sequences[request.seq_id],
-            len(request.tokens) - 1 - request.num_drafted,
-        )
+        states, length = self.sequences[request.seq_id], len(request.tokens) - 1
         states.last_used = self._num_calls
         draft = StateDraft(request, states=states)
         if states.length != length or not states.num_states:
             draft.reason = "the target's states are missing"
             return draft
         room = self.context.context_size - length - 1
-        room = min(room, self.longest_draft or room) - request.num_drafted
-        limit = min(request.max_tokens, room)
+        limit = min(request.max_tokens, self.longest_draft or room, room)
         if limit <= 0:
             draft.reason = CONTEXT_FULL
             return draft
@@ -160,7 +151,7 @@ class StateSpeculator(FollowingSpeculator):
     def _extend(self, drafts: Sequence[StateDraft], step: int) -> list[StateDraft]:
         """One decode: the next token of each draft; returns those that go on.
 
-        Verified rows that a head lacks are read before it, or in it where that costs less.
+        Verified rows that a head lacks are read before it.
         """
         head = step if self.context.num_heads > 1 else 0
         batch, is_first = self.batch, step == 0 or head > 0
@@ -189,15 +180,10 @@ class StateSpeculator(FollowingSpeculator):
         return self.catch_up([draft.request.seq_id for draft in drafts], head)
 
     def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32]) -> int:
-        """The rows that this head lacks: those up to the newest token, and the draft.
-
-        Returns where they end in the batch.
-        """
-        states, batch, seq_id = draft.states, self.batch, draft.request.seq_id
-        own, tokens, length = self.id_of(seq_id, head), draft.tokens, states.length
-        start = length + 1 - len(first)
-        known = [*states.tokens[start:length], draft.newest]
-        batch.add_rows(own, start, known, first)
+        """The rows of the newest token and of the draft; returns where they end in the batch."""
+        states, batch, tokens = draft.states, self.batch, draft.tokens
+        own, length = self.id_of(draft.request.seq_id, head), draft.states.length
+        batch.add_rows(own, length, [draft.newest], first)
         if tokens:
             batch.add_rows(own, length + 1, tokens, np.stack(draft.guessed))
         states.held[head] = length + 1 + len(tokens)
@@ -247,7 +233,6 @@ class StateDraft(GrowingDraft):
     """One request's draft. `scores` are those of a head that knows better than the logits."""
 
     states: TargetStates = field(kw_only=True)
-    read: list[int] = field(default_factory=list)  # of another's draft that it continues
     guessed: list[NDArray[np.float32]] = field(default_factory=list)  # states before draft tokens
     has_ended: bool = False
 
@@ -258,12 +243,12 @@ class StateDraft(GrowingDraft):
     @property
     def tokens(self) -> list[int]:
         """What follows the newest token of the text, as far as it was decided."""
-        return self.read if self.builder is None else self.read + self.builder.tokens
+        return [] if self.builder is None else self.builder.tokens
 
     @property
     def newest(self) -> int:
         """The last token of the text."""
-        return self.request.tokens[-1 - self.request.num_drafted]
+        return self.request.tokens[-1]
 
     def num_unread(self, head: int) -> int:
         """Verified rows that a head lacks."""
@@ -282,18 +267,14 @@ class StateDraft(GrowingDraft):
     ) -> bool:
         """Pick the next token from the row after the last one; returns whether another may follow.
 
-        Where it continues another's draft, the tokens of that come first.
-
         Args:
             logits: of the row.
             state: what the model takes for the target's state there.
             score: the probability of acceptance, if it is known better than by the logits.
         """
         assert self.builder is not None
-        least, given = self.request.min_confidence, self.request.num_drafted - len(self.read)
-        if given:
-            self.read.append(self.request.tokens[-given])
-        elif score is None:
+        least = self.request.min_confidence
+        if score is None:
             self.has_ended = self.builder.extend(logits, least) is None
         elif not (score >= least and self.builder.extend(logits, 0.0) is not None):
             self.has_ended = True
@@ -304,7 +285,6 @@ class StateDraft(GrowingDraft):
         return is_active
 
     def learn(self, emitted: Sequence[int]) -> None:
-        """The target emitted these tokens where it began, or where what it continued began."""
-        before = len(self.read)
-        if self.builder is not None and list(emitted[:before]) == self.read:
-            self.builder.learn(emitted[before:])
+        """The target emitted these tokens where it began."""
+        if self.builder is not None:
+            self.builder.learn(emitted)

@@ -41,10 +41,6 @@ class DflashSpeculator(StateSpeculator):
     def longest_draft(self) -> int | None:
         return self.blocks.size - (not self.blocks.has_anchor)
 
-    def rounds_behind(self, num_drafted: int) -> int | None:
-        """A block stands right behind states of the target, and its first token alone is known."""
-        return None
-
     def _draft(self, drafts: Sequence[StateDraft]) -> None:
         active = [draft for draft in drafts if draft.is_active]
         if not active:

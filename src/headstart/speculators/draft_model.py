@@ -56,6 +56,7 @@ class DraftModelSpeculator(Speculator):
     name = "draft-model"
     scores_are_probabilities = True
     is_model = True
+    continues_drafts = True
     needs_draft_model = True
 
     @dataclass(frozen=True, slots=True)

@@ -32,10 +32,5 @@ class Gemma4AssistantSpeculator(StateSpeculator):
             firsts.append(states.before(states.length, states.length + 1))
         return firsts
 
-    def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32]) -> int:
-        batch, own, length = self.batch, draft.request.seq_id, draft.states.length
-        batch.add_rows(own, length, [draft.newest], first)
-        return batch.num_rows
-
     def _position(self, draft: StateDraft, num_tokens: int) -> int:
         return draft.states.length

@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 
 from headstart.types import Batch, Engine
 
-# Verified rows of a sequence, at most, that a drafter reads together with those of other sequences,
-# or with the first row of a draft; more are read before that.
-MERGED_ROWS = 8
-
 
 class StateBatch(Batch):
     """A batch of (token, state of the token before it), or of states alone."""

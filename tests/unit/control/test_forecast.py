@@ -22,7 +22,7 @@ def prior(going_on: float, kept: float) -> np.ndarray:
 def expected(profile: Profile, length: int) -> float:
     """Tokens of a draft of so many that stops at the limit."""
     rates = profile.rates(prior(0.5, 0.5))[None]
-    return float(forecast(rates, np.array([[length]])).tokens[0, LIMIT, 0])
+    return float(forecast(rates, np.array([[length]]))[0][0, LIMIT, 0])
 
 
 @pytest.mark.parametrize(("going_on", "kept"), [(0.8, 0.6), (1.0, 1.0), (0.0, 0.0)])
@@ -30,15 +30,14 @@ def test_a_forecast_is_the_sum_of_the_products_at_each_position(
     going_on: float, kept: float
 ) -> None:
     rates = np.broadcast_to((going_on, kept), (1, len(LIMITS), 2, 2))
-    known = forecast(rates, LENGTHS)
+    tokens, rows, rounds = forecast(rates, LENGTHS)
     for i, length in enumerate(LENGTHS[0]):
         drafted = sum(going_on**i for i in range(1, length + 1))
-        assert known.tokens[0, LIMIT, i] == pytest.approx(
+        assert tokens[0, LIMIT, i] == pytest.approx(
             sum(kept**i for i in range(1, length + 1)), rel=1e-5
         )
-        assert known.rows[0, LIMIT, i] == pytest.approx(drafted, rel=1e-5)
-        rounds = 1.0 + drafted - going_on**length
-        assert known.rounds[0, LIMIT, i] == pytest.approx(rounds, rel=1e-5)
+        assert rows[0, LIMIT, i] == pytest.approx(drafted, rel=1e-5)
+        assert rounds[0, LIMIT, i] == pytest.approx(1.0 + drafted - going_on**length, rel=1e-5)
 
 
 def test_tokens_of_bursty_text_are_counted_with_what_goes_together() -> None:

@@ -201,19 +201,3 @@ def test_any_room_in_the_batch_is_planned_for(room: int) -> None:
 def test_draft_prices_follow_measurements() -> None:
     controller = learned((4, 4), round_ms=8.0)
     assert prices(controller)["round_ms"]["1"] == pytest.approx(8.0, rel=0.1)
-
-
-def test_reading_a_text_draft_token_by_token_has_to_be_earned() -> None:
-    """A draft that is always right earns a few rounds of reading before it, not any number."""
-    controller = learned((4, 4))
-    slots = [ModelSlot(1, 16, prefix=0.98, rounds_behind=n) for n in (0, 1, 200)]
-    none, one, many = (granted(controller, slot).max_tokens for slot in slots)
-    assert none >= one > many == 0
-
-
-def test_rounds_that_read_a_text_draft_are_not_taken_for_dear_ones() -> None:
-    """Each round takes 5 ms: calls that read six tokens of a text first say the same price."""
-    controller = learned((4, 4))
-    for _ in range(20):
-        ran(controller, model_call([Allowance(2)], [[0.9] * 2], 8 * 5.0, rounds_behind=[6]), STEP)
-    assert prices(controller)["round_ms"]["1"] == pytest.approx(5.0)

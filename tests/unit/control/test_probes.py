@@ -11,7 +11,7 @@ from benchmarks.lib.simulated_models import BothSimulation
 from benchmarks.lib.steps import decode, grant, model_call, ran
 
 from headstart.control import Allowance, Controller, ModelSlot, Step
-from headstart.control.probes import CREDIT, Probes, ProbeSlot
+from headstart.control.probes import CREDIT, Probes
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE, with_gap
 
 STEP = Step(1, 1, 1000)
@@ -32,7 +32,7 @@ def make_controller() -> Controller:
 
 def choose(probes: Probes, numbers: Sequence[int], reading: Sequence[float]) -> int | None:
     return probes.choose(
-        [ProbeSlot(i, r, 99.0) for i, r in zip(numbers, reading, strict=True)], 1.0
+        dict(zip(numbers, reading, strict=True)), dict.fromkeys(numbers, 99.0), 1.0
     )
 
 
@@ -163,7 +163,7 @@ def test_a_new_model_that_is_good_is_used_from_the_first_requests_on(prompt: int
 def test_reading_that_has_begun_goes_on_and_is_paid_once() -> None:
     probes = Probes(savings=30.0)
     for left in (10.0, 7.0, 4.0, 1.0):
-        assert choose(probes, [7, 8], [left, 12.0]) == 0
+        assert choose(probes, [7, 8], [left, 12.0]) == 7
         probes.called(8)
     probes.called(7)
     assert probes.savings == pytest.approx(30.0 - 10.0 - 1.0)

@@ -21,7 +21,7 @@ from tests.unit.scheduler.constrained import (
 from headstart.config import SpeculationConfig
 from headstart.sampling.grammar.compiled import Compiled
 from headstart.sampling.grammar.state import GrammarState
-from headstart.scheduler.grammar_drafts import GRAMMAR, splice
+from headstart.scheduler.offers import GRAMMAR, splice
 from headstart.scheduler.slot_actions import end_thoughts
 from headstart.speculators import Speculator
 from headstart.speculators.draft_model import DraftModelSpeculator
