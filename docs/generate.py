@@ -79,9 +79,8 @@ def flags_page() -> str:
         "origin. A flag that is on or off has a `--no-` form.",
         "",
         "`HEADSTART_CACHE` is the folder for what the server learns and for prompts (default: "
-        "`~/.cache/headstart`). Any other `HEADSTART_` name is",
-        "refused. llama-server's flags and variables are in "
-        "[from-llama-server.md](from-llama-server.md).",
+        "`~/.cache/headstart`). llama-server's flags and variables",
+        "are in [from-llama-server.md](from-llama-server.md).",
     ]
     titles = groupby(all_settings(), lambda one: one.title)
     for title, members in titles:
@@ -162,9 +161,9 @@ def metrics_page() -> str:
         "`_total`, and `llamacpp:n_tokens_max`, are",
         "counters, the others gauges.",
         "",
-        "- Tokens, seconds and requests are counted when a request ends, also by a cancel; one "
-        "that fails adds to",
-        "  `headstart_requests_failed_total` alone. Decodes and drafts are counted at every step.",
+        "- Tokens, seconds and requests are counted when a request ends; one that fails adds to "
+        "`headstart_requests_failed_total` alone.",
+        "  Decodes and drafts are counted at every step.",
         "- The two gauges of speed are averages since `/metrics` was last read. For the last "
         "minutes divide two counters:",
         "  `rate(llamacpp:tokens_predicted_total[5m]) / "
