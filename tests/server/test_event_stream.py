@@ -10,12 +10,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from starlette.requests import ClientDisconnect
 from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.server.event_stream import MOST_AT_ONCE, EventStream
-from headstart.server.threads import ClientGoneError
 from headstart.types.errors import EngineError
 from headstart.types.request import FinishEvent, ProgressEvent, Request, RequestStats, TokenEvent
 
@@ -90,7 +90,7 @@ async def test_a_client_that_leaves_wakes_who_waits() -> None:
     worker = Silent()
     async with EventStream(worker, REQUESTS, leave) as events:
         asyncio.get_running_loop().call_later(0.01, has_left.set)
-        with pytest.raises(ClientGoneError):
+        with pytest.raises(ClientDisconnect):
             await events.take()
 
 

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 import orjson
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
@@ -21,7 +22,6 @@ from headstart.server.model import Service, service_of
 from headstart.server.prompts import Prompt
 from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
-from headstart.server.threads import ClientGoneError, unless_left
 from headstart.server.translate import Call, make_requests
 from headstart.types.errors import NotSupportedError
 from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent
@@ -76,21 +76,17 @@ async def answer(
     """Run a call; `prepare` renders and tokenizes the prompt, off the event loop.
 
     Raises:
-        ClientGoneError: the client disconnected before the answer began.
+        ClientDisconnect: the client disconnected before the answer began.
         HeadstartError: before the first event; later errors end the stream.
     """
     if body.stream and (conversation := http.headers.get(HEADER)):
         return await _kept(http, prepare, conversation)
-    dialect = await _prepared(http, prepare, http.receive)
+    threads = service_of(http).prompt_threads
+    dialect = await threads.run_for(http.scope, http.receive, prepare)
     begun = await _begin(http, dialect, http.receive)
     if isinstance(begun, Response):
         return begun
     return _StreamedAnswer(begun, media_type=dialect.media_type, headers=sse.HEADERS)
-
-
-async def _prepared(http: HttpRequest, prepare: Callable[[], Dialect], receive: Receive) -> Dialect:
-    run = service_of(http).prompt_threads.run(prepare, http.scope["headstart.namespace"])
-    return await unless_left(receive, run)
 
 
 async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation: str) -> Response:
@@ -99,16 +95,17 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
     Raises:
         ApiError: it was stopped before it began.
     """
-    streams, namespace = service_of(http).streams, http.scope["headstart.namespace"]
+    service, namespace = service_of(http), http.scope["headstart.namespace"]
+    streams = service.streams
     kept = streams.begin(namespace, conversation)
     try:
-        dialect = await _prepared(http, prepare, kept.receive)
+        dialect = await service.prompt_threads.run_for(http.scope, kept.receive, prepare)
         kept.media_type = dialect.media_type
         begun = await _begin(http, dialect, kept.receive)
     except BaseException as error:
         if streams.find(namespace, conversation) is kept:  # not that of the next request
             streams.stop(namespace, conversation)
-        if isinstance(error, ClientGoneError):
+        if isinstance(error, ClientDisconnect):
             raise ApiError(409, "this answer was stopped before it began") from error
         raise
     assert not isinstance(begun, Response)
@@ -186,7 +183,7 @@ async def _stream(
                 taken = await events.take()
             if dialect.ends_with_done:
                 yield sse.DONE
-        except ClientGoneError:
+        except ClientDisconnect:
             return
         except Exception as error:  # the status is sent already
             log_failure(error)

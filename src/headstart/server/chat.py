@@ -23,7 +23,6 @@ from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
 from headstart.server.routing import Routes
 from headstart.server.schemas import ChatBody
-from headstart.server.threads import unless_left
 from headstart.server.tool_use import prepare_reading
 from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
@@ -107,8 +106,7 @@ async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:
         model, size = service.served, service.info.context_size
         return len(read_chat(render_messages(body, model), model, size, media).tokens)
 
-    run = service.text_threads.run(count, http.scope["headstart.namespace"])
-    return await unless_left(http.receive, run)
+    return await service.text_threads.run_for(http.scope, http.receive, count)
 
 
 async def _with_media(http: HttpRequest, body: ChatBody) -> tuple[ChatBody, Media]:

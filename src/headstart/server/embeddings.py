@@ -108,9 +108,9 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     vocab = service.served.vocab
     event = await embed(http, service, lambda: read_inputs(given, vocab, info, media), media=media)
     write = _openai_answer if is_openai else _native_answer
-    tenant = http.scope["headstart.namespace"]
-    run = service.text_threads.run(lambda: json_response(write(body, service, event)), tenant)
-    return await unless_left(http.receive, run)
+    return await service.text_threads.run_for(
+        http.scope, http.receive, lambda: json_response(write(body, service, event))
+    )
 
 
 def embedding_info(service: Service) -> EmbeddingInfo:
@@ -143,11 +143,11 @@ async def embed(
     """The vectors of texts that `read` tokenizes, off the event loop; `media`: of their files.
 
     Raises:
-        ClientGoneError: the client disconnected.
+        ClientDisconnect: the client disconnected.
         HeadstartError: the texts cannot be read or embedded.
     """
     namespace = http.scope["headstart.namespace"]
-    texts = await unless_left(http.receive, service.prompt_threads.run(read, namespace))
+    texts = await service.prompt_threads.run_for(http.scope, http.receive, read)
     request_id = f"{prefix}-{secrets.token_hex(12)}"
     chunks = {p.ids()[0]: p for parts in media for p in parts if isinstance(p, MediaChunk)}
     command = EmbeddingRequest(request_id, tuple(texts), namespace, tuple(chunks.items()))

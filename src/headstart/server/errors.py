@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from headstart.server.threads import ClientGoneError
 from headstart.types.errors import (
     QUOTAS,
     CapacityError,
@@ -73,7 +72,6 @@ INERT = {
     "Content-Security-Policy": "sandbox; default-src 'none'",
     "X-Content-Type-Options": "nosniff",
 }
-CLIENT_GONE = 499  # as nginx logs it; the client has disconnected
 # the first `type` of each status
 TYPES = {status: type for status, type, _ in reversed(ANSWERS)}
 
@@ -152,15 +150,15 @@ def install(app: Starlette) -> None:
     """Turn exceptions of routes into responses of this shape, and count what quotas refuse."""
     app.state.refusals = Counter(dict.fromkeys(QUOTAS, 0))
     app.add_exception_handler(HeadstartError, _answer)
-    for left in (ClientGoneError, ClientDisconnect):  # the one of an answer, the other of a body
-        app.add_exception_handler(left, lambda _, error: Response(status_code=CLIENT_GONE))
+    # as nginx logs it; nobody gets this answer
+    app.add_exception_handler(ClientDisconnect, lambda _, error: Response(status_code=499))
     app.add_exception_handler(HTTPException, _answer_http)
     app.add_exception_handler(Exception, lambda _, error: error_response(error))
 
 
 def log_failure(error: Exception) -> None:
     """Log errors that the client did not cause."""
-    if not isinstance(error, ApiError | RequestError | CapacityError | ClientGoneError):
+    if not isinstance(error, ApiError | RequestError | CapacityError | ClientDisconnect):
         logger.error("request failed: %s", error, exc_info=not isinstance(error, HeadstartError))
 
 

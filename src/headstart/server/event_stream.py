@@ -13,9 +13,10 @@ from functools import partial
 from types import TracebackType
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from headstart.server.threads import ClientGoneError, left
+from headstart.server.threads import left
 from headstart.types.errors import CapacityError, HeadstartError
 from headstart.types.request import (
     Event,
@@ -101,7 +102,7 @@ class EventStream:
         Returns an empty list after `max_silence`.
 
         Raises:
-            ClientGoneError: the client disconnected.
+            ClientDisconnect: the client disconnected.
             HeadstartError: a request failed.
         """
         if not self._unread and self._failure is None:
@@ -161,7 +162,7 @@ class EventStream:
     async def _watch(self) -> None:
         await left(self._receive)
         self._cancel()
-        self._fail(ClientGoneError())
+        self._fail(ClientDisconnect())
 
 
 def num_alternatives(event: Event) -> int:

@@ -89,7 +89,7 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
 
     Raises:
         HeadstartError: one of them cannot be used, or the model reads none.
-        ClientGoneError: the client disconnected.
+        ClientDisconnect: the client disconnected.
     """
     if not sources:
         return ()

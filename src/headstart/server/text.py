@@ -21,7 +21,6 @@ from headstart.server.prompts import (
 )
 from headstart.server.routing import Routes, json_response
 from headstart.server.schemas import ChatBody, DetokenizeBody, TokenizeBody
-from headstart.server.threads import unless_left
 from headstart.text.utf8 import text_or_bytes
 
 routes = Routes()
@@ -90,6 +89,5 @@ def _limit(service: Service) -> int:
 
 
 async def _in_thread(http: HttpRequest, service: Service, run: Callable[[], Any]) -> Response:
-    tenant = http.scope["headstart.namespace"]
-    answer = service.text_threads.run(lambda: json_response(run()), tenant)
-    return await unless_left(http.receive, answer)
+    threads = service.text_threads
+    return await threads.run_for(http.scope, http.receive, lambda: json_response(run()))

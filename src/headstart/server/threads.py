@@ -15,17 +15,14 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from starlette.types import Receive
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
 
 from headstart.structures.interruption import watched
 from headstart.structures.tenants import TenantQueue
 from headstart.types.errors import CapacityError, QuotaError, RequestError
 
 T = TypeVar("T")
-
-
-class ClientGoneError(Exception):
-    """The client closed the connection."""
 
 
 class _Job:
@@ -82,7 +79,11 @@ class Threads:
             result: T = await asyncio.wrap_future(job.future)
             return result
         finally:
-            job.given_up = ClientGoneError()  # nobody waits for the result any more
+            job.given_up = ClientDisconnect()  # nobody waits for the result any more
+
+    async def run_for(self, scope: Scope, receive: Receive, function: Callable[[], T]) -> T:
+        """Run the function for a client whose body was read, as `run` and `unless_left`."""
+        return await unless_left(receive, self.run(function, scope["headstart.namespace"]))
 
     def _queue(self, job: _Job) -> None:
         """Let a job wait, instead of one of the tenant that has most jobs where there are many."""
@@ -141,14 +142,14 @@ async def unless_left(receive: Receive, work: Awaitable[T]) -> T:
     """Await `work`, and cancel it if the client disconnects. Read the request's body before.
 
     Raises:
-        ClientGoneError: the client disconnected.
+        ClientDisconnect: the client disconnected.
     """
     job = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(left(receive))
     try:
         await asyncio.wait((job, watcher), return_when=asyncio.FIRST_COMPLETED)
         if not job.done():
-            raise ClientGoneError
+            raise ClientDisconnect
         return job.result()
     finally:
         job.cancel()

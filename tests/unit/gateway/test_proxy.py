@@ -6,13 +6,13 @@ from contextlib import asynccontextmanager
 
 import httpx2
 import pytest
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from tests.unit.gateway.backends import running
 
 from headstart.gateway import proxy as proxy_module
 from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy, relay
 from headstart.server.errors import error_response
-from headstart.server.threads import ClientGoneError, unless_left
+from headstart.server.threads import unless_left
 from headstart.types.errors import BackendError
 
 JSON = [(b"content-type", b"application/json")]
@@ -55,16 +55,16 @@ async def in_front_of(url, *, silence=3600.0, tap=None, key="inner"):
         except BackendError as error:
             await error_response(error)(scope, receive, send)
             return
-        except ClientGoneError:
+        except ClientDisconnect:
             return
         try:
             await relay(answer, receive, send, tap)
-        except ClientGoneError:
+        except ClientDisconnect:
             return
 
     async with running(app) as own:
         yield own
-    proxy.close()
+    await proxy.close()
 
 
 async def ask(server, method="POST", path="/v1/x?a=%20b", content=b"{}", **more):
@@ -182,7 +182,7 @@ async def test_a_server_that_is_not_there_was_not_sent_the_request() -> None:
     proxy = Proxy()
     with pytest.raises(BackendError, match="the model cannot be reached") as caught:
         await proxy.open(Backend(name="the model", url=url), ProxiedRequest("GET", "/", []))
-    proxy.close()
+    await proxy.close()
     assert not caught.value.was_sent
     answer = await ask(in_front_of(url))
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, 502)
@@ -254,8 +254,8 @@ async def test_an_answer_that_is_read_here_has_a_limit(monkeypatch) -> None:
         answer = await proxy.open(backend_there, ProxiedRequest("GET", "/"))
         with pytest.raises(BackendError, match="the model sends more than 1000 bytes"):
             await answer.read()
-        assert not proxy._busy["the model"]
-        proxy.close()
+        assert not proxy._waits["the model"]
+        assert not proxy._connections.connections
 
 
 async def test_an_answer_that_breaks_off_while_it_is_read_here_leaves_no_connection() -> None:
@@ -264,7 +264,7 @@ async def test_an_answer_that_breaks_off_while_it_is_read_here_leaves_no_connect
         answer = await proxy.open(Backend(name="the model", url=url), ProxiedRequest("GET", "/"))
         with pytest.raises(BackendError):
             await answer.read()
-        assert not proxy._busy["the model"]
+        assert not proxy._connections.connections
 
 
 async def test_a_name_that_is_none_cannot_be_reached() -> None:
@@ -282,12 +282,12 @@ async def test_only_requests_that_wait_for_so_long_are_broken_off() -> None:
         proxy = Proxy()
         backend_there = Backend(name="the model", url=url)
         waiting = asyncio.create_task(proxy.open(backend_there, ProxiedRequest("GET", "/")))
-        while not any(one.is_silent(0.0) for one in proxy._busy["the model"]):
+        while not proxy._waits["the model"]:
             await asyncio.sleep(0.001)
         proxy.close_silent("the model", 3600.0)
         proxy.close_silent("another", 0.0)
         await asyncio.sleep(0.01)
         assert not waiting.done()
         proxy.close_silent("the model", 0.0)
-        with pytest.raises(BackendError, match="ended before it answered"):
+        with pytest.raises(BackendError, match="did not answer in time"):
             await waiting

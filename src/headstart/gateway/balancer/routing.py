@@ -24,7 +24,7 @@ from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.gateway.proxy import Backend, ProxiedAnswer, ProxiedRequest, Proxy, relay
 from headstart.server.body import parse_off_loop
 from headstart.server.errors import ApiError
-from headstart.server.threads import ClientGoneError, Threads, unless_left
+from headstart.server.threads import Threads, unless_left
 from headstart.types.errors import BackendError, CapacityError
 
 log = logging.getLogger(__name__)
@@ -55,7 +55,7 @@ class Routing:
         try:
             body = await HttpRequest(scope, receive).body()
             await self._handle(ProxiedRequest.of(scope, body), scope, receive, send)
-        except (ClientDisconnect, ClientGoneError):
+        except ClientDisconnect:
             return
 
     async def _handle(
@@ -125,7 +125,7 @@ class Routing:
                 flight.has_begun = True
                 return flight, answer
             replica.fail(flight)
-            answer.close()
+            await answer.close()
         if is_busy:
             raise self._overload()
         raise failure or CapacityError("no backend is healthy; try again later")

@@ -29,7 +29,7 @@ from headstart.server.errors import ApiError, shorten
 from headstart.server.extras import Extras
 from headstart.server.kept import HEADER
 from headstart.server.routing import json_response
-from headstart.server.threads import ClientGoneError, unless_left
+from headstart.server.threads import unless_left
 
 
 def create_app(
@@ -62,7 +62,7 @@ def create_app(
         finally:
             await own.close()
             await pool.close()
-            forward.proxy.close()
+            await forward.proxy.close()
 
     app = Starlette(routes=own.all(), lifespan=lifespan)
     app.router.default = forward
@@ -97,7 +97,7 @@ class Forward:
             else:
                 model = await self._model(http)
                 await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)
-        except (ClientDisconnect, ClientGoneError):
+        except ClientDisconnect:
             return
 
     async def describe(self, backend: Backend) -> Mapping[str, Any]:
