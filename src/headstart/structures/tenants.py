@@ -57,6 +57,35 @@ def who_gives_way(held: Mapping[str, int], tenant: str, amount: int = 1) -> str 
     return most if held.get(most, 0) > held.get(tenant, 0) + amount else None
 
 
+def surplus(
+    waiting: Iterable[Item],
+    tenant: str,
+    amount: int,
+    most: int,
+    held_by: Callable[[Item], tuple[str, int]],
+) -> list[Item] | None:
+    """The newest items of those who hold most, without which so much of a tenant fits; None if
+    that would not be enough.
+
+    Args:
+        most: that all may hold together.
+        held_by: the tenant of an item, and how much it is.
+    """
+    left, found = list(waiting), list[Item]()
+    while left:
+        held: Counter[str] = Counter()
+        for name, size in map(held_by, left):
+            held[name] += size
+        if held.total() + amount <= most:
+            break
+        giver = who_gives_way(held, tenant, amount)
+        if giver is None:
+            return None
+        found.append(next(one for one in reversed(left) if held_by(one)[0] == giver))
+        left.remove(found[-1])
+    return found
+
+
 def may_take(held: Counter[str], tenant: str, places: int) -> bool:
     """Whether a tenant may hold one more of so many places, and leave as many to the others."""
     return held[tenant] < places - held.total()

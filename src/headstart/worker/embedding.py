@@ -7,7 +7,7 @@ between two decodes the scheduler makes a step: those who generate wait for one 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.scheduler.scheduler import WAIT_SECONDS
-from headstart.structures.tenants import in_turns, tenant_of, who_gives_way
+from headstart.structures.tenants import in_turns, surplus, tenant_of
 from headstart.types.errors import (
     CapacityError,
     EngineError,
@@ -137,24 +137,22 @@ class EmbeddingQueue:
         Raises:
             CapacityError: that would not be enough; then none is refused.
         """
-        jobs, surplus = list(self._jobs), dict[_Texts, str]()
-        while jobs:
-            held: Counter[str] = Counter()
-            for job in jobs:
-                held[job.tenant] += job.request.num_tokens
-            if held.total() + request.num_tokens <= MAX_WAITING:
-                break
-            most = who_gives_way(held, tenant_of(request.namespace), request.num_tokens)
-            if most is None:
-                waiting = sum(job.request.num_tokens for job in self._jobs)
-                raise CapacityError(f"{waiting} tokens wait to be embedded; try again later")
-            last = max((job for job in jobs if job.tenant == most), key=lambda job: job.submitted)
-            jobs.remove(last)
-            surplus[last] = (
-                f"{held[most]} of {held.total()} tokens that wait to be embedded are yours: "
-                "this request made room for another tenant; try again later"
-            )
-        for job, words in surplus.items():
+        jobs = sorted(self._jobs, key=lambda job: job.submitted)
+        sizes = [job.request.num_tokens for job in jobs]
+        found = surplus(
+            jobs,
+            tenant_of(request.namespace),
+            request.num_tokens,
+            MAX_WAITING,
+            lambda job: (job.tenant, job.request.num_tokens),
+        )
+        if found is None:
+            raise CapacityError(f"{sum(sizes)} tokens wait to be embedded; try again later")
+        words = (
+            f"{sum(sizes)} tokens wait to be embedded and most of them are yours: this request "
+            "made room for another tenant; try again later"
+        )
+        for job in found:
             self._drop(job)
             self._refused.append(error_event(job.request.request_id, QuotaError("queue", words)))
 

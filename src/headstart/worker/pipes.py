@@ -13,13 +13,13 @@ import logging
 import os
 import pickle
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from headstart.structures.tenants import tenant_of, who_gives_way
+from headstart.structures.tenants import surplus, tenant_of
 from headstart.types.errors import CapacityError, QuotaError
 from headstart.types.report import WorkerReport
 from headstart.types.request import EmbeddingRequest, Event, Request, StepTokens, Work
@@ -55,8 +55,8 @@ class Message:
 
 log = logging.getLogger(__name__)
 
-MAX_REQUESTS = 512  # that the engine did not take yet
-MAX_TOKENS = 1 << 22  # of their prompts
+MAX_REQUESTS = 512  # that the engine did not take yet; longer ones are fewer
+LEAST_TOKENS = 8192  # as which a shorter request counts
 _COUNTED = (Request, EmbeddingRequest)
 
 
@@ -84,10 +84,10 @@ class Sender:
         with self._changed:
             if isinstance(command, Cancel) and self._forget(command.request_id):
                 return
-            surplus = self._make_room(command) if isinstance(command, _COUNTED) else []
+            dropped = self._make_room(command) if isinstance(command, _COUNTED) else []
             self._commands.append(command)
             self._changed.notify()
-        for request in surplus:
+        for request in dropped:
             self._refuse(
                 request.request_id,
                 QuotaError(
@@ -106,24 +106,16 @@ class Sender:
     def _make_room(self, request: Request | EmbeddingRequest) -> list[Request | EmbeddingRequest]:
         """Take back requests of the tenant that has most, for one of another; returns them."""
         waiting = [one for one in self._commands if isinstance(one, _COUNTED)]
-        surplus: list[Request | EmbeddingRequest] = []
-        while waiting and (
-            len(waiting) >= MAX_REQUESTS or sum(map(_size, waiting)) + _size(request) > MAX_TOKENS
-        ):
-            held = Counter(tenant_of(one.namespace) for one in waiting)
-            most = who_gives_way(held, tenant_of(request.namespace))
-            if most is None:  # then nothing is taken back
-                raise CapacityError(
-                    f"{len(waiting)} requests wait for the engine, which is in a long step; "
-                    "try again later"
-                )
-            surplus.append(
-                next(one for one in reversed(waiting) if tenant_of(one.namespace) == most)
+        tenant, size = _held_by(request)
+        dropped = surplus(waiting, tenant, size, MAX_REQUESTS * LEAST_TOKENS, _held_by)
+        if dropped is None:
+            raise CapacityError(
+                f"{len(waiting)} requests wait for the engine, which is in a long step; "
+                "try again later"
             )
-            waiting.remove(surplus[-1])
-        for one in surplus:
+        for one in dropped:
             self._commands.remove(one)
-        return surplus
+        return dropped
 
     def _forget(self, request_id: str) -> bool:
         """Take back a request that was not sent yet."""
@@ -147,9 +139,10 @@ class Sender:
         self._pipe.close()  # here, where nobody can be writing to it
 
 
-def _size(request: Request | EmbeddingRequest) -> int:
-    """Tokens that have to be sent."""
-    return len(request.prompt) if isinstance(request, Request) else request.num_tokens
+def _held_by(request: Request | EmbeddingRequest) -> tuple[str, int]:
+    """Whose it is, and the tokens that have to be sent."""
+    size = len(request.prompt) if isinstance(request, Request) else request.num_tokens
+    return tenant_of(request.namespace), max(LEAST_TOKENS, size)
 
 
 _HEAD_BYTES = 8  # in front of each item: its size
