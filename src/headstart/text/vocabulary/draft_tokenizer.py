@@ -6,16 +6,19 @@ logits into draft-model tokens one by one, and finally into target tokens with a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headstart.structures.prefix import common_prefix_length
-from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 from headstart.types import DraftRequest, TokenChoice
+
+if TYPE_CHECKING:
+    from headstart.text.vocabulary.translated_sequence import TranslatedSequence
+    from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
 
 
 class Preference:
@@ -101,14 +104,10 @@ class DraftTokenizer:
     """One sequence in the draft model's tokens; here they are the target's own."""
 
     num_stable = 0  # leading history tokens that the last `to_draft_tokens` did not change
+    can_draft = True  # whether there is a history to continue
 
     def __init__(self, preference: Preference) -> None:
         self.preference = preference
-
-    @property
-    def can_draft(self) -> bool:
-        """Whether there is a history to continue."""
-        return True
 
     def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
         """The history in draft-model tokens; its first `known` target tokens are unchanged."""
@@ -132,52 +131,6 @@ class DraftTokenizer:
         return len(history) - num_open
 
 
-class TranslatingTokenizer(DraftTokenizer):
-    """The draft model has another vocabulary."""
-
-    def __init__(self, translator: VocabularyTranslator, preference: Preference) -> None:
-        super().__init__(preference)
-        self.translator = translator
-        self.sequence = translator.open()
-
-    @property
-    def can_draft(self) -> bool:
-        return self.sequence.can_draft
-
-    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
-        sequence = self.sequence
-        had = sequence.target_tokens
-        shared = common_prefix_length(had, tokens, min(known, len(had), len(tokens)))
-        self.num_stable = len(sequence.draft_history)
-        if shared < len(had):
-            sequence.truncate(shared)
-            self.num_stable = min(self.num_stable, sequence.num_stable)
-        if shared < len(tokens):
-            sequence.extend(tokens[shared:])
-            self.num_stable = min(self.num_stable, sequence.num_stable)
-        return sequence.draft_history
-
-    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
-        return self.sequence.target_tokens
-
-    def num_settled(self, history: Sequence[int], num_open: int) -> int:
-        """Estimates at most four draft tokens for each open one."""
-        return max(0, min(self.sequence.num_final, len(history) - 4 * num_open))
-
-    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
-        return TranslatingBuilder(request, limit, self)
-
-    def num_draft_tokens(self, num_target_tokens: int) -> int:
-        """By the ratio so far, plus one because the last is provisional, plus the healed one."""
-        sequence = self.sequence
-        ratio = len(sequence.draft_history) / max(1, len(sequence.target_tokens))
-        return (
-            math.ceil(num_target_tokens * max(0.5, min(4.0, ratio)))
-            + 1
-            + (sequence.healed is not None)
-        )
-
-
 class TranslatingBuilder(DraftBuilder):
     """Picks draft-model tokens and translates them at the end.
 
@@ -186,9 +139,9 @@ class TranslatingBuilder(DraftBuilder):
     likeliest token is picked.
     """
 
-    def __init__(self, request: DraftRequest, limit: int, tokenizer: TranslatingTokenizer) -> None:
-        super().__init__(request, limit, tokenizer.preference)
-        self._translator, self._sequence = tokenizer.translator, tokenizer.sequence
+    def __init__(self, request: DraftRequest, limit: int, sequence: TranslatedSequence) -> None:
+        super().__init__(request, limit, sequence.preference)
+        self._translator, self._sequence = sequence.translator, sequence
         # bytes of the history that the draft must repeat
         self._pending = self._sequence.pending
         self._num_healed = len(self._pending)
@@ -266,7 +219,7 @@ def make_draft_tokenizer(
     preference = Preference(sampling)
     if translator is None:
         return lambda: DraftTokenizer(preference)
-    return lambda: TranslatingTokenizer(translator, preference)
+    return lambda: translator.open(preference)
 
 
 def _choose(request: DraftRequest, logits: NDArray[np.float32], position: int) -> TokenChoice:

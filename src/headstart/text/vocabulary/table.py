@@ -102,7 +102,6 @@ def _word_ends(pieces: list[bytes]) -> bytes:
 
 # absorbs the space that a tokenizer puts before the first word; merges with nothing
 _ANCHOR = b"\x02"
-_INVALID = re.compile("([\udc80-\udcff]+)")  # what `surrogateescape` makes of invalid bytes
 _MAX_SPELLED_BYTES = 32  # longest token tried when spelling
 
 
@@ -130,7 +129,8 @@ class Encoder:
             text.decode()
         except UnicodeDecodeError:
             tokens: list[int] = []
-            for index, part in enumerate(_INVALID.split(text.decode("utf-8", "surrogateescape"))):
+            marked = text.decode("utf-8", "surrogateescape")
+            for index, part in enumerate(re.split("([\udc80-\udcff]+)", marked)):
                 raw = part.encode("utf-8", "surrogateescape")
                 tokens += spell(self.table, raw) if index % 2 else self._encode_valid(raw)
             return tokens

@@ -8,14 +8,23 @@ from its own tokens.
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from headstart.structures.prefix import common_prefix_length
+from headstart.text.vocabulary.draft_tokenizer import (
+    DraftBuilder,
+    DraftTokenizer,
+    Preference,
+    TranslatingBuilder,
+)
 from headstart.text.vocabulary.replacements import DRAFT_BASE, TARGET_BASE, symbols_of_tokens
 from headstart.text.vocabulary.retokenizer import Retokenizer, Snapshot
+from headstart.types import DraftRequest
 
 if TYPE_CHECKING:
     from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
@@ -24,8 +33,8 @@ _CONTROLS = re.compile("([\U00010000-\U0010ffff]+)")
 _CHUNK = 1024  # target tokens between two snapshots of a long prompt
 
 
-class TranslatedSequence(ABC):
-    """The target's history in draft tokens.
+class TranslatedSequence(DraftTokenizer, ABC):
+    """The draft model has another vocabulary: the target's history in draft tokens.
 
     target_tokens   the history
     draft_history   what the draft model's cache should hold before it drafts; live, do not keep it
@@ -37,12 +46,12 @@ class TranslatedSequence(ABC):
 
     pending = b""
     healed: int | None = None
-    can_draft = True
 
-    def __init__(self) -> None:
+    def __init__(self, translator: VocabularyTranslator, preference: Preference) -> None:
+        super().__init__(preference)
+        self.translator = translator
         self.target_tokens: list[int] = []
         self.draft_history: list[int] = []
-        self.num_stable = 0
 
     @property
     def num_final(self) -> int:
@@ -61,13 +70,40 @@ class TranslatedSequence(ABC):
     def truncate(self, length: int) -> None:
         """Keep the first `length` target tokens."""
 
+    def to_draft_tokens(self, tokens: Sequence[int], known: int) -> Sequence[int]:
+        had, num_stable = self.target_tokens, len(self.draft_history)
+        shared = common_prefix_length(had, tokens, min(known, len(had), len(tokens)))
+        if shared < len(had):
+            self.truncate(shared)
+            num_stable = min(num_stable, self.num_stable)
+        if shared < len(tokens):
+            self.extend(tokens[shared:])
+            num_stable = min(num_stable, self.num_stable)
+        self.num_stable = num_stable
+        return self.draft_history
+
+    def to_target_tokens(self, read: Sequence[int]) -> Sequence[int]:
+        return self.target_tokens
+
+    def num_settled(self, history: Sequence[int], num_open: int) -> int:
+        """Estimates at most four draft tokens for each open one."""
+        return max(0, min(self.num_final, len(history) - 4 * num_open))
+
+    def begin(self, request: DraftRequest, limit: int) -> DraftBuilder:
+        return TranslatingBuilder(request, limit, self)
+
+    def num_draft_tokens(self, num_target_tokens: int) -> int:
+        """By the ratio so far, plus one because the last is provisional, plus the healed one."""
+        ratio = len(self.draft_history) / max(1, len(self.target_tokens))
+        expected = math.ceil(num_target_tokens * max(0.5, min(4.0, ratio)))
+        return expected + 1 + (self.healed is not None)
+
 
 class SharedSequence(TranslatedSequence):
     """Ids are mapped; a token without a partner is spelled with the other side's tokens."""
 
-    def __init__(self, translator: VocabularyTranslator) -> None:
-        super().__init__()
-        self._translator = translator
+    def __init__(self, translator: VocabularyTranslator, preference: Preference) -> None:
+        super().__init__(translator, preference)
         draft = translator.draft
         if draft.add_bos and draft.bos_id is not None:
             self.draft_history.append(draft.bos_id)
@@ -77,15 +113,15 @@ class SharedSequence(TranslatedSequence):
     def extend(self, tokens: Sequence[int]) -> None:
         self.num_stable = len(self.draft_history)
         for token in tokens:
-            if self.target_tokens or token != self._translator.target.bos_id:
-                self.draft_history += self._translator.spell_for_draft(token)
+            if self.target_tokens or token != self.translator.target.bos_id:
+                self.draft_history += self.translator.spell_for_draft(token)
             self.target_tokens.append(token)
             self._ends.append(len(self.draft_history))
 
     def translate(self, draft_tokens: Sequence[int]) -> list[int]:
         tokens: list[int] = []
         for token in draft_tokens:
-            spelled = self._translator.spell_for_target(token)
+            spelled = self.translator.spell_for_target(token)
             if not spelled:
                 break
             tokens += spelled
@@ -101,9 +137,8 @@ class SharedSequence(TranslatedSequence):
 class TextSequence(TranslatedSequence):
     """Tokens are translated by their text."""
 
-    def __init__(self, translator: VocabularyTranslator) -> None:
-        super().__init__()
-        self._translator = translator
+    def __init__(self, translator: VocabularyTranslator, preference: Preference) -> None:
+        super().__init__(translator, preference)
         self._target = translator.target
         # (number of target tokens, draft tokens, symbols held back) behind each chunk
         self._snapshots: list[tuple[int, Snapshot, str]] = []
@@ -130,7 +165,7 @@ class TextSequence(TranslatedSequence):
     def translate(self, draft_tokens: Sequence[int]) -> list[int]:
         if not self.can_draft:
             return []
-        return self._translator.continue_target(self.target_tokens, self.pending, draft_tokens)
+        return self.translator.continue_target(self.target_tokens, self.pending, draft_tokens)
 
     def truncate(self, length: int) -> None:
         num_stable = len(self.draft_history)
@@ -153,8 +188,8 @@ class TextSequence(TranslatedSequence):
         self.num_stable = num_stable
 
     def _restart(self) -> None:
-        draft = self._translator.draft
-        self._stream = Retokenizer(self._translator.draft_encoder)
+        draft = self.translator.draft
+        self._stream = Retokenizer(self.translator.draft_encoder)
         if draft.add_bos and draft.bos_id is not None:
             self._stream.append_controls([draft.bos_id])
         self.draft_history = self._stream.tokens
@@ -169,7 +204,7 @@ class TextSequence(TranslatedSequence):
         self._stream.num_stable = len(self.draft_history)
 
     def _append(self, tokens: Sequence[int]) -> None:
-        replacements = self._translator.replacements
+        replacements = self.translator.replacements
         if not replacements and self._target.controls.keys().isdisjoint(tokens):
             self._stream.append(self._target.join(tokens))
             return
@@ -186,7 +221,7 @@ class TextSequence(TranslatedSequence):
         code = ord(symbol)
         if code >= DRAFT_BASE:
             return code - DRAFT_BASE
-        return self._translator.controls.get(code - TARGET_BASE)
+        return self.translator.controls.get(code - TARGET_BASE)
 
     def _end_change(self, last_token: int) -> int:
         """Heal after the last target token; returns the number of unchanged draft tokens."""
@@ -194,7 +229,7 @@ class TextSequence(TranslatedSequence):
         unread = self._stream.partial + (self._held.encode("latin-1") if self.can_draft else b"")
         self.pending = unread
         if self.draft_history and last_token not in self._target.controls:
-            last_piece = self._translator.draft.pieces[self.draft_history[-1]]
+            last_piece = self.translator.draft.pieces[self.draft_history[-1]]
             if last_piece and (unread or last_piece != self._target.pieces[last_token]):
                 self.healed = self.draft_history.pop()
                 self.pending = last_piece + unread

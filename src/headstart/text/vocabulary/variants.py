@@ -12,8 +12,6 @@ from collections.abc import Iterator, Sequence
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Vocab
 
-_WORD = re.compile(rb" ?(\w+)")
-
 Replacement = tuple[list[int], list[int]]
 """(replaced tokens, new tokens)"""
 
@@ -23,7 +21,8 @@ def variants(vocab: Vocab, old: Sequence[int], new: Sequence[int]) -> Iterator[R
 
     Each takes about ten microseconds; there may be duplicates.
     """
-    before, after = (_WORD.fullmatch(b"".join(map(vocab.token_bytes, one))) for one in (old, new))
+    texts = (b"".join(map(vocab.token_bytes, one)) for one in (old, new))
+    before, after = (re.fullmatch(rb" ?(\w+)", one) for one in texts)
     if before is None or after is None:
         return
     # characters that tokens may join to a word

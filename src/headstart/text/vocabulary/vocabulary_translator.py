@@ -15,6 +15,7 @@ from headstart.text.vocabulary.comparison import (
     compare,
     pair_controls,
 )
+from headstart.text.vocabulary.draft_tokenizer import Preference
 from headstart.text.vocabulary.replacements import Pair, Replacements
 from headstart.text.vocabulary.retokenizer import LOOKBEHIND
 from headstart.text.vocabulary.table import Encoder, VocabTable, num_incomplete, read_table
@@ -87,9 +88,10 @@ class VocabularyTranslator:
         replaced = f"; by text, with {pairs} marker{'s' * (pairs > 1)} replaced" if pairs else ""
         return self.comparison.describe() + (replaced if self.mode is TranslationMode.TEXT else "")
 
-    def open(self) -> TranslatedSequence:
+    def open(self, preference: Preference | None = None) -> TranslatedSequence:
         """Begin a sequence; the vocabularies must not be identical."""
-        return SharedSequence(self) if self.mode is TranslationMode.SHARED else TextSequence(self)
+        kind = SharedSequence if self.mode is TranslationMode.SHARED else TextSequence
+        return kind(self, preference or Preference("auto"))
 
     def map_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """A row of draft logits by target ids, -inf where a token has no partner."""

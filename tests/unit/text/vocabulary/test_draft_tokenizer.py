@@ -14,7 +14,6 @@ from tests.unit.text.vocabulary import real
 
 from headstart.text.vocabulary.draft_tokenizer import (
     Preference,
-    TranslatingTokenizer,
     best_of,
     spread,
 )
@@ -39,7 +38,7 @@ class Speaker:
         max_tokens: int = 8,
         limit: int = 16,
     ) -> None:
-        tokenizer = TranslatingTokenizer(translator, Preference("auto"))
+        tokenizer = translator.open(Preference("auto"))
         tokenizer.to_draft_tokens(history, 0)
         self.translator, self.history = translator, history
         self.builder: Any = tokenizer.begin(DraftRequest(0, history, max_tokens), limit)
@@ -112,7 +111,7 @@ def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyTrans
     calls: list[int] = []
     pick = demo.target.ids[b" x"]
     history = tokens_of(demo, b"the")
-    tokenizer = TranslatingTokenizer(demo, Preference("coupled"))
+    tokenizer = demo.open(Preference("coupled"))
     tokenizer.to_draft_tokens(history, 0)
     builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, pick)), 8)
     builder.tokens += ours
@@ -125,7 +124,7 @@ def test_noise_is_that_of_the_position_in_the_targets_text(demo: VocabularyTrans
 
 def test_argmax_by_order_never_asks_for_noise(demo: VocabularyTranslator) -> None:
     calls: list[int] = []
-    tokenizer = TranslatingTokenizer(demo, Preference("argmax"))
+    tokenizer = demo.open(Preference("argmax"))
     history = tokens_of(demo, b"x =")
     tokenizer.to_draft_tokens(history, 0)
     builder: Any = tokenizer.begin(DraftRequest(0, history, 8, choose=_choosing(calls, 0)), 8)
@@ -186,7 +185,7 @@ def test_listening_again_after_any_change_gives_the_whole_history_and_says_what_
     text = tokens_of(
         demo, b"def provider(self, names):\n    return [name.strip() for name in names]\n" * 3
     )
-    tokenizer = TranslatingTokenizer(demo, Preference("auto"))
+    tokenizer = demo.open(Preference("auto"))
     tokens: list[int] = []
     before: list[int] = []
     for _ in range(60):
@@ -194,7 +193,7 @@ def test_listening_again_after_any_change_gives_the_whole_history_and_says_what_
         start = int(random.integers(0, len(text)))
         tokens = [*tokens[:known], *text[start : start + int(random.integers(1, 9))]]
         history = list(tokenizer.to_draft_tokens(tokens, known))
-        fresh = TranslatingTokenizer(demo, Preference("auto"))
+        fresh = demo.open(Preference("auto"))
         assert history == list(fresh.to_draft_tokens(tokens, 0))
         assert history[: tokenizer.num_stable] == before[: tokenizer.num_stable]
         before = history
