@@ -23,12 +23,11 @@ from headstart.server.limits import MAX_INPUTS, check_length
 from headstart.server.model import Service, service_of
 from headstart.server.ollama_dialect import (
     OLLAMA_VERSION,
+    OllamaBody,
     OllamaChatBody,
     OllamaDialect,
     OllamaEmbedBody,
-    OllamaEmbeddingsBody,
     OllamaGenerateBody,
-    OllamaShowBody,
     chat_body,
     chat_fields,
     chat_of_prompt,
@@ -71,10 +70,10 @@ async def ollama_ps(http: HttpRequest) -> dict[str, Any]:
     return {"models": [loaded_model(ollama_model(service), service.info.context_size)]}
 
 
-@routes.post("/api/show", body=OllamaShowBody, answer="`details`, `model_info`, `capabilities`")
+@routes.post("/api/show", body=OllamaBody, answer="`details`, `model_info`, `capabilities`")
 async def ollama_show(http: HttpRequest) -> dict[str, Any]:
     """Describe the model."""
-    await read_body(http, OllamaShowBody)
+    await read_body(http, OllamaBody)
     service = service_of(http)
     target = service.info.target
     facts = {
@@ -157,11 +156,11 @@ async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
     }
 
 
-@routes.post("/api/embeddings", body=OllamaEmbeddingsBody, answer="`embedding`: a vector")
+@routes.post("/api/embeddings", body=OllamaEmbedBody, answer="`embedding`: a vector")
 async def ollama_embeddings(http: HttpRequest) -> dict[str, Any]:
     """Turn a text into a vector that is not normalized."""
     service = service_of(http)
-    request = await read_body(http, OllamaEmbeddingsBody)
+    request = await read_body(http, OllamaEmbedBody)
     _embedding_info(service)
     if not request.prompt:
         return {"embedding": []}

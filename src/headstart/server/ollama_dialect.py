@@ -29,7 +29,7 @@ OPTIONS = {
 
 
 class OllamaBody(Body):
-    """Fields of all requests."""
+    """POST /api/show, and fields of all requests."""
 
     model: str | None = Field(default=None, description="any name: there is one model")
     options: dict[str, Any] = Field(
@@ -68,24 +68,12 @@ class OllamaGenerateBody(OllamaTextBody):
 
 
 class OllamaEmbedBody(OllamaBody):
-    """POST /api/embed."""
+    """POST /api/embed and /api/embeddings."""
 
+    prompt: str = Field(default="", description="of /api/embeddings, the text")
     input: Any = Field(default=None, description="a text or a list of texts")
     truncate: bool = Field(default=True, description="cut what is too long, rather than refuse it")
     dimensions: Int | None = None
-
-
-class OllamaEmbeddingsBody(OllamaBody):
-    """POST /api/embeddings."""
-
-    prompt: str = ""
-
-
-class OllamaShowBody(Body):
-    """POST /api/show."""
-
-    model: str | None = None
-    name: str | None = Field(default=None, description="the same as model")
 
 
 def text_fields(body: OllamaTextBody) -> dict[str, Any]:
