@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-DEFAULT_MIB = 10240  # of disk, where a tenth of what is free is not less
-
 
 def prompts_folder(config: SchedulerConfig) -> Path:
     """The folder of all models."""
@@ -42,7 +40,7 @@ def with_prompts(config: Config) -> Config:
             raise PermissionError(f"{folder} is not writable")
         # with what is there already, or each start would leave it less
         room = disk_usage(folder).free + _num_bytes(folder)
-        most = min(DEFAULT_MIB, room // 10 >> 20)
+        most = min(10240, room // 10 >> 20)  # MiB
         if not most:
             raise OSError(f"the disk of {folder} has less than 10 MiB of room")
     except (OSError, RuntimeError) as error:  # a user may have no home

@@ -216,13 +216,11 @@ class EngineConfig:
             )
 
 
-_OF_TARGET = {one.name: option_of(one) for one in fields(EngineConfig)}
-
-
 def _as_target(name: str, default: Any = None) -> Any:
     """A setting that the draft model has too: values, words and range are the target's."""
     words = f"{flag_of(name)} of the draft model"
-    declared = replace(_OF_TARGET[name], help=words, aliases=(f"{flag_of(name)}-draft",))
+    (of_target,) = (option_of(one) for one in fields(EngineConfig) if one.name == name)
+    declared = replace(of_target, help=words, aliases=(f"{flag_of(name)}-draft",))
     return field(default=default, metadata={"option": declared})
 
 

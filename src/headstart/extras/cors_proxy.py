@@ -25,16 +25,6 @@ routes = Routes()
 
 PREFIX = "x-llama-server-proxy-header-"  # of a header that is passed on without it
 OUR_PAGE = "x-headstart-page"  # sent by web/js/api.js
-# of the connection that they came over, what we say ourselves, or about our origin
-NOT_PASSED_ON = (
-    "connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "server", "date",
-    "proxy-authenticate", "set-cookie", "content-length", "content-security-policy",
-    "x-content-type-options", "content-disposition", "clear-site-data", "service-worker-allowed",
-)  # fmt: skip
-
-
-class AnyBody(Body):
-    """Any body."""
 
 
 class CorsProxy(Extra):
@@ -50,7 +40,7 @@ async def proxy_get(http: HttpRequest) -> Response:
     return await _pass_on(http)
 
 
-@routes.post("/cors-proxy", body=AnyBody, answer="what the address of `url` answers")
+@routes.post("/cors-proxy", body=Body, answer="what the address of `url` answers")
 async def proxy_post(http: HttpRequest) -> Response:
     """Pass a POST on, with its body."""
     return await _pass_on(http)
@@ -79,10 +69,17 @@ async def _pass_on(http: HttpRequest) -> Response:
     except BaseException:
         await client.aclose()
         raise
+    # of the connection that they came over, what we say ourselves, or about our origin
+    left_out = (
+        "connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "server",
+        "date", "proxy-authenticate", "set-cookie", "content-length", "content-security-policy",
+        "x-content-type-options", "content-disposition", "clear-site-data",
+        "service-worker-allowed",
+    )  # fmt: skip
     passed = {
         name: value
         for name, value in answer.headers.items()
-        if name not in NOT_PASSED_ON and not name.startswith("access-control-")
+        if name not in left_out and not name.startswith("access-control-")
     }
     passed |= {"content-disposition": "attachment"} | INERT
     return StreamingResponse(_pieces(client, answer), answer.status_code, passed)

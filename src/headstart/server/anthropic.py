@@ -21,12 +21,6 @@ from headstart.server.translate import Call
 from headstart.text.toolcalls.events import AnswerEvent, CallArguments, CallBegin, Content, Thoughts
 from headstart.types.errors import RequestError
 
-# fields of chat that are taken unchanged
-_SAME = (
-    "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "seed", "min_p",
-    "speculative", "cache_prompt", "store", "id_slot", "priority",
-)  # fmt: skip
-
 routes = Routes()
 
 
@@ -73,7 +67,11 @@ def chat_body(body: MessagesBody) -> ChatBody:
         RequestError: it contains something that is not supported.
     """
     extra = body.model_extra or {}
-    data: dict[str, Any] = {name: extra[name] for name in _SAME if name in extra}
+    same = (
+        "temperature", "top_p", "top_k", "stream", "chat_template_kwargs", "seed", "min_p",
+        "speculative", "cache_prompt", "store", "id_slot", "priority",
+    )  # fmt: skip
+    data: dict[str, Any] = {name: extra[name] for name in same if name in extra}
     messages = body.messages or [{"role": "user", "content": ""}]
     data["messages"] = [*_system(body.system), *_messages(messages)]
     # 4096 is llama-server's default

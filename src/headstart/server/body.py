@@ -63,10 +63,6 @@ B = TypeVar("B", bound=Body)
 T = TypeVar("T")
 _parsing, _building = threading.Lock(), threading.Lock()
 MAX_DEPTH = 250
-# of a form and its parts
-FORM = re.compile(r'multipart/form-data\s*;.*?\bboundary="?([^";\s]+)', re.IGNORECASE)
-DISPOSITION = re.compile(rb"^content-disposition:(.{,2000})", re.IGNORECASE | re.MULTILINE)
-PARAMETER = re.compile(rb';\s*([\w*]+)\s*=\s*(?:"([^"]*)"|([^;\s]*))')
 # pydantic's names of types -> JSON's
 JSON_WORDS = {
     "a valid dictionary": "an object",
@@ -134,7 +130,8 @@ def read_object(body: bytes, content_type: str = "") -> dict[str, Any]:
     Raises:
         RequestError: it is something else, or beyond them.
     """
-    if form := FORM.match(content_type):
+    kind = r'(?i)multipart/form-data\s*;.*?\bboundary="?([^";\s]+)'
+    if form := re.match(kind, content_type):
         return read_form(body, form[1].encode("latin-1"))
     data = read_json(body)
     if not isinstance(data, dict):
@@ -157,11 +154,12 @@ def read_form(body: bytes, boundary: bytes) -> dict[str, Any]:
     """The texts of a multipart form, and its files in base64. Source: RFC 7578."""
     boundary = b"\r\n--" + boundary
     parts = (b"\r\n" + body).partition(boundary + b"--")[0]
-    found = {}
+    found, parameter = {}, rb';\s*([\w*]+)\s*=\s*(?:"([^"]*)"|([^;\s]*))'
     for part in parts.split(boundary + b"\r\n", MAX_FIELDS + 1)[1:]:
         head, _, data = part.partition(b"\r\n\r\n")
-        line = DISPOSITION.search(head)
-        said = {key.lower(): a or b for key, a, b in PARAMETER.findall(line[1] if line else b"")}
+        line = re.search(rb"(?im)^content-disposition:(.{,2000})", head)
+        given = re.findall(parameter, line[1]) if line else ()
+        said = {key.lower(): a or b for key, a, b in given}
         if b"name" not in said:
             raise RequestError("a part of the form has no name; send it as curl -F name=value does")
         is_file = b"filename" in said or b"filename*" in said

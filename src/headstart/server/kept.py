@@ -22,7 +22,6 @@ import orjson
 from starlette.types import Message
 
 HEADER = "x-conversation-id"
-MAX_BYTES = 4 << 20  # of a stream; its beginning goes first
 MAX_STREAMS = 64  # that are over, of one tenant
 Item = dict[str, Any]
 
@@ -56,7 +55,7 @@ class KeptStream:
         try:
             async for chunk in chunks:
                 self.data += chunk
-                if (excess := len(self.data) - MAX_BYTES) > 0:
+                if (excess := len(self.data) - (4 << 20)) > 0:  # the beginning goes
                     del self.data[:excess]
                     self.num_dropped += excess
                 self._wake_readers()

@@ -18,12 +18,9 @@ MOST_BYTES = 20 << 20  # of a file
 MOST_PIXELS = 64 << 20  # 200 MB when they are decoded
 LEAST_SECONDS, MOST_SECONDS = 0.1, 600.0  # of a sound; some projectors take it all at once
 RATES = range(4_000, 400_000)  # samples a second
-# bits of a sample, of what WAV files hold: 1 is PCM, 3 floats
-_WAV_BITS = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}
 # of MP3, for MPEG 1, then for MPEG 2 and 2.5
 _KBITS = ((0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0),
           (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0))  # fmt: skip
-_MP3_RATES = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
 
 
 def safe_file(data: bytes) -> tuple[str, bytes]:
@@ -132,7 +129,8 @@ def _wav(data: bytes) -> bytes:
     tag, channels, rate, _, _, bits = struct.unpack("<HHIIHH", head[:16])
     if tag == 0xFFFE:  # it stands further behind
         tag = int.from_bytes(head[24:26], "little")
-    if bits not in _WAV_BITS.get(tag, ()) or not 1 <= channels <= 8:
+    known = {1: (8, 16, 24, 32), 3: (32, 64), 6: (8,), 7: (8,)}  # 1 is PCM, 3 floats
+    if bits not in known.get(tag, ()) or not 1 <= channels <= 8:
         raise RequestError(
             f"a WAV file has samples of kind {tag} with {bits} bits in {channels} channels, which "
             "is not read; send 16 bits as PCM"
@@ -161,7 +159,8 @@ def _mp3(data: bytes) -> bytes:
     """The consecutive frames at the start."""
     at = num_frames = 0
     first = data[1] & 0xFE, data[2] & 0x0C  # version and layer; rate
-    version, rate = data[1] >> 3 & 3, _MP3_RATES[data[1] >> 3 & 3][data[2] >> 2 & 3]
+    rates = {3: (44100, 48000, 32000), 2: (22050, 24000, 16000), 0: (11025, 12000, 8000)}
+    version, rate = data[1] >> 3 & 3, rates[data[1] >> 3 & 3][data[2] >> 2 & 3]
     samples, kbits = (1152, _KBITS[0]) if version == 3 else (576, _KBITS[1])
     while at + 4 <= len(data) and data[at] == 0xFF:
         if (data[at + 1] & 0xFE, data[at + 2] & 0x0C) != first or first[0] & 6 != 2:

@@ -13,9 +13,6 @@ from headstart.server.kept import Item
 from headstart.server.schemas import ChatBody
 from headstart.types.errors import RequestError
 
-# fields of chat that mean something else here, or are handled here
-_NOT_PASSED = frozenset({"messages", "tools", "tool_choice", "n", "n_cmpl", "logprobs", "echo"})
-
 
 class ResponsesBody(Body):
     """POST /v1/responses; further fields of chat (top_k, speculative, ...) are taken too."""
@@ -62,7 +59,9 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
     for name in ("background", "conversation", "prompt"):
         if extra.get(name):
             raise not_supported(f"{name} is not supported; leave it out")
-    known = ChatBody.model_fields.keys() - _NOT_PASSED
+    # without those that mean something else here, or are handled here
+    own = {"messages", "tools", "tool_choice", "n", "n_cmpl", "logprobs", "echo"}
+    known = ChatBody.model_fields.keys() - own
     data: dict[str, Any] = {
         name: value
         for name, value in extra.items()

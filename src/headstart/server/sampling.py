@@ -25,11 +25,6 @@ from headstart.types.sampling_params import (
     SamplingParams,
 )
 
-SAMPLER_LETTERS = {
-    "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p",
-    "p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature", "i": "infill",
-}  # fmt: skip
-
 
 def request_defaults(config: SamplingConfig, metadata: Mapping[str, str]) -> RequestDefaults:
     """Join flags and the model's metadata.
@@ -120,7 +115,11 @@ def _sampler_names(names: Iterable[str]) -> tuple[str, ...]:
 
 def _sampler_letters(letters: str) -> tuple[str, ...]:
     """The samplers for a string of letters, as in llama-server's --sampler-seq."""
-    return _sampler_names(SAMPLER_LETTERS.get(letter, "") for letter in letters)
+    names = {
+        "e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typ_p",
+        "p": "top_p", "m": "min_p", "x": "xtc", "t": "temperature", "i": "infill",
+    }  # fmt: skip
+    return _sampler_names(names.get(letter, "") for letter in letters)
 
 
 def read_names(field: str, value: Any) -> tuple[str, ...] | None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 _MARKER = r"(?:<[^>]*>|\[[^\]]*\])"
-_QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
-_CONTENT = "A_ASST_MSG I can help END_A"
+QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
+CONTENT = "A_ASST_MSG I can help END_A"
 _THOUGHTS = "REASON_PART I am thinking END_R"
 
 
@@ -60,9 +60,9 @@ def find_thinking(source: str, render: RenderProbe) -> Thinking | None:
 
 
 def _by_rendering(render: RenderProbe) -> Thinking | None:
-    answer = {"role": "assistant", "content": _CONTENT, "reasoning_content": _THOUGHTS}
+    answer = {"role": "assistant", "content": CONTENT, "reasoning_content": _THOUGHTS}
     enabled = {"enable_thinking": True}
-    text = render([_QUESTION, answer], add_generation_prompt=False, arguments=enabled)
+    text = render([QUESTION, answer], add_generation_prompt=False, arguments=enabled)
     start, end = _around_thoughts(text)
     if not (start and end):
         prompt_start, prompt_end = _by_switching(render)
@@ -83,10 +83,10 @@ def _around_thoughts(text: str | None) -> tuple[str, str]:
 
 def _by_switching(render: RenderProbe) -> tuple[str, str]:
     """Markers that enable_thinking adds to or removes from the generation prompt."""
-    off, on = (render([_QUESTION], arguments={"enable_thinking": is_on}) for is_on in (False, True))
+    off, on = (render([QUESTION], arguments={"enable_thinking": is_on}) for is_on in (False, True))
     if off is None or on is None:
         return "", ""
-    off, on = (text.rpartition(_QUESTION["content"])[2] for text in (off, on))
+    off, on = (text.rpartition(QUESTION["content"])[2] for text in (off, on))
     if on.startswith(off):
         return on[len(off) :], ""
     if not off.startswith(on):

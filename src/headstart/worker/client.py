@@ -35,8 +35,6 @@ from headstart.worker.transport import ProcessTransport, Said
 log = logging.getLogger(__name__)
 
 _SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
-MAX_RESTARTS = 3  # of engines that answered nothing, before the worker gives up
-STABLE_SECONDS = 60.0  # an engine that was ready for so long counts as one that answers
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before the second restart in a row, and later ones
 
 
@@ -236,9 +234,10 @@ class WorkerClient:
             self._waits += 1
             self._restart_after(_delay(self._waits))
             return
-        was_stable = time.monotonic() - self._ready_since >= STABLE_SECONDS
+        # an engine that was ready for a minute counts as one that answers
+        was_stable = time.monotonic() - self._ready_since >= 60.0
         self._failures = 1 if self.status == "ready" and was_stable else self._failures + 1
-        if self._failures > MAX_RESTARTS:
+        if self._failures > 3:
             self.status = "failed"
             self.failure += (
                 f"; {self._failures} engines in a row answered nothing, so it stays down"

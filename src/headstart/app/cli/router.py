@@ -31,9 +31,8 @@ COMMAND = Command(
     name="router",
     about=(
         "Pass requests to several servers, each to the one where it is expected to be answered "
-        "first: this depends on its queue, the part of the prompt that it has cached, and what "
-        "its corpora know of the text. Backends are headstart serve or llama-server, with one "
-        "model."
+        "first: this depends on its queue and on the part of the prompt that it has cached. "
+        "Backends are headstart serve or llama-server, with one model."
     ),
     options=BalancerOptions,
     parts=("server", "log"),

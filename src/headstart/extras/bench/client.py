@@ -28,14 +28,8 @@ import orjson
 from headstart.extras.bench.library import Question
 from headstart.types.errors import HeadstartError
 
-START_SECONDS, ANSWER_SECONDS = 600.0, 600.0
 HEADSTART = (sys.executable, "-m", "headstart")
 TENANT_HEADER = "x-bench-tenant"
-_SAMPLE = re.compile(
-    rb"^headstart_(step_seconds|draft_tokens_by_position|draft_tokens_accepted_by_position)_total"
-    rb'\{.*?(?:part|position)="(\w+)"\} (\S+)$',
-    re.MULTILINE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +116,12 @@ class Client:
         counted: dict[str, float] = defaultdict(float)
         with suppress(HeadstartError, OSError, http.client.HTTPException):
             text = b"".join(exchange(self.url, "/metrics", headers=self._headers()))
-            for kind, label, value in _SAMPLE.findall(text):
-                names = {b"step_seconds": "", b"draft_tokens_by_position": "drafted "}
+            names = {b"step_seconds": "", b"draft_tokens_by_position": "drafted "}
+            sample = (
+                rb"(?m)^headstart_(step_seconds|draft_tokens(?:_accepted)?_by_position)_total"
+                rb'\{.*?(?:part|position)="(\w+)"\} (\S+)$'
+            )
+            for kind, label, value in re.findall(sample, text):
                 counted[names.get(kind, "accepted ") + label.decode()] += float(value)
         return counted
 
@@ -193,7 +191,7 @@ def exchange(
     kinds = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
     if place.scheme not in kinds or not place.hostname:
         raise HeadstartError(f"{url!r} is no address of a server; write http://127.0.0.1:8080")
-    connection = kinds[place.scheme](place.hostname, place.port, timeout=ANSWER_SECONDS)
+    connection = kinds[place.scheme](place.hostname, place.port, timeout=600.0)
     with closing(connection):
         data = None if body is None else orjson.dumps(body)
         sent = {"Content-Type": "application/json", **(headers or {})}
@@ -263,7 +261,7 @@ def started(
 
 
 def _wait(process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_SECONDS
+    deadline = time.monotonic() + 600.0
     while time.monotonic() < deadline:
         if process.poll() is not None:
             rest = log.read_text(errors="replace").strip().splitlines()[-3:]
@@ -274,7 +272,7 @@ def _wait(process: subprocess.Popen[bytes], log: Path, is_ready: Callable[[], bo
             if is_ready():
                 return
         time.sleep(0.2)
-    raise HeadstartError(f"the server was not ready after {START_SECONDS:g} s; see {log}")
+    raise HeadstartError(f"the server was not ready after 600 s; see {log}")
 
 
 def _is_warm(client: Client) -> bool:

@@ -29,9 +29,6 @@ from headstart.extras.bench.picture import picture
 from headstart.extras.bench.tables import facts, tables
 from headstart.types.errors import ConfigError
 
-QUICK_SECONDS = 60.0
-TEXTS = 4  # of each user in a round, where programs draw different texts
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchOptions:
@@ -123,7 +120,7 @@ def measure(
             print(f"\rround {number + 1}: {arm}, {cell}\x1b[K", end="", file=sys.stderr)
         fields: dict[str, Any] = {"temperature": cell.temperature, "max_tokens": options.tokens}
         is_drawn = cell.temperature > 0.0 and options.against is not None
-        count = cell.users * (TEXTS if is_drawn else 1)
+        count = cell.users * (4 if is_drawn else 1)  # programs draw different texts
         first, tenant = number * count, arm
         if questions is not None and not options.remember:
             tenant = f"{arm}, {cell}, {first // len(questions)}"
@@ -133,7 +130,7 @@ def measure(
         fields |= {"users": cell.users, "rate": options.rate, "seed": first}
         return clients[arm].ask_all(asked, tenant=tenant, **fields)
 
-    seconds = min(options.seconds, QUICK_SECONDS) if options.quick else options.seconds
+    seconds = min(options.seconds, 60.0) if options.quick else options.seconds
     scores = compare(list(clients), cells, play, error=options.error, seconds=seconds)
     if sys.stderr.isatty():
         print("\r\x1b[K", end="", file=sys.stderr)

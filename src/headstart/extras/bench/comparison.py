@@ -16,7 +16,7 @@ from typing import NamedTuple
 from headstart.extras.bench.client import Round
 from headstart.extras.bench.report import MeanRatio
 
-LEAST_ROUNDS, MOST_ROUNDS = 3, 40
+LEAST_ROUNDS = 3
 OFF, AUTO, OTHER = "off", "auto", "other"
 BY_HAND, OTHER_SERVER = "best by hand", "best other"
 
@@ -153,7 +153,7 @@ def compare(
 def _play_rounds(
     scores: Scores, play: Play, error: float, deadline: float, clock: Callable[[], float]
 ) -> None:
-    for number in range(MOST_ROUNDS):
+    for number in range(40):
         for cell, own in scores.items():
             arms = list(own)
             if number >= LEAST_ROUNDS and (clock() > deadline or is_certain(own, error)):

@@ -23,39 +23,11 @@ from typing import Any
 
 from headstart.types.errors import ConfigError
 
-SKIPPED = (
-    "site-packages",
-    "/test",
-    "idlelib",
-    "lib2to3",
-    "/encodings/",
-    "pydoc_data",
-    "_pydecimal",
-)
-MAX_LINES, MAX_CHARS = 40, 1600
-CHARS_PER_TOKEN = 2.2  # fewer than any vocabulary has on average, so that answers are not cut
-CONTEXT_LINES = 24  # of a file to be continued
+MAX_CHARS = 1600
 NAMES = (
-    "amount",
-    "entries",
-    "position",
-    "origin",
-    "current",
-    "previous",
-    "options",
-    "message",
-    "content",
-    "result",
-)
-READ_FILE = {
-    "type": "function",
-    "function": {
-        "name": "read_file",
-        "description": "Read a file.",
-        "parameters": {"type": "object", "properties": {"path": {"type": "string"}}},
-    },
-}
-GREETINGS = ("Hello", "Who are you?", "What can you do?", "Hi there!", "Help", "Good morning")
+    "amount", "entries", "position", "origin", "current", "previous", "options", "message",
+    "content", "result",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +109,8 @@ def _read_line(line: str) -> Question:
 def read_library() -> Library:
     """Functions and files of the standard library, the same in every run of one Python."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    paths = [
-        p for p in sorted(root.rglob("*.py")) if not any(part in p.as_posix() for part in SKIPPED)
-    ]
+    skipped = re.compile("site-packages|/test|idlelib|lib2to3|/encodings/|pydoc_data|_pydecimal")
+    paths = [path for path in sorted(root.rglob("*.py")) if not skipped.search(path.as_posix())]
     Random(0).shuffle(paths)
     functions: list[Function] = []
     files: list[Sequence[str]] = []
@@ -163,13 +134,14 @@ def _function(lines: Sequence[str], node: ast.FunctionDef) -> Function | None:
     body = lines[node.lineno - 1 : node.end_lineno]
     indent = len(body[0]) - len(body[0].lstrip())
     source = "\n".join(line[indent:] if not line[:indent].strip() else line for line in body)
-    fits = 4 <= len(body) <= MAX_LINES and len(source) <= MAX_CHARS
+    fits = 4 <= len(body) <= 40 and len(source) <= MAX_CHARS
     return Function(source, node) if fits and "`" not in source else None
 
 
 def num_tokens(text: str) -> int:
     """An upper estimate of the tokens of an answer like this."""
-    return 16 + int(len(text) / CHARS_PER_TOKEN)
+    # fewer characters a token than any vocabulary has on average, so that answers are not cut
+    return 16 + int(len(text) / 2.2)
 
 
 def renaming(function: Function, random: Random) -> tuple[str, str] | None:
@@ -205,7 +177,10 @@ def _agent(library: Library, random: Random) -> Question | None:
                 {"role": "tool", "tool_call_id": f"call_{number}", "content": function.block},
             )
         )
-    return Question(tuple(turns), num_tokens(functions[0].source), body={"tools": [READ_FILE]})
+    parameters = {"type": "object", "properties": {"path": {"type": "string"}}}
+    tool = {"name": "read_file", "description": "Read a file.", "parameters": parameters}
+    tools = [{"type": "function", "function": tool}]
+    return Question(tuple(turns), num_tokens(functions[0].source), body={"tools": tools})
 
 
 def _json(library: Library, random: Random) -> Question:
@@ -214,7 +189,8 @@ def _json(library: Library, random: Random) -> Question:
 
 def _chat(library: Library, random: Random) -> Question:
     if random.random() < 1 / 6:
-        return Question((random.choice(GREETINGS),), 96)
+        known = ("Hello", "Who are you?", "What can you do?", "Hi there!", "Help", "Good morning")
+        return Question((random.choice(known),), 96)
     return Question((f"Which functions does this code call?\n{_block(library, random)}",), 96)
 
 
@@ -224,13 +200,13 @@ def _block(library: Library, random: Random) -> str:
 
 def _continue(library: Library, random: Random) -> Question | None:
     lines = random.choice(library.files)
-    starts = [
-        i for i, line in enumerate(lines) if line.lstrip().startswith("def ") and i >= CONTEXT_LINES
-    ]
+    num_before = 24  # lines in front of what is continued
+    found = (i for i, line in enumerate(lines) if line.lstrip().startswith("def "))
+    starts = [i for i in found if i >= num_before]
     if not starts:
         return None
     end = random.choice(starts) + 1
-    text = "\n".join(lines[end - CONTEXT_LINES : end])
+    text = "\n".join(lines[end - num_before : end])
     return Question((text + "\n",), 512, is_raw=True) if len(text) <= MAX_CHARS else None
 
 

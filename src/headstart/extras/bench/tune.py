@@ -26,9 +26,6 @@ from headstart.extras.bench.report import MeanRatio, table_head, table_row
 from headstart.extras.bench.steps import break_even
 from headstart.types.errors import ConfigError
 
-SECONDS, QUICK_SECONDS = 50.0, 10.0  # of answers; timing decodes comes before them
-LENGTHS = range(1, 17)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
@@ -89,7 +86,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
         prompts=options.prompts,
         tokens=options.tokens,
         error=0.02,
-        seconds=QUICK_SECONDS if options.quick else SECONDS,
+        seconds=10.0 if options.quick else 50.0,  # of answers, after decodes were timed
     )
     cells = read_cells(bench, config.scheduler.parallel, "flag")
     questions = None if options.prompts is None else read_questions(Path(options.prompts))
@@ -118,7 +115,7 @@ def pays_from(control: Mapping[str, Any], drafter: str) -> tuple[float, int] | N
         return None
     round_ms = _round_ms(control, drafter)
     found = []
-    for length in LENGTHS:
+    for length in range(1, 17):
         # a wider step may take less, and is taken then
         wider = [ms for n, ms in rows.items() if n > length]
         if wider:

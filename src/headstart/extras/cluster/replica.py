@@ -22,7 +22,6 @@ from headstart.types.errors import ModelError
 
 log = logging.getLogger(__name__)
 
-STORE_NAME, STORE_NAMESPACE = "headstart-control-states", "headstart"
 ILL_SECONDS = 120.0  # that a server may be ill before Ray starts another replica
 
 
@@ -129,5 +128,5 @@ class ReplicaActor:
 def _store() -> Any:
     """The actor that keeps control states, created at the first request."""
     options = {"num_cpus": 0, "max_restarts": -1, "lifetime": "detached", "get_if_exists": True}
-    actor = ray.remote(ControlStates)
-    return actor.options(name=STORE_NAME, namespace=STORE_NAMESPACE, **options).remote()
+    place = {"name": "headstart-control-states", "namespace": "headstart"}
+    return ray.remote(ControlStates).options(**place, **options).remote()

@@ -22,7 +22,6 @@ from headstart.types.errors import ConfigError
 
 LEAST_GAIN = 1.1  # over no drafts, of a drafter that is always right; with less there is no point
 OFF = "off"
-LENGTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 SHOWN = (1, 2, 4, 8)  # positions
 
 
@@ -177,7 +176,9 @@ def best_arm(
     ]
     best: Arm | None = None
     for length, expected, score in product(
-        LENGTHS, (0.5, 1.0, 2.0) if has_text else (0.0,), (0.0, 0.4, 0.7) if has_model else (0.0,)
+        (1, 2, 3, 4, 6, 8, 12, 16),
+        (0.5, 1.0, 2.0) if has_text else (0.0,),
+        (0.0, 0.4, 0.7) if has_model else (0.0,),
     ):
         rule = DraftRule(length, expected, score)
         walks = [walk(t, own, rule, prices.step) for t, own in zip(texts, by_text, strict=True)]

@@ -23,9 +23,6 @@ from headstart.structures.tenants import namespaces_of, tenant_of
 
 log = logging.getLogger(__name__)
 
-MOST_WAITING = 256  # texts; where the disk does not keep up, further ones are not recorded
-ALL = "all"
-
 
 class TextRecorder:
     """A reader of step records. Files are written in a thread that ends after its last text."""
@@ -40,11 +37,11 @@ class TextRecorder:
         megabytes, seconds = config.record_mb * 2**20, config.record_days * 86_400.0
         self._files = TextFiles(Path(config.record_texts), megabytes, seconds)
         names = listed(config.record_tenants)
-        self._tenants = None if ALL in names else namespaces_of(names) | {""}
+        self._tenants = None if "all" in names else namespaces_of(names) | {""}
         self._model = ModelId.of(target).digest
         self._answers: dict[int, list[int]] = {}  # by number of the sequence
         self._writer = ThreadPoolExecutor(1, "recorder")  # joined when the process ends
-        self._room = threading.Semaphore(MOST_WAITING)
+        self._room = threading.Semaphore(256)  # texts that may wait for the disk
         self._has_failed = False
 
     def read(self, record: StepRecord) -> None:

@@ -23,10 +23,6 @@ from headstart.types.sampling_params import SamplingParams
 
 FILE_SECONDS = 86_400.0  # a file that is as old is closed, or when it takes its part of all
 DRAFTERS = "drafters.json"  # which draft models were made from these texts
-EARLIER_SHARE = 0.7  # of the conversations; the later ones test
-SHINGLE = 16  # tokens
-DUPLICATE_SHARE = 0.8  # of an answer's shingles that also stand in another one
-LOOPING_SHARE = 0.5  # of an answer's tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,11 +233,7 @@ def read_texts(
             if text.model == model and (tenants is None or text.tenant in tenants):
                 key = (text.tenant, _bytes(text.prompt), _bytes(text.answer))
                 texts.setdefault(key, text)
-    kept = [
-        text
-        for text in texts.values()
-        if num_looping(text.answer) <= LOOPING_SHARE * len(text.answer)
-    ]
+    kept = [one for one in texts.values() if num_looping(one.answer) <= 0.5 * len(one.answer)]
     if not kept:
         raise ConfigError(
             f"--texts {folder} has no text of this model; start headstart serve with the same "
@@ -271,7 +263,7 @@ def _by_conversation(texts: Iterable[RecordedText]) -> list[RecordedText]:
 def split(texts: Sequence[RecordedText]) -> tuple[list[RecordedText], list[RecordedText]]:
     """Texts of the earlier conversations, and of the later ones, which nothing is learned from."""
     first = list(dict.fromkeys(text.conversation for text in texts))
-    earlier = set(first[: int(EARLIER_SHARE * len(first))])
+    earlier = set(first[: int(0.7 * len(first))])
     return (
         [text for text in texts if text.conversation in earlier],
         [text for text in texts if text.conversation not in earlier],
@@ -283,15 +275,12 @@ def without_duplicates(
 ) -> list[RecordedText]:
     """Texts whose answer is not, almost word for word, one of the tests' answers too."""
     known = set().union(*(_shingles(text.answer) for text in tests))
-    return [
-        text
-        for text in texts
-        if len((own := _shingles(text.answer)) & known) < DUPLICATE_SHARE * len(own)
-    ]
+    return [text for text in texts if len((own := _shingles(text.answer)) & known) < 0.8 * len(own)]
 
 
 def _shingles(tokens: Sequence[int]) -> set[bytes]:
-    data, size = _bytes(tokens), 4 * SHINGLE
+    """All pieces of 16 tokens."""
+    data, size = _bytes(tokens), 4 * 16
     return {data[i : i + size] for i in range(0, max(1, len(data) - size + 1), 4)}
 
 

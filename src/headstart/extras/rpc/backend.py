@@ -27,7 +27,6 @@ log = logging.getLogger(__name__)
 # A machine that loses its power or its network says nothing: after so many seconds without a sign
 # of life the connection counts as broken.
 SILENT_SECONDS = 30
-_PROBE_SECONDS = 10
 
 _connected: set[str] = set()
 
@@ -108,9 +107,9 @@ def notice_silence(wants: Callable[[socket.socket], bool]) -> int:
                 continue
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in (
-                ("TCP_KEEPIDLE", _PROBE_SECONDS),
-                ("TCP_KEEPINTVL", _PROBE_SECONDS),
-                ("TCP_KEEPCNT", SILENT_SECONDS // _PROBE_SECONDS),
+                ("TCP_KEEPIDLE", 10),
+                ("TCP_KEEPINTVL", 10),
+                ("TCP_KEEPCNT", SILENT_SECONDS // 10),
                 ("TCP_USER_TIMEOUT", 1000 * SILENT_SECONDS),
             ):
                 if hasattr(socket, option):

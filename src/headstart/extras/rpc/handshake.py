@@ -20,8 +20,6 @@ from headstart.types.errors import RpcWorkerError
 
 VERSION = (7, 0, 0)  # of the libggml that the pinned llama-cpp-python brings
 
-_HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11
-_CAPABILITIES = 24  # bytes; all zero: plain TCP
 _SAME_VERSION = "install the same llama-cpp-python on both machines"
 
 
@@ -48,18 +46,20 @@ def shake_hands(endpoint: str, seconds: float = 5.0) -> str:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         talk = _Talk(connection, endpoint, time.monotonic() + seconds)
         started = time.monotonic()
-        answer = talk.ask(_HELLO, bytes(_CAPABILITIES), 4 + _CAPABILITIES)
+        hello, device_count, device_memory = 14, 15, 11  # commands
+        capabilities = bytes(24)  # none: plain TCP
+        answer = talk.ask(hello, capabilities, 4 + len(capabilities))
         round_trip_ms = 1000.0 * (time.monotonic() - started)
         if (version := tuple(answer[:3])) != VERSION:
             raise RpcWorkerError(
                 f"RPC worker {endpoint} speaks version {_dotted(version)} of the protocol and "
                 f"this server {_dotted(VERSION)}; {_SAME_VERSION}"
             )
-        (count,) = struct.unpack("<I", talk.ask(_DEVICE_COUNT, b"", 4))
+        (count,) = struct.unpack("<I", talk.ask(device_count, b"", 4))
         if not count:
             raise RpcWorkerError(f"RPC worker {endpoint} has no device; start it with --device")
         free = [
-            struct.unpack("<QQ", talk.ask(_DEVICE_MEMORY, struct.pack("<I", device), 16))[0]
+            struct.unpack("<QQ", talk.ask(device_memory, struct.pack("<I", device), 16))[0]
             for device in range(min(count, 64))
         ]
     sizes = ", ".join(f"{size / 2**30:.1f} GiB free" for size in free)

@@ -31,8 +31,6 @@ from headstart.types import DecodedStates, Draft, DraftRequest
 Make = Callable[[], Speculator]
 Plain = list[tuple[list[int], list[float]]]
 
-_MAX_TOKENS = (1, 2, 7, 40)
-
 
 def check_speculator(make: Make) -> tuple[int, int]:
     """Check the whole contract, and that the speculator changes no text.
@@ -252,7 +250,7 @@ def _play(
     history, drafts = OwnedTokens(prompt), []
     _show_states(speculator, seq_id, 0, history[:-1])
     speculator.begin(seq_id, history, "")
-    steps = zip(_steps(seed), itertools.cycle(_MAX_TOKENS), strict=False)
+    steps = zip(_steps(seed), itertools.cycle((1, 2, 7, 40)), strict=False)
     for (num_accepted, emitted), max_tokens in steps:
         if is_fresh:
             old, history = history, OwnedTokens(history)

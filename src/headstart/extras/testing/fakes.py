@@ -23,8 +23,6 @@ from headstart.types import (
 from headstart.types.errors import EngineError
 from headstart.types.sampling_params import SamplingParams
 
-_MASK = 2**64 - 1
-
 
 class ByteVocab:
     """256 byte tokens, then <eos> (256) and <bos> (257)."""
@@ -350,5 +348,5 @@ class FakeEngine:
 def _hash(tokens: Sequence[int]) -> int:
     state = 0xCBF29CE484222325
     for token in tokens:
-        state = ((state ^ (token + 1)) * 0x100000001B3) & _MASK
+        state = ((state ^ (token + 1)) * 0x100000001B3) & (2**64 - 1)
     return state

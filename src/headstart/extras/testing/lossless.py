@@ -23,7 +23,6 @@ from headstart.types.request import Request, TokenEvent
 from headstart.types.sampling_params import SamplingParams
 
 TEMPERATURES = (0.0, 0.8, 1.5)
-_SLOTS, _REQUESTS = 3, 6  # so that sequence ids are used again
 
 
 class RandomController(Controller):
@@ -122,9 +121,9 @@ def _generate(
     """Texts by request: short prompts that repeat themselves, some with the same beginning; and
     what was counted of all together.
     """
-    config = SchedulerConfig(parallel=_SLOTS)
+    config = SchedulerConfig(parallel=3)
     scheduler = Scheduler(_FakeTarget(), LetterVocab(), drafting, config)
-    for seed in range(_REQUESTS):
+    for seed in range(6):  # more than slots: sequence ids are used again
         sampling = SamplingParams(temperature=temperature, seed=seed, ignore_eos=seed % 3 > 0)
         prompt = [*range(seed % 2, 8), 30] * (1 + seed % 2)
         scheduler.submit(

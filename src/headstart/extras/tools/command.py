@@ -78,11 +78,19 @@ async def run_command(
         )
     except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
         return Finished(f"cannot run {arguments[0]}: {error}".encode(), None)
-    output = _Output(limits.output_bytes, on_output)
-    has_timed_out = False
+    output, num_bytes, has_timed_out = bytearray(), 0, False
+
+    def take(piece: bytes) -> None:
+        nonlocal num_bytes
+        num_bytes += len(piece)
+        kept = piece[: limits.output_bytes - len(output)]
+        output.extend(kept)
+        if kept and on_output is not None:
+            on_output(kept)
+
     try:
         async with asyncio.timeout(limits.seconds):
-            await _talk(process, given, output)
+            await _talk(process, given, take)
             if is_supervised:
                 _tell(process, signal.SIGUSR1)
             await process.wait()
@@ -95,7 +103,7 @@ async def run_command(
             with suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), 6.0)
         await end_process(process)
-    return Finished(bytes(output.kept), process.returncode, has_timed_out, output.is_cut)
+    return Finished(bytes(output), process.returncode, has_timed_out, num_bytes > len(output))
 
 
 async def end_process(process: asyncio.subprocess.Process) -> None:
@@ -115,30 +123,15 @@ def _tell(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
             os.kill(process.pid, number)
 
 
-class _Output:
-    """The first bytes of an output."""
-
-    def __init__(self, limit: int, on_output: Callable[[bytes], None] | None) -> None:
-        self.kept = bytearray()
-        self.is_cut = False
-        self._limit = limit
-        self._on_output = on_output
-
-    def add(self, piece: bytes) -> None:
-        kept = piece[: self._limit - len(self.kept)]
-        self.is_cut = self.is_cut or len(kept) < len(piece)
-        self.kept += kept
-        if kept and self._on_output is not None:
-            self._on_output(kept)
-
-
-async def _talk(process: asyncio.subprocess.Process, given: bytes, output: _Output) -> None:
+async def _talk(
+    process: asyncio.subprocess.Process, given: bytes, take: Callable[[bytes], None]
+) -> None:
     assert process.stdout is not None
     writing = asyncio.ensure_future(_write(process, given))
     try:
         # output beyond the limit is read as well, or the program would block on its pipe
         while piece := await process.stdout.read(65536):
-            output.add(piece)
+            take(piece)
     finally:
         writing.cancel()
         await asyncio.gather(writing, return_exceptions=True)

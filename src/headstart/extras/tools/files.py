@@ -95,14 +95,12 @@ def _within(lines: list[str]) -> str:
     return "".join(result)
 
 
-# quotes, dashes and spaces that are written for the plain ones
-_LOOK_ALIKES = {
-    "'": range(0x2018, 0x201C),
-    '"': range(0x201C, 0x2020),
-    "-": (*range(0x2010, 0x2016), 0x2212),
-    " ": (0xA0, *range(0x2002, 0x200B), 0x202F, 0x205F, 0x3000),
+_PLAIN = {  # quotes, dashes and spaces that are written for the plain ones
+    **dict.fromkeys(range(0x2018, 0x201C), "'"),
+    **dict.fromkeys(range(0x201C, 0x2020), '"'),
+    **dict.fromkeys((*range(0x2010, 0x2016), 0x2212), "-"),
+    **dict.fromkeys((0xA0, *range(0x2002, 0x200B), 0x202F, 0x205F, 0x3000), " "),
 }
-_PLAIN = {code: plain for plain, codes in _LOOK_ALIKES.items() for code in codes}
 _TEXTS = {"type": "string"}
 
 

@@ -20,21 +20,6 @@ from headstart.types.errors import RequestError
 MAX_LINES = 2**31 - 1  # that every head and tail can count
 LISTING_BYTES = 8 * 2**20
 ENGINES = ("docker", "podman")
-# without questions to a user: keys only, and a host that is known
-SSH = (
-    "ssh", "-o", "BatchMode=yes", "-o", "PasswordAuthentication=no",
-    "-o", "KbdInteractiveAuthentication=no", "-o", "StrictHostKeyChecking=yes",
-)  # fmt: skip
-# listed, but not searched: they can be enormous
-JUNK_FOLDERS = (
-    ".git", ".svn", ".hg", "node_modules", "__pycache__", ".venv", "venv", "dist", "build",
-    "target", ".cache", ".idea", ".vscode",
-)  # fmt: skip
-# all files, `//`, and those of them that were deleted; each with a NUL behind it
-GIT_LIST = (
-    'cd "$1" && git ls-files -z --cached --others --exclude-standard && printf "//\\0" && '
-    "git ls-files -z --deleted"
-)
 
 EntryKind = Literal["file", "dir", "all"]
 OnOutput = Callable[[bytes], None]
@@ -98,7 +83,12 @@ class Machine:
         left out.
         """
         if kind == "file":
-            done = await self._script(GIT_LIST, base, output_bytes=LISTING_BYTES)
+            # all files, `//`, and those of them that were deleted; each with a NUL behind it
+            script = (
+                'cd "$1" && git ls-files -z --cached --others --exclude-standard && '
+                'printf "//\\0" && git ls-files -z --deleted'
+            )
+            done = await self._script(script, base, output_bytes=LISTING_BYTES)
             if done.is_success:
                 names, _, deleted = done.output.partition(b"//\0")
                 gone = {*_paths(deleted)}
@@ -150,7 +140,13 @@ def machine_of(runtime: str, folder: str) -> Machine:
     if scheme == "ssh":
         if not re.fullmatch(r"[A-Za-z0-9._@][A-Za-z0-9._@-]*", name):
             raise RequestError(f"invalid ssh target: {name!r:.80}")
-        return Machine(folder, lambda inner: (*SSH, name, shlex.join(inner)))
+        # without questions to a user: keys only, and a host that is known
+        options = (
+            "BatchMode=yes", "PasswordAuthentication=no", "KbdInteractiveAuthentication=no",
+            "StrictHostKeyChecking=yes",
+        )  # fmt: skip
+        ssh = ("ssh", *(word for option in options for word in ("-o", option)), name)
+        return Machine(folder, lambda inner: (*ssh, shlex.join(inner)))
     engine = scheme.removesuffix("-container")
     if engine in ENGINES and scheme != engine:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -169,7 +165,12 @@ def _paths(output: bytes) -> list[str]:
 
 def _find_script(max_depth: int, *, is_folder: bool) -> str:
     depth = f" -maxdepth {max_depth}" if max_depth else ""
-    junk = " -o ".join(f"-name {name}" for name in JUNK_FOLDERS)
+    # listed, but not searched: they can be enormous
+    folders = (
+        ".git", ".svn", ".hg", "node_modules", "__pycache__", ".venv", "venv", "dist", "build",
+        "target", ".cache", ".idea", ".vscode",
+    )  # fmt: skip
+    junk = " -o ".join(f"-name {name}" for name in folders)
     kind = "d" if is_folder else "f"
     shown = f"\\( -type {kind} -o -type l -exec test -{kind} {{}} \\; \\) -print0"
     # a junk folder is listed and not searched

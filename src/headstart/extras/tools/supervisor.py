@@ -15,15 +15,15 @@ import sys
 import time
 from pathlib import Path
 
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # of <linux/prctl.h>
 SIGNALS = {signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD}
 
 
 def main(command: list[str]) -> int:
     """Run the command; return its exit code, or end by the signal that ended it."""
     prctl = ctypes.CDLL(None).prctl
-    prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)  # when the server is killed
+    death_signal, child_subreaper = 1, 36  # PR_SET_... of <linux/prctl.h>
+    prctl(child_subreaper, 1, 0, 0, 0)
+    prctl(death_signal, signal.SIGTERM, 0, 0, 0)  # when the server is killed
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     try:
         # in a session of its own: `kill 0` must not reach us

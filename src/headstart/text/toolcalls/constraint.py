@@ -15,7 +15,6 @@ from headstart.text.toolcalls.reader import Tools
 from headstart.text.toolcalls.value_rules import as_json, quoted, refuse_undemanded
 from headstart.types.constraint import Constraint, ConstraintKind
 
-_TYPES = ("number", "array", "object", "boolean", "null")  # of values that are not strings
 TokenOf = Callable[[str], int | None]
 """The id of the special token with this spelling, if there is one."""
 
@@ -183,8 +182,11 @@ class CallRules:
         has_values = isinstance(schema, Mapping) and ("enum" in schema or "const" in schema)
         parts = [self.spelled(form.key_start), quoted(key), self.spelled(form.key_end)]
         if form.attribute_end:
-            others = ("false",) if form.text_attribute == "true" else _TYPES
-            words = (form.text_attribute,) if is_text else others
+            words = ["number", "array", "object", "boolean", "null"]  # types but for strings
+            if is_text:
+                words = [form.text_attribute]
+            elif form.text_attribute == "true":
+                words = ["false"]
             parts.append(f"({' | '.join(map(quoted, words))})")
             parts.append(self.spelled(form.attribute_end))
         opening = " ".join(parts)

@@ -18,12 +18,11 @@ from typing import Any
 
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.chat_template import ChatTemplate, probe_limit
+from headstart.text.thinking import CONTENT, QUESTION
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import JsonCall, MarkedCalls, NamedCall, TaggedArguments
 from headstart.types.errors import RequestError
 
-_QUESTION = {"role": "user", "content": "U_USER_MSG Hello END_U"}
-_CONTENT = "A_ASST_MSG I can help END_A"
 _NAMES = ("fff_first_fun_f", "sss_second_fun_s")
 _KEYS = ("aa_arg_fst_aa", "bb_arg_snd_bb")
 _VALUES = ("vvv_first_val_v", "www_second_val_w")
@@ -65,15 +64,15 @@ class _Probe:
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
         self._render = partial(template.try_to_render, tools=_tools(), add_generation_prompt=False)
-        self._before = self._render([_QUESTION])
+        self._before = self._render([QUESTION])
         self.generation_prompt = ""
         with contextlib.suppress(RequestError):  # what is refused has no format
-            self.generation_prompt = template.generation_prompt([_QUESTION], tools=_tools())
+            self.generation_prompt = template.generation_prompt([QUESTION], tools=_tools())
         self.message_end = self.around_content(strips=False)[1]
 
     def answer(self, **message: Any) -> str | None:
         """The rendered assistant message, without the generation prompt."""
-        whole = self._render([_QUESTION, {"role": "assistant", "content": "", **message}])
+        whole = self._render([QUESTION, {"role": "assistant", "content": "", **message}])
         if whole is None or self._before is None or not whole.startswith(self._before):
             return None
         text = whole[len(self._before) :]
@@ -95,10 +94,10 @@ class _Probe:
 
     def around_content(self, *, strips: bool = True) -> tuple[str, str]:
         """The markers around content, without reasoning and the end of turn."""
-        text = self.answer(content=_CONTENT)
-        if text is None or _CONTENT not in text:
+        text = self.answer(content=CONTENT)
+        if text is None or CONTENT not in text:
             return "", ""
-        start, _, end = text.partition(_CONTENT)
+        start, _, end = text.partition(CONTENT)
         if not strips:
             return start, end
         if self._template.thinking:

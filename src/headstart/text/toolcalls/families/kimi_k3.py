@@ -8,17 +8,20 @@ from __future__ import annotations
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, NamedCall, TaggedArguments
 
-_ARGUMENTS = TaggedArguments(
-    key_start='<|open|>argument key="',
-    key_end='" type="',
-    value_end="<|close|>argument<|sep|>",
-    attribute_end='"<|sep|>',
-    text_attribute="string",
-)
 FORMAT = AnswerFormat(
     calls=MarkedCalls(
         "kimi-k3",
-        NamedCall(_ARGUMENTS, name_end='" index="', number_end='"<|sep|>'),
+        NamedCall(
+            TaggedArguments(
+                key_start='<|open|>argument key="',
+                key_end='" type="',
+                value_end="<|close|>argument<|sep|>",
+                attribute_end='"<|sep|>',
+                text_attribute="string",
+            ),
+            name_end='" index="',
+            number_end='"<|sep|>',
+        ),
         section_start="<|open|>tools<|sep|>",
         section_end="<|close|>tools<|sep|>",
         call_start='<|open|>call tool="',
