@@ -100,6 +100,8 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
     kept = streams.begin(namespace, conversation)
     try:
         dialect = await service.prompt_threads.run_for(http.scope, kept.receive, prepare)
+        if streams.find(namespace, conversation) is not kept:  # stopped as it was prepared
+            raise ClientDisconnect
         kept.media_type = dialect.media_type
         begun = await _begin(http, dialect, kept.receive)
     except BaseException as error:
