@@ -62,7 +62,7 @@ class ServerConfig:
     )
     cors_credentials: bool = option(
         True,
-        "let these pages send credentials; without it, answers to any page (*) name no origin",
+        "let these pages send credentials",
         for_router=True,
     )
     max_connections: int = option(
