@@ -69,6 +69,7 @@ def test_caches_of_different_adapters_do_not_mix(adapted: httpx2.Client) -> None
         assert answer["tokens"] == alone[scale]
     assert ask(adapted, lora(0))["timings"]["cache_n"] > 0
     assert ask(adapted, lora(0.25))["timings"]["cache_n"] == 0
+    assert ask(adapted, lora(0.2500001))["timings"]["cache_n"] == 0
 
 
 def test_requests_with_different_adapters_run_at_once(adapted: httpx2.Client) -> None:

@@ -69,7 +69,7 @@ def adapter_key(scales: Scales, info: WorkerInfo) -> str:
     """Part of the namespace that separates caches and drafts by scales; empty without adapters."""
     if not info.adapters:
         return ""
-    return " lora " + ",".join(f"{scale:g}" for scale in scales or loaded_scales(info))
+    return " lora " + ",".join(f"{scale}" for scale in scales or loaded_scales(info))
 
 
 def described_scales(scales: Scales, info: WorkerInfo) -> list[dict[str, Any]]:
