@@ -152,7 +152,8 @@ def seconds_to_ready(command: Sequence[str], cache: Path) -> float:
         port = str(probe.getsockname()[1])
     began = time.perf_counter()
     environment = os.environ | {"HEADSTART_CACHE": str(cache)}
-    with subprocess.Popen([*command, "--port", port], env=environment) as process:
+    full, nothing = [*command, "--port", port], subprocess.DEVNULL
+    with subprocess.Popen(full, env=environment, stdout=nothing, stderr=nothing) as process:
         is_ready = False
         while not is_ready and process.poll() is None:
             time.sleep(0.005)
