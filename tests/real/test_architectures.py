@@ -31,6 +31,8 @@ TEXT = np.random.default_rng(3).integers(0, 256, 3 * WINDOW).tolist()
 PROBE = [5, 6, 7]
 # twice what the rows of a decode change alone, where that is more than elsewhere
 TOLERANCES = {"gemma3n": 0.015, "gemma4": 0.06}
+# the state of another token is 1.4e-4 off: less than what rounding may do elsewhere
+STATE_TOLERANCE = 8e-5
 FRESH = 4  # a sequence to compare with
 
 
@@ -51,7 +53,8 @@ class Probe:
 
     def __init__(self, path: Path, *, is_exact: bool = False, swa_full: bool = False) -> None:
         self.kind = KINDS.get(path.stem, CacheKind.CUT)
-        self.tolerance = TOLERANCES.get(path.stem, 2e-3)
+        usual = STATE_TOLERANCE if self.kind is CacheKind.ROLLBACK else 2e-3
+        self.tolerance = TOLERANCES.get(path.stem, usual)
         sizes = {"batch": 128, "ubatch": 128, "cache_type_k": "f32", "cache_type_v": "f32"}
         settings = sizes | {"exact": is_exact, "swa_full": swa_full}
         self.engine = engine_of(path, Limits(5, 32, 4), **settings)
