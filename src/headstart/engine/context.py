@@ -177,11 +177,10 @@ class LlamaEngine(Sequences):
         self._states = self._states_of(self._launched)
         return logits
 
-    def _settle_runs(self, batch: Batch, runs: Sequence[Run]) -> None:
-        for start, _, _ in runs:  # rows that a decode before was padded with
+    def _drop_padding(self, batch: Batch, runs: Sequence[Run]) -> None:
+        """Cut the rows that the decode before was padded with."""
+        for start, _, _ in runs:
             self.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
-        rows = {int(batch.seq_ids[start]): end - start for start, end, _ in runs}
-        self.settle(rows)
 
     def _note(self, batch: Batch, runs: Sequence[Run]) -> None:
         for start, end, _ in runs:
@@ -191,7 +190,7 @@ class LlamaEngine(Sequences):
     def _launch_runs(self, batch: Batch, runs: Sequence[Run]) -> None:
         """Decode them as they are."""
         if self.cache_kind is CacheKind.ROLLBACK:
-            self._settle_runs(batch, runs)
+            self._drop_padding(batch, runs)
         self._launch(batch)
         if self.cache_kind is not CacheKind.CUT:
             self._note(batch, runs)
@@ -218,7 +217,7 @@ class LlamaEngine(Sequences):
         seq_id, start = int(batch.seq_ids[0]), int(batch.positions[0])
         num, run = batch.num_rows, (0, batch.num_rows, 0)
         if self.cache_kind is CacheKind.ROLLBACK:
-            self._settle_runs(batch, [run])
+            self._drop_padding(batch, [run])
         position = self.gaps.position(seq_id, start - offset)
         rows = chunk.rows(seq_id, start, position, offset, batch.tokens[:num].tolist())
         c_rows, _keep = c_batch(rows)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -47,27 +46,9 @@ class Sequences:
         self._lengths: dict[int, int] = {}
         self.gaps = Gaps()
         self._sharing: set[int] = set()  # sequences whose cells may belong to others too
-        self._rolled_back: set[int] = set()  # since their last decode
         # between caches, and moves within the shared one, which libllama leaves for the next decode
         self.has_copies = self.has_shifts = False
         self.lacks_cells = False  # why the last state that could not be put back was refused
-
-    def settle(self, num_rows: Mapping[int, int]) -> None:
-        """Make the states of sequences that were rolled back their own, before a decode.
-
-        A rolled back state stays in a snapshot until its sequence is decoded again. If libllama
-        computes other sequences before that (in an earlier micro-batch, or because this one is not
-        in the batch), it may move the state without the snapshots.
-
-        Args:
-            num_rows: of each sequence in the batch; of one length they are computed at once.
-        """
-        is_one = len(set(num_rows.values())) <= 1 and self._rolled_back <= num_rows.keys()
-        if not is_one and len(num_rows.keys() | self._rolled_back) > 1:
-            for seq_id in self._rolled_back:
-                if not self._set(seq_id, self._get(seq_id, _IN_PLACE), _IN_PLACE):
-                    raise EngineError(f"the state of sequence {seq_id} cannot be put back")
-        self._rolled_back.clear()
 
     def note_rows(self, seq_id: int, num_rows: int, length: int) -> None:
         """Remember a sequence's rows in the last decode: recurrent rollback is limited to them."""
@@ -88,8 +69,6 @@ class Sequences:
         if self.cache_kind is not CacheKind.CUT:
             if self._lengths.get(seq_id, 0) > length > 0:
                 self._last_rows[seq_id] = 0  # the same decode cannot be rolled back twice
-                if self.cache_kind is CacheKind.ROLLBACK:
-                    self._rolled_back.add(seq_id)
             self._set_length(seq_id, min(length, self._lengths.get(seq_id, 0)))
         return True
 
@@ -164,7 +143,6 @@ class Sequences:
         self._lengths.pop(seq_id, None)
         self._last_rows.pop(seq_id, None)
         self._sharing.discard(seq_id)
-        self._rolled_back.discard(seq_id)
         self.checkpoints.drop(seq_id)
         self.gaps.drop(seq_id)
         if self.reader is not None:
@@ -326,7 +304,6 @@ class Sequences:
         if not self._set(seq_id, checkpoint.data, flags) or not self._remove(seq_id, length):
             return False
         self._last_rows[seq_id] = 0
-        self._rolled_back.discard(seq_id)
         self._set_length(seq_id, length)
         return True
 
