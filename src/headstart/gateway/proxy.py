@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import ssl
+import time
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
-import httpcore2
 from starlette.types import Receive, Scope, Send
 
+from headstart.gateway.upstream import Connection, head_of
 from headstart.server.errors import error_body, log_failure
 from headstart.server.sse import event as sse_event
 from headstart.server.threads import unless_left
@@ -30,6 +31,10 @@ HOP_BY_HOP = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization",
     b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
 })  # fmt: skip
+# of a request: client and web page were checked here, and the backend has a key of its own
+NOT_FORWARDED = HOP_BY_HOP | {
+    b"authorization", b"content-length", b"expect", b"host", b"origin", b"referer", b"x-api-key",
+}  # fmt: skip
 MAX_READ = 2**24  # bytes of an answer that is read here, not passed on
 
 
@@ -63,14 +68,12 @@ class ProxiedRequest:
 class ProxiedAnswer:
     """An answer whose head has arrived."""
 
-    def __init__(self, backend: Backend, response: httpcore2.Response, proxy: Proxy) -> None:
-        self.status = response.status
-        headers = [(name.lower(), value) for name, value in response.headers]
+    def __init__(self, backend: Backend, connection: Connection, proxy: Proxy) -> None:
+        self.status = connection.status
         # our server writes its own date and server
-        self.headers = _end_to_end(headers, HOP_BY_HOP | {b"date", b"server"})
-        self._backend, self._response, self._proxy = backend, response, proxy
-        self._body = response.aiter_stream()
-        self._piece: bytes | None = None  # that has arrived
+        self.headers = _end_to_end(connection.headers, HOP_BY_HOP | {b"date", b"server"})
+        self._backend, self._proxy = backend, proxy
+        self._connection: Connection | None = connection
 
     def has_content_type(self, kind: bytes) -> bool:
         """Whether the content type contains this."""
@@ -80,23 +83,14 @@ class ProxiedAnswer:
     def is_event_stream(self) -> bool:
         return self.has_content_type(b"text/event-stream")
 
-    async def wait(self) -> None:
-        """Return when a piece of the body, or its end, has arrived; errors as of `pieces`."""
-        if self._piece is None:
-            async with self._proxy.patience(self._backend, "broke off its answer"):
-                self._piece = await anext(self._body, b"")
-
     async def pieces(self) -> AsyncIterator[bytes]:
         """The body as it arrives.
 
         Raises:
             BackendError: the backend broke off, or was silent for too long.
         """
-        await self.wait()
-        while piece := self._piece:
+        while self._connection is not None and (piece := await self._connection.read()):
             yield piece
-            self._piece = None
-            await self.wait()
 
     async def read(self) -> bytes:
         """The whole body, for answers to our own requests; closes the answer.
@@ -111,12 +105,14 @@ class ProxiedAnswer:
                 if len(body) > MAX_READ:
                     raise BackendError(f"{self._backend.name} sends more than {MAX_READ} bytes")
         finally:
-            await self.close()
+            self.close()
         return bytes(body)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Stop reading; an incomplete answer is cancelled at the backend too."""
-        await self._response.aclose()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._proxy.give_back(self._backend, connection)
 
 
 class Proxy:
@@ -128,13 +124,9 @@ class Proxy:
 
     def __init__(self, silence_seconds: float = 3600.0) -> None:
         self._silence_seconds = silence_seconds
-        self._waits: defaultdict[str, set[asyncio.Timeout]] = defaultdict(set)  # by backend
-        self._connections = httpcore2.AsyncConnectionPool(
-            ssl.create_default_context(),
-            max_connections=None,
-            max_keepalive_connections=64,
-            keepalive_expiry=20,  # servers close idle connections later than that
-        )
+        self._idle: defaultdict[str, list[Connection]] = defaultdict(list)  # by name, as `_busy`
+        self._busy: defaultdict[str, set[Connection]] = defaultdict(set)
+        self._tls: ssl.SSLContext | None = None
 
     async def open(
         self, backend: Backend, request: ProxiedRequest, *, wants_first_piece: bool = True
@@ -148,63 +140,69 @@ class Proxy:
         Raises:
             BackendError: no answer began; `was_sent` says whether the request may have been read.
         """
-        parts = urlsplit(backend.url)
-        sent = httpcore2.Request(
-            request.method,
-            httpcore2.URL(
-                scheme=parts.scheme,
-                host=parts.hostname or "",
-                port=parts.port,
-                target=parts.path + request.target,
-            ),
-            headers=_forwarded(backend, request, parts.netloc.rpartition("@")[2]),
-            content=request.body,
-            extensions={"timeout": {"connect": 5}},
-        )
+        connection = await self._connect(backend)
+        self._busy[backend.name].add(connection)
         try:
-            async with self.patience(backend, "ended before it answered"):
-                response = await self._connections.handle_async_request(sent)
-        # a name may be none
-        except (httpcore2.ConnectError, httpcore2.ConnectTimeout, UnicodeError):
-            raise BackendError(f"{backend.name} cannot be reached", was_sent=False) from None
-        answer = ProxiedAnswer(backend, response, self)
-        if wants_first_piece:
-            try:
-                await answer.wait()
-            except BaseException:
-                await answer.close()
-                raise
-        return answer
+            parts = urlsplit(backend.url)
+            headers = _forwarded(backend, request, parts.netloc.rpartition("@")[2])
+            head = head_of(request.method, parts.path + request.target, headers)
+            connection.send(head, request.body, is_head_only=request.method == "HEAD")
+            await connection.wait_for_head()
+            if wants_first_piece:
+                await connection.wait_for_body()
+        except BaseException:
+            self.give_back(backend, connection)  # closes it: the answer is not complete
+            raise
+        return ProxiedAnswer(backend, connection, self)
 
-    @asynccontextmanager
-    async def patience(self, backend: Backend, if_lost: str) -> AsyncIterator[None]:
-        """Limit the wait for a part of an answer, and say what became of it.
-
-        Raises:
-            BackendError: it did not come in time, or will not come.
-        """
-        try:
-            async with asyncio.timeout(self._silence_seconds) as limit:
-                self._waits[backend.name].add(limit)
-                try:
-                    yield
-                finally:
-                    self._waits[backend.name].discard(limit)
-        except TimeoutError:
-            raise BackendError(f"{backend.name} did not answer in time") from None
-        except (httpcore2.ReadError, httpcore2.ProtocolError):
-            raise BackendError(f"{backend.name} {if_lost}") from None
+    def give_back(self, backend: Backend, connection: Connection) -> None:
+        """Keep a connection for the next request if it can be reused, else close it."""
+        self._busy[backend.name].discard(connection)
+        idle = self._idle[backend.name]
+        if connection.can_be_reused and len(idle) < 256:
+            connection.used_at = time.monotonic()
+            idle.append(connection)
+        else:
+            connection.close()
 
     def close_silent(self, name: str, seconds: float) -> None:
         """Break off the requests to a backend that have waited for so long without an answer."""
-        now = asyncio.get_running_loop().time()
-        for limit in self._waits[name]:
-            if (end := limit.when()) is not None and end - self._silence_seconds <= now - seconds:
-                limit.reschedule(now)
+        for connection in self._busy[name]:
+            if connection.is_silent(seconds):
+                connection.close()
 
-    async def close(self) -> None:
-        """Close all connections."""
-        await self._connections.aclose()
+    def close(self) -> None:
+        """Close all idle connections."""
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self._idle.clear()
+
+    async def _connect(self, backend: Backend) -> Connection:
+        """An idle connection, or a new one."""
+        idle = self._idle[backend.name]
+        while idle:
+            connection = idle.pop()
+            # servers close idle connections later than that
+            is_fresh = time.monotonic() - connection.used_at < 20
+            if connection.can_be_reused and is_fresh and connection.url == backend.url:
+                return connection
+            connection.close()
+        parts = urlsplit(backend.url)
+        if parts.scheme == "https" and self._tls is None:
+            self._tls = ssl.create_default_context()
+        tls = self._tls if parts.scheme == "https" else None
+        port = parts.port or (443 if tls else 80)
+        make = partial(Connection, backend.name, backend.url, self._silence_seconds)
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(5):
+                _, connection = await loop.create_connection(
+                    make, parts.hostname or "", port, ssl=tls
+                )
+        except (OSError, UnicodeError):  # a time-out is one; a name may be none
+            raise BackendError(f"{backend.name} cannot be reached", was_sent=False) from None
+        return connection
 
 
 async def relay(
@@ -224,7 +222,7 @@ async def relay(
     try:
         await unless_left(receive, _relay(answer, send, tap))
     finally:
-        await answer.close()
+        answer.close()
 
 
 async def _relay(answer: ProxiedAnswer, send: Send, tap: Callable[[bytes], None] | None) -> None:
@@ -246,12 +244,11 @@ async def _relay(answer: ProxiedAnswer, send: Send, tap: Callable[[bytes], None]
 
 def _forwarded(backend: Backend, request: ProxiedRequest, host: str) -> Headers:
     own = {name.encode(): value.encode() for name, value in backend.headers.items()}
-    # client and web page were checked here, and the backend has a key of its own
-    checked = {
-        b"authorization", b"content-length", b"expect", b"host", b"origin", b"referer",
-        b"x-api-key",
-    }  # fmt: skip
-    headers = list(_end_to_end(request.headers, HOP_BY_HOP.union(checked, own)))
+    headers = [
+        (name, value)
+        for name, value in _end_to_end(request.headers, NOT_FORWARDED)
+        if name not in own
+    ]
     headers += [(b"host", host.encode("latin-1")), *own.items()]
     if request.body or request.method in ("POST", "PUT", "PATCH"):
         headers.append((b"content-length", b"%d" % len(request.body)))

@@ -1,4 +1,4 @@
-"""Backends that answer in every way HTTP/1.1 allows, byte by byte if need be."""
+"""Connections to servers that answer in every way HTTP/1.1 allows, byte by byte if need be."""
 
 from __future__ import annotations
 
@@ -8,59 +8,66 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy
+from headstart.gateway.proxy import Backend, Proxy
+from headstart.gateway.upstream import (
+    MAX_BUFFERED,
+    MAX_HEAD,
+    Connection,
+    head_of,
+)
 from headstart.types.errors import BackendError
 
-HEAD = b"HTTP/1.1 200 OK\r\n"
-WHOLE = HEAD + b"Content-Length: 5\r\nX-A: b\r\n\r\nhello"
-CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
-UNTIL_CLOSED = HEAD + b"\r\nhello"
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
+UNTIL_CLOSED = b"HTTP/1.1 200 OK\r\n\r\nhello"
 CONTINUED = b"HTTP/1.1 100 Continue\r\n\r\n" + WHOLE
-
-
-class Serving:
-    """A server that writes these bytes, so many at once, to whoever asks."""
-
-    def __init__(self, answer: bytes, step: int, closes: bool) -> None:
-        self.answer, self.step, self.closes = answer, step, closes
-        self.num_written = 0
-        self.writers: dict[asyncio.StreamWriter, asyncio.Task] = {}
-
-    async def quietly(self, reader, writer) -> None:
-        self.writers[writer] = asyncio.current_task()
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            while await reader.readuntil(b"\r\n\r\n"):
-                for at in range(0, len(self.answer), self.step):
-                    writer.write(self.answer[at : at + self.step])
-                    await writer.drain()
-                    self.num_written = at
-                    await asyncio.sleep(0)
-                if self.closes:
-                    writer.close()
-                    return
 
 
 @asynccontextmanager
 async def serving(
     answer: bytes, *, step: int = 10**6, closes: bool = False
-) -> AsyncIterator[tuple[Backend, Serving]]:
-    """The server as a backend, and what it has seen."""
-    own = Serving(answer, step, closes)
-    server = await asyncio.start_server(own.quietly, "127.0.0.1", 0)
+) -> AsyncIterator[Backend]:
+    """A server that writes these bytes, so many at once, to whoever asks."""
+    writers: dict[asyncio.StreamWriter, asyncio.Task] = {}
+
+    async def serve(reader, writer) -> None:
+        writers[writer] = asyncio.current_task()
+        while await reader.readuntil(b"\r\n\r\n"):
+            for at in range(0, len(answer), step):
+                writer.write(answer[at : at + step])
+                await writer.drain()
+                await asyncio.sleep(0)
+            if closes:
+                writer.close()
+                return
+
+    async def quietly(reader, writer) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await serve(reader, writer)
+
+    server = await asyncio.start_server(quietly, "127.0.0.1", 0)
     try:
         port = server.sockets[0].getsockname()[1]
-        yield Backend(name="it", url=f"http://127.0.0.1:{port}"), own
+        yield Backend(name="it", url=f"http://127.0.0.1:{port}")
     finally:
         server.close()
-        for writer in own.writers:
+        for writer in writers:
             writer.transport.abort()
-        await asyncio.gather(*own.writers.values())
+        await asyncio.gather(*writers.values())
 
 
-async def ask(proxy: Proxy, backend: Backend, method: str = "GET") -> tuple[int, bytes]:
+async def connect(backend: Backend) -> Connection:
+    return await Proxy()._connect(backend)
+
+
+async def ask(connection: Connection, method: str = "GET") -> bytes:
+    connection.send(head_of(method, "/", [(b"host", b"x")]), b"", is_head_only=method == "HEAD")
     async with asyncio.timeout(5):
-        answer = await proxy.open(backend, ProxiedRequest(method, "/"))
-        return answer.status, await answer.read()
+        await connection.wait_for_head()
+        body = b""
+        while piece := await connection.read():
+            body += piece
+    return body
 
 
 @pytest.mark.parametrize("step", [1, 7, 10**6])
@@ -69,35 +76,38 @@ async def ask(proxy: Proxy, backend: Backend, method: str = "GET") -> tuple[int,
     [(WHOLE, False), (CHUNKED, False), (UNTIL_CLOSED, True), (CONTINUED, False)],
     ids=["length", "chunked", "until closed", "after 100"],
 )
-async def test_every_kind_of_body_is_read_to_its_end_and_its_connection_used_again(
-    answer, closes, step
-) -> None:
-    async with serving(answer, step=step, closes=closes) as (backend, own):
-        proxy = Proxy()
-        for _ in range(2):
-            assert await ask(proxy, backend) == (200, b"hello")
-        assert len(own.writers) == 1 + closes
-        await proxy.close()
+async def test_every_kind_of_body_is_read_to_its_end(answer, closes, step) -> None:
+    async with serving(answer, step=step, closes=closes) as backend:
+        connection = await connect(backend)
+        assert await ask(connection) == b"hello"
+        assert connection.status == 200
+        assert connection.can_be_reused == (not closes)
+        connection.close()
 
 
-async def test_a_connection_whose_answer_is_not_whole_is_not_used_again() -> None:
-    async with serving(WHOLE) as (backend, own):
+async def test_a_connection_is_used_again_only_after_a_whole_answer() -> None:
+    async with serving(WHOLE) as backend:
         proxy = Proxy()
-        answer = await proxy.open(backend, ProxiedRequest("GET", "/"), wants_first_piece=False)
-        await answer.close()
-        assert await ask(proxy, backend) == (200, b"hello")
-        assert len(own.writers) == 2
-        async with serving(WHOLE) as (elsewhere, others):  # under the same name
-            await ask(proxy, elsewhere)
-            assert others.writers
-        await proxy.close()
+        first = await proxy._connect(backend)
+        await ask(first)
+        proxy.give_back(backend, first)
+        second = await proxy._connect(backend)
+        assert second is first
+        second.send(head_of("GET", "/", []), b"", is_head_only=False)
+        proxy.give_back(backend, second)  # the answer has not come
+        third = await proxy._connect(backend)
+        assert third is not first
+        await ask(third)
+        proxy.give_back(backend, third)
+        async with serving(WHOLE) as elsewhere:  # under the same name
+            assert (await proxy._connect(elsewhere)) is not third
 
 
 async def test_an_answer_to_head_has_no_body() -> None:
-    async with serving(HEAD + b"Content-Length: 5\r\n\r\n") as (backend, _):
-        proxy = Proxy()
-        assert await ask(proxy, backend, "HEAD") == (200, b"")
-        await proxy.close()
+    async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n") as backend:
+        connection = await connect(backend)
+        assert await ask(connection, "HEAD") == b""
+        assert not connection.can_be_reused
 
 
 @pytest.mark.parametrize(
@@ -106,50 +116,61 @@ async def test_an_answer_to_head_has_no_body() -> None:
     ids=["nothing", "half a head", "short", "unfinished", "nonsense"],
 )
 async def test_what_is_cut_off_is_not_taken_for_an_end(answer) -> None:
-    async with serving(answer, closes=True) as (backend, _):
+    async with serving(answer, closes=True) as backend:
         with pytest.raises(BackendError):
-            await ask(Proxy(), backend)
+            await ask(await connect(backend))
+
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
 
 
 @pytest.mark.parametrize(
     "answer",
     [
-        HEAD + b"X-A: " + bytes([97]) * 2**25,
-        HEAD + b"X-A: b\r\n" * 2**22,
-        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;x=" + bytes([97]) * 2**25,
+        HEAD + b"X-A: " + bytes([97]) * 2**21,
+        HEAD + b"X-A: b\r\n" * 2**18,
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 2**16,
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n2;x=" + bytes([97]) * 2**21,
     ],
-    ids=["one header", "many headers", "a chunk's extension"],
+    ids=["one header", "many headers", "many heads", "a chunk's extension"],
 )
 async def test_an_endless_head_is_not_read_into_memory(answer) -> None:
     """Issue 28, point 10."""
-    async with serving(answer, step=65536) as (backend, own):
+    async with serving(answer, step=65536) as backend:
+        connection = await connect(backend)
         with pytest.raises(BackendError):
-            await ask(Proxy(), backend)
-        assert own.num_written < 2**24, "what lies in the buffers of the system"
+            await ask(connection)
+        assert connection._num_unused <= 2**19, "what came in one read beyond the limit"
+        assert MAX_HEAD < 2**19
 
 
-async def test_heads_without_end_are_given_up() -> None:
-    async with serving(b"HTTP/1.1 100 Continue\r\n\r\n" * 2**10, step=65536) as (backend, _):
-        with pytest.raises(BackendError, match="in time"):
-            await ask(Proxy(0.2), backend)
+async def test_a_body_until_the_end_of_a_connection_that_we_end_is_not_whole() -> None:
+    async with serving(UNTIL_CLOSED) as backend:
+        connection = await connect(backend)
+        connection.send(head_of("GET", "/", []), b"", is_head_only=False)
+        await connection.wait_for_head()
+        await connection.read()
+        connection.close()
+        with pytest.raises(BackendError):
+            await connection.read()
 
 
 async def test_a_server_waits_for_a_reader_that_is_slow() -> None:
-    size = 2**26
-    head = HEAD + b"Content-Length: %d\r\n\r\n" % size
-    async with serving(head + bytes(size), step=2**18) as (backend, own):
-        proxy = Proxy()
-        answer = await proxy.open(backend, ProxiedRequest("GET", "/"))
+    size = 40 * MAX_BUFFERED
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
+    async with serving(head + bytes(size), step=65536) as backend:
+        connection = await connect(backend)
+        connection.send(head_of("GET", "/", []), b"", is_head_only=False)
+        await connection.wait_for_head()
         await asyncio.sleep(0.1)
-        assert own.num_written < size / 2
-        assert sum([len(piece) async for piece in answer.pieces()]) == size
-        await answer.close()
-        await proxy.close()
+        assert connection._num_buffered <= 2 * MAX_BUFFERED
+        num_read = 0
+        while piece := await connection.read():
+            num_read += len(piece)
+        assert num_read == size
+        connection.close()
 
 
-async def test_a_head_cannot_hold_another_request() -> None:
-    async with serving(WHOLE) as (backend, own):
-        smuggled = ProxiedRequest("GET", "/", [(b"x", b"a\r\nHost: other")])
-        with pytest.raises(BackendError):
-            await Proxy().open(backend, smuggled)
-        assert not own.num_written
+def test_a_head_cannot_hold_another_request() -> None:
+    with pytest.raises(ValueError, match="line break"):
+        head_of("GET", "/", [(b"x", b"a\r\nHost: other")])

@@ -65,7 +65,7 @@ def create_app(
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             forward.threads.close()
-            await proxy.close()
+            proxy.close()
 
     app = Starlette(
         routes=[

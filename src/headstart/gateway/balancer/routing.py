@@ -125,7 +125,7 @@ class Routing:
                 flight.has_begun = True
                 return flight, answer
             replica.fail(flight)
-            await answer.close()
+            answer.close()
         if is_busy:
             raise self._overload()
         raise failure or CapacityError("no backend is healthy; try again later")

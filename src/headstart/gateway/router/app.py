@@ -62,7 +62,7 @@ def create_app(
         finally:
             await own.close()
             await pool.close()
-            await forward.proxy.close()
+            forward.proxy.close()
 
     app = Starlette(routes=own.all(), lifespan=lifespan)
     app.router.default = forward
