@@ -90,7 +90,7 @@ def test_commands_are_found() -> None:
 def test_a_curl_command_is_answered(command: str, server_address: str, tmp_path: Path) -> None:
     (tmp_path / "speech.mp3").touch()
     command = command.replace("127.0.0.1:8080", server_address)
-    quiet = "curl -sS --max-time 20 -o /dev/null -w '%{http_code}'"
+    quiet = "curl -sS --max-time 90 -o /dev/null -w '%{http_code}'"
     if "/events" in command:  # which never ends
         quiet += " --max-time 2"
     done = subprocess.run(
