@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -24,6 +24,7 @@ from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.scheduler.policy import Policy, make_policy
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.sequence import Cells
+from headstart.scheduler.step import StepRecord
 from headstart.speculators import Speculator
 from headstart.structures.vocabulary_id import VocabularyId
 from headstart.testing import ByteVocab, FakeEngine, FakeFilters, LetterVocab
@@ -35,6 +36,7 @@ from headstart.types.request import (
     FinishEvent,
     PromptEvent,
     Request,
+    RequestStats,
     TokenEvent,
     TokenLogprob,
 )
@@ -159,6 +161,10 @@ class Answer:
     def finish(self) -> FinishEvent:
         assert self.end is not None, f"it did not finish: {self.error}"
         return self.end
+
+    @property
+    def stats(self) -> RequestStats:
+        return self.finish.stats
 
     @property
     def reason(self) -> str:
@@ -322,16 +328,30 @@ def play(
 ) -> dict[str, Answer]:
     """Submit and step until nothing is left."""
     submit_all(scheduler, requests)
+    answers = step_until(scheduler, lambda _: not scheduler.has_work, answers)
+    collect(scheduler, answers)
+    return answers
+
+
+def step_until(
+    scheduler: Scheduler,
+    is_over: Callable[[dict[str, Answer]], object],
+    answers: dict[str, Answer] | None = None,
+) -> dict[str, Answer]:
+    """Step until this holds for what was answered so far."""
     answers = {} if answers is None else answers
     for _ in range(20_000):
-        if not scheduler.has_work:
-            break
+        if is_over(answers):
+            return answers
         scheduler.step()
         collect(scheduler, answers)
-    collect(scheduler, answers)
-    if scheduler.has_work:
-        raise AssertionError("the scheduler does not come to an end")
-    return answers
+    raise AssertionError("the scheduler does not come to an end")
+
+
+def steps(scheduler: Scheduler) -> Iterator[StepRecord]:
+    """Each step until nothing is left."""
+    while scheduler.has_work:
+        yield scheduler.step()
 
 
 def submit_all(scheduler: Scheduler, requests: Iterable[Request], num_steps: int = 0) -> None:

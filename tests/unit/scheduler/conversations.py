@@ -23,7 +23,7 @@ def ask(scheduler: Scheduler, *requests: Request) -> list[int]:
     """Prompt tokens that were read for each, one after the other; the texts must be right."""
     read = []
     for request in requests:
-        stats = run_checked(scheduler, [request])[request.request_id].finish.stats
+        stats = run_checked(scheduler, [request])[request.request_id].stats
         read.append(stats.num_prompt - stats.num_cached)
     return read
 

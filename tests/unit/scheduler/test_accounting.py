@@ -22,8 +22,10 @@ from tests.harness import (
     make_speculators,
     run,
     run_checked,
+    steps,
     submit_all,
 )
+from tests.planted import fail_at
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
@@ -47,7 +49,7 @@ CHAIN = ("suffix", "ngram-simple", "ngram-cache", "draft-model")
 
 
 def stats_of(answers: dict[str, Answer]) -> list[RequestStats]:
-    return [answer.finish.stats for answer in answers.values()]
+    return [answer.stats for answer in answers.values()]
 
 
 def chain_scheduler(
@@ -74,7 +76,7 @@ def test_each_step_of_a_slot_is_a_draft_or_a_reason_of_every_speculator(
     scheduler = chain_scheduler(engine, spec, None if seed is None else RandomController(seed))
     answers = run_checked(scheduler, requests)
     for request in requests:
-        stats, wish = answers[request.request_id].finish.stats, request.speculative
+        stats, wish = answers[request.request_id].stats, request.speculative
         allowed = () if wish.mode is DraftMode.OFF else wish.types or CHAIN
         assert list(stats.by_speculator) == list(allowed if stats.num_steps > 1 else ())
         for counts in stats.by_speculator.values():
@@ -97,8 +99,7 @@ def test_requests_and_totals_agree_also_while_they_run() -> None:
     scheduler = chain_scheduler(engine, AUTO, RandomController())
     submit_all(scheduler, requests)
     ended: list[RequestStats] = []
-    while scheduler.has_work:
-        scheduler.step()
+    for _ in steps(scheduler):
         ended += [event.stats for event in scheduler.take_events() if hasattr(event, "stats")]
         report = make_report(scheduler)
         shares = [
@@ -257,11 +258,7 @@ def test_a_request_that_fails_has_a_line_too(caplog) -> None:
     scheduler = make_scheduler(engine, [Oracle(engine, requests)])
     submit_all(scheduler, requests, 5)
     scheduler.take_events()
-
-    def fail(batch: object) -> None:
-        raise EngineError("the graph\ncould not be computed")
-
-    engine.fail = fail
+    fail_at(engine, [0], EngineError("the graph\ncould not be computed"))
     scheduler.step()
     lines = logged(caplog, *scheduler.take_events())
     assert len(lines) == scheduler.counters.requests_failed > 0

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -21,8 +20,10 @@ from tests.harness import (
     renamed,
     run,
     run_checked,
+    steps,
     submit_all,
 )
+from tests.planted import fail_at
 
 from headstart.config import SpeculationConfig
 from headstart.control.controller import Controller
@@ -30,7 +31,6 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepRecord
 from headstart.speculators import Speculator
 from headstart.types import Batch, CacheKind, Draft, DraftRequest, Logits
-from headstart.types.errors import EngineError
 from headstart.types.request import ErrorEvent, FinishEvent, StepTokens, TokenEvent
 from headstart.worker.loop import run_loop
 from headstart.worker.pipes import Cancel, Command, Message, Stop
@@ -64,7 +64,7 @@ def drafting_scheduler(
 
 def counted(scheduler: Scheduler, answers: dict[str, Answer]) -> list[object]:
     """All that was counted."""
-    stats = [answers[name].finish.stats for name in sorted(answers)]
+    stats = [answers[name].stats for name in sorted(answers)]
     return [
         asdict(scheduler.counts.total.drafts),
         [asdict(report.stats) for report in scheduler.counts.report()],
@@ -117,33 +117,26 @@ def test_control_learns_of_a_models_draft_while_a_device_verifies_it(
     assert told[: len(order)] == order
 
 
-def delivering(engine: Device, max_tokens: int) -> Scheduler:
-    """With a request whose events the engine writes down as they go out."""
+@pytest.mark.parametrize(
+    ("is_asynchronous", "log"),
+    [
+        (True, "decode decoded decode TokenEvent decoded decode TokenEvent decoded TokenEvent"),
+        (False, "decode decoded TokenEvent decode decoded TokenEvent decode decoded TokenEvent"),
+    ],
+)
+def test_events_go_out_while_a_device_computes_the_next_step_and_else_at_once(
+    is_asynchronous: bool, log: str
+) -> None:
+    engine = Device()
+    engine.is_asynchronous = is_asynchronous
     scheduler = make_scheduler(engine)
     scheduler.deliver = lambda: engine.log.extend(
         type(event).__name__ for event in scheduler.take_events()
     )
-    scheduler.submit(endless([1, 2, 3], max_tokens))
-    return scheduler
-
-
-def test_events_go_out_while_the_next_step_is_computed_and_the_last_ones_at_once() -> None:
-    engine = Device()
-    scheduler = delivering(engine, 3)
-    while scheduler.has_work:
-        scheduler.step()
-    assert engine.log == [
-        *("decode", "decoded"),
-        *("decode", "TokenEvent", "decoded"),
-        *("decode", "TokenEvent", "decoded", "TokenEvent", "FinishEvent"),
-    ]
-
-
-def test_events_go_out_at_once_where_the_processor_computes() -> None:
-    engine = Device()
-    engine.is_asynchronous = False
-    delivering(engine, 2).step()
-    assert engine.log == ["decode", "decoded", "TokenEvent"]
+    scheduler.submit(endless([1, 2, 3], 3))
+    for _ in steps(scheduler):
+        pass
+    assert engine.log == [*log.split(), "FinishEvent"]
 
 
 def test_a_cancelled_request_has_counted_its_last_step() -> None:
@@ -158,22 +151,10 @@ def test_a_cancelled_request_has_counted_its_last_step() -> None:
 
 
 def test_a_request_whose_decode_fails_has_told_its_tokens_and_counted_its_steps() -> None:
-    request = endless([1, 2, 3], 100)
-    turns = itertools.count()
-
-    def fail(batch: Batch) -> None:
-        if next(turns) == 5:
-            raise EngineError("broken")
-
-    engine = Device()
-    engine.fail = fail
+    fail_at(engine := Device(), [5])
     scheduler = drafting_scheduler(engine, fixed(4))
-    events: list[object] = []
-    scheduler.deliver = lambda: events.extend(scheduler.take_events())
-    scheduler.submit(request)
-    while scheduler.has_work:
-        scheduler.step()
-    *tokens, end = events
+    scheduler.submit(endless([1, 2, 3], 100))
+    *tokens, end = [event for _ in steps(scheduler) for event in scheduler.take_events()]
     assert len(tokens) == 5
     assert all(isinstance(event, TokenEvent) for event in tokens)
     assert isinstance(end, ErrorEvent)
@@ -181,43 +162,38 @@ def test_a_request_whose_decode_fails_has_told_its_tokens_and_counted_its_steps(
     assert end.stats.drafts.num_drafts + end.stats.drafts.reasons.total() == 4  # one was planned
 
 
-def test_the_loop_tells_all_that_was_said_before_it_stops() -> None:
-    request = endless([1, 2, 3], 100)
-    commands: list[Sequence[Command]] = [[request], [], [], [], [Stop()]]
-    messages: list[Message] = []
-    scheduler = make_scheduler(Device())
-    run_loop(scheduler, lambda _: commands.pop(0), messages.append)
-    told = [e for message in messages for e in message.events if isinstance(e, StepTokens)]
-    assert sum(len(event.tokens) for event in told) == 4
+def told_by_loop(*commands: Sequence[Command]) -> list[list[object]]:
+    """What the loop says before it takes each of these commands, and at last."""
+    messages, told, left = list[Message](), list[list[object]](), [*commands]
 
-
-def test_a_request_that_is_cancelled_when_the_loop_stops_has_its_end_told() -> None:
-    request = endless([1, 2, 3], 100)
-    commands: list[Sequence[Command]] = [[request], [], [Cancel(request.request_id), Stop()]]
-    messages: list[Message] = []
-    run_loop(make_scheduler(Device()), lambda _: commands.pop(0), messages.append)
-    *_, end = (event for message in messages for event in message.events)
-    assert isinstance(end, FinishEvent)
-    assert end.reason == "cancelled"
-
-
-def test_the_loop_tells_of_a_cancelled_request_though_no_step_follows() -> None:
-    request = endless([1, 2, 3], 100)
-    steps: list[Callable[[], Sequence[Command]]] = [
-        lambda: [request],
-        list,
-        lambda: [Cancel(request.request_id)],
-    ]
-    messages: list[Message] = []
-    scheduler = make_scheduler(Device())
+    def say() -> None:
+        told.append([event for message in messages for event in message.events])
+        messages.clear()
 
     def receive(seconds: float | None) -> Sequence[Command]:
-        if steps:
-            return steps.pop(0)()
-        assert any(isinstance(e, FinishEvent) for message in messages for e in message.events)
-        return [Stop()]
+        say()
+        return left.pop(0)
 
-    run_loop(scheduler, receive, messages.append)
+    run_loop(make_scheduler(Device()), receive, messages.append)
+    say()
+    return told
+
+
+REQUEST, CANCEL = endless([1, 2, 3], 100), Cancel("r")
+
+
+def test_the_loop_tells_all_that_was_said_before_it_stops() -> None:
+    told = [event for some in told_by_loop([REQUEST], [], [], [], [Stop()]) for event in some]
+    assert sum(len(event.tokens) for event in told if isinstance(event, StepTokens)) == 4
+
+
+@pytest.mark.parametrize("last", [[[CANCEL, Stop()]], [[CANCEL], [Stop()]]], ids=["last", "before"])
+def test_a_cancelled_request_has_its_end_told_when_the_loop_stops_or_waits(
+    last: list[Sequence[Command]],
+) -> None:
+    end = told_by_loop([REQUEST], [], *last)[3][-1]
+    assert isinstance(end, FinishEvent)
+    assert end.reason == "cancelled"
 
 
 LONG = endless((i % 31 for i in range(33)), 10, "long")
@@ -258,7 +234,7 @@ def test_begin_comes_with_the_first_token_and_the_first_step_has_no_draft(
     for request in (short, LONG, renamed(short, "short again"), renamed(LONG, "long again")):
         watching.began.clear()
         answers = run_checked(scheduler, [request])
-        stats = answers[request.request_id].finish.stats
+        stats = answers[request.request_id].stats
         assert watching.began == [[*request.prompt, answers[request.request_id].tokens[0]]]
         assert stats.num_steps == 1 + stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
     assert stats.num_cached == len(LONG.prompt) - 1
@@ -289,7 +265,7 @@ def test_a_request_that_was_put_back_begins_again_with_all_it_emitted() -> None:
         assert len(history) > 20
         assert any(text[: len(history)] == history for text in texts)
     for request in requests:
-        stats = answers[request.request_id].finish.stats
+        stats = answers[request.request_id].stats
         booked = stats.drafts.num_drafts + sum(stats.drafts.reasons.values())
         assert 1 + booked <= stats.num_steps <= 1 + booked + scheduler.counters.preemptions
 
@@ -301,7 +277,7 @@ def test_the_earlier_answer_to_the_same_prompt_is_not_copied_though_the_prompt_i
         first, second = (endless(prompt, 40, name) for name in ("long", "2"))
         answers = run(scheduler, [first]) | run(scheduler, [second])
         check(engine, [first, second], answers)
-        stats = [answers[name].finish.stats for name in ("long", "2")]
+        stats = [answers[name].stats for name in ("long", "2")]
         assert stats[1].num_cached == len(prompt) - 1
         assert stats[0].drafts.num_accepted == stats[1].drafts.num_accepted < 20
 
@@ -326,4 +302,4 @@ def test_the_last_token_of_a_cached_prompt_is_a_row_like_any_other(prompt: list[
 def test_with_no_drafts_allowed_each_step_but_the_first_says_so() -> None:
     for request in (LONG, replace(LONG, prompt=[5])):
         answers = run(make_scheduler(Model(), [Watching()], fixed(0)), [request])
-        assert answers["long"].finish.stats.drafts.reasons == {"off": 9}
+        assert answers["long"].stats.drafts.reasons == {"off": 9}

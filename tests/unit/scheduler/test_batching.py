@@ -17,6 +17,7 @@ from tests.harness import (
     make_scheduler,
     run,
     sequence_of,
+    steps,
     submit_all,
 )
 
@@ -39,14 +40,10 @@ def test_a_step_that_reads_prompts_is_whole_tiles_of_attention(others: int, want
     assert abs(rows - wanted) <= 32
 
 
-@given(st.integers(0, 300), st.integers(1, 63))
-def test_a_small_chunk_is_kept_as_it_was_wished(others: int, wanted: int) -> None:
-    assert prompt_rows(others, wanted, 64) == wanted
-
-
 @given(st.integers(0, 300), st.integers(1, 2048))
-def test_without_tiles_every_chunk_is_kept(others: int, wanted: int) -> None:
+def test_without_tiles_or_smaller_than_one_every_chunk_is_kept(others: int, wanted: int) -> None:
     assert prompt_rows(others, wanted, 1) == wanted
+    assert prompt_rows(others, wanted % 64, 64) == wanted % 64
 
 
 def limit(num_tokens: int, max_tokens: int, engine: FakeEngine, num_slots: int) -> tuple[int, str]:
@@ -101,11 +98,10 @@ def test_all_rows_of_a_step_are_read_before_speculators_are_told(
     scheduler = make_scheduler(engine, [Told(engine, requests)], fixed(3), parallel=4)
     submit_all(scheduler, requests)
     most_told = 0
-    while scheduler.has_work:
-        log.clear()
-        scheduler.step()
+    for _ in steps(scheduler):
         assert log == sorted(log)  # "read" comes before "told"
         most_told = max(most_told, log.count("told"))
+        log.clear()
     assert most_told == 4
 
 

@@ -132,7 +132,7 @@ def test_a_wrong_answer_teaches_nothing_and_is_explained_once_with_the_remedy(
     assert says in caplog.text
     assert (report.stats.num_offered, report.stats.num_drafted) == (0, 0)
     assert "broken" not in scheduler.drafting.controller.describe()["acceptance"]
-    stats = answers["r0"].finish.stats
+    stats = answers["r0"].stats
     reasons = stats.by_speculator["broken"].reasons
     assert stats.drafts.reasons == reasons == {"speculator failed": stats.num_steps - 1}
 
@@ -179,7 +179,7 @@ def test_reasons_that_are_never_the_same_are_not_all_kept() -> None:
     )
     request = replace(make_requests(1)[0], max_tokens=200, sampling=SamplingParams(ignore_eos=True))
     scheduler = make_scheduler(Model(), [speculator])
-    reasons = run(scheduler, [request])["r0"].finish.stats.drafts.reasons
+    reasons = run(scheduler, [request])["r0"].stats.drafts.reasons
     assert len(reasons) < 80
     assert reasons["other"] > 100
 

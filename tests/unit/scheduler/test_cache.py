@@ -10,12 +10,9 @@ import pytest
 from tests.harness import (
     AUTO,
     EOS,
-    Answer,
     Model,
     Oracle,
-    answer,
     check,
-    collect,
     endless,
     fixed,
     make_requests,
@@ -24,6 +21,7 @@ from tests.harness import (
     renamed,
     run,
     run_checked,
+    step_until,
     submit_all,
 )
 
@@ -105,12 +103,9 @@ def test_the_next_turn_decodes_only_what_is_new() -> None:
     scheduler = make_scheduler(engine, make_speculators(["suffix"], Model))
     turn = endless([1, 2, 3, 4, 5], 10, "t0")
     for number in range(1, 4):
-        answers = run_checked(scheduler, [turn])
-        history = [*turn.prompt, *answers[turn.request_id].tokens]
-        assert answers[turn.request_id].finish.stats.num_cached == (
-            0 if number == 1 else len(turn.prompt) - 4
-        )
-        turn = endless([*history, 7, 8, 9], 10, f"t{number}")
+        answer = run_checked(scheduler, [turn])[turn.request_id]
+        assert answer.stats.num_cached == (0 if number == 1 else len(turn.prompt) - 4)
+        turn = endless([*turn.prompt, *answer.tokens, 7, 8, 9], 10, f"t{number}")
     assert len(engine.cache) == 1
 
 
@@ -122,7 +117,7 @@ def test_prefixes_are_shared_across_slots_running_ones_included() -> None:
     scheduler = make_scheduler(engine)
     submit_all(scheduler, [first], 5)
     answers = run_checked(scheduler, [second])
-    assert answers["second"].finish.stats.num_cached == 50
+    assert answers["second"].stats.num_cached == 50
     assert engine.copies == [(0, 1, 50)]
 
 
@@ -131,9 +126,8 @@ def test_a_request_may_ask_not_to_reuse() -> None:
     engine = Watched()
     scheduler = make_scheduler(engine)
     run(scheduler, [first])
-    answers = run(scheduler, [renamed(first, "again")])
-    assert answers["again"].finish.stats.num_cached == 0
-    check(engine, [renamed(first, "again")], answers)
+    answers = run_checked(scheduler, [renamed(first, "again")])
+    assert answers["again"].stats.num_cached == 0
 
 
 @pytest.mark.parametrize("cache_kind", list(CacheKind))
@@ -173,7 +167,7 @@ def test_a_preempted_request_goes_on_when_there_is_room_and_the_oldest_is_never_
     scheduler = make_scheduler(engine, parallel=8)
     answers = run_checked(scheduler, requests)
     assert 0 < scheduler.counters.preemptions <= 2 * len(requests)
-    seconds = {name: a.finish.stats.generation_seconds for name, a in answers.items()}
+    seconds = {name: a.stats.generation_seconds for name, a in answers.items()}
     assert min(seconds, key=seconds.__getitem__) == "p0"
 
 
@@ -182,7 +176,7 @@ def test_the_last_request_that_fills_all_cells_is_cut_off_and_says_so() -> None:
     request = long_requests(1, 20)[0]
     scheduler = make_scheduler(engine, [Oracle(engine, [request])], fixed(16))
     answers = run(scheduler, [request])
-    stats = answers["p0"].finish.stats
+    stats = answers["p0"].stats
     total = scheduler.counts.total.drafts
     assert stats.drafts.reasons["context full"] == total.reasons["context full"] > 0
     assert stats.by_speculator["oracle"].reasons == stats.drafts.reasons
@@ -207,14 +201,14 @@ def test_a_request_waits_for_the_slot_that_it_asks_for_and_others_go_first() -> 
     ]
     answers = run(scheduler)
     check(engine, [wishing], answers)
-    assert answers["wishing"].finish.stats.slot_id == 0
+    assert answers["wishing"].stats.slot_id == 0
 
 
 def test_many_requests_for_one_slot_run_one_after_the_other() -> None:
     scheduler = make_scheduler(Model(), parallel=2)
     requests = [replace(one, slot_id=1) for one in make_requests(6)]
     answers = run_checked(scheduler, requests)
-    assert {answer.finish.stats.slot_id for answer in answers.values()} == {1}
+    assert {answer.stats.slot_id for answer in answers.values()} == {1}
 
 
 def test_a_short_request_goes_past_preempted_ones_that_do_not_fit_yet() -> None:
@@ -222,13 +216,8 @@ def test_a_short_request_goes_past_preempted_ones_that_do_not_fit_yet() -> None:
     engine = Model(context_size=256, num_cells=256)
     scheduler = make_scheduler(engine, parallel=4, context_shift=True)
     submit_all(scheduler, (endless(one.prompt, name=one.request_id) for one in make_requests(4)))
-    while scheduler.counters.preemptions < 3:
-        scheduler.step()
+    answers = step_until(scheduler, lambda _: scheduler.counters.preemptions >= 3)
     short = Request(request_id="short", prompt=[1, 2, 3], max_tokens=20)
     scheduler.submit(short)
-    answers: dict[str, Answer] = {}
-    for _ in range(400):
-        scheduler.step()
-        collect(scheduler, answers)
-    assert answers["short"].tokens == answer(engine, short).tokens
-    assert answers["short"].end is not None
+    step_until(scheduler, lambda told: "short" in told and told["short"].end, answers)
+    check(engine, [short], answers)

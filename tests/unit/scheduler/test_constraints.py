@@ -81,12 +81,9 @@ def test_how_far_control_lets_drafts_go_does_not_show(kind: str, seed: int) -> N
 
 
 def test_requests_with_and_without_a_constraint_share_a_batch() -> None:
-    engine = bytes_engine()
-    requests = make_constrained(6, None, 0.8)
-    kinds = [None, *CONSTRAINTS.values()]
+    engine, kinds = bytes_engine(), [None, *CONSTRAINTS.values()]
     requests = [
-        replace(request, constraint=kinds[index % len(kinds)])
-        for index, request in enumerate(requests)
+        replace(one, constraint=kinds[i]) for i, one in enumerate(make_constrained(6, None, 0.8))
     ]
     check(engine, requests, run(make_scheduler(engine, speculators("suffix")), requests))
 
@@ -236,8 +233,7 @@ def test_requests_with_one_constraint_wait_for_one_compilation() -> None:
 
 
 def test_waiting_for_other_constraints_is_no_fault_of_the_constraint() -> None:
-    clock = Clock()
-    queue, compiler = queued(clock, {"a": ["slow", "next"]})
+    queue, compiler = queued(clock := Clock(), {"a": ["slow", "next"]})
     clock.now += QUEUE_SECONDS + 1.0
     assert isinstance(ready(queue)["next"], CapacityError)
     assert len(queue) == 1

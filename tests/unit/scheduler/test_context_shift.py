@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,21 +16,23 @@ from tests.harness import (
     AUTO,
     EOS,
     SIZE,
+    Answer,
     Model,
     Oracle,
     check,
+    endless,
     fixed,
     make_requests,
     make_scheduler,
     make_speculators,
     run,
+    run_checked,
 )
 
-from headstart.sampling import SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler.context_shift import MOST_CHUNKS, find_chunks
 from headstart.structures.prefix import common_prefix_length
-from headstart.testing import LetterVocab
+from headstart.testing import FakeEngine, LetterVocab
 from headstart.types import CacheKind
 from headstart.types.errors import EngineError
 from headstart.types.request import Request
@@ -37,17 +40,16 @@ from headstart.types.request import Request
 CONTEXT = 48
 
 
-def shifted(engine: Model, request: Request) -> list[int]:
-    """The rule token by token; a full context loses what stands behind `num_keep` tokens."""
+def rule(engine: FakeEngine, request: Request) -> Answer:
+    """Token by token; a full context loses what stands behind `num_keep` tokens."""
     sampler = Sampler(request.sampling, engine, LetterVocab.eog_ids)
-    visible = list(request.prompt)
+    visible, answer = list(request.prompt), Answer()
     sampler.read(visible)
-    emitted: list[int] = []
-    while len(emitted) < (request.max_tokens or 0):
-        position = len(request.prompt) + len(emitted)
+    while len(answer.tokens) < (request.max_tokens or 0):
+        position = len(request.prompt) + len(answer.tokens)
         token = sampler.sample(engine.logits_after(visible), position)
         sampler.read([token])
-        emitted.append(token)
+        answer.tokens.append(token)
         visible.append(token)
         if token == EOS and not request.sampling.ignore_eos:
             break
@@ -56,7 +58,7 @@ def shifted(engine: Model, request: Request) -> list[int]:
             keep = min(keep, engine.context_size - 4)
             left = len(visible) - 1 - keep
             del visible[keep : keep + min(request.num_discard or left // 2, left - 1)]
-    return emitted
+    return answer
 
 
 def long_requests(temperature: float) -> list[Request]:
@@ -81,34 +83,27 @@ def test_a_shifted_text_is_identical_with_and_without_drafts(
     for spec in (fixed(5), AUTO)[: 1 + bool(chain)]:
         engine = Model(order, context_size=CONTEXT)
         drafts = make_speculators(chain, lambda: Model(order, skew=0.3, context_size=CONTEXT))
-        scheduler = make_scheduler(engine, drafts, spec, context_shift=True)
-        answers = run(scheduler, requests)
+        answers = run(make_scheduler(engine, drafts, spec, context_shift=True), requests)
+        check(engine, requests, answers, rule)
         for request in requests:
             answer = answers[request.request_id]
-            assert answer.tokens == shifted(engine, request)
             is_long = len(request.prompt) + len(answer.tokens) > CONTEXT
             assert answer.finish.truncated == is_long
 
 
 def test_drafts_that_are_always_right_cross_a_shift() -> None:
     engine = Model(context_size=CONTEXT)
-    request = Request(
-        request_id="r",
-        prompt=[1] * 20,
-        sampling=SamplingParams(temperature=0.8, ignore_eos=True),
-        max_tokens=100,
-    )
-    scheduler = make_scheduler(
-        engine, [Oracle(engine, [request], wrong=0.0)], fixed(16), context_shift=True
-    )
-    assert run(scheduler, [request])["r"].tokens == shifted(engine, request)
+    request = endless([1] * 20, 100)
+    oracle = Oracle(engine, [request], wrong=0.0)
+    scheduler = make_scheduler(engine, [oracle], fixed(16), context_shift=True)
+    check(engine, [request], run(scheduler, [request]), rule)
 
 
 def test_the_log_of_a_shifted_request_counts_all_of_its_tokens() -> None:
     request = replace(long_requests(0.8)[1], max_tokens=150)
     assert request.sampling.ignore_eos
     scheduler = make_scheduler(Model(context_size=CONTEXT), context_shift=True)
-    stats = run(scheduler, [request])["r1"].finish.stats
+    stats = run(scheduler, [request])["r1"].stats
     assert (stats.num_prompt, stats.num_emitted) == (len(request.prompt), 150)
 
 
@@ -119,9 +114,7 @@ def test_a_cache_that_cannot_be_moved_is_read_again(cache_kind: CacheKind) -> No
     drafts = make_speculators(("draft-model",), lambda: Model(skew=0.3, context_size=CONTEXT))
     requests = long_requests(0.8)
     scheduler = make_scheduler(engine, drafts, fixed(3), context_shift=True)
-    answers = run(scheduler, requests)
-    for request in requests:
-        assert answers[request.request_id].tokens == shifted(engine, request)
+    check(engine, requests, run(scheduler, requests), rule)
     assert all(slot.num_exact > CONTEXT for slot in scheduler.cells)
 
 
@@ -133,7 +126,7 @@ def test_what_a_shift_moved_is_not_used_for_other_requests() -> None:
     (slot,) = scheduler.cells
     assert slot.num_exact == 5
     following = Request(request_id="next", prompt=[*slot.tokens, 3], max_tokens=2)
-    assert run(scheduler, [following])["next"].finish.stats.num_cached == 5
+    assert run(scheduler, [following])["next"].stats.num_cached == 5
     assert slot.num_exact > slot.length
     assert not scheduler.cache.host.store  # nor kept for later
 
@@ -142,10 +135,8 @@ def test_a_request_that_lost_its_cells_after_a_shift_goes_on_with_what_it_has() 
     engine = Model(context_size=CONTEXT, num_cells=CONTEXT + 20)
     requests = [replace(r, num_keep=3) for r in long_requests(0.8)]
     scheduler = make_scheduler(engine, context_shift=True)
-    answers = run(scheduler, requests)
+    check(engine, requests, run(scheduler, requests), rule)
     assert scheduler.counters.preemptions > 0
-    for request in requests:
-        assert answers[request.request_id].tokens == shifted(engine, request)
 
 
 def reuse(prompt: Sequence[int], least: int = 4, request_id: str = "r") -> Request:
@@ -201,15 +192,14 @@ def test_moved_pieces_are_the_first_that_go_on_with_the_prompt(
 
 def test_a_prompt_with_gaps_is_answered_as_if_it_were_read() -> None:
     random = np.random.default_rng(5)
-    engine = Model(context_size=256)
-    scheduler = make_scheduler(engine, make_speculators(("suffix",), Model), parallel=2)
+    drafts = make_speculators(("suffix",), Model)
+    scheduler = make_scheduler(Model(context_size=256), drafts, parallel=2)
     text = random.integers(0, EOS, 100).tolist()
     for index in range(40):
         kept = [t for t in np.array_split(text, 12) if random.random() < 0.8]
         prompt = [t for piece in kept for t in piece.tolist()] + [int(random.integers(0, EOS))]
-        request = reuse(prompt, 4 if index % 3 else 0, f"r{index}")
-        answers = run(scheduler, [request])
-        check(engine, [request], answers)  # the fake's logits are of the tokens in its cache
+        # the fake's logits are of the tokens in its cache
+        run_checked(scheduler, [reuse(prompt, 4 if index % 3 else 0, f"r{index}")])
         text = (prompt + random.integers(0, EOS, 100).tolist())[:100]
 
 
@@ -218,11 +208,11 @@ def test_only_who_asks_for_moved_cells_gets_them() -> None:
     old = list(range(SIZE - 2)) * 2
     run(scheduler, [reuse(old)])
     new = [*old[:10], *old[20:], 7]
-    stats = run(scheduler, [reuse(new)])["r"].finish.stats
+    stats = run(scheduler, [reuse(new)])["r"].stats
     assert stats.num_cached == len(new) - 1
-    assert run(scheduler, [reuse([*new, 8])])["r"].finish.stats.num_cached == len(new)
+    assert run(scheduler, [reuse([*new, 8])])["r"].stats.num_cached == len(new)
     plain = replace(reuse([*new, 8], 0), request_id="plain")
-    assert run(scheduler, [plain])["plain"].finish.stats.num_cached == 10
+    assert run(scheduler, [plain])["plain"].stats.num_cached == 10
 
 
 def test_moved_cells_do_not_stand_for_a_prompt_that_was_read() -> None:
@@ -244,16 +234,10 @@ def test_moved_cells_do_not_stand_for_a_prompt_that_was_read() -> None:
 
 
 def test_a_shift_that_fails_ends_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(self: Model, seq_id: int, start: int, end: int) -> bool:
-        raise EngineError("the state cannot be read")
-
-    monkeypatch.setattr(Model, "shift", failing)
+    monkeypatch.setattr(Model, "shift", Mock(side_effect=EngineError("the state cannot be read")))
     engine = Model(context_size=CONTEXT)
-    long, short = make_requests(2, max_tokens=110)
-    long = replace(long, sampling=replace(long.sampling, ignore_eos=True))
-    short = replace(short, max_tokens=4)
-    scheduler = make_scheduler(engine, context_shift=True)
-    answers = run(scheduler, [long, short])
+    long, short = endless([5] * 20, 110, "long"), endless([7, 8], 4, "short")
+    answers = run(make_scheduler(engine, context_shift=True), [long, short])
     check(engine, [short], answers)
-    assert answers[long.request_id].error is not None
-    assert answers[long.request_id].tokens == shifted(engine, long)[: CONTEXT - len(long.prompt)]
+    assert answers["long"].error is not None
+    assert answers["long"].tokens == rule(engine, long).tokens[: CONTEXT - 20]

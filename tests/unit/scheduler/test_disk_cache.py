@@ -13,7 +13,7 @@ from threading import Event
 from types import SimpleNamespace
 
 import pytest
-from tests.harness import Clock, Model, make_scheduler, run, submit_all
+from tests.harness import Clock, Model, make_scheduler, run, step_until, submit_all
 from tests.unit.scheduler.conversations import ask, conversation, with_system_prompt
 
 from headstart.app.cli.main import main
@@ -121,17 +121,13 @@ def test_where_reading_the_prompt_again_is_faster_it_is_read_again(
     assert settled(scheduler.cache.host.disk).report().num_restored == 0
 
 
-def test_who_only_shares_the_beginning_finds_it_too(tmp_path: Path) -> None:
-    served(tmp_path, with_system_prompt(1))
-    assert ask(started(tmp_path), with_system_prompt(2)) == [68]  # of 200
-
-
 def test_conversations_behind_one_system_prompt_share_its_files(tmp_path: Path) -> None:
     served(tmp_path, *(with_system_prompt(i) for i in range(10)))
     assert texts(tmp_path) == 10
     assert len(files(tmp_path)) == 3 + 10 * 2
     later = [with_system_prompt(i, 1) for i in range(10)]
     assert ask(started(tmp_path), *later) == [60] * 10
+    assert ask(started(tmp_path), with_system_prompt(11)) == [68]  # of 260
 
 
 def test_conversations_share_files_whatever_their_lengths_and_turns(tmp_path: Path) -> None:
@@ -360,15 +356,11 @@ def test_a_request_waits_for_its_prompt_and_leaves_slots_to_others(
     scheduler = started(folder)
     submit_all(scheduler, [conversation(1, 1)], 1)
     assert not scheduler.running
-    answers = {}
     scheduler.submit(conversation(7))
-    while scheduler.running or not answers:
-        scheduler.step()
-        for event in scheduler.take_events():
-            answers[event.request_id] = event
+    answers = step_until(scheduler, lambda told: told and not scheduler.running)
     assert set(answers) == {"c7.0"}
     go_on.set()
-    assert run(scheduler)["c1.1"].finish.stats.num_cached == 100
+    assert run(scheduler)["c1.1"].stats.num_cached == 100
 
 
 def test_the_cache_command_removes_files_of_other_versions_too(tmp_path: Path, capsys) -> None:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.planted import noted
 from tests.unit.scheduler.test_disk_cache import cache, files, settled, stored
 
 from headstart.scheduler import disk_cache
@@ -23,23 +24,16 @@ def put(disk: DiskCache, prompt: StoredPrompt) -> bool:
     return is_written
 
 
-def watched(disk: DiskCache, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Grows with each listing of the folder."""
-    listed, look = list[int](), disk._look
-
-    def seen() -> None:
-        listed.append(1)
-        look()
-
-    monkeypatch.setattr(disk, "_look", seen)
-    return listed
+def length_of(disk: DiskCache, number: int, namespace: str = "") -> int:
+    """Tokens that are found of `stored(number)`."""
+    return disk.index.find(namespace, packed([number] * 40))[1]
 
 
 def test_the_folder_is_listed_now_and_then_and_not_for_each_prompt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = cache(tmp_path)
-    listed = watched(disk, monkeypatch)
+    listed = noted(monkeypatch, disk, "_look")
     for number in range(10):
         assert disk.put(stored(number))
     settled(disk)
@@ -54,11 +48,11 @@ def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     disk = cache(tmp_path, max_bytes=20 * (stored(0).num_bytes + 300))
-    listed = watched(disk, monkeypatch)
+    listed = noted(monkeypatch, disk, "_look")
     for number in range(60):
         assert put(disk, stored(number))
     assert 18 <= len(files(tmp_path)) <= 22
-    lengths = [disk.index.find("", packed([number] * 40))[1] for number in range(60)]
+    lengths = [length_of(disk, number) for number in range(60)]
     assert lengths.count(40) == len(files(tmp_path))
     assert lengths[59] == 40
     assert len(listed) <= 4
@@ -66,7 +60,7 @@ def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(
     assert disk.load("", [oldest]).result() is not None  # used again, later than others
     for number in range(60, 70):
         assert put(disk, stored(number))
-    assert disk.index.find("", packed([59 - 15] * 40))[1] == 40
+    assert length_of(disk, 59 - 15) == 40
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -96,9 +90,9 @@ def test_a_new_tenant_makes_no_room_for_more_than_the_others_have(tmp_path: Path
         assert put(disk, stored(number, namespace="a"))
     put(disk, stored(8, num_bytes=12_000, namespace="b"))
     assert len(files(tmp_path)) == 8
-    assert disk.index.find("a", packed([0] * 40))[1] == 40
+    assert length_of(disk, 0, "a") == 40
     put(disk, stored(9, num_bytes=6_000, namespace="b"))
-    assert disk.index.find("b", packed([9] * 40))[1] == 40
+    assert length_of(disk, 9, "b") == 40
 
 
 def test_all_servers_together_stay_below_the_bound(tmp_path: Path, monkeypatch) -> None:
@@ -110,8 +104,7 @@ def test_all_servers_together_stay_below_the_bound(tmp_path: Path, monkeypatch) 
         assert put(disk, stored(number))
     assert 8 <= len(files(tmp_path)) <= 11
     assert sum(file.stat().st_size for file in files(tmp_path)) <= bound
-    assert one.index.find("", packed([18] * 40))[1] == 40
-    assert one.index.find("", packed([2] * 40))[1] == 0
+    assert (length_of(one, 18), length_of(one, 2)) == (40, 0)
     late = replace(stored(99), last_used=1.0)  # what is there was used later
     assert put(one, late)
     assert not one.put(late)

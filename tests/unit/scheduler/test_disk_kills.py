@@ -6,13 +6,12 @@ HEADSTART_KILLS=200 in the environment kills so many.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import random
-import signal
-import subprocess
-import sys
 import time
 from array import array
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -23,16 +22,17 @@ from headstart.structures.prompt_files import read_prompt
 
 NUM_KILLS = int(os.environ.get("HEADSTART_KILLS", "20"))
 COMMON = 128  # tokens that all texts begin with
-WRITER = """
-import sys
-from pathlib import Path
-from tests.unit.scheduler.test_disk_kills import opened, text
-disk = opened(Path(sys.argv[1]))
-for number in range(int(sys.argv[2]), 10**9):
-    disk.put(text(number))
-    if number % 1000 == 0:
-        disk._writer.submit(print, "one is written", flush=True).result()
-"""
+SERVERS = multiprocessing.get_context("forkserver")  # one process loads the modules for all
+SERVERS.set_forkserver_preload([__name__])
+
+
+def write(folder: Path, first: int, told: Connection) -> None:
+    """Write texts from this one on without end; say when the first is written."""
+    disk = opened(folder)
+    for number in range(first, 10**9):
+        disk.put(text(number))
+        if number == first:
+            disk._writer.submit(told.send, number).result()
 
 
 def opened(folder: Path) -> DiskCache:
@@ -56,12 +56,15 @@ def test_what_killed_servers_left_is_whole(
 ) -> None:
     chance, seen = random.Random(0), set[Path]()
     for turn in range(NUM_KILLS):
-        command = [sys.executable, "-c", WRITER, str(tmp_path), str(1000 * turn)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(chance.uniform(0.0, 0.1))
-            process.send_signal(signal.SIGKILL)
+        heard, told = SERVERS.Pipe(duplex=False)
+        process = SERVERS.Process(target=write, args=(tmp_path, 1000 * turn, told))
+        process.start()
+        assert heard.recv() == 1000 * turn
+        time.sleep(chance.uniform(0.0, 0.1))
+        process.kill()
+        process.join()
+        for end in (heard, told):
+            end.close()
         with caplog.at_level(logging.WARNING):
             disk = opened(tmp_path)
             disk._writer.submit(int).result()

@@ -46,6 +46,15 @@ def draft(
     return drafter.propose([DraftRequest(seq_id, text, 3, can_skip=can_skip)])[0]
 
 
+def read(
+    drafter: DraftModelSpeculator, text: list[int], seq_id: int = 0, *, can_skip: bool = False
+) -> Draft:
+    """Its draft once it has read all that it wants."""
+    while not (drafted := draft(drafter, text, can_skip=can_skip, seq_id=seq_id)).is_ready:
+        pass
+    return drafted
+
+
 def test_the_beginning_and_the_end_of_a_long_text_are_read_in_one_call() -> None:
     drafter = make_drafter()
     drafter.begin(0, TEXT)
@@ -73,8 +82,7 @@ def test_what_was_read_of_the_beginning_stays() -> None:
     """A conversation goes on: only what is new of it may be left out."""
     drafter = make_drafter()
     drafter.begin(0, TEXT[:40])
-    while not draft(drafter, TEXT[:40], can_skip=False).is_ready:
-        pass
+    read(drafter, TEXT[:40])
     drafter.end(0)
     drafter.begin(0, TEXT)
     draft(drafter, TEXT, can_skip=True)
@@ -87,8 +95,7 @@ def test_a_gap_is_read_when_the_whole_text_is_wanted() -> None:
     for one in (drafter, fresh):
         one.begin(0, TEXT)
     with_gap = draft(drafter, TEXT, can_skip=True).tokens
-    while not (whole := draft(drafter, TEXT, can_skip=False)).is_ready:
-        pass
+    whole = read(drafter, TEXT)
     assert whole.tokens == draft(fresh, TEXT, can_skip=False).tokens != with_gap
     assert cells(drafter, 0) == cells(fresh, 0)
     assert drafter.num_catch_up(0, TEXT) == fresh.num_catch_up(0, TEXT) == 0
@@ -116,8 +123,7 @@ def test_a_sequence_with_a_gap_is_saved_and_shared_as_what_it_is() -> None:
     for seq_id, num_left in ((1, len(TEXT) - 1 - FIRST), (2, 0)):
         drafter.begin(seq_id, TEXT)
         assert drafter.num_catch_up(seq_id, TEXT) == num_left
-        while not draft(drafter, TEXT, can_skip=False, seq_id=seq_id).is_ready:
-            pass
+        read(drafter, TEXT, seq_id)
         assert cells(drafter, seq_id)[: len(TEXT)] == TEXT
 
 
@@ -125,8 +131,7 @@ def test_a_model_whose_memory_takes_nothing_back_reads_everything() -> None:
     drafter = make_drafter(cache_kind=CacheKind.CHECKPOINT)
     drafter.begin(0, TEXT)
     assert drafter.num_recent(0, TEXT) is None
-    while not draft(drafter, TEXT, can_skip=True).is_ready:
-        pass
+    read(drafter, TEXT, can_skip=True)
     assert cells(drafter, 0)[: len(TEXT)] == TEXT
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from tests.harness import (
@@ -20,6 +20,7 @@ from tests.harness import (
     renamed,
     run,
     run_checked,
+    steps,
 )
 from tests.unit.scheduler.conversations import ask, conversation
 
@@ -42,11 +43,26 @@ def engine_of(speculator: DraftModelSpeculator) -> Model:
     return speculator.engine
 
 
+def drafted_rows(
+    speculator: DraftModelSpeculator,
+    text: list[int],
+    seq_id: int = 0,
+    tenant: str = "",
+    length: int = 1,
+) -> int:
+    """Rows that it decodes to draft for a request with this text, which then ends."""
+    before = speculator.num_decoded
+    speculator.begin(seq_id, text, tenant)
+    speculator.propose([DraftRequest(seq_id, text, length)])
+    speculator.end(seq_id)
+    return speculator.num_decoded - before
+
+
 @pytest.mark.parametrize("length", [1, 4, 16])
 def test_only_rejected_tokens_are_decoded_in_vain(length: int) -> None:
     engine, speculator = Model(), drafter(0.4)
     answers = run(make_scheduler(engine, [speculator], fixed(length)), [REQUEST])
-    stats = answers["r"].finish.stats
+    stats = answers["r"].stats
     rejected = stats.drafts.num_drafted - stats.drafts.num_accepted
     assert rejected > 0
     assert speculator.num_decoded <= len(REQUEST.prompt) + stats.num_emitted + rejected
@@ -70,16 +86,11 @@ def test_it_catches_up_in_one_batch_after_it_was_not_asked() -> None:
 
 def test_a_new_text_is_to_be_read_as_far_as_it_does_not_share_with_the_last_one() -> None:
     """Control prices a draft by it: what an older request left in the cache is not this one's."""
-    speculator = drafter()
-    speculator.begin(0, [*range(1, 29)])
-    speculator.propose([DraftRequest(0, [*range(1, 29)], 2)])
-    speculator.end(0)
-    prompt = [1, 2, 3, 4, *range(20, 2, -1)]
+    speculator, prompt = drafter(), [1, 2, 3, 4, *range(20, 2, -1)]
+    drafted_rows(speculator, [*range(1, 29)], length=2)
     speculator.begin(0, prompt)
     assert speculator.num_catch_up(0, prompt) == len(prompt) - 1 - 4
-    before = speculator.num_decoded
-    speculator.propose([DraftRequest(0, prompt, 1)])
-    assert speculator.num_decoded - before == len(prompt) - 4
+    assert drafted_rows(speculator, prompt) == len(prompt) - 4
 
 
 def test_who_reads_a_long_prompt_does_not_hold_up_the_others() -> None:
@@ -118,10 +129,7 @@ def test_accepted_drafts_need_not_be_read_again() -> None:
 def test_a_full_draft_cache_forgets_what_was_used_longest_ago() -> None:
     speculator = DraftModelSpeculator(Model(context_size=64, num_cells=64))
     for seq_id in range(4):
-        text = [seq_id + 1] * 14
-        speculator.begin(seq_id, text)
-        speculator.propose([DraftRequest(seq_id, text, 1)])
-        speculator.end(seq_id)
+        drafted_rows(speculator, [seq_id + 1] * 14, seq_id)
     text = [9] * 20
     speculator.begin(4, text)
     drafts = [speculator.propose([DraftRequest(4, text, 1)])[0] for _ in range(2)]
@@ -136,10 +144,8 @@ def test_the_second_turn_and_a_branch_start_with_what_is_cached() -> None:
     scheduler = make_scheduler(engine, [speculator])
     first = run(scheduler, [REQUEST])["r"]
     before = speculator.num_decoded
-    turn = replace(
-        REQUEST, request_id="turn", prompt=[*REQUEST.prompt, *first.tokens, 3, 4, 5], max_tokens=10
-    )
-    branch = replace(REQUEST, request_id="branch", prompt=[*REQUEST.prompt, 9, 9, 9], max_tokens=10)
+    turn = endless([*REQUEST.prompt, *first.tokens, 3, 4, 5], 10, "turn")
+    branch = endless([*REQUEST.prompt, 9, 9, 9], 10, "branch")
     run_checked(scheduler, [turn, branch])
     assert speculator.num_decoded - before <= 2 * (3 + 10 + 5)
 
@@ -150,22 +156,19 @@ def test_the_same_prompt_again_is_drafted_as_honestly_as_the_first_time() -> Non
     """
     engine, speculator = Model(), drafter(0.4, sampling="coupled")
     scheduler = make_scheduler(engine, [speculator])
-    runs = []
-    for number in range(3):
-        again = renamed(REQUEST, f"r{number}")
-        answers = run_checked(scheduler, [again])
-        runs.append((answers[again.request_id].finish.stats, speculator.num_decoded))
-    (first, rows), (second, _), (third, _) = runs
-    assert second.drafts.verified == first.drafts.verified
-    assert third.drafts.verified == first.drafts.verified
-    spent = [later[1] - earlier[1] for earlier, later in itertools.pairwise(runs)]
-    assert all(rows - len(REQUEST.prompt) <= s <= rows for s in spent)
+    verified, rows = [], [0]
+    for name in "abc":
+        answers = run_checked(scheduler, [renamed(REQUEST, name)])
+        verified.append(answers[name].stats.drafts.verified)
+        rows.append(speculator.num_decoded - sum(rows))
+    assert verified[0] == verified[1] == verified[2]
+    assert all(rows[1] - len(REQUEST.prompt) <= spent <= rows[1] for spent in rows[2:])
 
 
 def test_a_full_draft_context_stops_drafting_and_the_request_goes_on() -> None:
     speculator = DraftModelSpeculator(Model(context_size=50))
     answers = run_checked(make_scheduler(Model(), [speculator]), [REQUEST])
-    stats = answers["r"].finish.stats
+    stats = answers["r"].stats
     assert stats.drafts.num_drafted > 0
     assert stats.drafts.reasons["draft context full"] > 0
 
@@ -183,7 +186,7 @@ def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
     engine, speculator = Model(), drafter(sampling="coupled", most_read=16)
     long = replace(REQUEST, prompt=[i % 31 for i in range(100)])
     answers = run_checked(make_scheduler(engine, [speculator]), [long])
-    stats = answers["r"].finish.stats
+    stats = answers["r"].stats
     assert 3 <= stats.drafts.reasons["draft model is reading the prompt"] <= 8
     assert stats.drafts.num_accepted == stats.drafts.num_drafted > 30
 
@@ -207,12 +210,8 @@ def test_a_first_token_does_not_wait_for_the_model_and_a_step_only_while_it_read
     while not scheduler.step().num_emitted:
         pass
     assert speculator.num_decoded == 0
-    longest = 0
-    while scheduler.has_work:
-        before = speculator.num_decoded
-        scheduler.step()
-        longest = max(longest, speculator.num_decoded - before)
-    assert 64 <= longest <= 64 + 4
+    decoded = [speculator.num_decoded for _ in steps(scheduler)]
+    assert 64 <= max(after - before for before, after in pairwise([0, *decoded])) <= 64 + 4
 
 
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.CHECKPOINT])
@@ -222,18 +221,13 @@ def test_a_prompt_that_several_drafts_begin_with_is_read_once(
 ) -> None:
     """Also if all requests come at once, so that nobody has read anything when they begin."""
     common = [(7 * i + i // 31) % EOS for i in range(400)]
-    requests = [endless([*common, *[i] * own], 100, f"{i}") for i in range(8)]
-    draft = Model(context_size=1024, num_cells=16_000, cache_kind=cache_kind)
-    speculator = DraftModelSpeculator(draft)
+    requests = [endless([*common, *[i] * own], 30, f"{i}") for i in range(8)]
+    speculator = DraftModelSpeculator(Model(context_size=1024, cache_kind=cache_kind))
     speculator.most_read = 64
-    scheduler = make_scheduler(
-        Model(context_size=1024, num_cells=16_000), [speculator], fixed(4), parallel=8
-    )
+    scheduler = make_scheduler(Model(context_size=1024), [speculator], fixed(4), parallel=8)
     run_checked(scheduler, requests)
     assert scheduler.counts.total.drafts.num_accepted > 0
-    assert speculator.num_decoded < (2 if cache_kind is CacheKind.CUT else 4) * 8 * 100 + len(
-        common
-    )
+    assert speculator.num_decoded < (2 if cache_kind is CacheKind.CUT else 4) * 8 * 30 + 400
 
 
 def test_who_waits_for_a_prompt_is_priced_with_what_another_has_read() -> None:
@@ -251,12 +245,9 @@ def test_what_it_has_read_for_a_tenant_is_read_again_for_another(seq_id: int) ->
     """In the same cells and in others: how soon drafts begin would tell what others wrote."""
     speculator, prompt = drafter(), [*range(1, 29)]
     for tenant, at, num_read in (("a", 0, 28), ("b", seq_id, 28), ("b", 2, 1)):
-        before = speculator.num_decoded
         speculator.begin(at, prompt, tenant)
         assert speculator.num_catch_up(at, prompt) == num_read - 1
-        speculator.propose([DraftRequest(at, prompt, 1)])
-        assert speculator.num_decoded - before == num_read
-        speculator.end(at)
+        assert drafted_rows(speculator, prompt, at, tenant) == num_read
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])
@@ -265,14 +256,8 @@ def test_its_cache_is_shared_by_tenants_as_the_targets_is(share_prompts: bool) -
         replace(REQUEST, request_id=name, namespace=name, prompt=[i % 30 for i in range(200)])
         for name in "abcd"
     ]
-    speculator = DraftModelSpeculator(Model(context_size=512, num_cells=4096))
-    scheduler = make_scheduler(
-        Model(context_size=512, num_cells=4096),
-        [speculator],
-        fixed(4),
-        parallel=4,
-        share_prompts=share_prompts,
-    )
+    speculator = DraftModelSpeculator(Model())
+    scheduler = make_scheduler(Model(), [speculator], share_prompts=share_prompts)
     run_checked(scheduler, requests)
     assert (speculator.num_decoded < 4 * 200) == share_prompts
 
@@ -281,7 +266,7 @@ def test_it_does_not_draft_below_the_wanted_probability() -> None:
     engine, speculator = Model(), drafter()
     shy = replace(REQUEST, speculative=SpeculativeParams(p_min=0.99))
     answers = run(make_scheduler(engine, [speculator]), [shy, renamed(REQUEST, "bold")])
-    few, many = (answers[n].finish.stats.drafts for n in ("r", "bold"))
+    few, many = (answers[n].stats.drafts for n in ("r", "bold"))
     assert 0 <= few.num_drafted < many.num_drafted
     assert few.reasons["draft model is unsure"] > 0
 

@@ -57,7 +57,7 @@ def test_a_model_that_equals_the_target_is_always_right(
     engine, speculator = Model(), make_drafter(vocabulary, sampling)
     request = replace(REQUEST, sampling=replace(ENDLESS, temperature=temperature))
     answers = run_checked(make_scheduler(engine, [speculator], fixed(4)), [request])
-    stats = answers["r"].finish.stats
+    stats = answers["r"].stats
     assert stats.drafts.num_accepted == stats.drafts.num_drafted > 40
     assert stats.acceptance_length > 4.5  # of 5: the first step has no draft, the last a short one
 

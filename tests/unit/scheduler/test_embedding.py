@@ -159,14 +159,7 @@ def test_what_cannot_be_embedded_is_refused(
     assert not queue.has_work
 
 
-def test_not_everything_may_wait(queue: EmbeddingQueue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "MAX_WAITING", 50)
-    queue.submit(EmbeddingRequest("a", ((1,) * 40,)))
-    with pytest.raises(CapacityError, match="40 tokens wait"):
-        queue.submit(EmbeddingRequest("b", ((1,) * 11,)))
-
-
-def test_what_is_refused_after_all_takes_no_place(
+def test_not_everything_may_wait_and_what_is_refused_takes_no_place(
     queue: EmbeddingQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(embedding, "MAX_WAITING", 50)

@@ -18,6 +18,8 @@ from tests.harness import (
     make_requests,
     make_scheduler,
     run,
+    run_checked,
+    steps,
     submit_all,
 )
 
@@ -35,13 +37,7 @@ def oracle_scheduler(engine: Model, requests: list[Request], **limits: int):
 def ends_with_eos(engine: Model) -> Request:
     """A request whose turn ends after some tokens."""
     found = (
-        Request(
-            request_id="r",
-            prompt=[1],
-            sampling=SamplingParams(temperature=1.5, seed=seed),
-            max_tokens=80,
-        )
-        for seed in range(200)
+        endless([1], 80, sampling=SamplingParams(temperature=1.5, seed=seed)) for seed in range(200)
     )
     return next(
         r for r in found if len(tokens := answer(engine, r).tokens) > 5 and tokens[-1] == EOS
@@ -52,11 +48,9 @@ def test_the_context_limit_ends_one_request_and_leaves_the_others_alone() -> Non
     engine = Model(context_size=64)
     long = endless([1] * 40, name="long")
     others = make_requests(3)
-    answers = run(oracle_scheduler(engine, [long, *others]), [long, *others])
-    check(engine, [long, *others], answers)
+    answers = run_checked(oracle_scheduler(engine, [long, *others]), [long, *others])
     assert answers["long"].finish.truncated
-    assert answers["long"].reason == "length"
-    assert len(answers["long"].tokens) == 64 - 40
+    assert (answers["long"].reason, len(answers["long"].tokens)) == ("length", 64 - 40)
     assert not any(answers[r.request_id].finish.truncated for r in others)
 
 
@@ -76,12 +70,9 @@ def test_a_limit_of_no_tokens_only_fills_the_cache() -> None:
     scheduler = make_scheduler(engine, parallel=1)
     first = Request(request_id="first", prompt=[1, 2, 3, 4], max_tokens=0)
     answers = run(scheduler, [first, replace(first, request_id="next", max_tokens=2)])
-    assert (answers["first"].tokens, answers["first"].text, answers["first"].reason) == (
-        [],
-        b"",
-        "length",
-    )
-    assert answers["next"].finish.stats.num_cached == 3
+    first_one = answers["first"]
+    assert (first_one.tokens, first_one.text, first_one.reason) == ([], b"", "length")
+    assert answers["next"].stats.num_cached == 3
     assert answers["next"].tokens == answer(engine, replace(first, max_tokens=2)).tokens
 
 
@@ -157,7 +148,7 @@ def test_when_time_is_up_the_text_ends_with_its_line_wherever_drafts_begin(lengt
         assert got.text.endswith(b"\n")
         assert got.reason == "length"
         assert not got.finish.truncated
-        assert got.finish.stats.generation_seconds > milliseconds / 1000
+        assert got.stats.generation_seconds > milliseconds / 1000
         lengths.append(len(got.tokens))
         assert scheduler.cells[0].tokens == engine.cache[0] == [1, *got.tokens][:-1]
     assert lengths[0] == next(i for i, token in enumerate(whole) if 5 <= token <= 9) + 1
@@ -208,17 +199,18 @@ def test_what_can_never_run_is_refused_with_the_value_and_the_limit(
 
 
 @pytest.mark.parametrize(
-    ("is_beside", "steps"), [(True, [0, 8, 16, 24, 30]), (False, [0, 30])], ids=["parts", "at once"]
+    ("is_beside", "processed"),
+    [(True, [0, 8, 16, 24, 30]), (False, [0, 30])],
+    ids=["parts", "at once"],
 )
-def test_progress_tells_how_much_of_the_prompt_is_read(is_beside: bool, steps: list[int]) -> None:
+def test_progress_tells_how_much_of_the_prompt_is_read(
+    is_beside: bool, processed: list[int]
+) -> None:
     scheduler = make_scheduler(Model(), prefill_chunk=8)
     if is_beside:  # else the prompt is read at once
         submit_all(scheduler, [endless([1], 40, "busy")], 1)
     scheduler.submit(Request(request_id="r", prompt=[2] * 30, max_tokens=1, wants_progress=True))
-    events = []
-    while scheduler.has_work:
-        scheduler.step()
-        events += [e for e in scheduler.take_events() if isinstance(e, ProgressEvent)]
-    assert [(e.num_prompt, e.num_cached, e.num_processed) for e in events] == [
-        (30, 0, num) for num in steps
-    ]
+    told = [e for _ in steps(scheduler) for e in scheduler.take_events()]
+    assert [
+        (e.num_prompt, e.num_cached, e.num_processed) for e in told if isinstance(e, ProgressEvent)
+    ] == [(30, 0, num) for num in processed]

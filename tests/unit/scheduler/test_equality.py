@@ -123,9 +123,7 @@ def test_drafts_are_as_short_as_the_memory_can_roll_back() -> None:
     answers = run(
         make_scheduler(engine, [Oracle(engine, requests, wrong=0.0)], fixed(16)), requests
     )
-    longest = max(
-        len(a.finish.stats.drafts.accepted_histogram) - 1 for a in answers.values() if a.finish
-    )
+    longest = max(len(a.stats.drafts.accepted_histogram) - 1 for a in answers.values() if a.finish)
     assert longest == engine.max_rollback
 
 
@@ -149,14 +147,13 @@ def test_padding_leaves_no_trace_in_texts_or_cache() -> None:
 
 
 def test_an_engine_without_a_spare_sequence_gets_no_padding() -> None:
-    engine, requests = Model(order=3), make_requests(6)
+    engine = Model(order=3)
     engine.padding_sequence = None
     scheduler = make_scheduler(engine, controller=RandomController(3))
-    run_checked(scheduler, requests)
+    run_checked(scheduler, make_requests(6))
     assert scheduler.counters.padding_rows == 0
 
 
 def test_padding_gives_way_when_the_cache_is_full() -> None:
-    requests = make_requests(4)
     engine = Model(order=3, num_cells=4 * 64 + 8)
-    run_checked(make_scheduler(engine, controller=RandomController(5)), requests)
+    run_checked(make_scheduler(engine, controller=RandomController(5)), make_requests(4))

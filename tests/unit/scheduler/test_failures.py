@@ -24,6 +24,7 @@ from tests.harness import (
     run_checked,
     submit_all,
 )
+from tests.planted import fail_at
 from tests.unit.scheduler.conversations import ask, conversation, long, tiled
 
 from headstart.control.calibration import Calibration
@@ -42,22 +43,14 @@ from headstart.worker.loop import make_report
 
 
 def test_a_failed_decode_fails_its_requests_only() -> None:
-    requests = make_requests(12)
-    engine = Model()
-    failing = iter([False] * 9 + [True] + [False] * 10_000)
-
-    def fail(batch: Batch) -> None:
-        if next(failing):
-            raise EngineError("the graph could not be computed")
-
-    engine.fail = fail
+    engine, requests = Model(), make_requests(12)
+    fail_at(engine, [9])
     scheduler = make_scheduler(engine, make_speculators(["suffix"], Model))
     answers = run(scheduler, requests)
     failed = [r.request_id for r in requests if answers[r.request_id].error]
     assert 1 <= len(failed) <= 4
     assert {answers[name].reason for name in failed} == {"EngineError"}
     assert scheduler.counters.requests_failed == len(failed)
-    engine.fail = None
     check(engine, [r for r in requests if r.request_id not in failed], answers)
 
 
@@ -125,7 +118,7 @@ def test_control_that_fails_ends_drafts_and_no_request(
     later = [renamed(request, f"later {request.request_id}") for request in requests]
     answers = run_checked(scheduler, later)
     for request in later:
-        drafts = answers[request.request_id].finish.stats.drafts
+        drafts = answers[request.request_id].stats.drafts
         assert drafts.num_drafts == 0
         assert set(drafts.reasons) <= {"control failed"}
 
@@ -157,12 +150,12 @@ def test_control_that_fails_on_what_the_warm_up_timed_ends_drafts_and_not_the_en
 
 
 class Listener(Speculator):
-    """Notes which sequences it is told of without having been told that they begin."""
+    """Is told of no sequence without having been told that it begins."""
 
     name = "listener"
 
     def __init__(self) -> None:
-        self.known, self.strangers = set[int](), list[int]()
+        self.known = set[int]()
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
         self.known.add(seq_id)
@@ -171,22 +164,17 @@ class Listener(Speculator):
         return [Draft(reason="no match")] * len(requests)
 
     def accept(self, seq_id: int, tokens: Sequence[int], num_accepted: int) -> None:
-        if seq_id not in self.known:
-            self.strangers.append(seq_id)
+        assert seq_id in self.known
 
     def end(self, seq_id: int) -> None:
-        if seq_id not in self.known:
-            self.strangers.append(seq_id)
+        assert seq_id in self.known
 
 
 def test_speculators_are_not_told_of_a_sequence_that_control_failed_to_begin(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     break_control(monkeypatch, "begin")
-    engine, requests, listener = Model(2), make_requests(2), Listener()
-    scheduler = make_scheduler(engine, [listener], AUTO)
-    run_checked(scheduler, requests)
-    assert not listener.strangers
+    run_checked(make_scheduler(Model(2), [Listener()], AUTO), make_requests(2))
 
 
 def with_one_moved_out(**fields: object) -> tuple[Scheduler, int]:
@@ -300,7 +288,7 @@ def test_moved_cells_are_used_from_a_file_only_by_those_who_ask_for_them(tmp_pat
     act(scheduler, "restore", 0, tmp_path / "slot")
     assert (slot.tokens, slot.num_exact) == (kept, num_exact)
     again = Request(request_id="again", prompt=[*kept, 1], max_tokens=4)
-    stats = run(scheduler, [again])["again"].finish.stats
+    stats = run(scheduler, [again])["again"].stats
     assert stats.num_cached == num_exact
 
 

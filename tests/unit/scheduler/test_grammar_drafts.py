@@ -145,7 +145,7 @@ def test_forced_tokens_are_counted_by_themselves_and_wrong_only_behind_others() 
             answers, _ = answers_with(spec, *drafters)
             for answer in answers.values():
                 assert answer.finish is not None
-                counts = answer.finish.stats.by_speculator
+                counts = answer.stats.by_speculator
                 forced = counts[GRAMMAR]
                 assert forced.num_accepted == answer.sources.count(GRAMMAR) > 20
                 for start, num_drafted, num_right in forced.verified:
@@ -194,7 +194,7 @@ def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(
     requests = make_constrained(3, CONSTRAINTS[kind], temperature)  # the fourth bans the end
     answers = run(make_scheduler(engine, [model]), requests)
     check(engine, requests, answers)
-    drafts = [answer.finish.stats.by_speculator["draft-model"] for answer in answers.values()]
+    drafts = [answer.stats.by_speculator["draft-model"] for answer in answers.values()]
     assert sum(d.num_drafted for d in drafts) > 5
     assert [d.num_accepted for d in drafts] == [d.num_drafted for d in drafts]
 
@@ -206,7 +206,7 @@ def test_a_models_draft_copies_no_state_of_a_constraint(monkeypatch: pytest.Monk
     requests = make_constrained(3, CONSTRAINTS["json_schema"], 0.0)
     answers = run(make_scheduler(engine, [model]), requests)
     check(engine, requests, answers)
-    drafts = [one.finish.stats.by_speculator["draft-model"] for one in answers.values()]
+    drafts = [one.stats.by_speculator["draft-model"] for one in answers.values()]
     assert sum(one.num_drafted for one in drafts) > 5
 
 
@@ -279,7 +279,7 @@ def test_what_follows_the_thoughts_is_constrained_as_ever() -> None:
 
 def test_the_end_of_the_thoughts_is_drafted_for_nothing() -> None:
     answer = answers(thinking(0.0)[:1], speculators(), fixed(16))["r0"]
-    assert answer.finish.stats.by_speculator[GRAMMAR].num_accepted >= len(CLOSING) - 1
+    assert answer.stats.by_speculator[GRAMMAR].num_accepted >= len(CLOSING) - 1
 
 
 def test_thoughts_end_on_demand_and_only_for_their_tenant() -> None:

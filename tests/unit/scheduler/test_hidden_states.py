@@ -117,7 +117,7 @@ def test_rows_that_a_reader_wants_to_see_again_are_decoded_again() -> None:
     first = prompt_of(1)
     run_checked(scheduler, [greedy("first", first)])
     answers = run(scheduler, [greedy("branch", [*first[:40], 9, 2])])
-    assert answers["branch"].finish.stats.num_cached == 39
+    assert answers["branch"].stats.num_cached == 39
 
 
 def test_a_checkpoint_is_told_where_it_is_made() -> None:

@@ -78,15 +78,8 @@ def test_what_the_last_request_taught_is_written_within_a_minute_although_nobody
 
 
 def test_nothing_is_written_while_there_is_nothing_new() -> None:
-    assert ScriptedCommands((10_000.0, Stop())).run() == []
-    assert (
-        len(
-            ScriptedCommands(
-                (10.0, request(1, 5)), (1000.0, request(2, 5)), (10_000.0, Stop())
-            ).run()
-        )
-        == 2
-    )
+    for asked in ([], [(10.0, request(1, 5)), (1000.0, request(2, 5))]):
+        assert len(ScriptedCommands(*asked, (10_000.0, Stop())).run()) == len(asked)
 
 
 def test_requests_that_come_in_hundreds_are_taken_a_few_before_each_step(

@@ -46,7 +46,7 @@ def asked(
     scheduler = make_scheduler(Model(1), make_speculators(chain, lambda: Model(1)), spec)
     request = replace(REQUEST, speculative=wish)
     answers = run_checked(scheduler, [request])
-    return answers["r"].finish.stats
+    return answers["r"].stats
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_speculator_named_twice_is_asked_once() -> None:
     ]
     answers = run_checked(make_scheduler(Model(1), make_speculators(["suffix"], Model)), requests)
     for answer in answers.values():
-        stats = answer.finish.stats
+        stats = answer.stats
         for counts in stats.by_speculator.values():
             assert counts.num_drafts + sum(counts.reasons.values()) == stats.num_steps - 1
 
@@ -200,7 +200,7 @@ def test_a_slow_speculator_costs_the_others_nothing() -> None:
     drafting = Drafting(guarded, AUTO, Controller(), clock=time)
     scheduler = Scheduler(engine, LetterVocab(), drafting, SchedulerConfig(parallel=1), time)
     answers = run_checked(scheduler, requests)
-    num_steps = sum(answer.finish.stats.num_steps for answer in answers.values())
+    num_steps = sum(answer.stats.num_steps for answer in answers.values())
     assert num_steps > 100
     assert slow.num_asked < 0.1 * num_steps
     assert fast.num_asked > 0.9 * (num_steps - 2 * len(requests))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 from tests.harness import (
@@ -12,12 +12,13 @@ from tests.harness import (
     Answer,
     Model,
     check,
-    collect,
     make_scheduler,
     make_speculators,
     play,
+    step_until,
     submit_all,
 )
+from tests.planted import noted
 from tests.unit.scheduler.conversations import (
     ask,
     conversation,
@@ -32,6 +33,7 @@ from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures.prefix_index import packed
 from headstart.types import CacheKind
 from headstart.types.errors import EngineError
+from headstart.types.request import Request
 
 
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.ROLLBACK])
@@ -53,18 +55,14 @@ def test_with_no_memory_it_is_read_again() -> None:
     assert scheduler.counters.prompts_saved == 0
 
 
-def test_another_namespace_gets_nothing_from_it() -> None:
+@pytest.mark.parametrize("wish", [{"namespace": "b"}, {"namespace": "a", "cache_prompt": False}])
+def test_another_namespace_and_who_must_not_use_the_cache_get_nothing_from_it(
+    wish: dict[str, object],
+) -> None:
     scheduler = make_scheduler(Model(), parallel=1)
-    ask(scheduler, conversation(1, namespace="a"), conversation(2, namespace="a"))
-    stranger = replace(conversation(1, 1, namespace="b"), request_id="stranger")
-    assert ask(scheduler, stranger) == [120]
-    assert ask(scheduler, conversation(1, 1, namespace="a")) == [20]
-
-
-def test_a_request_that_must_not_use_the_cache_does_not_use_memory_either() -> None:
-    scheduler = make_scheduler(Model(), parallel=1)
-    ask(scheduler, conversation(1), conversation(2))
-    assert ask(scheduler, conversation(1, 1, cache_prompt=False)) == [120]
+    own = [conversation(*of, namespace="a") for of in ((1,), (2,), (1, 1), (3,))]
+    assert ask(scheduler, *own) == [100, 100, 20, 100]
+    assert ask(scheduler, replace(conversation(1, 1, **wish), request_id="other")) == [120]
 
 
 def test_idle_prompts_that_make_room_in_a_full_cache_come_back() -> None:
@@ -193,18 +191,16 @@ def test_a_full_store_may_drop_for_a_slot_what_is_brought_back_into_it(num_bytes
 
 @pytest.mark.parametrize("num_bytes", [2000, 4500, 9000])
 def test_a_store_too_small_for_the_idle_prompts_loses_none_that_the_slots_would_hold(
-    num_bytes: int,
+    num_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = tiled()
-    engine, saved = scheduler.engine, Counter[int]()
-    save = engine.save_block
-    engine.save_block = lambda seq_id, start, end: saved.update([start]) or save(seq_id, start, end)
+    saved = noted(monkeypatch, scheduler.engine, "save_block")
     scheduler.cache.host.store.max_bytes = num_bytes
     ask(scheduler, *(long(i) for i in (1, 2, 3)))
     for turn in (1, 2, 3):
         assert ask(scheduler, *(long(i, turn) for i in (1, 2, 3))) == [20] * 3
     if num_bytes == 2000:  # none fits, which one copy tells
-        assert saved[0] == 1
+        assert [start for _, start, _ in saved].count(0) == 1
 
 
 def test_what_cannot_be_brought_back_for_want_of_cells_leaves_shared_cells_to_use() -> None:
@@ -212,29 +208,17 @@ def test_what_cannot_be_brought_back_for_want_of_cells_leaves_shared_cells_to_us
     scheduler = make_scheduler(engine, parallel=3)
     busy = replace(with_system_prompt(2, 5), max_tokens=60)
     early, late = with_system_prompt(1, 3), with_system_prompt(1, 4)
-    answers = dict[str, Answer]()
-    scheduler.submit(busy)
-    scheduler.submit(early)
-    while early.request_id not in answers or not answers[early.request_id].end:
-        scheduler.step()
-        collect(scheduler, answers)
+    submit_all(scheduler, [busy, early])
+    answers = step_until(scheduler, has_ended(early))
     assert scheduler.cache.host.evict()
     engine.num_cells = 900
     scheduler.submit(late)
     check(engine, [busy, late], play(scheduler, answers=answers))
-    assert answers[late.request_id].finish.stats.num_cached == 200
+    assert answers[late.request_id].stats.num_cached == 200
 
 
-class SharingModel(Model):
-    """Notes what is shared."""
-
-    def __init__(self) -> None:
-        super().__init__(context_size=1024)
-        self.shared: list[int] = []
-
-    def copy_prefix(self, source: int, target: int, length: int) -> bool:
-        self.shared.append(length)
-        return super().copy_prefix(source, target, length)
+def has_ended(request: Request) -> Callable[[dict[str, Answer]], object]:
+    return lambda told: request.request_id in told and told[request.request_id].end
 
 
 class CrowdedModel(Model):
@@ -245,13 +229,16 @@ class CrowdedModel(Model):
         return False
 
 
-def test_what_comes_back_shares_the_cells_of_what_another_slot_holds() -> None:
-    engine = SharingModel()
+def test_what_comes_back_shares_the_cells_of_what_another_slot_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = Model(context_size=1024)
+    shared = noted(monkeypatch, engine, "copy_prefix")
     scheduler = make_scheduler(engine, parallel=2)
     ask(scheduler, *(with_system_prompt(i) for i in range(4)))
     assert ask(scheduler, *(with_system_prompt(i, 1) for i in range(4))) == [60] * 4
-    assert scheduler.counters.prompts_restored
-    assert engine.shared.count(192) == scheduler.counters.prompts_restored  # whole blocks
+    whole_blocks = [length for _, _, length in shared].count(192)
+    assert whole_blocks == scheduler.counters.prompts_restored > 0
 
 
 def test_no_idle_prompt_makes_room_for_the_rest_of_one_that_is_mostly_in_the_cache() -> None:
@@ -264,11 +251,8 @@ def test_no_idle_prompt_makes_room_for_the_rest_of_one_that_is_mostly_in_the_cac
 
 @pytest.mark.parametrize("error", [EngineError("no state"), MemoryError()])
 def test_a_prompt_that_cannot_be_copied_costs_nobody_an_answer(error: Exception) -> None:
-    def fail(seq_id: int, start: int, end: int) -> bytearray:
-        raise error
-
     scheduler = make_scheduler(Model(), parallel=1)
-    scheduler.engine.save_block = fail
+    scheduler.engine.save_block = Mock(side_effect=error)
     assert ask(scheduler, conversation(1), conversation(2), conversation(1, 1)) == [100, 100, 120]
 
 
@@ -330,27 +314,25 @@ def test_copies_beside_others_take_a_few_blocks_of_each_step_and_lose_nothing(
     # the clock of these tests goes on with every look at it
     monkeypatch.setattr(HostPrompts, "_saves_time", lambda self, gained, copying: gained > 31)
     engine = Model(context_size=4096, num_cells=6000)
-    scheduler, copied = make_scheduler(engine, parallel=2), Counter[int]()
-
-    def counted(do):
-        return lambda *given: copied.update([0]) or do(*given)
-
-    engine.save_block = counted(engine.save_block)
-    engine.restore_block = counted(engine.restore_block)
+    scheduler = make_scheduler(engine, parallel=2)
+    copied = [noted(monkeypatch, engine, name) for name in ("save_block", "restore_block")]
     first, second = (replace(long(i), prompt=[*long(i).prompt] * 4) for i in (1, 2))
     ask(scheduler, first)
     again = replace(first, request_id="again", prompt=[*first.prompt, 1, 2, 3])
     submit_all(scheduler, [replace(conversation(5), max_tokens=2000)], 1)
     answers = dict[str, Answer]()
+
+    def is_over(later: Request) -> object:
+        assert sum(map(len, copied)) <= 6
+        for calls in copied:
+            calls.clear()
+        return has_ended(later)(answers)
+
     for later in (second, again):
         scheduler.submit(later)
-        while later.request_id not in answers or not answers[later.request_id].end:
-            copied.clear()
-            scheduler.step()
-            assert copied[0] <= 6
-            collect(scheduler, answers)
+        step_until(scheduler, lambda _, later=later: is_over(later), answers)
     assert len(scheduler.running) == 1
-    assert answers["again"].finish.stats.num_cached == len(first.prompt)
+    assert answers["again"].stats.num_cached == len(first.prompt)
     check(engine, [second, again], answers)
 
 
@@ -366,12 +348,6 @@ def test_a_tenant_drops_its_own_prompts_and_not_another_s() -> None:
 def test_a_prompt_that_was_copied_ahead_is_not_compared_again_at_every_step(monkeypatch) -> None:
     scheduler = make_scheduler(Model(), parallel=2)
     ask(scheduler, conversation(1))
-    looks, holds = list[str](), HostCache.holds
-
-    def counted(store: HostCache, namespace: str, tokens: array[int]) -> bool:
-        looks.append(namespace)
-        return holds(store, namespace, tokens)
-
-    monkeypatch.setattr(HostCache, "holds", counted)
+    looks = noted(monkeypatch, HostCache, "holds")
     ask(scheduler, replace(conversation(2), max_tokens=40))
     assert len(looks) <= 3

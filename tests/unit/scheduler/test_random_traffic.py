@@ -168,7 +168,7 @@ def check_answer(engine: Model, request: Request, told: Answer, traffic: Traffic
     if not traffic.shifts_context or len(request.prompt) + num < CONTEXT:
         is_cut = told.reason == "cancelled" or told.error is not None
         assert told.tokens == expected[: num if is_cut else None]
-    stats = told.error.stats if told.error else told.finish.stats
+    stats = told.error.stats if told.error else told.stats
     if stats is not None:
         assert stats.num_emitted == num
         assert stats.drafts.num_drafts + stats.drafts.reasons.total() <= stats.num_steps

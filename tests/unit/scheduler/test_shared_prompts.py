@@ -7,27 +7,30 @@ from dataclasses import replace
 
 import pytest
 from tests.harness import (
+    ENDLESS,
     EOS,
-    Answer,
     Model,
     Oracle,
     check,
-    collect,
+    endless,
     fixed,
     make_requests,
     make_scheduler,
     play,
     run,
     run_checked,
+    step_until,
+    steps,
     submit_all,
 )
 from tests.pictures import with_pictures
+from tests.planted import fail_at
 
 from headstart.sampling import SamplingParams
 from headstart.scheduler.prompt_cache import choose_pauses
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.step import StepRecord
-from headstart.types import Batch, CacheKind, ContextFullError
+from headstart.types import CacheKind, ContextFullError
 from headstart.types.request import ProgressEvent, Request, TokenEvent
 from headstart.worker.loop import make_report
 
@@ -35,10 +38,7 @@ LONG = [(7 * i) % EOS for i in range(400)]
 
 
 def request(name: str, prompt: list[int], max_tokens: int = 4, **fields: object) -> Request:
-    sampling = SamplingParams(temperature=0.8, seed=len(name), ignore_eos=True)
-    return Request(
-        request_id=name, prompt=prompt, sampling=sampling, max_tokens=max_tokens, **fields
-    )
+    return endless(prompt, max_tokens, name, sampling=replace(ENDLESS, seed=len(name)), **fields)
 
 
 def num_prompt_rows(record: StepRecord) -> int:
@@ -47,13 +47,9 @@ def num_prompt_rows(record: StepRecord) -> int:
 
 
 def count_prompt_rows(scheduler: Scheduler, requests: list[Request]) -> int:
-    answers: dict[str, Answer] = {}
     submit_all(scheduler, requests)
-    rows = 0
-    while scheduler.has_work:
-        rows += num_prompt_rows(scheduler.step())
-        collect(scheduler, answers)
-    check(scheduler.engine, requests, answers)
+    rows = sum(map(num_prompt_rows, steps(scheduler)))
+    check(scheduler.engine, requests, play(scheduler))
     return rows
 
 
@@ -90,15 +86,7 @@ def test_when_a_reader_is_cancelled_the_rest_of_its_prompt_is_read_once_for_all_
 
 def test_nobody_waits_for_one_who_was_preempted_and_waits_for_him() -> None:
     """The reader is the younger one, so it is preempted; it is back in the next step."""
-    full = [False]
-
-    def fail(batch: Batch) -> None:
-        if full[0]:
-            full[0] = False
-            raise ContextFullError
-
     engine = Model()
-    engine.fail = fail
     engine.max_batch_tokens = 16
     scheduler = make_scheduler(engine, parallel=3, cache_ram=0)
     requests = [
@@ -107,11 +95,8 @@ def test_nobody_waits_for_one_who_was_preempted_and_waits_for_him() -> None:
         request("reader", [*LONG, 2]),
     ]
     submit_all(scheduler, requests)
-    answers: dict[str, Answer] = {}
-    while not any(active.leader for active in scheduler.running):
-        scheduler.step()
-        collect(scheduler, answers)
-    full[0] = True
+    answers = step_until(scheduler, lambda _: any(active.leader for active in scheduler.running))
+    fail_at(engine, [0], ContextFullError())
     check(engine, requests, run(scheduler, (), answers))
     assert scheduler.counters.preemptions == 1
 
@@ -120,13 +105,8 @@ def test_nobody_waits_for_a_text_that_was_shifted() -> None:
     engine = Model(context_size=128)
     engine.max_batch_tokens = 16
     scheduler = make_scheduler(engine, parallel=2, context_shift=True)
-    prompt = LONG[:127]
-    scheduler.submit(request("long", prompt, 60))
-    scheduler.submit(request("short", [*prompt[:126], 1], 1))
-    answers: dict[str, Answer] = {}
-    while "short" not in answers:
-        scheduler.step()
-        collect(scheduler, answers)
+    submit_all(scheduler, (request("long", LONG[:127], 60), request("short", [*LONG[:126], 1], 1)))
+    answers = step_until(scheduler, lambda told: "short" in told)
     assert len(answers["long"].tokens) < 20
 
 
@@ -136,9 +116,9 @@ def test_nothing_is_shared_between_namespaces() -> None:
         scheduler = make_scheduler(Model(), parallel=parallel)
         assert count_prompt_rows(scheduler, [one, other]) >= 2 * len(LONG) - 2
         answers = run(scheduler, [replace(other, request_id="again")])
-        assert answers["again"].finish.stats.num_cached == len(LONG) - 1
+        assert answers["again"].stats.num_cached == len(LONG) - 1
         answers = run(scheduler, [replace(other, request_id="c", namespace="c", slot_id=0)])
-        assert answers["c"].finish.stats.num_cached == 0
+        assert answers["c"].stats.num_cached == 0
 
 
 def test_a_prompt_that_must_not_be_cached_is_read_though_others_read_it() -> None:
@@ -148,15 +128,12 @@ def test_a_prompt_that_must_not_be_cached_is_read_though_others_read_it() -> Non
 
 def first_tokens(scheduler: Scheduler) -> dict[str, int]:
     """By request, the step of its first token."""
-    steps: dict[str, int] = {}
-    number = 0
-    while scheduler.has_work:
-        number += 1
-        scheduler.step()
+    first: dict[str, int] = {}
+    for number, _ in enumerate(steps(scheduler), 1):
         for event in scheduler.take_events():
             if isinstance(event, TokenEvent):
-                steps.setdefault(event.request_id, number)
-    return steps
+                first.setdefault(event.request_id, number)
+    return first
 
 
 def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
@@ -164,23 +141,21 @@ def test_a_short_prompt_is_not_held_up_by_a_long_one() -> None:
     busy, long = request("busy", [1], 400), request("long", [i % EOS for i in range(1600)])
     for one in (busy, long, request("short", [2] * 20)):
         submit_all(scheduler, [one], 1)
-    steps = first_tokens(scheduler)
-    assert steps["short"] <= 3
-    assert steps["long"] <= 1600 / 16 + 10
+    first = first_tokens(scheduler)
+    assert first["short"] <= 3
+    assert first["long"] <= 1600 / 16 + 10
 
 
 def test_a_stream_of_short_prompts_does_not_hold_up_a_long_one() -> None:
     scheduler = make_scheduler(Model(context_size=2048), prefill_chunk=16, parallel=3)
     submit_all(scheduler, (request("busy", [1], 1500), request("long", LONG * 2)))
-    steps = 0
-    while True:
-        steps += 1
-        submit_all(scheduler, [request(f"s{steps}", [steps % EOS] * 15, 1)], 1)
-        events = scheduler.take_events()
-        if any(isinstance(e, TokenEvent) and e.request_id == "long" for e in events):
-            break
-        assert steps < 300
-    assert steps >= 800 / 16
+    num_steps, told = 0, set[str]()
+    while "long" not in told:
+        num_steps += 1
+        submit_all(scheduler, [request(f"s{num_steps}", [num_steps % EOS] * 15, 1)], 1)
+        told = {e.request_id for e in scheduler.take_events() if isinstance(e, TokenEvent)}
+        assert num_steps < 300
+    assert num_steps >= 800 / 16
 
 
 def test_a_request_that_is_preempted_counts_its_prompt_once() -> None:
@@ -190,7 +165,7 @@ def test_a_request_that_is_preempted_counts_its_prompt_once() -> None:
     answers = run_checked(scheduler, requests)
     assert scheduler.counters.preemptions > 0
     assert scheduler.counters.prompt_tokens + scheduler.counters.prompt_tokens_cached == 80
-    assert all(answer.finish.stats.num_cached < 20 for answer in answers.values())
+    assert all(answer.stats.num_cached < 20 for answer in answers.values())
 
 
 def test_a_request_that_is_preempted_and_waits_for_a_leader_counts_what_it_shares_once() -> None:
@@ -199,7 +174,7 @@ def test_a_request_that_is_preempted_and_waits_for_a_leader_counts_what_it_share
     others = [request(f"other{i}", [*LONG[:80], i], 100) for i in range(2)]
     answers = run_checked(scheduler, [first, *others])
     assert scheduler.counters.preemptions >= 2
-    cached = sorted(answer.finish.stats.num_cached for answer in answers.values())
+    cached = sorted(answer.stats.num_cached for answer in answers.values())
     assert cached == [0, 0, 80]
 
 
@@ -209,8 +184,7 @@ def test_progress_counts_no_more_than_the_prompt_and_ends_with_the_first_token()
         scheduler, (replace(one, wants_progress=True) for one in make_requests(4, max_tokens=40))
     )
     answering = set()
-    while scheduler.has_work:
-        scheduler.step()
+    for _ in steps(scheduler):
         for event in scheduler.take_events():
             if isinstance(event, TokenEvent):
                 answering.add(event.request_id)
@@ -227,8 +201,7 @@ def test_while_a_preempted_request_reads_its_prompt_again_its_slot_counts_what_i
     submit_all(scheduler, [request("other", [5] * 20, 140)], 1)
     scheduler.submit(request("r", [*LONG[:60], 1], 60))
     engine.max_batch_tokens = 16
-    while scheduler.has_work:
-        scheduler.step()
+    for _ in steps(scheduler):
         for slot in make_report(scheduler).slots:
             assert slot.num_cached <= slot.num_processed <= slot.num_prompt
     assert scheduler.counters.preemptions > 0
@@ -249,10 +222,7 @@ def test_only_what_was_read_of_a_cancelled_prompt_is_counted() -> None:
 def test_what_a_preempted_request_did_is_counted_if_it_is_cancelled_before_it_goes_on() -> None:
     scheduler = make_scheduler(Model(context_size=512, num_cells=96))
     submit_all(scheduler, (request(f"r{index}", [index + 1] * 20, 50) for index in range(4)))
-    answers: dict[str, Answer] = {}
-    while not scheduler.counters.preemptions:
-        scheduler.step()
-        collect(scheduler, answers)
+    answers = step_until(scheduler, lambda _: scheduler.counters.preemptions)
     scheduler.cancel(scheduler.waiting[0].request.request_id)
     run(scheduler, (), answers)
     emitted = sum(len(one.tokens) for one in answers.values())
@@ -273,25 +243,35 @@ def message(size: int) -> list[int]:
     return [MARKER, *([1] * (size - 1))]
 
 
-def test_the_first_message_and_the_last_marker_get_a_checkpoint() -> None:
-    prompt = [*message(30), *message(20), *message(25), *message(3)]
-    assert pauses_of(prompt) == [30, 75]
-
-
-def test_without_a_marker_near_the_end_the_last_tokens_are_left_out() -> None:
-    assert pauses_of([1] * 100) == [96]
-    assert pauses_of([*message(30), *message(200)]) == [30, 226]
-
-
-def test_long_texts_are_divided_and_markers_are_preferred() -> None:
-    assert pauses_of([1] * 1004, min_step=300) == [300, 600, 1000]
-    prompt = [*message(30), *message(330), *message(20), *message(300), *message(3)]
-    assert pauses_of(prompt, min_step=300) == [30, 360, 680]
-
-
-def test_what_is_cached_and_what_is_short_get_none() -> None:
-    assert pauses_of([*message(30), *message(70), *message(3)], num_cached=30) == [100]
-    assert pauses_of([1] * 15) == []
+@pytest.mark.parametrize(
+    ("prompt", "more", "expected"),
+    [
+        ([*message(30), *message(20), *message(25), *message(3)], {}, [30, 75]),
+        ([1] * 100, {}, [96]),
+        ([*message(30), *message(200)], {}, [30, 226]),
+        ([1] * 1004, {"min_step": 300}, [300, 600, 1000]),
+        (
+            [*message(30), *message(330), *message(20), *message(300), *message(3)],
+            {"min_step": 300},
+            [30, 360, 680],
+        ),
+        ([*message(30), *message(70), *message(3)], {"num_cached": 30}, [100]),
+        ([1] * 15, {}, []),
+    ],
+    ids=[
+        "first and last",
+        "no marker",
+        "none near the end",
+        "long",
+        "preferred",
+        "cached",
+        "short",
+    ],
+)
+def test_checkpoints_stand_behind_the_first_message_at_the_last_marker_and_in_long_texts(
+    prompt: list[int], more: dict[str, int], expected: list[int]
+) -> None:
+    assert pauses_of(prompt, **more) == expected
 
 
 @pytest.mark.parametrize("cache_kind", UNCUTTABLE)
@@ -300,12 +280,11 @@ def test_a_shortened_history_is_read_from_the_last_checkpoint(cache_kind: CacheK
     scheduler = make_scheduler(Model(2, cache_kind=cache_kind), parallel=2)
     history = [i % 20 for i in range(60)]
     for turn in range(4):
-        request = Request(request_id=f"turn{turn}", prompt=history, sampling=GREEDY, max_tokens=40)
-        answers = run_checked(scheduler, [request])
-        stats = answers[request.request_id].finish.stats
+        asked = endless(history, 40, f"turn{turn}", sampling=GREEDY)
+        answer = run_checked(scheduler, [asked])[asked.request_id]
         if turn:
-            assert stats.num_prompt - stats.num_cached <= 20 + 4
-        history = [*history, *answers[request.request_id].tokens[-10:], *range(10)]
+            assert answer.stats.num_prompt - answer.stats.num_cached <= 20 + 4
+        history = [*history, *answer.tokens[-10:], *range(10)]
 
 
 @pytest.mark.parametrize("cache_kind", UNCUTTABLE)
@@ -313,14 +292,9 @@ def test_a_checkpoint_serves_conversations_that_begin_alike(cache_kind: CacheKin
     scheduler = make_scheduler(Model(2, cache_kind=cache_kind), parallel=3, checkpoint_min_step=20)
     start = [i % 20 for i in range(40)]
     for number in range(3):
-        request = Request(
-            request_id=str(number),
-            prompt=[*start, *([number] * 30)],
-            sampling=GREEDY,
-            max_tokens=20,
-        )
-        answers = run_checked(scheduler, [request])
-        assert (answers[str(number)].finish.stats.num_cached >= 20) == (number > 0)
+        asked = endless([*start, *([number] * 30)], 20, sampling=GREEDY)
+        answers = run_checked(scheduler, [asked])
+        assert (answers["r"].stats.num_cached >= 20) == (number > 0)
 
 
 def test_no_pause_is_inside_an_image_and_none_comes_twice() -> None:

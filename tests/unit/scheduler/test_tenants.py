@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from concurrent.futures import Future
+from itertools import count
+from typing import Any
 
 import pytest
-from tests.harness import EOS, Answer, Model, check, collect, make_scheduler, play
+from tests.harness import EOS, Model, check, endless, make_scheduler, play, step_until, steps
 
 from headstart.config import SchedulerConfig
-from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import _PREEMPTED, Scheduler
 from headstart.structures.tenants import namespace_of_key
 from headstart.types.errors import CapacityError, ConfigError
@@ -19,18 +20,15 @@ from headstart.types.request import Request
 def submit(
     scheduler: Scheduler, name: str, namespace: str = "", max_tokens: int = 4, priority: int = 0
 ) -> Request:
-    sampling = SamplingParams(temperature=0.0, ignore_eos=True)
+    namespace = namespace or namespace_of_key(name[0].encode())
     prompt = [byte % EOS for byte in name.encode()]
-    request = Request(
-        request_id=name,
-        prompt=prompt,
-        sampling=sampling,
-        max_tokens=max_tokens,
-        namespace=namespace or namespace_of_key(name[0].encode()),
-        priority=priority,
-    )
+    request = endless(prompt, max_tokens, name, namespace=namespace, priority=priority)
     scheduler.submit(request)
     return request
+
+
+def make(parallel: int = 4, **limits: Any) -> Scheduler:
+    return make_scheduler(Model(context_size=256), parallel=parallel, **limits)
 
 
 def running(scheduler: Scheduler) -> list[str]:
@@ -39,24 +37,21 @@ def running(scheduler: Scheduler) -> list[str]:
 
 def order_of_admission(scheduler: Scheduler) -> list[str]:
     """Run everything; the ids as they were admitted."""
-    answers: dict[str, Answer] = {}
     admitted: list[str] = []
-    while scheduler.has_work:
-        scheduler.step()
-        collect(scheduler, answers)
+    for _ in steps(scheduler):
         admitted += [name for name in running(scheduler) if name not in admitted]
     return admitted
 
 
 def test_a_tenant_that_asks_once_does_not_wait_for_one_that_asks_a_lot() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    scheduler = make(1)
     for name in ("a1", "a2", "a3", "a4", "b1", "b2", "c1"):
         submit(scheduler, name)
     assert order_of_admission(scheduler) == ["a1", "b1", "c1", "a2", "b2", "a3", "a4"]
 
 
 def test_a_tenant_that_comes_again_and_again_waits_for_one_request_of_a_flood_at_most() -> None:
-    scheduler, admitted = make_scheduler(Model(context_size=256), parallel=1), list[str]()
+    scheduler, admitted = make(1), list[str]()
     for number in range(40):
         submit(scheduler, f"a{number}")
     for number in range(10):
@@ -74,9 +69,7 @@ def test_a_tenant_that_comes_again_and_again_waits_for_one_request_of_a_flood_at
     ("parallel", "weight"), [(1, 0.5), (1, 1), (1, 2), (1, 3), (3, 2), (3, 0.5), (4, 3), (4, 1)]
 )
 def test_turns_are_shared_by_weight(parallel: int, weight: float) -> None:
-    scheduler = make_scheduler(
-        Model(context_size=256), parallel=parallel, tenant_weights=f"a={weight}"
-    )
+    scheduler = make(parallel, tenant_weights=f"a={weight}")
     for number in range(20):
         for tenant in "ab":
             submit(scheduler, f"{tenant}{number}")
@@ -90,7 +83,7 @@ def test_turns_are_shared_by_weight(parallel: int, weight: float) -> None:
 
 @pytest.mark.parametrize("parallel", [1, 2])
 def test_tenants_that_come_without_end_shut_nobody_out(parallel: int) -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=parallel)
+    scheduler = make(parallel)
     for number in range(4):
         submit(scheduler, f"a{number}")
     admitted = list[str]()
@@ -110,12 +103,8 @@ def test_a_tenant_that_takes_back_what_a_thread_works_for_has_had_its_turn(
     scheduler = make_scheduler(model, parallel=1)
     submit(scheduler, "b0")
     assert order_of_admission(scheduler) == ["b0"]
-    is_slow, begin = False, Future[object]
-
-    def begin_filters(_: SamplingParams) -> Future[object] | None:
-        return begin() if is_slow else None
-
-    monkeypatch.setattr(model, "begin_filters", begin_filters)
+    is_slow = False
+    monkeypatch.setattr(model, "begin_filters", lambda _: Future[object]() if is_slow else None)
     for number in range(3):
         is_slow = True
         submit(scheduler, f"a{number}")
@@ -129,14 +118,14 @@ def test_a_tenant_that_takes_back_what_a_thread_works_for_has_had_its_turn(
 
 
 def test_priority_orders_the_requests_of_a_tenant_and_no_others() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    scheduler = make(1)
     for name, priority in (("a1", 5), ("a2", 5), ("b1", 9), ("a3", -1), ("b2", 8), ("a4", 5)):
         submit(scheduler, name, priority=priority)
     assert order_of_admission(scheduler) == ["a3", "b2", "a1", "b1", "a2", "a4"]
 
 
 def test_of_a_tenant_with_too_many_slots_the_least_urgent_request_gives_up_its_own() -> None:
-    scheduler = make_scheduler(Model(context_size=256))
+    scheduler = make()
     for number, priority in enumerate((0, 3, 1, 0)):
         submit(scheduler, f"a{number}", max_tokens=40, priority=priority)
     scheduler.step()
@@ -146,7 +135,7 @@ def test_of_a_tenant_with_too_many_slots_the_least_urgent_request_gives_up_its_o
 
 
 def test_one_tenant_is_served_in_its_own_order() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=2)
+    scheduler = make(2)
     names = [f"a{number}" for number in range(7)]
     for name in names:
         submit(scheduler, name)
@@ -154,7 +143,7 @@ def test_one_tenant_is_served_in_its_own_order() -> None:
 
 
 def test_other_adapters_are_no_other_tenant() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    scheduler = make(1)
     for number in range(3):
         submit(scheduler, f"a{number}", f"a lora {number}")
     submit(scheduler, "b")
@@ -162,7 +151,7 @@ def test_other_adapters_are_no_other_tenant() -> None:
 
 
 def test_a_preempted_request_is_the_first_of_its_tenant() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=1)
+    scheduler = make(1)
     for name in ("a1", "a2", "b1"):
         submit(scheduler, name)
     scheduler.step()
@@ -177,10 +166,8 @@ def test_requests_that_fill_the_context_hold_up_no_other_tenant() -> None:
     while not scheduler.counters.preemptions:
         scheduler.step()
     requests += [submit(scheduler, "b0", max_tokens=10)]
-    answers: dict[str, Answer] = {}
-    for _ in range(14):
-        scheduler.step()
-        collect(scheduler, answers)
+    num_steps = count()
+    answers = step_until(scheduler, lambda _: next(num_steps) == 14)
     assert answers["b0"].finish is not None
     check(engine, requests, play(scheduler, (), answers))
 
@@ -202,7 +189,7 @@ def test_a_tenant_without_a_slot_gets_one_of_a_tenant_with_many_at_once() -> Non
 
 
 def test_no_request_is_put_back_for_a_tenant_that_has_as_many() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=2)
+    scheduler = make(2)
     for name in ("a1", "b1", "c1"):
         submit(scheduler, name)
     assert order_of_admission(scheduler) == ["a1", "b1", "c1"]
@@ -226,7 +213,7 @@ def test_a_full_queue_takes_a_request_of_a_tenant_that_has_fewer_there() -> None
 
 
 def test_tenants_that_fill_the_queue_together_keep_what_they_have() -> None:
-    scheduler = make_scheduler(Model(context_size=256), parallel=1, max_queue=3)
+    scheduler = make(1, max_queue=3)
     for name in ("a1", "a2", "b1", "b2"):
         submit(scheduler, name)
     with pytest.raises(CapacityError):

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
 import pytest
 from tests.harness import (
+    ENDLESS,
     EOS,
-    Answer,
     Model,
     Oracle,
     check,
-    collect,
+    endless,
     fixed,
     make_scheduler,
     play,
     sequence_of,
+    step_until,
+    submit_all,
 )
 
-from headstart.sampling import SamplingParams
 from headstart.scheduler.turns import STEPS, AdapterTurns, Scales
 from headstart.types import Batch, CacheKind
 from headstart.types.request import Request
@@ -44,8 +45,7 @@ class TiledModel(Model):
 
 
 def request(name: str, prompt: list[int], max_tokens: int) -> Request:
-    sampling = SamplingParams(temperature=0.8, seed=len(name), ignore_eos=True)
-    return Request(request_id=name, prompt=prompt, sampling=sampling, max_tokens=max_tokens)
+    return endless(prompt, max_tokens, name, sampling=replace(ENDLESS, seed=len(name)))
 
 
 def read_beside(
@@ -55,49 +55,43 @@ def read_beside(
     until its first token. Its sequence is 2.
     """
     scheduler = make_scheduler(engine, parallel=3, prefill_chunk=chunk)
-    answers: dict[str, Answer] = {}
-    for index in range(2):
-        scheduler.submit(request(f"a{index}", [index, *LONG[: answered - 1]], 50))
-    while len(answers) < 2:
-        scheduler.step()
-        collect(scheduler, answers)
+    texts = (request(f"a{index}", [index, *LONG[: answered - 1]], 50) for index in range(2))
+    submit_all(scheduler, texts)
+    answers = step_until(scheduler, lambda told: len(told) == 2)
     engine.decodes.clear()
     scheduler.submit(request("prompt", prompt, 4))
-    while "prompt" not in answers:
-        scheduler.step()
-        collect(scheduler, answers)
+    step_until(scheduler, lambda told: "prompt" in told, answers)
     return engine.decodes
 
 
-def test_long_answers_and_a_prompt_share_no_decode() -> None:
+def test_long_answers_and_the_chunks_of_a_prompt_are_decoded_in_turn() -> None:
+    """Chunks are whole tiles, and leave less than a tile to none."""
     decodes = read_beside(TiledModel(), [5, *LONG], answered=200)
-    assert sum(rows[2] for rows in decodes) == len(LONG) + 1
     assert all(set(rows) in ({0, 1}, {2}) for rows in decodes)
-
-
-def test_every_answer_gets_a_token_between_two_chunks() -> None:
-    decodes = read_beside(TiledModel(), [5, *LONG], answered=200)
-    for before, after in pairwise(decodes):
-        assert bool(before[2]) != bool(after[2])
-
-
-def test_the_chunks_of_a_prompt_are_whole_tiles_and_leave_less_than_a_tile_to_none() -> None:
-    chunks = [rows[2] for rows in read_beside(TiledModel(), [5, *LONG], answered=200) if rows[2]]
+    assert all(bool(before[2]) != bool(after[2]) for before, after in pairwise(decodes))
+    chunks = [rows[2] for rows in decodes if rows[2]]
+    assert sum(chunks) == len(LONG) + 1
     assert all(rows % TILE == 0 for rows in chunks[:-1])
     assert chunks[-1] >= TILE
 
 
 @pytest.mark.parametrize(
-    ("prompt", "answered", "chunk"),
-    [(LONG, 20, 128), (LONG[:40], 200, 128), (LONG, 200, 16)],
-    ids=["short answers", "a short prompt", "small chunks"],
+    ("prompt", "answered", "chunk", "tile"),
+    [
+        (LONG, 20, 128, TILE),
+        (LONG[:40], 200, 128, TILE),
+        (LONG, 200, 16, TILE),
+        (LONG, 200, 128, 1),
+    ],
+    ids=["short answers", "a short prompt", "small chunks", "no tiles"],
 )
 def test_where_little_is_looked_at_for_nothing_they_share_decodes(
-    prompt: list[int], answered: int, chunk: int
+    prompt: list[int], answered: int, chunk: int, tile: int
 ) -> None:
-    decodes = read_beside(TiledModel(), [5, *prompt], answered=answered, chunk=chunk)
-    with_prompt = [rows for rows in decodes if rows[2]]
-    assert all(set(rows) == {0, 1, 2} for rows in with_prompt)
+    engine = TiledModel()
+    engine.attention_tile = tile
+    decodes = read_beside(engine, [5, *prompt], answered=answered, chunk=chunk)
+    assert all(set(rows) == {0, 1, 2} for rows in decodes if rows[2])
 
 
 @pytest.mark.parametrize("prompt", [LONG, LONG[:40]], ids=["long", "short"])
@@ -109,14 +103,7 @@ def test_where_drafts_have_snapshots_short_answers_and_a_prompt_share_no_decode_
     decodes = read_beside(engine, [5, *prompt], answered=20)
     assert sum(rows[2] for rows in decodes) == len(prompt) + 1
     assert all(set(rows) in ({0, 1}, {2}) for rows in decodes)
-    for before, after in pairwise(decodes):
-        assert bool(before[2]) != bool(after[2])
-
-
-def test_without_tiles_prompts_are_read_beside_answers() -> None:
-    engine = TiledModel()
-    engine.attention_tile = 1
-    assert all(set(rows) == {0, 1, 2} for rows in read_beside(engine, [5, *LONG], answered=200))
+    assert all(bool(before[2]) != bool(after[2]) for before, after in pairwise(decodes))
 
 
 @pytest.mark.parametrize("draft", [0, 7])
@@ -138,43 +125,32 @@ def test_texts_are_those_without_turns(draft: int, chunk: int) -> None:
 def test_a_prompt_is_read_on_when_the_last_answer_is_cancelled() -> None:
     engine = TiledModel()
     scheduler = make_scheduler(engine, parallel=2, prefill_chunk=64)
-    answers: dict[str, Answer] = {}
     scheduler.submit(request("a", LONG, 50))
-    while not answers:
-        scheduler.step()
-        collect(scheduler, answers)
+    answers = step_until(scheduler, bool)
     prompt = request("bb", [5, *LONG], 4)
-    scheduler.submit(prompt)
-    for _ in range(3):
-        scheduler.step()
+    submit_all(scheduler, [prompt], 3)
     scheduler.cancel("a")
-    collect(scheduler, answers)
-    check(engine, [prompt], {"bb": play(scheduler)["bb"]})
-
-
-@dataclass
-class Used:
-    """Remembers what was applied."""
-
-    calls: list[Scales] = field(default_factory=list)
+    check(engine, [prompt], play(scheduler, answers=answers))
 
 
 def active(*scales: float) -> Any:
     return sequence_of(Request(request_id="r", prompt=(1,), adapters=scales))
 
 
-def test_requests_without_scales_change_nothing() -> None:
-    used = Used()
-    turns = AdapterTurns(used.calls.append)
-    running = [active(), active()]
+@pytest.mark.parametrize("scales", [(), (0.5,)])
+def test_a_set_that_is_alone_is_applied_once_and_not_interrupted(scales: Scales) -> None:
+    applied = list[Scales]()
+    turns = AdapterTurns(applied.append)
+    running = [active(*scales), active(*scales)]
     for _ in range(3 * STEPS):
         assert turns.choose(running) == running
-    assert used.calls == []
+    turns.choose([])
+    assert applied == [scales] * bool(scales)
 
 
 def test_sets_take_turns() -> None:
-    used = Used()
-    turns = AdapterTurns(used.calls.append)
+    applied = list[Scales]()
+    turns = AdapterTurns(applied.append)
     running = [active(0.5), active(), active(0.5), active(1.0)]
     served: list[int] = [0] * 4
     for _ in range(6 * STEPS):
@@ -184,17 +160,7 @@ def test_sets_take_turns() -> None:
         for index, one in enumerate(running):
             served[index] += one in sharing
     assert served == [2 * STEPS] * 4
-    assert len(used.calls) in (5, 6)
-
-
-def test_who_is_alone_is_not_interrupted() -> None:
-    used = Used()
-    turns = AdapterTurns(used.calls.append)
-    for _ in range(3 * STEPS):
-        turns.choose([active(0.5)])
-    assert used.calls == [(0.5,)]
-    turns.choose([])
-    assert used.calls == [(0.5,)]
+    assert len(applied) in (5, 6)
 
 
 @pytest.mark.parametrize(("tenant", "is_apart"), [("a", False), ("b", True)])
@@ -205,26 +171,13 @@ def test_answers_of_a_flood_pause_longer_for_the_prompt_of_another_tenant(
     # a decode takes some milliseconds of the pretended clock, whatever its rows
     scheduler = make_scheduler(engine, parallel=4, prefill_chunk=64, prefill_ms=1)
     first = replace(request("first", LONG, 900), namespace="a")
-    for number in range(6):
-        scheduler.submit(replace(first, request_id=f"a{number}"))
-    for _ in range(20):
-        scheduler.step()
+    submit_all(scheduler, (replace(first, request_id=f"a{number}") for number in range(6)), 20)
     if not is_apart:
         scheduler.cancel("a3")
-    scheduler.submit(
-        replace(
-            first,
-            request_id="lone",
-            prompt=[5, *LONG],
-            namespace=tenant,
-            priority=-1,
-        )
-    )
+    lone = request("lone", [5, *LONG], 900)
+    scheduler.submit(replace(lone, namespace=tenant, priority=-1))
     engine.decodes.clear()
-    answers: dict[str, Answer] = {}
-    while "lone" not in answers:
-        scheduler.step()
-        collect(scheduler, answers)
+    step_until(scheduler, lambda told: "lone" in told)
     pieces = [max(rows.values()) for rows in engine.decodes if max(rows.values()) > 4]
     assert sum(pieces) == len(LONG) + 1
     assert (pieces[0] > 64) == is_apart

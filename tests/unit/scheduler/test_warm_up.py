@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from tests.harness import Model, Oracle, make_scheduler, run
+from tests.planted import fail_at
 
 from headstart.control.cost import REFERENCE_ROWS, Sample
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
@@ -183,15 +184,9 @@ def test_it_takes_no_more_cells_than_are_free(num_free: int) -> None:
 def test_a_decode_that_fails_or_finds_no_cells_ends_it_and_nothing_else(
     num_decodes: int, error: Exception
 ) -> None:
-    decodes = itertools.count()
-
-    def fail(_: Batch) -> None:
-        if next(decodes) >= num_decodes:
-            raise error
-
     scheduler = a_scheduler(2, 1)
     warm_up, before = a_warm_up(scheduler), held(scheduler)
-    fake(scheduler).fail = fail
+    fail_at(fake(scheduler), range(num_decodes, 10**9), error)
     warm_up.go_on()
     assert warm_up.is_done
     assert held(scheduler) == before
