@@ -18,7 +18,14 @@ from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.widths import WidthComparison
 from headstart.types import DraftMode
-from headstart.types.request import ErrorEvent, FinishEvent, Request, TokenEvent, TokenLogprob
+from headstart.types.request import (
+    ErrorEvent,
+    FinishEvent,
+    Request,
+    RequestStats,
+    TokenEvent,
+    TokenLogprob,
+)
 from headstart.types.widths import WidthClasses
 
 OPTIONS = {"ngram-simple": {"size_n": 3}}  # the default of 12 hardly drafts in texts so short
@@ -68,6 +75,11 @@ class Result:
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: FinishEvent | None = None
     error: str = ""
+
+    @property
+    def stats(self) -> RequestStats:
+        assert self.finish is not None, self.error
+        return self.finish.stats
 
     @property
     def key(self) -> tuple[object, ...]:
@@ -125,21 +137,13 @@ def make_requests(num: int, temperature: float, *, max_tokens: int = 48) -> list
         lines = files[index % len(files)].read_text(encoding="utf-8").splitlines()
         start = 7 * (index // len(files)) % max(1, len(lines) - 12)
         code = "\n".join(lines[start : start + 12])[:400]
-        text = code
-        if index % 2:
-            text = (
-                f"<|im_start|>user\nRepeat this code.\n```python\n{code}\n```<|im_end|>\n"
-                "<|im_start|>assistant\n"
-            )
+        chat = f"<|im_start|>user\nRepeat this code.\n```python\n{code}\n```<|im_end|>\n"
+        text = chat + "<|im_start|>assistant\n" if index % 2 else code
+        prompt = tuple(vocab.tokenize(text, add_special=True, parse_special=True))
+        varied = _VARIATIONS[index % len(_VARIATIONS)]
+        sampling = SamplingParams(temperature=temperature, seed=index, **varied)
         requests.append(
-            Request(
-                request_id=f"{index}",
-                prompt=tuple(vocab.tokenize(text, add_special=True, parse_special=True)),
-                sampling=SamplingParams(
-                    temperature=temperature, seed=index, **_VARIATIONS[index % len(_VARIATIONS)]
-                ),
-                max_tokens=max_tokens,
-            )
+            Request(request_id=f"{index}", prompt=prompt, sampling=sampling, max_tokens=max_tokens)
         )
     return requests
 
@@ -157,8 +161,17 @@ def generate(scheduler: Scheduler, requests: Sequence[Request]) -> dict[str, Res
     """Run requests to their end."""
     for request in requests:
         scheduler.submit(request)
-    results: dict[str, Result] = {}
-    while scheduler.has_work:
+    return generate_until(scheduler, lambda _: not scheduler.has_work)
+
+
+def generate_until(
+    scheduler: Scheduler,
+    is_over: Callable[[dict[str, Result]], object],
+    results: dict[str, Result] | None = None,
+) -> dict[str, Result]:
+    """Step until this holds for what was answered so far."""
+    results = {} if results is None else results
+    while not is_over(results):
         scheduler.step()
         gather(scheduler, results)
     return results

@@ -11,7 +11,7 @@ from typing import Any
 import httpx2
 import numpy as np
 from numpy.typing import NDArray
-from tests.real.answers import make_requests
+from tests.real.answers import Setting, make_requests
 from tests.server.serving import serving_models
 
 from headstart.app import demo
@@ -27,6 +27,8 @@ from headstart.config import (
 from headstart.engine.context import LlamaEngine
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
+from headstart.scheduler.disk_cache import DiskCache
+from headstart.scheduler.scheduler import Scheduler
 from headstart.types import Batch
 from headstart.types.request import Request
 
@@ -58,6 +60,20 @@ def decode(
 
 def without_draft(path: Path) -> Models:
     return Models(path, None, is_demo=False)
+
+
+def with_prompts_on_disk(setting: Setting, folder: Path) -> Config:
+    config = setting.config()
+    limits = replace(config.scheduler, cache_disk=100, cache_disk_path=str(folder))
+    return replace(config, scheduler=limits)
+
+
+def disk_of(scheduler: Scheduler) -> DiskCache:
+    """Its thread has done what it was told so far."""
+    disk = scheduler.cache.host.disk
+    assert disk is not None
+    disk._writer.submit(int).result()
+    return disk
 
 
 @contextmanager

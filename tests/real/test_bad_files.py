@@ -5,11 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.models import (
-    BROKEN_KINDS,
-    Broken,
-    broken,
-)
+from tests.models import BROKEN_KINDS, Broken, broken
 from tests.real.answers import Setting, open_setting
 
 from headstart.app import demo

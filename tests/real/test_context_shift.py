@@ -28,12 +28,9 @@ def scheduler_of(types: str, num_slots: int) -> Scheduler:
 def test_a_shifted_text_is_identical_with_and_without_drafts(temperature: float) -> None:
     requests = [
         replace(
-            r,
-            prompt=r.prompt[:90],
-            num_keep=(0, 8, -1)[i % 3],
-            sampling=replace(r.sampling, ignore_eos=True),
+            r, prompt=r.prompt[:90], num_keep=keep, sampling=replace(r.sampling, ignore_eos=True)
         )
-        for i, r in enumerate(make_requests(3, temperature, max_tokens=200))
+        for r, keep in zip(make_requests(3, temperature, max_tokens=200), (0, 8, -1), strict=True)
     ]
     expected = generate(scheduler_of("off", 1), requests)
     assert [len(result.tokens) for result in expected.values()] == [200] * 3

@@ -21,15 +21,8 @@ from headstart.engine.parameters import Limits
 from headstart.types import Batch
 from headstart.types.state_batch import StateBatch
 
-CONFIG = EngineConfig(
-    context=256,
-    batch=128,
-    ubatch=128,
-    threads=1,
-    gpu_layers=0,
-    cache_type_k="f32",
-    cache_type_v="f32",
-)
+F32 = {"cache_type_k": "f32", "cache_type_v": "f32"}
+CONFIG = EngineConfig(context=256, batch=128, ubatch=128, threads=1, gpu_layers=0, **F32)
 START = int(AFTER[7])
 TEXT = [START, *continuation(START, 40)]
 

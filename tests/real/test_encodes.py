@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
-from threading import Event
-from typing import Any, NoReturn
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
+from tests.harness import steps, submit_all
 from tests.images import picture
-from tests.real.answers import Setting
+from tests.planted import noted
+from tests.real.answers import Setting, generate
 from tests.real.image_prompts import BYTES, TARGETS, ask, models, sampling
 
 from headstart.app.assemble import Models, build_scheduler
@@ -18,7 +21,7 @@ from headstart.scheduler.admission import find_media
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types.errors import EngineError
 from headstart.types.media import MediaQuestion
-from headstart.types.request import EmbeddingRequest, ErrorEvent, FinishEvent, Request
+from headstart.types.request import EmbeddingRequest, ErrorEvent, Event, ReplyEvent, Request
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +45,7 @@ def test_an_image_whose_clients_left_is_not_encoded_unless_another_waits_for_it(
     text = ask(scheduler, "e", BYTES[:9], picture(3), BYTES)
     media: Any = scheduler.media
     chunks = [media.find(request.media[0][1]) for request in (*asked, text)]
-    is_free = Event()
+    is_free = threading.Event()
     media._thread.submit(is_free.wait)  # another file is encoded all the time
     for request in asked:
         scheduler.submit(request)
@@ -72,12 +75,10 @@ def test_who_found_an_image_in_the_cache_takes_its_encoding_from_nobody(files: M
     def asked(name: str, text: list[int], max_tokens: int) -> Request:
         return ask(scheduler, name, text, picture(1), BYTES, max_tokens=max_tokens)
 
-    scheduler.submit(asked("before", BYTES[:9], 1))
-    while scheduler.has_work:
-        scheduler.step()
+    generate(scheduler, [asked("before", BYTES[:9], 1)])
     media._chunks.clear()  # others came
     again, other = (asked(name, BYTES[:size], 99) for name, size in (("again", 9), ("other", 8)))
-    is_free = Event()
+    is_free = threading.Event()
     media._thread.submit(is_free.wait)
     chunk = media.find(other.media[0][1])
     scheduler.submit(again)
@@ -98,88 +99,68 @@ def test_an_image_whose_encoding_failed_is_encoded_for_the_next_who_asks(
     files: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = open_scheduler(files)
-    kinds = []
-    for name in "ab":
-        scheduler.submit(ask(scheduler, name, BYTES[:9], picture(1), BYTES, max_tokens=1))
-        with monkeypatch.context() as patch:
-            if name == "a":
-                patch.setattr(LlamaChunk, "encode", failing)
-            while scheduler.has_work:
-                scheduler.step()
-        kinds.append(type(scheduler.take_events()[-1]))
-    assert kinds == [ErrorEvent, FinishEvent]
+    asked = ask(scheduler, "a", BYTES[:9], picture(1), BYTES, max_tokens=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(LlamaChunk, "encode", FAILING)
+        assert generate(scheduler, [asked])["a"].error
+    assert not generate(scheduler, [asked])["a"].error
 
 
 def test_one_tenants_images_that_cannot_be_encoded_restart_no_engine(
     files: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     scheduler = open_scheduler(files)
-    monkeypatch.setattr(LlamaChunk, "encode", failing)
-    for number in range(4):
-        scheduler.submit(ask(scheduler, f"{number}", [], picture(number), BYTES, max_tokens=1))
-    failed = list[str]()
-    while scheduler.has_work:
-        scheduler.step()
-        failed += [one.request_id for one in scheduler.take_events() if type(one) is ErrorEvent]
-        assert scheduler.num_failed_decodes == 0
+    monkeypatch.setattr(LlamaChunk, "encode", FAILING)
+    asked = (ask(scheduler, f"{i}", [], picture(i), BYTES, max_tokens=1) for i in range(4))
+    submit_all(scheduler, asked)
+    assert not any(scheduler.num_failed_decodes for _ in steps(scheduler))
+    failed = [one for one in scheduler.take_events() if isinstance(one, ErrorEvent)]
     assert len(failed) == 4
 
 
-def failing(chunk: LlamaChunk, context: object, width: int) -> NoReturn:
-    raise EngineError("out of memory")
+FAILING = Mock(side_effect=EngineError("out of memory"))
+
+
+def answered(media: Any) -> list[Event]:
+    """All answers to what it was asked."""
+    events = list[Event]()
+    while media.has_work:
+        events += media.answers(1.0)
+    return events
 
 
 def test_behind_a_damaged_file_no_other_of_its_request_is_read(
     files: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduler = open_scheduler(files)
-    media: Any = scheduler.media
-    read, bitmap = list[bytes](), media._bitmap
-
-    def counted(file: bytes) -> Any:
-        read.append(file)
-        return bitmap(file)
-
-    monkeypatch.setattr(media, "_bitmap", counted)
+    media: Any = open_scheduler(files).media
+    read = noted(monkeypatch, media, "_bitmap")
     asked = (picture(1), picture(2)[:20], picture(3), picture(4))
     media.ask(MediaQuestion("damaged", asked))
-    events = []
-    while media.has_work:
-        events += media.answers(1.0)
-    (event,) = events
+    (event,) = answered(media)
     assert isinstance(event, ErrorEvent)
     assert "a file is damaged" in event.message
-    assert read == [*asked[:2]]
+    assert [file for (file,) in read] == [*asked[:2]]
 
 
 def test_a_single_file_waits_for_one_of_a_request_with_many(
     files: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduler = open_scheduler(files)
-    media: Any = scheduler.media
-    read, bitmap, is_free = list[bytes](), media._bitmap, Event()
-
-    def counted(file: bytes) -> Any:
-        read.append(file)
-        return bitmap(file)
-
-    monkeypatch.setattr(media, "_bitmap", counted)
+    media: Any = open_scheduler(files).media
+    read, is_free = noted(monkeypatch, media, "_bitmap"), threading.Event()
     many = tuple(picture(number) for number in range(5))
     media._thread.submit(is_free.wait)
     media.ask(MediaQuestion("many", many))
     media.ask(MediaQuestion("one", (picture(9),)))
     is_free.set()
-    while media.has_work:
-        media.answers(1.0)
-    assert read == [many[0], picture(9), *many[1:]]
+    answered(media)
+    assert [file for (file,) in read] == [many[0], picture(9), *many[1:]]
 
 
 def test_files_of_a_request_that_left_are_not_read_even_if_one_was(
     files: Models, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scheduler = open_scheduler(files)
-    media: Any = scheduler.media
-    has_begun, has_left, bitmap = Event(), Event(), media._bitmap
+    media: Any = open_scheduler(files).media
+    has_begun, has_left, bitmap = threading.Event(), threading.Event(), media._bitmap
 
     def read(file: bytes) -> Any:
         has_begun.set()
@@ -192,8 +173,7 @@ def test_files_of_a_request_that_left_are_not_read_even_if_one_was(
     has_begun.wait()
     media.cancel("left")
     has_left.set()
-    events = []
-    while media.has_work:
-        events += media.answers(1.0)
-    assert [(event.request_id, len(event.value)) for event in events] == [("stays", 2)]
+    (event,) = answered(media)
+    assert isinstance(event, ReplyEvent)
+    assert (event.request_id, len(event.value)) == ("stays", 2)
     assert len(media._chunks) == 3

@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from tests.architectures import tiny_hybrid
+from tests.harness import submit_all
 from tests.real.answers import (
-    Result,
     Setting,
     compare,
     different,
-    gather,
     generate,
     make_requests,
     open_setting,
@@ -28,7 +27,7 @@ from headstart.engine.footprint import HOST, REPACKED, Use, can_measure
 from headstart.engine.model import Model
 from headstart.scheduler.widths import WidthComparison
 from headstart.types.errors import ConfigError
-from headstart.types.request import RequestStats, SpeculativeParams
+from headstart.types.request import SpeculativeParams
 from headstart.types.widths import WidthClasses
 
 needs_measuring = pytest.mark.skipif(not can_measure(), reason="libllama tells on Linux x86-64")
@@ -40,11 +39,6 @@ SAMPLE = (
     Setting("ngram-simple,draft-model", 4, 4),
     Setting("auto", 16, 4),
 )
-
-
-def stats_of(result: Result) -> RequestStats:
-    assert result.finish is not None
-    return result.finish.stats
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
@@ -70,17 +64,10 @@ def test_cancelling_neighbours_half_way_changes_nothing() -> None:
     gone, stay = requests[::2], requests[1::2]
     expected = generate(open_setting(Setting()), stay)
     scheduler = open_setting(Setting("draft-model", 4, 4))
-    for request in requests:
-        scheduler.submit(request)
-    for _ in range(9):
-        scheduler.step()
+    submit_all(scheduler, requests, 9)
     for request in gone:
         scheduler.cancel(request.request_id)
-    results: dict[str, Result] = {}
-    gather(scheduler, results)
-    while scheduler.has_work:
-        scheduler.step()
-        gather(scheduler, results)
+    results = generate(scheduler, ())
     assert different(expected, results) == ()
     assert "cancelled" in {r.finish.reason for r in results.values() if r.finish}
 
@@ -115,7 +102,7 @@ def test_switching_speculation_between_requests_changes_nothing() -> None:
     )
     results = generate(open_setting(Setting("ngram-simple,draft-model", 8, 4)), requests)
     assert different(expected, results) == ()
-    drafted = [stats_of(results[r.request_id]).drafts.num_drafted for r in requests]
+    drafted = [results[r.request_id].stats.drafts.num_drafted for r in requests]
     assert drafted[::3] == [0, 0, 0]
     assert max(drafted[1::3]) > 0
 
@@ -130,7 +117,7 @@ def test_the_next_turn_reuses_the_cache_and_answers_as_if_it_did_not() -> None:
     warm = generate(scheduler, [turn])
     cold = generate(open_setting(Setting()), [replace(turn, cache_prompt=False)])
     assert different(cold, warm) == ()
-    assert stats_of(warm["turn"]).num_cached == len(first.prompt) + len(answer.tokens) - 1
+    assert warm["turn"].stats.num_cached == len(first.prompt) + len(answer.tokens) - 1
 
 
 def test_without_exact_mode_greedy_text_hardly_differs() -> None:
@@ -171,17 +158,25 @@ def test_requests_that_share_a_prompt_that_is_being_read_answer_as_if_alone() ->
         assert scheduler.counters.prompt_tokens_cached > 2 * len(first.prompt)
 
 
-@pytest.mark.parametrize("apart", [((1, 2, 3), (4, 5, 6, 7, 8)), ((1,), (8, 12, 16))])
+@pytest.mark.parametrize(
+    ("apart", "uses"),
+    [
+        (((1, 2, 3), (4, 5, 6, 7, 8)), {REPACKED: Use()}),
+        (((1,), (8, 12, 16)), {REPACKED: Use()}),
+        (((1,), (8, 12, 16)), {"CUDA0": Use(), HOST: Use()}),  # where nothing is repacked
+    ],
+)
 def test_weights_are_unpacked_where_kernels_for_repacked_ones_compute_one_row_otherwise(
-    apart: tuple[tuple[int, ...], ...], monkeypatch: pytest.MonkeyPatch
+    apart: tuple[tuple[int, ...], ...], uses: dict[str, Use], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padded to eight rows, one takes several times as long as unpacked."""
-    one = WidthClasses(((1, 2, 8),), (), 0.0)
-    found = [WidthClasses(apart, (), 0.1), one]
+    repacked, unpacked = WidthClasses(apart, (), 0.1), WidthClasses(((1, 2, 8),), (), 0.0)
+    found, is_repacked = [repacked, unpacked], REPACKED in uses
     monkeypatch.setattr(WidthComparison, "run", lambda *_: found.pop(0))
-    monkeypatch.setattr(loading, "uses_of", lambda _: {REPACKED: Use()})
+    monkeypatch.setattr(loading, "uses_of", lambda _: uses)
     target = load_target(Setting().config(), Models(demo.path(demo.TARGET), None, is_demo=True))
-    assert (target.classes, target.fitted.config.repack, found) == (one, False, [])
+    assert target.classes is (unpacked if is_repacked else repacked)
+    assert (target.fitted.config.repack, bool(found)) == (not is_repacked, not is_repacked)
 
 
 @needs_measuring
@@ -196,15 +191,6 @@ def test_a_hybrid_without_drafts_is_not_told_to_have_the_one_slot_that_it_has(
     with pytest.raises(ConfigError, match="drop the flag, or leave out --spec off") as error:
         open_setting(Setting("off", 4, 1), models)
     assert "--parallel" not in str(error.value)
-
-
-def test_weights_that_are_not_repacked_are_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a card, nothing is; then one row is padded to eight at once."""
-    found = WidthClasses(((1,), (8, 12, 16)), (), 0.1)
-    monkeypatch.setattr(WidthComparison, "run", lambda *_: found)
-    monkeypatch.setattr(loading, "uses_of", lambda _: {"CUDA0": Use(), HOST: Use()})
-    target = load_target(Setting().config(), Models(demo.path(demo.TARGET), None, is_demo=True))
-    assert (target.classes, target.fitted.config.repack) == (found, True)
 
 
 def test_weights_are_freed_before_they_are_loaded_unpacked(

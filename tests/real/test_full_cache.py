@@ -71,14 +71,14 @@ def test_a_prompt_that_finds_no_room_is_not_partly_restored_and_nobody_is_alarme
         return is_back
 
     monkeypatch.setattr(HostPrompts, "restore", checked)
-    chance, number = random.Random(0), 0
+    chance = random.Random(0)
     prompts = [[chance.randrange(97, 122) for _ in range(300)] for _ in range(6)]
     with caplog.at_level(logging.WARNING, "headstart"):
-        for _ in range(60):
+        (asked,) = byte_requests(1)
+        for number in range(60):
             prompt = chance.choice(prompts)[: chance.randint(100, 300)]
-            asked = replace(byte_requests(1)[0], request_id=str(number), prompt=prompt)
+            asked = replace(asked, request_id=f"{number}", prompt=prompt)
             scheduler.submit(replace(asked, max_tokens=chance.randint(1, 40)))
-            number += 1
             while len(scheduler.running) + len(scheduler.waiting) > chance.randint(0, 4):
                 scheduler.step()
     assert outcomes["True"] > 5

@@ -11,7 +11,7 @@ import pytest
 from tests.architectures import write_model
 from tests.heads import WIDTH, continuation
 from tests.images import Kind, picture, projector, wav
-from tests.real.answers import Setting, generate, open_setting
+from tests.real.answers import Result, Setting, generate, open_setting
 from tests.real.image_prompts import BYTES, TARGETS, ask, conversation, models, sampling, texts
 from tests.real.pairs import RIGHT, prompt_of
 from tests.real.recorded_rows import ROUNDING, RecordedRows
@@ -46,13 +46,9 @@ def test_output_behind_images_is_the_same_with_drafts_beside_others_and_from_the
     if types == "draft-model":  # which sees placeholders
         found = replace(found, draft=found.target)
     exact = target != "hybrid"
-    off = open_setting(Setting("off", 0, 1, exact=exact), found)
-    alone = {
-        request.request_id: generate(off, [replace(request, cache_prompt=False)])[
-            request.request_id
-        ]
-        for request in conversation(off, temperature)
-    }
+    off, alone = open_setting(Setting("off", 0, 1, exact=exact), found), dict[str, Result]()
+    for request in conversation(off, temperature):
+        alone |= generate(off, [replace(request, cache_prompt=False)])
     drafting = open_setting(Setting(types, 4, 4, exact=exact), found)
     together = generate(drafting, conversation(drafting, temperature))
     assert texts(together) == texts(alone)
@@ -133,11 +129,9 @@ def test_draft_models_draft_behind_images_and_change_nothing(
         ]  # fmt: skip
 
     off, on = open_setting(Setting(), found), open_setting(Setting(types, 4, 2), found)
-    answers = generate(on, requests(on))
-    assert texts(answers) == texts(generate(off, requests(off)))
-    stats = [result.finish.stats for result in answers.values() if result.finish]
+    assert texts(generate(on, requests(on))) == texts(generate(off, requests(off)))
     # what pays is a matter of the machine's load
-    assert drafter == "auto" or sum(one.drafts.num_accepted for one in stats) > 20
+    assert drafter == "auto" or on.counts.total.drafts.num_accepted > 20
 
 
 REPEATED = """Repeat this code.
@@ -204,9 +198,8 @@ def test_a_follow_up_question_reads_only_its_new_text_and_encodes_nothing(
     more = [*answer, *BYTES[:12]]
     second = ask(scheduler, "b", BYTES[:9], image, [*BYTES, *more], sampling=sampling(0.0))
     ((_, chunk),) = second.media
-    finish = generate(scheduler, [second])["b"].finish
-    assert finish is not None
-    assert finish.stats.num_cached >= len(first.prompt) - 4  # a hybrid's last checkpoint
+    stats = generate(scheduler, [second])["b"].stats
+    assert stats.num_cached >= len(first.prompt) - 4  # a hybrid's last checkpoint
     assert media.find(chunk)._embeddings is None
 
 
@@ -214,24 +207,20 @@ def test_a_follow_up_question_reads_only_its_new_text_and_encodes_nothing(
 def test_prompts_with_images_come_back_from_main_memory(target: str, tmp_path: Path) -> None:
     """One slot and three conversations in turn: each finds its own prompt again."""
     found = models(tmp_path, *TARGETS[target])
-    fresh = open_setting(Setting("off", 0, 1, exact=False), found)
-    scheduler = open_setting(Setting("off", 0, 1, exact=False), found)
-    asked = [
-        ask(scheduler, f"{i}", BYTES[i:], picture(i, 40, 28), BYTES * 3, sampling=sampling(heat, i))
-        for i, heat in enumerate((0.0, 0.8, 1.5))
-    ]
-    expected = {
-        request.request_id: generate(fresh, [replace(ask(fresh, request.request_id,
-            BYTES[i:], picture(i, 40, 28), BYTES * 3, sampling=request.sampling),
-            cache_prompt=False)])[request.request_id].tokens
-        for i, request in enumerate(asked)
-    }  # fmt: skip
+    fresh, scheduler = (open_setting(Setting("off", 0, 1, exact=False), found) for _ in range(2))
+
+    def asked(of: Scheduler) -> list[Request]:
+        return [
+            ask(of, f"{i}", BYTES[i:], picture(i, 40, 28), BYTES * 3, sampling=sampling(heat, i))
+            for i, heat in enumerate((0.0, 0.8, 1.5))
+        ]
+
+    expected = generate(fresh, [replace(request, cache_prompt=False) for request in asked(fresh)])
     for number in range(3):
-        for request in asked:
+        for request in asked(scheduler):
             result = generate(scheduler, [request])[request.request_id]
-            assert result.tokens == expected[request.request_id]
-            assert result.finish is not None
-            assert number == 0 or result.finish.stats.num_cached > len(request.prompt) // 2
+            assert result.tokens == expected[request.request_id].tokens
+            assert number == 0 or result.stats.num_cached > len(request.prompt) // 2
     assert scheduler.counters.prompts_restored >= 4
 
 
@@ -271,8 +260,7 @@ def test_prompts_with_images_come_back_after_a_restart_and_encode_nothing(
         disk._writer.submit(int).result()
     result = generate(scheduler, [ask(scheduler, "b", *turn, sampling=sampling(heat))])["b"]
     assert result.tokens == expected
-    assert result.finish is not None
-    assert result.finish.stats.num_cached >= len(asked.prompt) - 4
+    assert result.stats.num_cached >= len(asked.prompt) - 4
     media: Any = scheduler.media
     assert all(chunk._embeddings is None for chunk in media._chunks.values())
 

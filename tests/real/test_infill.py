@@ -38,9 +38,8 @@ def engine() -> Iterator[LlamaEngine]:
 
 def test_llama_vims_request_after_its_warm_up_is_read_from_the_cache(client: httpx2.Client) -> None:
     body = LLAMA_VIM | CODE | {"n_predict": 24, "t_max_predict_ms": 60_000}
-    assert (
-        client.post("/infill", json=body | {"n_predict": 0, "response_fields": [""]}).json() == {}
-    )
+    warm_up = body | {"n_predict": 0, "response_fields": [""]}
+    assert client.post("/infill", json=warm_up).json() == {}
     answer = client.post("/infill", json=body).json()
     assert list(answer) == FIELDS
     assert isinstance(answer["content"], str)
@@ -51,21 +50,14 @@ def test_llama_vims_request_after_its_warm_up_is_read_from_the_cache(client: htt
 
 def test_the_prompt_has_the_form_the_model_was_trained_on(client: httpx2.Client) -> None:
     answer = client.post("/infill", json=CODE | {"n_predict": 8, "temperature": 0}).json()
-    prefix = CODE["input_prefix"] + CODE["prompt"]
-    assert (
-        answer["prompt"]
-        == f"<|fim_prefix|>{prefix}<|fim_suffix|>{CODE['input_suffix']}<|fim_middle|>"
-    )
+    prefix, suffix = CODE["input_prefix"] + CODE["prompt"], CODE["input_suffix"]
+    assert answer["prompt"] == f"<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>"
     assert answer["content"]
 
 
 def test_a_text_ends_before_a_line_with_too_little_indentation(client: httpx2.Client) -> None:
-    body = CODE | {
-        "temperature": 0,
-        "n_predict": 48,
-        "cache_prompt": False,
-        "speculative": {"mode": "off"},
-    }
+    body = CODE | {"temperature": 0, "n_predict": 48, "cache_prompt": False}
+    body |= {"speculative": {"mode": "off"}}
     whole = client.post("/infill", json=body).json()
     cut = client.post("/infill", json=body | {"n_indent": 99}).json()
     line, rest = whole["content"].split("\n", 1)
@@ -117,7 +109,6 @@ def test_a_vocabulary_that_the_sampler_would_abort_on_is_refused(
 ) -> None:
     params = SamplingParams(samplers=("top_k", "infill"))
     monkeypatch.setattr(engine.model.vocab, "_longest", 513)
-    with pytest.raises(
-        NotSupportedError, match=r"a token of 513 bytes and it takes 512; leave it out"
-    ):
+    says = "a token of 513 bytes and it takes 512; leave it out"
+    with pytest.raises(NotSupportedError, match=says):
         engine.make_filters(params)

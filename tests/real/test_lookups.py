@@ -9,8 +9,9 @@ from threading import Event, get_ident
 from typing import Any
 
 import pytest
+from tests.harness import submit_all
 from tests.models import tiny_llama
-from tests.real.answers import Result, Setting, gather, open_setting
+from tests.real.answers import Setting, generate, generate_until, open_setting
 from tests.real.support import byte_requests, without_draft
 
 from headstart.engine import library
@@ -30,7 +31,7 @@ class Lookups:
 
     def _look_up(self, *given: Any) -> Any:
         self.breakers.append(given[-2][0].decode())
-        assert self.is_free.wait(20)
+        assert self.is_free.wait(100)
         return self._init(*given)
 
 
@@ -57,17 +58,12 @@ def test_while_the_breakers_of_one_request_are_looked_up_the_others_go_on(
     scheduler, plain = scheduler_of(tmp_path, 2), byte_requests(1)[0]
     scheduler.submit(asking("dry"))
     scheduler.submit(replace(plain, sampling=replace(plain.sampling, ignore_eos=True)))
-    results: dict[str, Result] = {}
-    while plain.request_id not in results or not results[plain.request_id].finish:
-        scheduler.step()
-        gather(scheduler, results)
+    name = plain.request_id
+    results = generate_until(scheduler, lambda told: name in told and told[name].finish)
     assert lookups.breakers == ["dry"]
     assert "dry" not in results
     lookups.is_free.set()
-    while scheduler.has_work:
-        scheduler.step()
-        gather(scheduler, results)
-    assert results["dry"].finish
+    assert generate(scheduler, ())["dry"].finish
 
 
 @pytest.mark.parametrize("num_slots", [1, 2])
@@ -81,10 +77,7 @@ def test_a_step_with_nothing_else_to_do_waits_for_what_is_looked_up(
 
     monkeypatch.setattr(scheduler_module, "wait", wait)
     scheduler = scheduler_of(tmp_path, num_slots)
-    for name in ("x", "y"):
-        scheduler.submit(asking(name))
-    for _ in range(3):
-        scheduler.step()
+    submit_all(scheduler, map(asking, "xy"), 3)
     assert scheduler.running
 
 
@@ -96,10 +89,8 @@ def test_nobody_waits_for_the_breakers_of_requests_that_are_gone(
         scheduler.submit(asking(f"gone {i}"))
         scheduler.step()
         scheduler.cancel(f"gone {i}")
-    scheduler.submit(asking("next"))
     lookups.is_free.set()
-    while scheduler.has_work:
-        scheduler.step()
+    generate(scheduler, [asking("next")])
     assert lookups.breakers == ["gone 0", "next"]
 
 
@@ -107,13 +98,10 @@ def test_the_breakers_of_one_tenant_wait_for_one_lookup_of_another_that_has_many
     tmp_path: Path, lookups: Lookups
 ) -> None:
     scheduler = scheduler_of(tmp_path, 4)
-    for i in range(6):
-        scheduler.submit(asking(f"many {i}", "many"))
-    scheduler.step()
+    submit_all(scheduler, (asking(f"many {i}", "many") for i in range(6)), 1)
     scheduler.submit(asking("one", "other"))
     lookups.is_free.set()
-    while scheduler.has_work:
-        scheduler.step()
+    generate(scheduler, ())
     assert lookups.breakers[:2] == ["many 0", "one"]
     assert len(lookups.breakers) == 7
 

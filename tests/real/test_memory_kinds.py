@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -71,24 +72,19 @@ def test_what_cannot_be_restored_leaves_an_empty_sequence(
 def test_text_is_the_same_alone_among_others_and_with_drafts(
     kind_and_path: tuple[CacheKind, Path], caplog
 ) -> None:
-    _, path = kind_and_path
     requests = [replace(r, prompt=(*r.prompt,) * 4) for r in byte_requests(6)]
-    models = without_draft(path)
-    expected = {k: r.key for k, r in generate(open_setting(PLAIN, models), requests).items()}
+    models = without_draft(kind_and_path[1])
+    expected = generate(open_setting(PLAIN, models), requests)
     with caplog.at_level(logging.WARNING, "headstart"):
         scheduler = open_setting(replace(PLAIN, types="ngram-cache", length=4, num_slots=4), models)
-    results = generate(scheduler, requests)
-    assert {k: r.key for k, r in results.items()} == expected
+    assert different(expected, generate(scheduler, requests)) == ()
     assert scheduler.counts.total.drafts.num_drafted > 0
     assert not [r.message for r in caplog.records if "speculation is off" in r.message]
 
 
 def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[CacheKind, Path]) -> None:
-    _, path = kind_and_path
-    scheduler = open_setting(
-        replace(PLAIN, types="ngram-cache", length=4, num_slots=2), without_draft(path)
-    )
-    first = byte_requests(1)[0]
+    models, first = without_draft(kind_and_path[1]), byte_requests(1)[0]
+    scheduler = open_setting(replace(PLAIN, types="ngram-cache", length=4, num_slots=2), models)
     answer = generate(scheduler, [first])["0"]
     history = (*first.prompt, *answer.tokens)
     follow = [
@@ -96,11 +92,9 @@ def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[CacheKin
         replace(first, request_id="branch", prompt=(*history[:10], 67)),
         replace(first, request_id="again"),
     ]
-    expected = generate(
-        open_setting(PLAIN, without_draft(path)), [replace(r, cache_prompt=False) for r in follow]
-    )
-    results = generate(scheduler, follow)
-    assert {k: r.key for k, r in results.items()} == {k: r.key for k, r in expected.items()}
+    fresh = [replace(r, cache_prompt=False) for r in follow]
+    expected = generate(open_setting(PLAIN, models), fresh)
+    assert different(expected, generate(scheduler, follow)) == ()
 
 
 EXACT = {
@@ -155,33 +149,20 @@ def test_what_was_copied_is_the_same_whatever_becomes_of_its_source_before_the_n
     np.testing.assert_array_equal(decode(engine, [7], 40, seq_id=1), expected)
 
 
-def test_what_was_copied_can_be_saved_at_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "length"), [(40, 30), (256, 256)], ids=["some", "the context"])
+def test_what_was_copied_can_be_saved_at_once(size: int, length: int, tmp_path: Path) -> None:
+    """libllama copies beside a token, for which a full context has no room."""
     path = tiny_llama(tmp_path / "tiny.gguf")
     engine, fresh = engine_of(path, exact=True), engine_of(path, exact=True)
-    decode(fresh, list(range(40)), 0)
-    decode(engine, list(range(40)), 0)
-    assert engine.copy_prefix(0, 1, 30)
-    saved = engine.save_sequence(1)
-    engine.clear(0)
-    assert engine.restore_sequence(0, saved)
-    fresh.truncate(0, 30)
-    np.testing.assert_array_equal(decode(engine, [7], 30), decode(fresh, [7], 30))
-
-
-def test_a_copy_that_fills_its_context_can_be_saved_at_once(tmp_path: Path) -> None:
-    """libllama makes it beside a token, for which there is no room in the context."""
-    path = tiny_llama(tmp_path / "tiny.gguf")
-    engine, fresh = engine_of(path, exact=True), engine_of(path, exact=True)
-    text = [i % 200 for i in range(engine.context_size)]
-    decode(engine, text, 0)
-    decode(fresh, text, 0)
-    assert engine.copy_prefix(0, 1, len(text))
+    for one in (engine, fresh):
+        decode(one, [i % 200 for i in range(size)], 0)
+    assert engine.copy_prefix(0, 1, length)
     saved = engine.save_sequence(1)
     engine.clear(0)
     assert engine.restore_sequence(0, saved)
     for one in (engine, fresh):
-        one.truncate(0, len(text) - 1)
-    np.testing.assert_array_equal(decode(engine, [7], 255), decode(fresh, [7], 255))
+        one.truncate(0, length - 1)
+    np.testing.assert_array_equal(*(decode(one, [7], length - 1) for one in (engine, fresh)))
 
 
 @pytest.mark.parametrize("error", [EngineError("no bytes"), MemoryError()], ids=repr)
@@ -191,12 +172,8 @@ def test_a_prefix_whose_state_cannot_be_had_is_read_again(
     kind, path = kind_and_path
     engine, fresh = engine_of(path), engine_of(path)
     decode(engine, [1, 2, 3], 0)
-
-    def fail(*_: object) -> None:
-        raise error
-
     with monkeypatch.context() as patch:
-        patch.setattr(Sequences, "_write", fail)
+        patch.setattr(Sequences, "_write", Mock(side_effect=error))
         assert engine.copy_prefix(0, 1, 3) is (kind is CacheKind.CUT)
         engine.checkpoint(0)
         assert engine.keep_for_draft(0) is (kind is not CacheKind.CHECKPOINT)

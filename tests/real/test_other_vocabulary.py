@@ -33,6 +33,7 @@ SETTINGS = (
     Setting("auto", 16, 3),
 )
 GEMMA = ("<eos>", "<start_of_turn>", "<end_of_turn>")
+GEMMA_CHAT = "<start_of_turn>user\n{{ messages }}<end_of_turn>"
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
@@ -124,10 +125,7 @@ def test_the_way_between_the_vocabularies_is_named_to_the_user_and_in_the_log(
 def test_markers_of_known_chat_templates_are_rewritten_by_themselves(
     make_tiny: Callable[..., Path],
 ) -> None:
-    target = make_tiny("target")
-    draft = make_tiny(
-        "draft", GEMMA, "<start_of_turn>user\n{{ messages }}<end_of_turn>", shape=SMALLER
-    )
+    target, draft = make_tiny("target"), make_tiny("draft", GEMMA, GEMMA_CHAT, shape=SMALLER)
     scheduler, info = start(config_of(), target, draft)
     details = info.speculation["speculators"]["draft-model"]
     assert (details["mode"], "markers replaced" in details["vocabulary"]) == ("text", True)
@@ -149,23 +147,11 @@ def test_markers_of_known_chat_templates_are_rewritten_by_themselves(
 def test_pairs_given_by_hand_are_used_and_come_before_those_found(
     make_tiny: Callable[..., Path],
 ) -> None:
-    target = make_tiny("target")
-    draft = make_tiny(
-        "draft", GEMMA, "<start_of_turn>user\n{{ messages }}<end_of_turn>", shape=SMALLER
-    )
-    replaced = (
-        "--spec-replace",
-        "<|im_start|>user\n",
-        "<start_of_turn>human\\n",
-        "--spec-replace",
-        "hat",
-        "hood",
-    )
-    config = config_of(*replaced)
-    assert (
-        config.speculation.spec_replace
-        == "<|im_start|>user\\n => <start_of_turn>human\\n\nhat => hood"
-    )
+    target, draft = make_tiny("target"), make_tiny("draft", GEMMA, GEMMA_CHAT, shape=SMALLER)
+    replaced = ("--spec-replace", "<|im_start|>user\n", "<start_of_turn>human\\n")
+    config = config_of(*replaced, "--spec-replace", "hat", "hood")
+    pairs = "<|im_start|>user\\n => <start_of_turn>human\\n\nhat => hood"
+    assert config.speculation.spec_replace == pairs
     scheduler, _ = start(config, target, draft)
     assert heard(scheduler, "<|im_start|>user\nthat in") == b"<start_of_turn>human\nthood in"
 
@@ -173,49 +159,43 @@ def test_pairs_given_by_hand_are_used_and_come_before_those_found(
 def test_pairs_for_a_model_with_the_same_tokens_are_not_used_and_that_is_said(
     make_tiny: Callable[..., Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    scheduler, _ = start(
-        config_of("--spec-replace", "a", "b"),
-        make_tiny("target"),
-        make_tiny("draft", shape=SMALLER),
-    )
+    config = config_of("--spec-replace", "a", "b")
+    scheduler, _ = start(config, make_tiny("target"), make_tiny("draft", shape=SMALLER))
     assert drafter_of(scheduler)._translator is None
     assert "--spec-replace is not used" in caplog.text
 
 
+def only_digits(writer: Writer, merges: Merges) -> int:
+    tokens = [*"0123456789", "<|endoftext|>"]
+    writer.gguf.add_tokenizer_model("gpt2")
+    writer.gguf.add_tokenizer_pre("gpt-2")
+    writer.gguf.add_token_list(tokens)
+    writer.gguf.add_token_types([TokenType.NORMAL] * 10 + [TokenType.CONTROL])
+    writer.gguf.add_token_merges(["0 0"])
+    writer.gguf.add_eos_token_id(10)
+    return len(tokens)
+
+
+def no_tokens(writer: Writer, merges: Merges) -> int:
+    writer.gguf.add_tokenizer_model("no_vocab")
+    return 64
+
+
+@pytest.mark.parametrize(
+    ("add", "says"),
+    [
+        (only_digits, r"cannot draft for target\.gguf: it has tokens for only 10 of"),
+        (no_tokens, "has no vocabulary"),
+    ],
+)
 def test_a_draft_model_that_cannot_spell_the_targets_text_stops_the_start(
-    make_tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    add: Callable[[Writer, Merges], int],
+    says: str,
+    make_tiny: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = make_tiny("target")
-
-    def only_digits(writer: Writer, merges: Merges) -> int:
-        tokens = [*"0123456789", "<|endoftext|>"]
-        writer.gguf.add_tokenizer_model("gpt2")
-        writer.gguf.add_tokenizer_pre("gpt-2")
-        writer.gguf.add_token_list(tokens)
-        writer.gguf.add_token_types([TokenType.NORMAL] * 10 + [TokenType.CONTROL])
-        writer.gguf.add_token_merges(["0 0"])
-        writer.gguf.add_eos_token_id(10)
-        return len(tokens)
-
-    monkeypatch.setattr(Writer, "_add_vocabulary", only_digits)
-    draft = make_tiny("digits", shape=SMALLER)
-    with pytest.raises(
-        ModelError,
-        match=r"digits\.gguf cannot draft for target\.gguf: it has tokens for only 10 of",
-    ):
-        start(config_of(), target, draft)
-
-
-def test_a_draft_model_without_any_vocabulary_stops_the_start(
-    make_tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = make_tiny("target")
-
-    def nothing(writer: Writer, merges: Merges) -> int:
-        writer.gguf.add_tokenizer_model("no_vocab")
-        return 64
-
-    monkeypatch.setattr(Writer, "_add_vocabulary", nothing)
-    draft = make_tiny("mute", shape=SMALLER)
-    with pytest.raises(ModelError, match=r"mute\.gguf has no vocabulary"):
+    monkeypatch.setattr(Writer, "_add_vocabulary", add)
+    draft = make_tiny("draft", shape=SMALLER)
+    with pytest.raises(ModelError, match=rf"draft\.gguf {says}"):
         start(config_of(), target, draft)

@@ -41,13 +41,19 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_llama(tmp_path_factory.mktemp("models") / "tiny.gguf")
 
 
-def engine_of(path: Path, config: EngineConfig = CONFIG, *, is_apart: bool = True) -> LlamaEngine:
-    model = Model(path, config)
-    engine = LlamaEngine(model, config, Limits(NUM, 64, 8))
+def engine_of(path: Path, *, context: int = 2048, is_apart: bool = True) -> LlamaEngine:
+    config = replace(CONFIG, context=context)
+    engine = LlamaEngine(Model(path, config), config, Limits(NUM, 64, 8))
     assert engine.reader is not None
     if not is_apart:
         engine.reader = None
     return engine
+
+
+def lengths(engine: LlamaEngine) -> dict[int, int]:
+    """Of the prompts that are read apart, by sequence."""
+    assert engine.reader is not None
+    return engine.reader.lengths
 
 
 class Texts:
@@ -119,12 +125,11 @@ def test_whatever_is_done_with_a_prompt_it_has_the_logits_that_it_has_in_the_sha
 ) -> None:
     monkeypatch.setattr(prompt_reader, "LEAST_OTHERS", 32)
     apart, shared = Texts(engine_of(path), seed), Texts(engine_of(path, is_apart=False), seed)
-    num_apart, reader = 0, apart.engine.reader
-    assert reader is not None
+    num_apart = 0
     for _ in range(120):
         apart.act()
         shared.act()
-        num_apart += bool(reader.lengths)
+        num_apart += bool(lengths(apart.engine))
         assert apart.of == shared.of
     assert num_apart > 10
     assert len(apart.logits) == len(shared.logits) > 40
@@ -142,20 +147,19 @@ def read(engine: LlamaEngine, seq_id: int, start: int, num_rows: int) -> NDArray
 def test_only_prompts_beside_others_that_fit_are_read_apart(path: Path) -> None:
     engine = engine_of(path)
     assert engine.reader is not None
-    lengths = engine.reader.lengths
     read(engine, 0, 0, 300)  # alone
-    assert not lengths
+    assert not lengths(engine)
     assert engine.reader.handle is None  # takes no memory until then
     read(engine, 1, 0, 40)  # less than a tile
     read(engine, 0, 300, 1)
-    assert not lengths
+    assert not lengths(engine)
     read(engine, 1, 40, 100)  # with what is known of it
     read(engine, 2, 0, 64)
-    assert lengths == {1: 140, 2: 64}
+    assert lengths(engine) == {1: 140, 2: 64}
     read(engine, 1, 140, 1)  # its answer begins
-    assert lengths == {2: 64}
+    assert lengths(engine) == {2: 64}
     engine.clear(2)
-    assert not lengths
+    assert not lengths(engine)
 
 
 def test_a_known_beginning_that_was_moved_is_where_it_was_moved_to(path: Path) -> None:
@@ -172,34 +176,30 @@ def test_a_known_beginning_that_was_moved_is_where_it_was_moved_to(path: Path) -
 
 
 def test_a_long_beginning_is_shared_and_not_copied(path: Path) -> None:
-    engine = engine_of(path, replace(CONFIG, context=1024))
-    assert engine.reader is not None
+    engine = engine_of(path, context=1024)
     read(engine, 0, 0, 300)
     for seq_id in range(1, NUM):
         assert engine.copy_prefix(0, seq_id, 150)
         read(engine, seq_id, 150, 160)
-    assert not engine.reader.lengths
+    assert not lengths(engine)
     for seq_id in range(NUM):
         read(engine, seq_id, 310 if seq_id else 300, 1)
 
 
 def test_a_block_of_a_prompt_can_be_had_where_the_shared_cache_is_full(path: Path) -> None:
-    engine, alone = engine_of(path, replace(CONFIG, context=512)), engine_of(path, is_apart=False)
-    assert engine.reader is not None
+    engine, alone = engine_of(path, context=512), engine_of(path, is_apart=False)
     read(engine, 0, 0, 400)
     read(engine, 1, 0, 250)
     read(alone, 0, 0, 250)
     block = engine.save_block(1, 0, 128)
-    assert engine.reader.lengths == {1: 250}
+    assert lengths(engine) == {1: 250}
     assert alone.restore_block(1, block)
     assert alone.truncate(0, 128)
     np.testing.assert_allclose(read(alone, 1, 128, 1), read(alone, 0, 128, 1), atol=0.15)
 
 
 def test_a_stored_prompt_comes_back_whole_where_its_beginning_cannot_be_copied(path: Path) -> None:
-    config = replace(CONFIG, context=512)
-    engine, donor = engine_of(path, config), engine_of(path, config)
-    assert engine.reader is not None
+    engine, donor = (engine_of(path, context=512) for _ in range(2))
     read(donor, 0, 0, 192)
     tokens = [7 + i % 90 for i in range(192)]
     blocks = tuple(
@@ -207,7 +207,7 @@ def test_a_stored_prompt_comes_back_whole_where_its_beginning_cannot_be_copied(p
     )
     read(engine, 0, 0, 350)
     read(engine, 1, 0, 180)  # begins alike, and the shared cache has no room for it
-    assert engine.reader.lengths == {1: 180}
+    assert lengths(engine) == {1: 180}
     cells = [Cells(seq_id) for seq_id in range(NUM)]
     cells[1].hold(tokens[:180])
     copies = Copies(cells, HostCache(2**30), engine, lambda: 0.0)
@@ -244,24 +244,22 @@ def test_a_long_prompt_goes_on_in_the_shared_cache(
 ) -> None:
     monkeypatch.setattr(prompt_reader, "CELLS", 256)
     engine = engine_of(path)
-    assert engine.reader is not None
     read(engine, 0, 0, 300)
     read(engine, 1, 0, 128)
-    assert engine.reader.lengths == {1: 128}
+    assert lengths(engine) == {1: 128}
     read(engine, 2, 0, 200)  # there is room for one of them
-    assert engine.reader.lengths == {2: 200}
+    assert lengths(engine) == {2: 200}
     read(engine, 2, 200, 100)
-    assert not engine.reader.lengths
+    assert not lengths(engine)
 
 
 def test_a_prompt_that_the_shared_cache_has_no_room_for_is_not_lost(path: Path) -> None:
-    engine = engine_of(path, replace(CONFIG, context=512))
-    assert engine.reader is not None
+    engine = engine_of(path, context=512)
     read(engine, 0, 0, 300)
     read(engine, 1, 0, 250)
     with pytest.raises(ContextFullError):
         read(engine, 1, 250, 1)
-    assert engine.reader.lengths == {1: 250}
+    assert lengths(engine) == {1: 250}
     engine.clear(0)
     read(engine, 1, 250, 1)
 
@@ -303,11 +301,10 @@ def test_where_it_cannot_be_had_prompts_are_read_in_the_shared_cache(
     path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_of(path)
-    assert engine.reader is not None
     read(engine, 0, 0, 300)
     monkeypatch.setattr(api, "llama_init_from_model", lambda model, params: None)
     for _ in range(2):
         read(engine, 1, 0, 100)
         engine.clear(1)
-    assert not engine.reader.lengths
+    assert not lengths(engine)
     assert caplog.text.count("read in the shared cache") == 1

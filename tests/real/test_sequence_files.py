@@ -26,9 +26,18 @@ VERSION = 1  # of llama-server's list of tokens
 
 
 @pytest.fixture(scope="module", params=WRITERS, ids=lambda write: write.__name__)
-def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaEngine:
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> LlamaEngine:
     write: Callable[[Path], Path] = request.param
     return engine_of(write(tmp_path_factory.mktemp("models") / "tiny.gguf"))
+
+
+@pytest.fixture
+def engine(loaded: LlamaEngine) -> LlamaEngine:
+    """Its sequence 0 holds TEXT, and 1 nothing."""
+    for seq_id in range(2):
+        loaded.clear(seq_id)
+    decode(loaded, TEXT, 0)
+    return loaded
 
 
 def write(engine: LlamaEngine, path: Path, num_exact: int = len(TEXT)) -> int:
@@ -52,12 +61,9 @@ def save_as_llama_server(engine: LlamaEngine, path: Path, numbers: list[int]) ->
 def test_libllama_reads_what_is_written(
     engine: LlamaEngine, num_exact: int, tmp_path: Path
 ) -> None:
-    engine.clear(0)
-    decode(engine, TEXT, 0)
     path = tmp_path / "a.bin"
     assert write(engine, path, num_exact) == path.stat().st_size
     expected = decode(engine, [50], len(TEXT))
-    engine.clear(1)
     out, count = (ctypes.c_int32 * 256)(), ctypes.c_size_t()
     num_read = api.llama_state_seq_load_file(
         engine.handle, str(path).encode(), 1, out, 256, ctypes.byref(count)
@@ -71,9 +77,6 @@ def test_libllama_reads_what_is_written(
 
 
 def test_what_finds_no_cells_is_not_called_damaged(engine: LlamaEngine, tmp_path: Path) -> None:
-    engine.clear(0)
-    engine.clear(1)
-    decode(engine, TEXT, 0)
     write(engine, tmp_path / "a.bin", len(TEXT))
     if engine.cache_kind is CacheKind.CUT:
         decode(engine, [5] * (engine.num_cells - len(TEXT) - 30), len(TEXT))
@@ -92,8 +95,6 @@ def test_what_finds_no_cells_is_not_called_damaged(engine: LlamaEngine, tmp_path
 def test_what_libllama_wrote_is_read(
     engine: LlamaEngine, numbers: list[int], tmp_path: Path
 ) -> None:
-    engine.clear(0)
-    decode(engine, TEXT, 0)
     save_as_llama_server(engine, tmp_path / "a.bin", numbers)
     expected = decode(engine, [50], len(TEXT))
     saved = read(engine, 1, tmp_path / "a.bin")
@@ -127,7 +128,6 @@ def test_two_sequences_that_begin_alike_share_cells_afterwards(engine: LlamaEngi
     if not engine.has_blocks:
         return
     engine.clear(0)
-    engine.clear(1)
     text = [3 + i % 30 for i in range(100)]
     decode(engine, text, 0)
     expected = decode(engine, [50], len(text))
@@ -142,12 +142,9 @@ def test_two_sequences_that_begin_alike_share_cells_afterwards(engine: LlamaEngi
 
 
 def test_a_flipped_bit_anywhere_is_noticed(engine: LlamaEngine, tmp_path: Path) -> None:
-    engine.clear(0)
-    decode(engine, TEXT, 0)
     path = tmp_path / "a.bin"
     write(engine, path, len(TEXT))
     data, random = path.read_bytes(), np.random.default_rng(0)
-    engine.clear(1)
     for at in [*random.integers(0, len(data) - 28, 20).tolist(), len(data) - 20, len(data) - 1]:
         damaged = bytearray(data)
         damaged[at] ^= 1 << int(random.integers(8))

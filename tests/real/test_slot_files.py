@@ -9,10 +9,7 @@ import httpx2
 import pytest
 from tests.real.support import serving_demo
 
-from headstart.config import (
-    SchedulerConfig,
-    ServerConfig,
-)
+from headstart.config import SchedulerConfig, ServerConfig
 
 PROMPT = (
     "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n" * 3

@@ -49,14 +49,11 @@ def test_a_state_file_serves_its_models_again_and_no_others(
     moved = shutil.copy(models["one"], tmp_path / "moved.gguf")
     assert start_and_stop(moved, state).speculation["state_not_used"] == ""
     start_and_stop(models["one"], state, models["draft"])
-    with pytest.raises(
-        ConfigError,
-        match=r"state\.json was learned for the target .*\.gguf .*, not for other\.gguf",
-    ):
+    says = r"state\.json was learned for the target .*\.gguf .*, not for other\.gguf"
+    with pytest.raises(ConfigError, match=says):
         start_and_stop(models["other"], state)
-    with pytest.raises(
-        ConfigError, match=r"learned for the draft model draft\.gguf .*, not for other\.gguf"
-    ):
+    says = r"learned for the draft model draft\.gguf .*, not for other\.gguf"
+    with pytest.raises(ConfigError, match=says):
         start_and_stop(models["one"], state, models["other"])
 
 
@@ -87,10 +84,8 @@ def test_a_named_file_that_cannot_be_written_stops_the_start(
     models: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(
-        ConfigError,
-        match=r"--spec-state .*state\.json cannot be written: .*; name another file, or none",
-    ):
+    says = r"--spec-state .*state\.json cannot be written: .*; name another file, or none"
+    with pytest.raises(ConfigError, match=says):
         start_and_stop(models["one"], tmp_path / "file" / "state.json")
 
 

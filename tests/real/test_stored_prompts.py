@@ -13,13 +13,17 @@ import pytest
 from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
 from tests.models import tiny_llama
 from tests.real.answers import Setting, different, generate
-from tests.real.support import byte_requests, serving_demo, without_draft
+from tests.real.support import (
+    byte_requests,
+    disk_of,
+    serving_demo,
+    with_prompts_on_disk,
+    without_draft,
+)
 
 from headstart.app.assemble import build_scheduler
 from headstart.app.cli.main import main
-from headstart.config import (
-    SchedulerConfig,
-)
+from headstart.config import SchedulerConfig
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import CacheKind
@@ -98,16 +102,10 @@ def test_a_prompt_is_found_with_another_context_unless_that_rotates_its_keys_oth
         *((size, None) for size in (512, 1024, 1280, 2048, 768)),
         *((size, OTHER_ORIGINAL) for size in (512, 1024, 768)),
     ):
-        setting = Setting(exact=False, context=context).config()
-        limits = replace(
-            setting.scheduler, cache_disk=100, cache_disk_path=str(tmp_path / "prompts")
-        )
-        engine = replace(setting.engine, override_kv=override)
-        setting = replace(setting, scheduler=limits, engine=engine)
-        scheduler = build_scheduler(setting, without_draft(path))[0]
-        disk = scheduler.cache.host.disk
-        assert disk is not None
-        disk._writer.submit(int).result()
+        config = with_prompts_on_disk(Setting(exact=False, context=context), tmp_path / "prompts")
+        config = replace(config, engine=replace(config.engine, override_kv=override))
+        scheduler = build_scheduler(config, without_draft(path))[0]
+        disk = disk_of(scheduler)
         generate(scheduler, [request])
         num_restored.append(disk.report().num_restored)
         scheduler.cache.host.finish()
@@ -122,11 +120,10 @@ def test_a_text_behind_a_prompt_from_the_disk_is_the_text_behind_one_that_was_re
     monkeypatch.setattr(HostPrompts, "_saves_time", lambda *given: True)
     write, is_exact, types, kind = KINDS[name]
     path = write(tmp_path / "tiny.gguf")
-    setting = Setting(types, 4, exact=is_exact, context=512).config()
-    limits = replace(setting.scheduler, cache_disk=100, cache_disk_path=str(tmp_path / "prompts"))
+    config = with_prompts_on_disk(Setting(types, 4, exact=is_exact), tmp_path / "prompts")
 
     def started() -> Scheduler:
-        return build_scheduler(replace(setting, scheduler=limits), without_draft(path))[0]
+        return build_scheduler(config, without_draft(path))[0]
 
     first = [replace(one, prompt=(*range(70), *one.prompt, *range(90))) for one in byte_requests(3)]
     scheduler = started()
@@ -139,9 +136,7 @@ def test_a_text_behind_a_prompt_from_the_disk_is_the_text_behind_one_that_was_re
     ]
     expected = generate(scheduler, [replace(one, cache_prompt=False) for one in turns])
     scheduler = started()
-    disk = scheduler.cache.host.disk
-    assert disk is not None
-    disk._writer.submit(int).result()
+    disk = disk_of(scheduler)
     assert different(expected, generate(scheduler, turns)) == ()
     assert disk.report().num_restored == 3
     disk.finish(1.0)

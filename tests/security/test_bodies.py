@@ -19,6 +19,7 @@ import pytest
 from tests.harness import SIZE as LETTERS
 from tests.harness import Model as Letters
 from tests.harness import make_scheduler, play
+from tests.planted import noted
 from tests.real.test_filters import MODEL, SIZE, Filtering, logits_of
 from tests.server.fake_worker import FakeWorker, say
 from tests.server.serving import events_of, serving
@@ -29,7 +30,6 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.speculators.base import Speculator
-from headstart.structures import topk
 from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import RequestError
@@ -267,18 +267,12 @@ def test_numbers_that_one_request_spoiled_leave_the_others_their_drafts():
 
 
 def test_a_token_costs_the_same_however_many_have_a_bias(monkeypatch):
-    asked, best_of = list[int](), topk.top_k
-
-    def best(logits, count, gap=None):
-        asked.append(count)
-        return best_of(logits, count, gap)
-
-    monkeypatch.setattr(sampler, "top_k", best)
+    asked = noted(monkeypatch, sampler, "top_k")
     logits = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
     for bias in (float("-inf"), 2.0):
         params = SamplingParams(temperature=0.8, logit_bias=dict.fromkeys(range(30_000), bias))
         Sampler(params, FakeEngine(100_000), ()).sample(logits, 1)
-    assert asked == [params.top_k] * 2
+    assert [count for _, count, *_ in asked] == [params.top_k] * 2
 
 
 def test_one_bias_list_is_not_told_by_hundreds_of_answers(client):

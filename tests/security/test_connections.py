@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 from tests.server.fake_worker import HOLD, FakeWorker, say
@@ -134,37 +134,28 @@ def test_silent_connections_do_not_take_the_places_of_others():
     with (
         serving(config=ServerConfig(max_connections=8)) as client,
         connected(client) as waiting,  # for its user's next request
+        ExitStack() as silent,
     ):
         ask(waiting)
-        url = client.base_url
-        silent = [socket.create_connection((url.host, url.port)) for _ in range(40)]
-        try:
-            for _ in range(5):
-                assert client.get("/health").status_code == 200
-            ask(waiting)
-        finally:
-            for connection in silent:
-                connection.close()
+        for _ in range(40):
+            silent.enter_context(connected(client))
+        for _ in range(5):
+            assert client.get("/health").status_code == 200
+        ask(waiting)
 
 
 def test_when_all_connections_are_busy_the_next_is_told_so():
     worker = FakeWorker(lambda request: [HOLD])
     with serving(worker, config=ServerConfig(max_connections=3)) as client:
         request = post(b'{"prompt": "a"}')
-        url = client.base_url
-        busy: list[socket.socket] = []
-        try:
+        with ExitStack() as busy:
             for _ in range(3):  # one that has not asked yet would make room for the next
-                busy.append(socket.create_connection((url.host, url.port)))
-                push(busy[-1], request)
+                push(busy.enter_context(connected(client)), request)
                 worker.started.get(timeout=60)
             with connected(client) as connection:
                 push(connection, request)
                 assert b"503" in answer_of(connection)
-        finally:
-            for connection in busy:
-                connection.close()
-        for _ in busy:
+        for _ in range(3):
             worker.cancelled.get(timeout=60)
 
 

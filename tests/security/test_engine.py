@@ -8,8 +8,10 @@ import os
 import pickle
 import signal
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import pairwise
 
 import httpx2
 import pytest
@@ -17,18 +19,19 @@ from tests.harness import (
     Model,
     ReadingFilters,
     check,
-    collect,
     make_requests,
     make_scheduler,
-    renamed,
+    play,
     run,
+    steps,
+    submit_all,
 )
+from tests.planted import fail_at, noted
 from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
 from tests.server.serving import serving
 
 from headstart.sampling.sampler import PIECE
 from headstart.server import event_stream
-from headstart.testing import FakeEngine
 from headstart.types.errors import (
     CapacityError,
     EngineError,
@@ -51,7 +54,7 @@ REQUEST = Request(request_id="r", prompt=(1, 2, 3))
 
 def cached(scheduler, request: Request, namespace: str, **changes) -> int:
     one = replace(request, namespace=namespace, request_id=namespace + str(changes), **changes)
-    return run(scheduler, [one])[one.request_id].finish.stats.num_cached
+    return run(scheduler, [one])[one.request_id].stats.num_cached
 
 
 def test_nobody_is_told_how_much_of_a_guess_another_tenant_wrote():
@@ -74,70 +77,71 @@ def test_who_owns_all_keys_may_share_prompts():
 # Commands to the engine
 
 
-def refuse_none(request_id: str, error: Exception) -> None:
-    raise AssertionError(request_id)
+class Commands:
+    """A sender of commands, and what the engine reads of them."""
+
+    def __init__(self) -> None:
+        pipe, self.theirs = multiprocessing.Pipe()
+        self.refused: list[str] = []
+        self.sender = Sender(pipe, lambda request_id, error: self.refused.append(request_id))
+
+    def send(self, *names: str, prompt: Sequence[int] = (1,), tenant: str = "") -> None:
+        for name in names:
+            request = Request(request_id=name, prompt=prompt, namespace=tenant)
+            self.sender.send(request)
+
+    def receive(self) -> str:
+        return pickle.loads(self.theirs.recv_bytes()).request_id
 
 
-def send_many(sender: Sender) -> None:
-    for number in range(500):  # the pipe itself takes some
-        sender.send(Request(request_id=f"x{number}", prompt=(1,)))
+@pytest.fixture
+def commands():
+    one = Commands()
+    yield one
+    one.sender.close()
+    one.theirs.close()
 
 
-def test_a_reader_that_stopped_holds_up_nobody_who_sends():
-    pipe, theirs = multiprocessing.Pipe()
-    sender = Sender(pipe, refuse_none)
-    sender.start()
-    for number in range(MAX_REQUESTS):
-        sender.send(Request(request_id=str(number), prompt=(1,) * 2000))
+NAMES = [str(number) for number in range(MAX_REQUESTS)]
+
+
+def test_a_reader_that_stopped_holds_up_nobody_who_sends(commands):
+    commands.sender.start()
+    commands.send(*NAMES, prompt=(1,) * 2000)
     with pytest.raises(CapacityError, match=r"wait for the engine.*try again later"):
-        send_many(sender)
-    for number in range(100, 400):  # a client that leaves makes room, and is never sent
-        sender.send(Cancel(str(number)))
-    sender.send(Request(request_id="last", prompt=(1,)))
+        commands.send(*(f"x{number}" for number in range(500)))  # the pipe itself takes some
+    for name in NAMES[100:400]:  # a client that leaves makes room, and is never sent
+        commands.sender.send(Cancel(name))
+    commands.send("last")
     received = []
-    while not received or received[-1] != "last":
-        received.append(pickle.loads(theirs.recv_bytes()).request_id)
+    while "last" not in received:
+        received.append(commands.receive())
     assert received == sorted({*received}, key=received.index)
-    assert not {str(number) for number in range(100, 400)} & {*received}
-    sender.close()
-    theirs.close()
+    assert {*NAMES[100:400]}.isdisjoint(received)
+    assert commands.refused == []
 
 
-def test_many_requests_for_a_busy_engine_make_room_for_another_tenant_s():
-    pipe, theirs = multiprocessing.Pipe()
-    refused: list[str] = []
-    sender = Sender(pipe, lambda request_id, error: refused.append(request_id))
-    for number in range(MAX_REQUESTS):
-        sender.send(Request(request_id=str(number), prompt=(1,), namespace="a"))
+def test_many_requests_for_a_busy_engine_make_room_for_another_tenant_s(commands):
+    commands.send(*NAMES, tenant="a")
     with pytest.raises(CapacityError):
-        sender.send(Request(request_id="a", prompt=(1,), namespace="a lora"))
-    sender.send(Request(request_id="b", prompt=(1,), namespace="b"))
-    assert refused == [str(MAX_REQUESTS - 1)]
-    pipe.close()
-    theirs.close()
+        commands.send("a", tenant="a lora")
+    commands.send("b", tenant="b")
+    assert commands.refused == NAMES[-1:]
 
 
-def test_a_request_that_is_refused_after_all_takes_nobody_s_place():
-    pipe, theirs = multiprocessing.Pipe()
-    sender = Sender(pipe, refuse_none)
-    for request_id in "1234":
-        sender.send(Request(request_id=request_id, prompt=range(1 << 20), namespace="a"))
+def test_a_request_that_is_refused_after_all_takes_nobody_s_place(commands):
+    commands.send(*"1234", prompt=range(1 << 20), tenant="a")
     with pytest.raises(CapacityError):
-        sender.send(Request(request_id="b", prompt=range(1 << 22), namespace="b"))
-    sender.start()
-    assert [pickle.loads(theirs.recv_bytes()).request_id for _ in range(4)] == [*"1234"]
-    sender.close()
-    theirs.close()
+        commands.send("b", prompt=range(1 << 22), tenant="b")
+    commands.sender.start()
+    assert [commands.receive() for _ in range(4)] == [*"1234"]
+    assert commands.refused == []
 
 
-def test_a_single_prompt_of_any_length_is_sent():
-    pipe, theirs = multiprocessing.Pipe()
-    sender = Sender(pipe, refuse_none)
-    sender.send(Request(request_id="long", prompt=range(1 << 23)))
+def test_a_single_prompt_of_any_length_is_sent(commands):
+    commands.send("long", prompt=range(1 << 23))
     with pytest.raises(CapacityError):
-        sender.send(Request(request_id="second", prompt=(1,)))
-    pipe.close()
-    theirs.close()
+        commands.send("second")
 
 
 def test_health_answers_while_the_engine_is_stopped_and_a_hundred_prompts_come(server):
@@ -282,33 +286,23 @@ def test_a_process_that_cannot_be_made_leaves_nothing_open(monkeypatch):
 
 
 def test_a_decode_that_keeps_failing_ends_the_loop_for_a_restart():
-    def fail(batch) -> None:
-        raise EngineError("the device is gone")
-
-    scheduler = make_scheduler(FakeEngine(32, fail=fail))
+    fail_at(engine := Model(), range(10**9))
     requests, sent = make_requests(4), []
 
     def receive(seconds):
         return [requests.pop()] if requests else []
 
     with pytest.raises(EngineError, match="3 decodes in a row failed"):
-        run_loop(scheduler, receive, sent.append)
+        run_loop(make_scheduler(engine), receive, sent.append)
     failed = [event.request_id for message in sent for event in message.events]
     assert len(failed) >= 3  # they were told before
 
 
 def test_a_decode_that_failed_once_does_not():
-    failures = [EngineError("once"), EngineError("twice")]
-
-    def fail(batch) -> None:
-        if failures:
-            raise failures.pop()
-
-    scheduler = make_scheduler(FakeEngine(32, fail=fail))
-    for number in range(3):
-        scheduler.submit(renamed(make_requests(1)[0], str(number)))
-        while scheduler.has_work:
-            scheduler.step()
+    fail_at(engine := Model(), [0, 1])
+    scheduler = make_scheduler(engine)
+    for request in make_requests(3):
+        play(scheduler, [request])
     assert scheduler.num_failed_decodes == 0
 
 
@@ -318,25 +312,13 @@ def test_penalties_read_a_long_prompt_in_pieces_beside_other_requests(monkeypatc
     far = SamplingParams(temperature=0.8, repeat_penalty=1.5, repeat_last_n=20_000, ignore_eos=True)
     short = Request(request_id="short", prompt=(1, 2, 3), sampling=far, max_tokens=60)
     long = Request(request_id="long", prompt=[4, 5] * 8_000, sampling=far, max_tokens=8)
-    read, accept, most = [0], ReadingFilters.accept, 0
-
-    def counted(filters: ReadingFilters, token: int) -> None:
-        read[0] += 1
-        accept(filters, token)
-
-    monkeypatch.setattr(ReadingFilters, "accept", counted)
-    scheduler.submit(short)
-    scheduler.step()
+    read = noted(monkeypatch, ReadingFilters, "accept")
+    submit_all(scheduler, [short], 1)
     scheduler.submit(long)
-    answers = {}
-    while scheduler.has_work:
-        before = read[0]
-        scheduler.step()
-        most = max(most, read[0] - before)
-        collect(scheduler, answers)
-    assert most < 5 * PIECE
-    assert read[0] > 16_000
-    check(engine, [short, long], answers)
+    num_read = [len(read) for _ in steps(scheduler)]
+    assert max(after - before for before, after in pairwise(num_read)) < 5 * PIECE
+    assert len(read) > 16_000
+    check(engine, [short, long], play(scheduler))
 
 
 # Answers

@@ -123,12 +123,8 @@ def test_slow_sites_of_one_tenant_keep_no_other_tenants_images_waiting(
             return b"x"
 
         monkeypatch.setattr(media, "fetch", found)
-        slow = [
-            asyncio.create_task(
-                read_media(request_of("a", service), [("image", f"http://slow/{number}")])
-            )
-            for number in range(9)
-        ]
+        asked = ([("image", f"http://slow/{number}")] for number in range(9))
+        slow = [asyncio.create_task(read_media(request_of("a", service), one)) for one in asked]
         await asyncio.sleep(0)
         other = read_media(request_of("b", service), [("image", "http://fast/")])
         assert await asyncio.wait_for(other, 60) == (((1, 2),),)

@@ -27,11 +27,7 @@ def test_a_page_of_another_origin_neither_reads_nor_generates(client, worker):
     headers = {"Origin": PAGE}
     for response in (
         client.post("/completion", json=BODY, headers=headers),
-        client.post(
-            "/completion",
-            content=b'{"prompt": "a"}',
-            headers=headers | {"Content-Type": "text/plain"},
-        ),
+        client.post("/completion", content=b'{"prompt": "a"}', headers=headers | TEXT),
         client.get("/slots", headers=headers),
     ):
         assert response.status_code == 403
@@ -52,20 +48,10 @@ def test_a_name_that_points_here_is_not_ours(client, worker):
     assert worker.requests == []
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "localhost",
-        "LOCALHOST:8080",
-        "a.localhost",
-        "127.0.0.1:1",
-        "[::1]:80",
-        "192.168.1.7",
-        "localhost.",
-    ],
-)
-def test_our_own_names_and_addresses_are(client, host):
-    assert client.get("/props", headers={"Host": host}).status_code == 200
+def test_our_own_names_and_addresses_are(client):
+    own = "localhost LOCALHOST:8080 a.localhost 127.0.0.1:1 [::1]:80 192.168.1.7 localhost."
+    for host in own.split():
+        assert client.get("/props", headers={"Host": host}).status_code == 200, host
 
 
 def test_health_is_for_every_name(client):
@@ -181,10 +167,8 @@ def test_flags_let_names_and_origins_in():
 def test_with_stars_everybody_is_let_in():
     with serving(config=ServerConfig(allowed_hosts="*", cors_origins="*")) as client:
         response = client.get("/props", headers={"Host": "x.example", "Origin": PAGE})
-        assert (response.status_code, response.headers["access-control-allow-origin"]) == (
-            200,
-            PAGE,
-        )
+        assert response.status_code == 200
+        assert response.headers["access-control-allow-origin"] == PAGE
 
 
 def test_with_a_key_any_name_and_any_page_may_ask_if_it_has_the_key():
@@ -210,7 +194,7 @@ def test_without_credentials_an_answer_for_all_names_no_origin():
 SECRET = "/home/owner/models/secret.gguf"
 
 
-def test_health_names_files_only_to_those_with_a_key():
+def test_health_names_files_only_to_those_with_a_key_and_the_other_paths_ask_for_it_first():
     worker = FakeWorker()
     with serving(worker, ServerConfig(api_key="k")) as client:
         worker.status, worker.failure = "failed", f"{SECRET} is damaged"
@@ -220,12 +204,6 @@ def test_health_names_files_only_to_those_with_a_key():
         assert "engine failed" in stranger.text
         assert SECRET not in client.get("/health", headers={"X-Api-Key": "wrong"}).text
         assert SECRET in client.get("/health", headers={"X-Api-Key": "k"}).text
-
-
-def test_the_other_paths_ask_for_the_key_before_they_say_why_they_cannot():
-    worker = FakeWorker()
-    with serving(worker, ServerConfig(api_key="k")) as client:
-        worker.status, worker.failure = "failed", f"{SECRET} is damaged"
         response = client.post("/completion", json={"prompt": "a"})
         assert response.status_code == 401
         assert SECRET not in response.text

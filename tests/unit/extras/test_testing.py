@@ -128,10 +128,8 @@ class NeedsGrowth(Good):
         return super().draft(request)
 
 
-REPEATS, WELL_FORMED = (
-    "it_drafts_where_the_text_repeats",
-    "its_drafts_are_well_formed_and_repeatable",
-)
+REPEATS = "it_drafts_where_the_text_repeats"
+WELL_FORMED = "its_drafts_are_well_formed_and_repeatable"
 
 
 @pytest.mark.parametrize(
@@ -140,11 +138,7 @@ REPEATS, WELL_FORMED = (
         (Unnamed, "it_describes_itself", "small letters"),
         (Undescribed, "it_describes_itself", "must return a dict"),
         (OldBegin, "its_calls_take_what_they_are_given", "seq_id, prompt, namespace"),
-        (
-            drafting(lambda request: Draft(list(request.tokens[-7:]))),
-            WELL_FORMED,
-            "max_tokens is 1",
-        ),
+        (drafting(lambda one: Draft(list(one.tokens[-7:]))), WELL_FORMED, "max_tokens is 1"),
         (drafting(lambda _: Draft([1], [0.5, 0.5])), WELL_FORMED, "2 scores for 1 tokens"),
         (drafting(lambda _: Draft([1], [float("nan")])), WELL_FORMED, "finite"),
         (drafting(lambda _: Draft([40_000])), WELL_FORMED, "not in the vocabulary"),

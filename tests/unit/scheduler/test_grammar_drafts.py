@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.harness import AUTO, Answer, fixed, run, submit_all
+from tests.planted import noted
 from tests.unit.scheduler.constrained import (
     CONSTRAINTS,
     TOKENS,
@@ -52,29 +53,36 @@ def parts(legality: GrammarState, text: bytes, max_tokens: int = 99) -> list[tup
     return [(p.speculator, bytes(p.tokens)) for p in splice(legality, draft, max_tokens)]
 
 
-def test_a_copied_value_stands_between_forced_keys() -> None:
-    # what must come says the same as the draft and takes its place, so its merit is its own
-    assert parts(state(), b'{"name": "Bob", "tags": []') == [
-        (GRAMMAR, b'{"name": "'),
-        ("copy", b"B"),
-        (GRAMMAR, b'ob", "tags": ['),
-        ("copy", b"]"),
-        (GRAMMAR, b', "age": '),
-    ]
+LAZY = Constraint(kind=ConstraintKind.REGEX, text="[0-9]+", triggers=(b">",))
 
 
-def test_a_draft_ends_at_its_first_illegal_token() -> None:
-    legality = state(b'{"name": "Bob", "tags": [], "age": ')
-    assert parts(legality, b"12x}") == [("copy", b"12")]
-
-
-def test_what_must_come_follows_where_a_draft_goes_wrong() -> None:
-    legality = state(b'{"name": "')
-    assert parts(legality, b'Bill", "x"') == [("copy", b"B"), (GRAMMAR, b'ob", "tags": [')]
-
-
-def test_a_draft_that_contradicts_what_must_come_is_dropped() -> None:
-    assert parts(state(), b'{"nome": "Bob"') == [(GRAMMAR, b'{"name": "')]
+@pytest.mark.parametrize(
+    ("legality", "text", "expected"),
+    [
+        (  # what must come says the same as the draft and takes its place: its merit is its own
+            state(),
+            b'{"name": "Bob", "tags": []',
+            [
+                (GRAMMAR, b'{"name": "'),
+                ("copy", b"B"),
+                (GRAMMAR, b'ob", "tags": ['),
+                ("copy", b"]"),
+                (GRAMMAR, b', "age": '),
+            ],
+        ),
+        (state(b'{"name": "Bob", "tags": [], "age": '), b"12x}", [("copy", b"12")]),
+        (state(b'{"name": "'), b'Bill", "x"', [("copy", b"B"), (GRAMMAR, b'ob", "tags": [')]),
+        (state(), b'{"nome": "Bob"', [(GRAMMAR, b'{"name": "')]),
+        (state(b'{"name": "Bob", "tags": [], "age": 7'), b"}}}", [("copy", b"}")]),
+        (state(constraint=LAZY), b"abc>12c", [("copy", b"abc>12")]),
+        (state(constraint=LAZY), b"abc", [("copy", b"abc")]),
+    ],
+    ids=["all", "illegal", "wrong", "contradiction", "end", "behind a trigger", "without one"],
+)
+def test_a_draft_ends_at_its_first_illegal_token_and_what_must_come_is_inserted(
+    legality: GrammarState, text: bytes, expected: list[tuple[str, bytes]]
+) -> None:
+    assert parts(legality, text) == expected
 
 
 def test_no_more_is_drafted_than_there_is_room_for() -> None:
@@ -83,18 +91,10 @@ def test_no_more_is_drafted_than_there_is_room_for() -> None:
         assert sum(len(text) for _, text in drafted) == min(room, 35)
 
 
-def test_nothing_is_drafted_behind_the_end() -> None:
-    legality = state(b'{"name": "Bob", "tags": [], "age": 7')
-    assert parts(legality, b"}}}") == [("copy", b"}")]
+def test_nothing_is_drafted_behind_the_end_of_the_turn() -> None:
     turn = Draft([*b"ab", 256, *b"ab"], [0.5] * 5, "copy")
     free = state(constraint=Constraint(kind=ConstraintKind.REGEX, text="[ab]*"))
     assert [list(p.tokens) for p in splice(free, turn, 9)] == [[*b"ab", 256]]
-
-
-def test_a_draft_of_free_text_is_cut_behind_a_trigger() -> None:
-    lazy = Constraint(kind=ConstraintKind.REGEX, text="[0-9]+", triggers=(b">",))
-    assert parts(state(constraint=lazy), b"abc>12c") == [("copy", b"abc>12")]
-    assert parts(state(constraint=lazy), b"abc") == [("copy", b"abc")]
 
 
 class Future(Speculator):
@@ -144,7 +144,6 @@ def test_forced_tokens_are_counted_by_themselves_and_wrong_only_behind_others() 
         for drafters in ((Future,), (FutureModel,), (Future, FutureModel)):
             answers, _ = answers_with(spec, *drafters)
             for answer in answers.values():
-                assert answer.finish is not None
                 counts = answer.stats.by_speculator
                 forced = counts[GRAMMAR]
                 assert forced.num_accepted == answer.sources.count(GRAMMAR) > 20
@@ -166,29 +165,24 @@ def test_with_speculation_off_nothing_is_drafted() -> None:
     assert num_decodes >= max(len(answer.tokens) for answer in answers.values())
 
 
-def test_control_learns_constrained_text_apart() -> None:
+def test_control_learns_constrained_text_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = bytes_engine()
     free, bound = make_constrained(2, None, 0.8)[0], make_constrained(2, SCHEMA, 0.8)[1]
     texts = [[*request.prompt, *expected(engine, request).tokens] for request in (free, bound)]
     for request, name in ((free, "future"), (bound, "future+grammar")):
         scheduler = make_scheduler(bytes_engine(), [Future(texts)], AUTO)
-        known = []
-        label = scheduler.drafting.controller.label
-
-        def note(number, name, *rest, label=label, known=known) -> None:  # type: ignore[no-untyped-def]
-            known.append(name)
-            label(number, name, *rest)
-
-        scheduler.drafting.controller.label = note  # type: ignore[method-assign]
+        labels = noted(monkeypatch, scheduler.drafting.controller, "label")
         run(scheduler, [request])
-        assert set(known) == {name}
+        assert {known for _, known, *_ in labels} == {name}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.5])
 @pytest.mark.parametrize("kind", ["json_schema", "gbnf", "lark", "list", "regex"])
 def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(
-    kind: str, temperature: float
+    kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """No state of a constraint is copied for it: that would be O(answer) in every step."""
+    monkeypatch.delattr(GrammarState, "copied")
     engine = bytes_engine()
     model = DraftModelSpeculator(bytes_engine(), DraftModelSpeculator.Options("coupled"))
     requests = make_constrained(3, CONSTRAINTS[kind], temperature)  # the fourth bans the end
@@ -197,17 +191,6 @@ def test_a_model_that_equals_the_target_is_right_under_a_constraint_too(
     drafts = [answer.stats.by_speculator["draft-model"] for answer in answers.values()]
     assert sum(d.num_drafted for d in drafts) > 5
     assert [d.num_accepted for d in drafts] == [d.num_drafted for d in drafts]
-
-
-def test_a_models_draft_copies_no_state_of_a_constraint(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That would be O(answer) in every step."""
-    monkeypatch.delattr(GrammarState, "copied")
-    engine, model = bytes_engine(), DraftModelSpeculator(bytes_engine())
-    requests = make_constrained(3, CONSTRAINTS["json_schema"], 0.0)
-    answers = run(make_scheduler(engine, [model]), requests)
-    check(engine, requests, answers)
-    drafts = [one.stats.by_speculator["draft-model"] for one in answers.values()]
-    assert sum(one.num_drafted for one in drafts) > 5
 
 
 def test_a_draft_model_of_greedy_requests_picks_the_best_legal_token() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -147,30 +148,24 @@ def test_a_slot_that_was_read_from_a_file_is_a_text_of_which_no_state_is_known(
     assert stats.reasons["states are missing"]
 
 
-def test_a_reader_that_fails_costs_no_text_and_only_its_own_drafts() -> None:
-    engine = Model()
-
-    class Failing(StateReader):
-        def observe_states(self, decoded: object) -> None:
-            raise RuntimeError("it cannot read")
-
-    requests = make_requests(4)
-    scheduler = make_scheduler(engine, [Failing(engine)], fixed(3))
+def test_a_reader_that_fails_costs_no_text_and_only_its_own_drafts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, requests = Model(), make_requests(4)
+    failing = Mock(side_effect=RuntimeError("it cannot read"))
+    monkeypatch.setattr(StateReader, "observe_states", failing)
+    scheduler = make_scheduler(engine, [StateReader(engine)], fixed(3))
     check(engine, requests, play(scheduler, requests))
     assert "it cannot read" in scheduler.drafting.speculators["state-reader"].failure
 
 
-def test_without_a_reader_no_states_are_asked_for_and_the_engine_is_used_itself() -> None:
-    class Silent(Model):
-        def publish_states(self, layers: object) -> None:
-            raise AssertionError("nobody wants states")
-
-        hidden_states = publish_states  # type: ignore[assignment]
-
-    engine = Silent()
-    requests = make_requests(4)
-    scheduler = make_scheduler(engine, make_speculators(["suffix", "ngram-cache"], Model))
-    run_checked(scheduler, requests)
+def test_without_a_reader_no_states_are_asked_for_and_the_engine_is_used_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("publish_states", "hidden_states"):
+        monkeypatch.setattr(Model, name, Mock(side_effect=AssertionError("nobody wants states")))
+    scheduler = make_scheduler(Model(), make_speculators(["suffix", "ngram-cache"], Model))
+    run_checked(scheduler, make_requests(4))
     assert not isinstance(scheduler.engine, ObservedEngine)
 
 

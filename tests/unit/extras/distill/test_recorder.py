@@ -115,14 +115,8 @@ def test_an_answer_about_an_image_is_not_recorded(tmp_path: Path) -> None:
 
 
 def text(recorded: float, prompt: list[int], answer: list[int], tenant: str = "") -> RecordedText:
-    return RecordedText(
-        recorded=recorded,
-        model=MODEL,
-        tenant=tenant,
-        prompt=prompt,
-        answer=answer,
-        sampling=SamplingParams(),
-    )
+    spoken = {"prompt": prompt, "answer": answer, "sampling": SamplingParams()}
+    return RecordedText(recorded=recorded, model=MODEL, tenant=tenant, **spoken)
 
 
 def test_the_oldest_texts_make_room_and_old_ones_are_deleted(tmp_path: Path) -> None:
@@ -165,21 +159,17 @@ def test_a_purge_leaves_nothing_of_a_tenant_and_names_what_learned_from_it(
         read_texts(tmp_path, MODEL)
 
 
-def test_texts_after_a_purge_are_recorded_again(tmp_path: Path) -> None:
+def test_texts_after_a_purge_are_recorded_again_and_a_torn_line_is_left_out(
+    tmp_path: Path,
+) -> None:
     writer = TextFiles(tmp_path, 10**9, 1e9)
     writer.write(text(100.0, [1], [2, 3]))
     purge(tmp_path, None, 1e12)
     writer.write(text(101.0, [4], [5, 6]))
-    assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [[4]]
-
-
-def test_a_torn_line_is_left_out(tmp_path: Path) -> None:
-    writer = TextFiles(tmp_path, 10**9, 1e9)
-    writer.write(text(100.0, [1], [2, 3]))
     (file,) = files.text_files(tmp_path)
     with file.open("ab") as lines:
         lines.write(b'{"recorded":12,"mod')
-    assert len(read_texts(tmp_path, MODEL)) == 1
+    assert [one.prompt for one in read_texts(tmp_path, MODEL)] == [[4]]
 
 
 def test_conversations_duplicates_and_loops_are_found(tmp_path: Path) -> None:

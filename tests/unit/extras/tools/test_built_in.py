@@ -136,13 +136,16 @@ def test_no_process_of_a_command_survives_it(tmp_path, leave, timeout):
             os.kill(process, signal.SIGKILL)
 
 
-def test_output_of_what_a_command_leaves_behind_is_waited_for():
-    answer = run_tool("exec_shell_command", command="(sleep 0.5; echo late) & echo begun; exit 4")
-    assert answer == {"plain_text_response": "begun\nlate\n\n[exit code: 4]"}
-    answer = run_tool("exec_shell_command", command="exec > /dev/null 2>&1; sleep 0.5; exit 5")
-    assert answer == {"plain_text_response": "\n[exit code: 5]"}
-    answer = run_tool("exec_shell_command", command="kill -15 $$")
-    assert answer == {"plain_text_response": "\n[exit code: -15]"}
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("(sleep 0.5; echo late) & echo begun; exit 4", "begun\nlate\n\n[exit code: 4]"),
+        ("exec > /dev/null 2>&1; sleep 0.5; exit 5", "\n[exit code: 5]"),
+        ("kill -15 $$", "\n[exit code: -15]"),
+    ],
+)
+def test_output_of_what_a_command_leaves_behind_is_waited_for(command, says):
+    assert run_tool("exec_shell_command", command=command) == {"plain_text_response": says}
 
 
 def test_a_command_does_not_see_the_servers_keys(monkeypatch):
@@ -304,14 +307,13 @@ def test_only_tools_that_were_named_are_there():
 
 def test_edits_are_found_in_the_text_as_it_was():
     assert replace_texts("a b c", [("c", "a"), ("a", "x")]) == "x b a"
-    for edits, reason in (
-        ([("d", "x")], "could not find"),
-        ([("a ", "x"), (" b", "y")], "overlap"),
+    for text, edits, reason in (
+        ("a b c", [("d", "x")], "could not find"),
+        ("a b c", [("a ", "x"), (" b", "y")], "overlap"),
+        ("a a", [("a", "x")], "unique"),
     ):
         with pytest.raises(ToolError, match=reason):
-            replace_texts("a b c", edits)
-    with pytest.raises(ToolError, match="unique"):
-        replace_texts("a a", [("a", "x")])
+            replace_texts(text, edits)
 
 
 def test_an_inexact_edit_leaves_other_lines_as_they_are():

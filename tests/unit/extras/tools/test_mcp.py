@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,33 +18,26 @@ from headstart.extras.tools.toolbox import Toolbox
 from headstart.types.errors import CapacityError, ConfigError
 
 PROGRAM = str(Path(__file__).with_name("mcp_program.py"))
-ENTRY: dict[str, Any] = {"command": sys.executable, "args": [PROGRAM], "env": {"WHERE": "here"}}
+ENTRY: dict[str, Any] = {"command": sys.executable, "args": [PROGRAM]}
 
 
-def toolbox(**servers: Any) -> Toolbox:
-    return Toolbox(ToolsConfig(mcp_servers_json=json.dumps({"mcpServers": servers})))
+@asynccontextmanager
+async def started(**servers: Any) -> AsyncIterator[Toolbox]:
+    box = Toolbox(ToolsConfig(mcp_servers_json=json.dumps({"mcpServers": servers})))
+    box.start()
+    try:
+        yield box
+    finally:
+        await box.close()
 
 
 async def call(box: Toolbox, tool: str, **arguments: Any) -> dict[str, Any]:
     return await box.call((await box.tools())[tool], arguments)
 
 
-def run(box: Toolbox, use: Any) -> Any:
-    async def started() -> Any:
-        box.start()
-        try:
-            return await use(box)
-        finally:
-            await box.close()
-
-    return asyncio.run(started())
-
-
-def test_tools_of_all_pages_are_offered_under_the_servers_name():
-    async def use(box: Toolbox) -> list[dict[str, Any]]:
-        return [tool.describe() for tool in (await box.tools()).values()]
-
-    described = run(toolbox(a=ENTRY, b=ENTRY), use)
+async def test_tools_of_all_pages_are_offered_under_the_servers_name():
+    async with started(a=ENTRY, b=ENTRY) as box:
+        described = [tool.describe() for tool in (await box.tools()).values()]
     names = [f"{server}_{tool}" for server in "ab" for tool in
              ("echo", "fail", "sleep", "end", "leave", "where")]  # fmt: skip
     assert [one["tool"] for one in described] == names
@@ -51,44 +46,34 @@ def test_tools_of_all_pages_are_offered_under_the_servers_name():
     assert function["parameters"]["properties"] == {"text": {"type": "string"}}
 
 
-def test_an_answer_is_text_and_a_failure_is_told_to_the_model():
-    async def use(box: Toolbox) -> list[Any]:
+async def test_an_answer_is_text_and_a_failure_is_told_to_the_model():
+    async with started(a=ENTRY) as box:
         several = await asyncio.gather(*(call(box, "a_echo", text=str(i)) for i in range(5)))
-        return [several, await call(box, "a_fail", text="wrong"), await call(box, "a_where")]
-
-    several, failed, where = run(toolbox(a=ENTRY), use)
-    assert several == [{"plain_text_response": str(i)} for i in range(5)]
-    assert failed == {"error": "wrong"}
-    assert where == {"plain_text_response": "here"}  # its own environment
+        assert several == [{"plain_text_response": str(i)} for i in range(5)]
+        assert await call(box, "a_fail", text="wrong") == {"error": "wrong"}
 
 
-def test_a_server_sees_no_variables_of_ours_but_those_it_needs(monkeypatch):
+@pytest.mark.parametrize(("own", "seen"), [({"WHERE": "here"}, "here"), ({}, "")])
+async def test_a_server_sees_no_variables_of_ours_but_those_it_needs(own, seen, monkeypatch):
     monkeypatch.setenv("WHERE", "a secret of ours")
-    answered = run(toolbox(a=ENTRY | {"env": {}}), lambda box: call(box, "a_where"))
-    assert answered == {"plain_text_response": ""}
+    async with started(a=ENTRY | {"env": own}) as box:
+        assert await call(box, "a_where") == {"plain_text_response": seen}
 
 
-def test_a_server_that_ended_is_started_again():
-    async def use(box: Toolbox) -> list[Any]:
-        return [await call(box, "a_end"), await call(box, "a_echo", text="again")]
-
-    ended, answered = run(toolbox(a=ENTRY), use)
-    assert "ended" in ended["error"]
-    assert answered == {"plain_text_response": "again"}
-
-
-def test_a_server_that_ended_between_two_calls_is_started_again():
-    async def use(box: Toolbox) -> list[Any]:
-        answered = [await call(box, "a_leave", text="bye")]
+@pytest.mark.parametrize("tool", ["end", "leave"])
+async def test_a_server_that_ended_in_a_call_or_between_two_is_started_again(tool):
+    async with started(a=ENTRY) as box:
+        answered = await call(box, f"a_{tool}", text="bye")
+        assert "ended" in answered["error"] if tool == "end" else answered == BYE
         while not box._servers[0]._has_ended():
             await asyncio.sleep(0.01)
-        return [*answered, await call(box, "a_echo", text="again")]
-
-    answered = run(toolbox(a=ENTRY), use)
-    assert answered == [{"plain_text_response": "bye"}, {"plain_text_response": "again"}]
+        assert await call(box, "a_echo", text="bye") == BYE
 
 
-def test_a_server_of_the_official_sdk_is_understood():
+BYE = {"plain_text_response": "bye"}
+
+
+async def test_a_server_of_the_official_sdk_is_understood():
     program = (
         "from mcp.server.mcpserver import MCPServer\n"
         "server = MCPServer('sums')\n"
@@ -98,27 +83,19 @@ def test_a_server_of_the_official_sdk_is_understood():
         "    return a + b\n"
         "server.run()\n"
     )
-    entry = {"command": sys.executable, "args": ["-c", program]}
-
-    async def use(box: Toolbox) -> Any:
-        tool = (await box.tools())["sums_add"]
-        wrong = await call(box, "sums_add", a="one", b=1)
-        return tool.description, await call(box, "sums_add", a=1, b=2), wrong
-
-    description, answered, wrong = run(toolbox(sums=entry), use)
-    assert description == "Add two numbers."
-    assert answered == {"plain_text_response": "3"}
-    assert "add" in wrong["error"]
+    async with started(sums={"command": sys.executable, "args": ["-c", program]}) as box:
+        assert (await box.tools())["sums_add"].description == "Add two numbers."
+        assert await call(box, "sums_add", a=1, b=2) == {"plain_text_response": "3"}
+        assert "add" in (await call(box, "sums_add", a="one", b=1))["error"]
 
 
-def test_a_slow_answer_is_not_waited_for_longer_than_was_set():
-    box = toolbox(a=ENTRY | {"timeout_ms": 300})
-    failed = run(box, lambda box: call(box, "a_sleep"))
-    assert "0.3 seconds" in failed["error"]
+async def test_a_slow_answer_is_not_waited_for_longer_than_was_set():
+    async with started(a=ENTRY | {"timeout_ms": 300}) as box:
+        assert "0.3 seconds" in (await call(box, "a_sleep"))["error"]
 
 
-def test_the_end_of_the_server_waits_for_no_tool():
-    async def use(box: Toolbox) -> None:
+async def test_the_end_of_the_server_waits_for_no_tool():
+    async with started(a=ENTRY) as box:
         await box.tools()
         sleeping = asyncio.create_task(call(box, "a_sleep"))
         await asyncio.sleep(0.1)
@@ -126,14 +103,10 @@ def test_the_end_of_the_server_waits_for_no_tool():
         with pytest.raises(CapacityError):
             await sleeping
 
-    run(toolbox(a=ENTRY), use)
 
-
-def test_a_server_that_does_not_start_leaves_the_others():
-    async def use(box: Toolbox) -> list[str]:
-        return list(await box.tools())
-
-    assert "good_echo" in run(toolbox(bad={"command": "no-such-program-1"}, good=ENTRY), use)
+async def test_a_server_that_does_not_start_leaves_the_others():
+    async with started(bad={"command": "no-such-program-1"}, good=ENTRY) as box:
+        assert "good_echo" in await box.tools()
 
 
 @pytest.mark.parametrize(
@@ -144,10 +117,7 @@ def test_a_server_that_does_not_start_leaves_the_others():
         ('{"mcpServers": {"a": 1}}', "must be an object"),
         ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "args is 'y'; .* list"),
         ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env.A is 1; .* string"),
-        (
-            '{"mcpServers": {"a": {"command": "x", "timeout_ms": 0}}}',
-            "timeout_ms is 0; .* greater than 0",
-        ),
+        ('{"mcpServers": {"a": {"command": "x", "timeout_ms": 0}}}', "is 0; .* greater than 0"),
     ],
 )
 def test_a_configuration_that_cannot_be_is_refused(text, reason):

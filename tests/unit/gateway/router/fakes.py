@@ -127,11 +127,12 @@ def pool_of(
     )
 
 
-async def use(pool: Pool, name: str) -> PooledModel:
-    """One request, over at once."""
-    model = pool.models[name]
-    await pool.acquire(model)
-    pool.release(model)
+async def use(pool: Pool, *names: str) -> PooledModel:
+    """A request to each, over at once."""
+    for name in names:
+        model = pool.models[name]
+        await pool.acquire(model)
+        pool.release(model)
     return model
 
 

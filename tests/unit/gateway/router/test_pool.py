@@ -36,8 +36,7 @@ async def test_requests_for_a_model_that_is_loading_wait_together(children) -> N
 
 async def test_the_model_used_longest_ago_is_unloaded_for_another(children) -> None:
     pool = pool_of(children, "a", "b", "c", max_models=2)
-    for name in ("a", "b", "a", "c"):
-        await use(pool, name)
+    await use(pool, *"abac")
     assert loaded(pool) == {"a", "c"}
     assert children.log.index("b ended") < children.log.index("c started"), "before loading"
 
@@ -54,8 +53,7 @@ async def test_a_model_that_answered_last_is_not_the_one_used_longest_ago(childr
 
 async def test_a_request_that_only_reads_state_is_no_use_of_a_model(children) -> None:
     pool = pool_of(children, "a", "b", "c", max_models=2)
-    for name in ("a", "b"):
-        await use(pool, name)
+    await use(pool, *"ab")
     await pool.acquire(pool.models["a"], wakes=False)
     pool.release(pool.models["a"], is_use=False)
     await use(pool, "c")
@@ -103,25 +101,17 @@ async def test_many_that_wait_for_one_model_cost_one_other(children) -> None:
 async def test_who_waits_is_served_in_the_order_of_arrival(children) -> None:
     pool = pool_of(children, "a", "b", "c", max_models=1)
     await pool.acquire(pool.models["a"])
-    order: list[str] = []
-
-    async def ask(name: str) -> None:
-        await use(pool, name)
-        order.append(name)
-
-    tasks = [asyncio.create_task(ask("b")), asyncio.create_task(ask("c"))]
-    await settle()
+    tasks = [await begun(use(pool, name)) for name in "bc"]
     pool.release(pool.models["a"])
     await asyncio.gather(*tasks)
-    assert order == ["b", "c"]
+    assert [line for line in children.log if "started" in line][1:] == ["b started", "c started"]
 
 
 async def test_who_leaves_the_queue_costs_no_model(children) -> None:
     pool = pool_of(children, "a", "b", max_models=1)
     await pool.acquire(pool.models["a"])
-    waiting = await begun(use(pool, "b"))
-    waiting.cancel()
-    await asyncio.gather(waiting, return_exceptions=True)
+    (await begun(use(pool, "b"))).cancel()
+    await settle()
     pool.release(pool.models["a"])
     await settle()
     assert (loaded(pool), children.log) == ({"a"}, ["a started"])
@@ -129,8 +119,7 @@ async def test_who_leaves_the_queue_costs_no_model(children) -> None:
 
 async def test_models_share_the_bytes_of_a_device(children) -> None:
     pool = pool_of(children, "a", "b", "c", measure=estimates(a=4, b=5, c=6))
-    for name in ("a", "b"):
-        await use(pool, name)
+    await use(pool, *"ab")
     assert loaded(pool) == {"a", "b"}
     await use(pool, "c")
     assert loaded(pool) == {"a", "c"}, "4 + 6 of 10; without b there was no need for a to go"
@@ -162,8 +151,7 @@ async def test_a_model_without_memory_is_tried_once_more_with_less_beside_it(chi
     failure = {"message": "does not fit", "error": "MemoryFullError"}
     children.failures["c"] = [failure, None]
     pool = pool_of(children, "a", "b", "c")
-    for name in ("a", "b", "c"):
-        await use(pool, name)
+    await use(pool, *"abc")
     assert loaded(pool) == {"b", "c"}
     children.failures["a"] = [failure, failure, None]
     with pytest.raises(BackendError, match="does not fit"):
@@ -241,16 +229,14 @@ async def test_a_sleeping_model_needs_room_to_wake_up(children) -> None:
 
 async def test_a_model_that_nobody_used_for_its_time_to_live_is_unloaded(children) -> None:
     pool = pool_of(children, preset("a", idle_seconds=0.01), "b")
-    await use(pool, "a")
-    await use(pool, "b")
-    await asyncio.sleep(0.05)
-    assert loaded(pool) == {"b"}
+    await use(pool, *"ab")
+    while loaded(pool) != {"b"}:
+        await asyncio.sleep(0.001)
 
 
 async def test_a_reload_unloads_what_has_changed_and_forgets_what_is_gone(children) -> None:
     pool = pool_of(children, "a", "b", "c")
-    for name in ("a", "b", "c"):
-        await use(pool, name)
+    await use(pool, *"abc")
     await pool.reload([preset("a"), preset("b", ini="x"), preset("d")])
     assert (set(pool.models), loaded(pool)) == ({"a", "b", "d"}, {"a"})
     assert pool.models["b"].preset.ini == "x"
