@@ -58,18 +58,14 @@ def step(order: PromptOrder, reading: list[Sequence], num_rows: int) -> list[int
 
 def pieces(reading: list[Sequence], tile: int, num_rows: int) -> dict[int, int]:
     """For each prompt, in how many pieces it is read, where steps in a row count as one piece."""
-    order, numbers, steps = (
-        PromptOrder(tile, Tenants({})),
-        {id(a): i for i, a in enumerate(reading)},
-        [],
-    )
+    order, numbers, steps = PromptOrder(tile, Tenants({})), [*map(id, reading)], []
     while reading:
-        names = [numbers[id(active)] for active in reading]
+        names = [id(active) for active in reading]
         shares = step(order, reading, num_rows)
         steps.append({name for name, rows in zip(names, shares, strict=True) if rows})
     return {
-        number: sum(1 for is_in, _ in groupby(number in one for one in steps) if is_in)
-        for number in numbers.values()
+        number: sum(1 for is_in, _ in groupby(name in one for one in steps) if is_in)
+        for number, name in enumerate(numbers)
     }
 
 
