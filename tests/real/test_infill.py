@@ -56,8 +56,8 @@ def test_the_prompt_has_the_form_the_model_was_trained_on(client: httpx2.Client)
 
 
 def test_a_text_ends_before_a_line_with_too_little_indentation(client: httpx2.Client) -> None:
-    body = CODE | {"temperature": 0, "n_predict": 48, "cache_prompt": False}
-    body |= {"speculative": {"mode": "off"}}
+    settings = {"temperature": 0, "n_predict": 48, "cache_prompt": False}
+    body = CODE | settings | {"speculative": {"mode": "off"}}
     whole = client.post("/infill", json=body).json()
     cut = client.post("/infill", json=body | {"n_indent": 99}).json()
     line, rest = whole["content"].split("\n", 1)
