@@ -40,7 +40,6 @@ EDGES = (
 
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
 MODEL_PRIOR = 0.75  # of a draft model: the user chose it, and its labels cost time
-TOKEN_FADE = 0.97  # of a token's counts per label
 SHIFT_VARIANCE, SHIFT_DRIFT = 0.6, 0.001  # of a request's log-odds
 MAX_TOKENS, MAX_TOTAL = 4096, 131_072  # known of a speculator in a namespace; of all
 _NO_LABELS = (0.0, 0.0, 0.0, 1.0)  # what is known of a token never seen
@@ -154,8 +153,8 @@ class TokenOdds:
                 if not n and len(counts) >= MAX_TOKENS:  # drop the half with the fewest labels
                     for rare in sorted(counts, key=counts.__getitem__)[: MAX_TOKENS // 2]:
                         del counts[rare]
-                n, m = n * TOKEN_FADE + 1.0, m * TOKEN_FADE + accepted
-                e = e * TOKEN_FADE + right / (1.0 - rate + right)
+                n, m = n * FADE + 1.0, m * FADE + accepted
+                e = e * FADE + right / (1.0 - rate + right)
                 factor = (m + 1.0) / (e + 1.0) * (n - e + 1.0) / (n - m + 1.0)
                 counts[token] = (n, m, e, factor)
                 right *= factor
