@@ -41,6 +41,7 @@ from headstart.types.errors import (
 from headstart.types.request import FinishEvent, Request, RequestStats
 from headstart.types.sampling_params import SamplingParams
 from headstart.worker import client as client_module
+from headstart.worker import pipes
 from headstart.worker.client import WorkerClient
 from headstart.worker.loop import run_loop
 from headstart.worker.pipes import MAX_REQUESTS, Cancel, Message, Sender
@@ -127,6 +128,21 @@ def test_many_requests_for_a_busy_engine_make_room_for_another_tenant_s(commands
         commands.send("a", tenant="a lora")
     commands.send("b", tenant="b")
     assert commands.refused == NAMES[-1:]
+
+
+def test_sending_and_taking_back_look_at_none_of_the_requests_that_wait(commands, monkeypatch):
+    looks = [0]
+
+    def held_by(request):
+        looks[0] += 1
+        return "", len(request.prompt)
+
+    monkeypatch.setattr(pipes, "_held_by", held_by)
+    commands.send(*NAMES)
+    for name in NAMES:
+        commands.sender.send(Cancel(name))
+    assert not commands.sender._commands
+    assert looks[0] <= 3 * len(NAMES)
 
 
 def test_a_request_that_is_refused_after_all_takes_nobody_s_place(commands):

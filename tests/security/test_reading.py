@@ -317,6 +317,13 @@ def test_answers_of_very_many_parts_are_written_off_the_event_loop(
     assert all("prompts" in one for one in threads)
 
 
+def test_errors_are_answered_on_the_event_loop_not_by_one_of_many_threads(client, monkeypatch):
+    monkeypatch.setattr("starlette._exception_handler.run_in_threadpool", None)
+    assert client.get("/nowhere").status_code == 404
+    assert client.put("/completion").status_code == 405
+    assert client.post("/completion", content=b"{").status_code == 400
+
+
 async def test_long_jobs_of_one_tenant_hold_up_no_other_tenant():
     threads, hold, begun = Threads("test", 2, 6), threading.Event(), []
     long = [asyncio.create_task(threads.run(lambda: hold.wait(10), "a")) for _ in range(8)]

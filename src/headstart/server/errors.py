@@ -150,10 +150,9 @@ def install(app: Starlette) -> None:
     """Turn exceptions of routes into responses of this shape, and count what quotas refuse."""
     app.state.refusals = Counter(dict.fromkeys(QUOTAS, 0))
     app.add_exception_handler(HeadstartError, _answer)
-    # as nginx logs it; nobody gets this answer
-    app.add_exception_handler(ClientDisconnect, lambda _, error: Response(status_code=499))
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(HTTPException, _answer_http)
-    app.add_exception_handler(Exception, lambda _, error: error_response(error))
+    app.add_exception_handler(Exception, _answer_failure)
 
 
 def log_failure(error: Exception) -> None:
@@ -162,14 +161,25 @@ def log_failure(error: Exception) -> None:
         logger.error("request failed: %s", error, exc_info=not isinstance(error, HeadstartError))
 
 
-def _answer(request: Request, error: Exception) -> Response:
+# coroutines: Starlette has anything else called by a thread
+
+
+async def _answer_nobody(request: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # as nginx logs it; nobody gets this answer
+
+
+async def _answer_failure(request: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _answer(request: Request, error: Exception) -> Response:
     log_failure(error)
     if isinstance(error, QuotaError):
         request.app.state.refusals[error.quota] += 1
     return error_response(error, request.url.path)
 
 
-def _answer_http(request: Request, error: Exception) -> Response:
+async def _answer_http(request: Request, error: Exception) -> Response:
     """Answer Starlette's own errors: unknown path (404), wrong method (405)."""
     assert isinstance(error, HTTPException)
     path = request.url.path

@@ -13,7 +13,7 @@ import logging
 import os
 import pickle
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -67,7 +67,8 @@ class Sender:
         """`refuse`: told of a request that made room for another tenant's."""
         self._pipe = pipe
         self._refuse = refuse
-        self._commands: deque[Command] = deque()
+        self._commands: OrderedDict[str | int, Command] = OrderedDict()  # requests by their id
+        self._num_held = 0  # by these
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="headstart-commands", daemon=True)
@@ -85,7 +86,11 @@ class Sender:
             if isinstance(command, Cancel) and self._forget(command.request_id):
                 return
             dropped = self._make_room(command) if isinstance(command, _COUNTED) else []
-            self._commands.append(command)
+            name: str | int = id(command)
+            if isinstance(command, _COUNTED) and command.request_id not in self._commands:
+                name = command.request_id
+            self._commands[name] = command
+            self._count(command, 1)
             self._changed.notify()
         for request in dropped:
             self._refuse(
@@ -105,8 +110,10 @@ class Sender:
 
     def _make_room(self, request: Request | EmbeddingRequest) -> list[Request | EmbeddingRequest]:
         """Take back requests of the tenant that has most, for one of another; returns them."""
-        waiting = [one for one in self._commands if isinstance(one, _COUNTED)]
         tenant, size = _held_by(request)
+        if self._num_held + size <= MAX_REQUESTS * LEAST_TOKENS:
+            return []
+        waiting = [one for one in self._commands.values() if isinstance(one, _COUNTED)]
         dropped = surplus(waiting, tenant, size, MAX_REQUESTS * LEAST_TOKENS, _held_by)
         if dropped is None:
             raise CapacityError(
@@ -114,16 +121,19 @@ class Sender:
                 "try again later"
             )
         for one in dropped:
-            self._commands.remove(one)
+            self._forget(one.request_id)
         return dropped
 
     def _forget(self, request_id: str) -> bool:
         """Take back a request that was not sent yet."""
-        for command in self._commands:
-            if isinstance(command, _COUNTED) and command.request_id == request_id:
-                self._commands.remove(command)
-                return True
-        return False
+        command = self._commands.pop(request_id, None)
+        if command is not None:
+            self._count(command, -1)
+        return command is not None
+
+    def _count(self, command: Command, sign: int) -> None:
+        if isinstance(command, _COUNTED):
+            self._num_held += sign * _held_by(command)[1]
 
     def _run(self) -> None:
         while True:
@@ -131,7 +141,8 @@ class Sender:
                 self._changed.wait_for(lambda: self._commands or self._is_closed)
                 if self._is_closed:
                     break
-                command = self._commands.popleft()
+                _, command = self._commands.popitem(last=False)
+                self._count(command, -1)
             try:
                 self._pipe.send_bytes(pickle.dumps(command, protocol=5))
             except OSError:
