@@ -102,7 +102,11 @@ class Comparison:
 def open_setting(setting: Setting, models: Models | None = None) -> Scheduler:
     """Load the models (the embedded pair by default) as a setting wants them."""
     models = models or Models(demo.path(demo.TARGET), demo.path(demo.DRAFT), is_demo=True)
-    config = setting.config()
+    return open_config(setting.config(), models)
+
+
+def open_config(config: Config, models: Models) -> Scheduler:
+    """Load the models; widths are compared once for all tests, decodes timed for auto only."""
     prices: Any = patch.object(assemble, "WARM_UP_SECONDS", 1.0)
     if config.speculation.mode is not DraftMode.AUTO:
         prices = patch.object(assemble, "_warm_up")  # no step asks for them

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.real.answers import Setting, different, generate, make_requests
+from tests.real.answers import Setting, different, generate, make_requests, open_config
 from tests.real.support import decode, engine_of
 
 from headstart.app import demo
-from headstart.app.assemble import Models, build_scheduler
+from headstart.app.assemble import Models
 from headstart.engine.context import LlamaEngine
 from headstart.scheduler.scheduler import Scheduler
 
@@ -21,7 +21,7 @@ PAIR = Models(demo.path(demo.TARGET), demo.path(demo.DRAFT), is_demo=True)
 def scheduler_of(types: str, num_slots: int) -> Scheduler:
     config = Setting(types, 6, num_slots, CONTEXT).config()
     limits = replace(config.scheduler, context_shift=True)
-    return build_scheduler(replace(config, scheduler=limits), PAIR)[0]
+    return open_config(replace(config, scheduler=limits), PAIR)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.real.answers import Setting, different, generate, open_setting
+from tests.real.answers import Setting, different, generate, open_config, open_setting
 from tests.real.pairs import RANDOM
 from tests.real.support import byte_requests
 
 from headstart.app import saved_control
-from headstart.app.assemble import Models, build_scheduler
+from headstart.app.assemble import Models
 from headstart.config import Config
 from headstart.scheduler.scheduler import Scheduler
 from headstart.testing import RandomController
@@ -27,7 +27,7 @@ OPTIONS = {"ngram-simple": {"size_n": 2, "size_m": 3}, "ngram-map-k": {"size_n":
 def open_chain(name: str, models: Models, slots: int) -> Scheduler:
     config: Config = Setting("auto", 6, slots).config()
     chain = replace(config.speculation, spec_type=f"{TEXTS},{name}", options=OPTIONS)
-    return build_scheduler(replace(config, speculation=chain), models)[0]
+    return open_config(replace(config, speculation=chain), models)
 
 
 @pytest.mark.parametrize("kind", KINDS)
