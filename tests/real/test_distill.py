@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,15 +31,17 @@ from headstart.config import (
     SchedulerConfig,
     SpeculationConfig,
 )
+from headstart.extras.distill import command, trial
 from headstart.extras.distill.acceptance import DraftRule, walk
 from headstart.extras.distill.candidates import Candidates
+from headstart.extras.distill.edit import CARD, begin, cut, finish
 from headstart.extras.distill.prices import StepPrices
 from headstart.extras.distill.proof import Interval
 from headstart.extras.distill.recorder import TextRecorder
-from headstart.extras.distill.texts import RecordedText, read_texts
-from headstart.extras.distill.trial import Answerer, run_trial
+from headstart.extras.distill.texts import RecordedText, read_drafters, read_texts
 from headstart.structures.model_id import ModelId
-from headstart.types.request import FinishEvent, Request
+from headstart.types.errors import EngineError
+from headstart.types.request import ErrorEvent, FinishEvent, Request
 from headstart.types.sampling_params import SamplingParams
 
 LENGTH = 6  # draft tokens
@@ -137,6 +142,7 @@ def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("torch", reason="training needs the extra train")
+    folder = shutil.copytree(folder, tmp_path / "texts")  # it is purged
     arguments = ["distill", "train", "--texts", str(folder), "--threads", "1", "--context", "2048"]
     arguments += ["--draft-model", str(path(DRAFT)), "--seconds", "4", "--spec-state"]
     arguments += [str(tmp_path / "state.json"), "--output", str(tmp_path / "own.gguf")]
@@ -145,8 +151,6 @@ def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
     candidate = tmp_path / "own.candidate.gguf"
     assert not (tmp_path / "own.gguf").exists()
     assert not list(folder.glob("training.*"))
-    from headstart.extras.distill.gguf_file import CARD
-
     card = json.loads(GGUFReader(candidate).fields[CARD].contents())
     assert card["base"] == path(DRAFT).name
     assert set(card["training"]) == {"kl", "tv", "hybrid", "ce"}
@@ -175,6 +179,50 @@ def test_a_draft_model_without_unused_tokens_loses_what_it_says(
     assert 1.2 < arms["cut"]["acceptance_length"] < arms["demo-draft"]["acceptance_length"]
     scheduler, _ = build_scheduler(CONFIG, Models(path(TARGET), output, is_demo=False))
     assert "draft-model" in scheduler.drafting.speculators
+    assert str(output) in [one["path"] for one in read_drafters(folder)]  # a purge names it
+
+
+@pytest.mark.parametrize(
+    ("step", "base", "output"),
+    [
+        ("cut", "own.gguf", "own.gguf"),
+        ("cut", "own.gguf", "link.gguf"),
+        ("train", "own.gguf", "own.gguf"),
+        ("train", "own.candidate.gguf", "own.gguf"),
+        ("graft", "own.gguf", "link.gguf"),
+    ],
+)
+def test_a_model_that_is_read_is_never_written(
+    step: str,
+    base: str,
+    output: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(command, "find_spec", lambda name: True)  # it is refused before training
+    source = tmp_path / base
+    source.write_bytes(path(DRAFT).read_bytes())
+    (tmp_path / "link.gguf").symlink_to(source)
+    named = "--base" if step == "graft" else "--draft-model"
+    arguments = ["distill", step, "--texts", str(folder), "--threads", "1", named, str(source)]
+    arguments += ["--spec-state", "none", "--context", "2048", "--output", str(tmp_path / output)]
+    assert main(arguments) == 1
+    assert "name another --output" in capsys.readouterr().err
+    assert source.read_bytes() == path(DRAFT).read_bytes()
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_a_draft_model_made_of_a_tuned_one_does_not_carry_its_proof(tmp_path: Path) -> None:
+    tuned, output, reader = tmp_path / "a.gguf", tmp_path / "b.gguf", GGUFReader(path(DRAFT))
+    writer = begin(reader, tuned, {CARD: "{}"})
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    finish(writer)
+    assert CARD in GGUFReader(tuned).fields
+    cut(tuned, range(300), output)
+    assert CARD not in GGUFReader(output).fields
 
 
 def test_heads_of_a_base_model_draft_for_its_fine_tune(
@@ -193,30 +241,58 @@ def test_heads_of_a_base_model_draft_for_its_fine_tune(
     assert list(answer) == continuation(asked.prompt[-1], 40)
     stats = scheduler.counts.total.by_speculator["mtp"]
     assert stats.num_accepted == stats.num_drafted > 20
-    other = aligned(tmp_path / "other.gguf", "mimo2")
+    other, before = aligned(tmp_path / "other.gguf", "mimo2"), output.read_bytes()
     for source, target, says in (
         (base, other, "its architecture is step35"),
         (tuned, tuned, "no multi-token heads"),
     ):
         assert main([*arguments[:3], str(source), *arguments[4:], str(target)]) == 1
         assert says in capsys.readouterr().err
+    assert output.read_bytes() == before
 
 
-def test_a_trial_answers_alike_with_both_and_times_each(folder: Path) -> None:
-    config = replace(CONFIG, engine=replace(CONFIG.engine, exact=True))
+WAYS = ((path(DRAFT), "auto"), (None, "auto"))
+
+
+def test_a_trial_answers_alike_with_both_and_times_each(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However short the context is, and with as much memory for the second as for the first."""
+    loaded, drafters = list[weakref.ref[object]](), list[set[str]]()
+
+    def build(config: Config, models: Models) -> object:
+        assert [one() for one in loaded] == [None] * len(loaded)
+        scheduler, info = build_scheduler(config, models)
+        loaded.append(weakref.ref(scheduler.engine))
+        drafters.append(set(scheduler.drafting.speculators))
+        return scheduler, info
+
+    monkeypatch.setattr(trial, "build_scheduler", build)
+    config = replace(CONFIG, engine=replace(CONFIG.engine, exact=True, context=64))
     texts = recorded(folder)
-    own = Answerer(config, path(TARGET), path(DRAFT))
-    best = Answerer(config, path(TARGET), None)
-    trial = run_trial(own, best, texts[:2], texts[2:6])
-    assert (trial.num_texts, trial.num_different) == (4 + 16, 0)
-    for ratio in (trial.later, trial.elsewhere):
+    found = trial.run_trial(config, path(TARGET), WAYS, texts[:2], texts[2:6])
+    assert (found.num_texts, found.num_different) == (4 + 16, 0)
+    for ratio in (found.later, found.elsewhere):
         assert 0.0 < ratio.low <= ratio.value <= ratio.high
-    assert "draft-model" in own.scheduler.drafting.speculators
-    assert "draft-model" not in best.scheduler.drafting.speculators
+    assert drafters == [{"suffix", "draft-model"}, {"suffix"}]
     slow, fine = Interval(0.96, 0.9, 1.0), Interval(1.1, 1.0, 1.2)
-    assert replace(trial, later=fine, elsewhere=fine).refusal == ""
-    assert "on later texts" in replace(trial, later=slow, elsewhere=fine).refusal
-    assert "on other questions" in replace(trial, later=fine, elsewhere=slow).refusal
+    assert replace(found, later=fine, elsewhere=fine).refusal == ""
+    assert "on later texts" in replace(found, later=slow, elsewhere=fine).refusal
+    assert "on other questions" in replace(found, later=fine, elsewhere=slow).refusal
+    for value in (math.nan, math.inf):  # of no tokens
+        none = Interval(value, 0.0, 2.0)
+        assert replace(found, later=none, elsewhere=fine).refusal
+        assert replace(found, later=fine, elsewhere=none).refusal
+
+
+def test_a_trial_whose_texts_cannot_be_answered_is_none(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, texts = Mock(has_work=True), recorded(folder)
+    broken.take_events.return_value = [ErrorEvent("later 0", "EngineError", "a decode failed")]
+    monkeypatch.setattr(trial, "build_scheduler", lambda *given: (broken, None))
+    with pytest.raises(EngineError, match="a decode failed"):
+        trial.run_trial(CONFIG, path(TARGET), WAYS, texts[:2], texts[2:6])
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])

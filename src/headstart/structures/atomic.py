@@ -5,21 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 
 def replace_file(path: Path, *pieces: bytes | bytearray | memoryview) -> None:
-    """Write a temporary file beside `path`, flush it to the disk and rename it over `path`.
+    """Write a file in place of `path`."""
+    with replacement(path) as temporary, open(temporary, "wb") as file:
+        file.writelines(pieces)
+
+
+@contextlib.contextmanager
+def replacement(path: Path) -> Iterator[Path]:
+    """A temporary file beside `path`, to be written: it is flushed to the disk and renamed over
+    `path`, unless an exception leaves the block.
 
     What a link points to is replaced, not the link; the permissions stay.
     """
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "wb") as file:
-            file.writelines(pieces)
-            file.flush()
+        yield temporary
+        with open(temporary, "rb+") as file:
             os.fsync(file.fileno())
         with contextlib.suppress(FileNotFoundError):
             shutil.copymode(path, temporary)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,6 @@ from headstart.types.errors import ConfigError
 if TYPE_CHECKING:
     from headstart.extras.distill.candidates import Candidates
     from headstart.extras.distill.measure import Findings
-    from headstart.extras.distill.prices import StepPrices
     from headstart.extras.distill.proof import Proof
     from headstart.extras.distill.texts import RecordedText
     from headstart.extras.distill.trial import TimedTrial
@@ -78,6 +78,8 @@ def run(resolved: Resolved, words: list[str]) -> int:
     if step == "purge":
         return _purge(folder, tenants, options.older_than_days)
     work = _Work(resolved.config(), folder, tenants, options)
+    written = {"train": (work.output, work.candidate), "cut": (work.output,)}.get(step, ())
+    _keep(written, (work.target, *work.drafts))
     found = work.measure()
     work.tell(found.report(), measured=found.describe())
     code = 0
@@ -107,9 +109,21 @@ def _graft(config: Config, base: Path, output: Path) -> int:
     from headstart.extras.distill.edit import graft
 
     target = find_models(config).target
+    _keep((output,), (base, target))
     graft(base, target, output)
     print(f"use its heads: headstart serve -m {target} -md {output}")
     return 0
+
+
+def _keep(written: Iterable[Path], read: Iterable[Path]) -> None:
+    """Check that nothing that is read is written.
+
+    Raises:
+        ConfigError: something is.
+    """
+    for one, other in product(written, read):
+        if one.exists() and other.exists() and one.samefile(other):
+            raise ConfigError(f"{one} would be written but is read too; name another --output")
 
 
 class _Work:
@@ -124,18 +138,18 @@ class _Work:
     ) -> None:
         from headstart.app.model_files import find_models
         from headstart.extras.distill.candidates import Candidates, draft_files
-        from headstart.extras.distill.prices import of_machine
         from headstart.extras.distill.texts import read_texts, split
         from headstart.structures.model_id import ModelId
 
-        models = find_models(config)
+        self.models = models = find_models(config)
         self.config, self.folder, self.options = config, folder, options
+        self.output = Path(options.output)
+        self.candidate = self.output.with_suffix(".candidate.gguf")
         self.target, self.base = models.target, models.draft
         self.drafts = list(draft_files(config, listed(options.drafts), models.draft))
         texts = read_texts(folder, ModelId.of(models.target).digest, tenants)
         self.earlier, self.later = split(texts)
         self.candidates: Candidates = Candidates.of(config, models.target)
-        self.prices: StepPrices = of_machine(config, models)
         self.facts: dict[str, Any] = {}
 
     def tell(self, lines: Iterable[str], **facts: Any) -> None:
@@ -146,19 +160,25 @@ class _Work:
 
     def measure(self) -> Findings:
         from headstart.extras.distill.measure import measure
+        from headstart.extras.distill.prices import of_machine
 
-        return measure(self.candidates, self.later, self.earlier, self.drafts, self.prices)
+        prices = of_machine(self.config, self.models)
+        return measure(self.candidates, self.later, self.earlier, self.drafts, prices)
 
     def cut(self, found: Findings) -> None:
         """Leave out of the draft model what the earlier texts do not have, and measure that."""
         from headstart.extras.distill.edit import cut
+        from headstart.extras.distill.texts import note_drafter
 
         if self.base is None:
             raise ConfigError("name the draft model to be cut: --draft-model FILE")
+        if not self.earlier:
+            raise ConfigError("there is no earlier conversation to learn from; record more")
         self.candidates.check_tokens(self.base)
         used = {token for text in self.earlier for token in (*text.prompt, *text.answer)}
-        output, answers = Path(self.options.output), [t for one in self.later for t in one.answer]
+        output, answers = self.output, [token for one in self.later for token in one.answer]
         had, has = cut(self.base, used, output)
+        note_drafter(self.folder, output, self.base, self.earlier)
         share = sum(token in used for token in answers) / max(1, len(answers))
         found = found.with_model(output.stem, *self.candidates.draft_model(output, self.later))
         words = f"{output} has {has} of {had} tokens, which make up {share:.1%} of later answers"
@@ -173,7 +193,7 @@ class _Work:
         if self.base is None:
             raise ConfigError("name the draft model to be tuned: --draft-model FILE")
         self.candidates.check_tokens(self.base)
-        output = Path(self.options.output)
+        output, candidate = self.output, self.candidate
         texts = without_duplicates(self.earlier, self.later)
         if not texts:
             raise ConfigError("the earlier texts are those of the later conversations; record more")
@@ -183,8 +203,7 @@ class _Work:
             "learned_from": dict(counts(texts)),
             "held_out": dict(counts(self.later)),
         }
-        candidate = output.with_suffix(".candidate.gguf")
-        note_drafter(self.folder, candidate, texts)
+        note_drafter(self.folder, candidate, self.base, texts)
         write = self._tune(texts, card)
         write(candidate, card)
         model, _ = self.candidates.draft_model(candidate, self.later)
@@ -200,21 +219,18 @@ class _Work:
         card["tokens_a_step"] = {name: arm.acceptance_length for name, arm in found.arms.items()}
         write(output, card | {"proof": asdict(verdict), "trial": asdict(trial)})
         candidate.unlink()
-        note_drafter(self.folder, output, texts)
+        note_drafter(self.folder, output, self.base, texts)
         self.tell([f"use it: headstart serve -m {self.target} -md {output}"], file=str(output))
         return 0
 
     def _trial(self, candidate: Path, verdict: Proof) -> TimedTrial:
         """Time the candidate beside the best there is without it."""
-        from headstart.extras.distill.trial import Answerer, run_trial
+        from headstart.extras.distill.trial import run_trial
 
         files = {path.stem: path for path in self.drafts}
         best = verdict.best.split(", ")[-1]
-        own = Answerer(self.config, self.target, candidate)
-        other = Answerer(
-            self.config, self.target, files.get(best), "off" if best == "off" else "auto"
-        )
-        trial = run_trial(own, other, self.earlier, self.later)
+        ways = (candidate, "auto"), (files.get(best), "off" if best == "off" else "auto")
+        trial = run_trial(self.config, self.target, ways, self.earlier, self.later)
         self.tell(trial.report(), trial=trial.describe())
         return trial
 

@@ -4,7 +4,7 @@ fine-tune, and a draft model without the tokens that its users' texts do not hav
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,32 +12,40 @@ import numpy as np
 from gguf import GGUFReader, GGUFWriter, TokenType
 
 from headstart.engine.drafters import read_drafter, read_heads, why_not_heads
+from headstart.structures.atomic import replacement
 from headstart.types.errors import ModelError
 
+CARD = "headstart.distill.card"  # key of what a draft model was made from, as JSON
 _TOKENS, _MERGES = "tokenizer.ggml.tokens", "tokenizer.ggml.merges"
 _BY_TOKEN = (_TOKENS, "tokenizer.ggml.token_type", "tokenizer.ggml.scores")
 
 
 def begin(base: GGUFReader, output: Path, changes: Mapping[str, Any]) -> GGUFWriter:
-    """A GGUF with the metadata of another, of which some values change."""
+    """A GGUF with the metadata of another, of which some values change; what that one was made
+    from is not said of this one.
+    """
     writer = GGUFWriter(output, str(base.fields["general.architecture"].contents()))
     changes = {"general.name": output.stem, **changes}
-    for name in changes.keys() - base.fields.keys():
+    dropped = ("GGUF.", "general.architecture", CARD)
+    kept = {name: one for name, one in base.fields.items() if not name.startswith(dropped)}
+    for name in changes.keys() - kept.keys():
         add = writer.add_string if isinstance(changes[name], str) else writer.add_uint32
         add(name, changes[name])
-    for name, field in base.fields.items():
-        if not name.startswith(("GGUF.", "general.architecture")):
-            value, kinds = changes.get(name, field.contents()), field.types
-            writer.add_key_value(name, value, kinds[0], *kinds[1:2])
+    for name, field in kept.items():
+        value, kinds = changes.get(name, field.contents()), field.types
+        writer.add_key_value(name, value, kinds[0], *kinds[1:2])
     return writer
 
 
-def finish(writer: GGUFWriter) -> None:
-    """Write the file."""
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+def finish(writer: GGUFWriter, check: Callable[[Path], None] = lambda path: None) -> None:
+    """Write the file; it takes the place of an older one when it is whole and was checked."""
+    assert writer.path is not None
+    with replacement(writer.path) as temporary:
+        writer.write_header_to_file(temporary)
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        check(temporary)
 
 
 def graft(base: Path, target: Path, output: Path) -> None:
@@ -57,10 +65,12 @@ def graft(base: Path, target: Path, output: Path) -> None:
         parts = tensor.name.split(".")
         if parts[0] != "blk" or int(parts[1]) >= first:
             writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    finish(writer)
-    if reason := why_not_heads(read_drafter(output), target) or "":
-        output.unlink()
-        raise ModelError(f"the heads of {base} cannot draft for {target}: {reason}")
+
+    def check(path: Path) -> None:
+        if (reason := why_not_heads(read_drafter(path), target)) is not None:
+            raise ModelError(f"the heads of {base} cannot draft for {target}: {reason}")
+
+    finish(writer, check)
 
 
 def cut(draft: Path, used: Collection[int], output: Path) -> tuple[int, int]:

@@ -20,11 +20,10 @@ from gguf import (
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headstart.extras.distill.edit import begin, finish
+from headstart.extras.distill.edit import CARD, begin, finish
 from headstart.extras.distill.model import LanguageModel, Shape
 from headstart.types.errors import ModelError
 
-CARD = "headstart.distill.card"  # key of what a draft model was made from, as JSON
 TYPES = {
     "F16": (GGMLQuantizationType.F16, LlamaFileType.MOSTLY_F16),
     "Q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),

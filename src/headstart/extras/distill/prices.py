@@ -53,7 +53,8 @@ def of_machine(config: Config, models: Models) -> StepPrices:
         ConfigError, ModelError: it cannot be loaded.
     """
     spec = SpeculationConfig(spec_type="suffix", spec_state=config.speculation.spec_state)
-    alone, target = replace(config, speculation=spec), replace(models, draft=None)
+    alone = replace(config, speculation=spec)
+    target = replace(models, draft=None, draft_projector=None)
     for settings, files in ((config, models), (alone, target)):
         controller = load_control(settings, choose_speculators(settings, files)).controller
         if len((cost := controller.describe()["cost_ms"]).get("rows", ())) >= 4:  # widths

@@ -198,16 +198,23 @@ def read_drafters(folder: Path) -> list[dict[str, Any]]:
     return entries
 
 
-def note_drafter(folder: Path, path: Path, texts: Sequence[RecordedText]) -> None:
-    """Remember that a draft model was made from texts, so that a purge can name it."""
-    entry = {
-        "path": str(path.resolve()),
-        "tenants": sorted({text.tenant for text in texts}),
-        "first": min(text.recorded for text in texts),
-        "last": max(text.recorded for text in texts),
-    }
+def note_drafter(folder: Path, path: Path, base: Path, texts: Sequence[RecordedText]) -> None:
+    """Remember that a draft model was made from texts, and from those that its base was made from,
+    so that a purge can name it.
+    """
     with locked(folder):
-        others = [one for one in read_drafters(folder) if one["path"] != entry["path"]]
+        known = read_drafters(folder)
+        bases = [one for one in known if one["path"] == str(base.resolve())]
+        tenants = {text.tenant for text in texts}.union(*(one["tenants"] for one in bases))
+        times = [text.recorded for text in texts]
+        times += [one[end] for one in bases for end in ("first", "last")]
+        entry = {
+            "path": str(path.resolve()),
+            "tenants": sorted(tenants),
+            "first": min(times),
+            "last": max(times),
+        }
+        others = [one for one in known if one["path"] != entry["path"]]
         replace_file(folder / DRAFTERS, json.dumps([*others, entry], indent=1).encode())
 
 

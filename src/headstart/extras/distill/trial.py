@@ -1,14 +1,16 @@
 """A timed trial: a tuned draft model beside the best there is without it, on this machine.
 
 What was proven by replay and prices has to hold with the server's own control: on later texts, and
-on questions that have nothing to do with them. Both answer each of them in turn.
+on questions that have nothing to do with them. First the one answers all of them, then the other.
 """
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +19,18 @@ from numpy.typing import NDArray
 
 from headstart.app.assemble import build_scheduler
 from headstart.app.model_files import Models
-from headstart.config import Config
+from headstart.config import Config, EngineConfig
+from headstart.engine.model import Model
 from headstart.extras.bench.library import make_questions
 from headstart.extras.distill.proof import NUM_DRAWS, Interval, interval_of
 from headstart.extras.distill.texts import RecordedText
-from headstart.scheduler.step import StepRecord
-from headstart.types.request import Request
+from headstart.types import Vocab
+from headstart.types.errors import EngineError
+from headstart.types.request import ErrorEvent, Request, TokenEvent
 
 LEAST_AGREED, LEAST_ELSEWHERE = 1.0, 0.97  # of the tokens/s without it
 NUM_TEXTS, NUM_WARM = 32, 8  # later texts, and earlier ones before them, which are not timed
+ROOM = 64  # tokens of the context for drafts
 OTHERS, NUM_OTHERS, OTHER_TOKENS = ("edit", "json", "continue", "words"), 4, 64
 
 
@@ -41,9 +46,9 @@ class TimedTrial:
     @property
     def refusal(self) -> str:
         """The reason against promotion; "" if it agrees."""
-        if self.later.value < LEAST_AGREED:
+        if not LEAST_AGREED <= self.later.value < inf:  # it may be no number
             return f"timed on later texts it is {self.later} times as fast as without it"
-        if self.elsewhere.value < LEAST_ELSEWHERE:
+        if not LEAST_ELSEWHERE <= self.elsewhere.value < inf:
             return (
                 f"timed on other questions it is {self.elsewhere} times as fast as without it, and "
                 f"{LEAST_ELSEWHERE} is the least"
@@ -62,66 +67,63 @@ class TimedTrial:
         yield f"not promoted: {self.refusal}" if self.refusal else "promoted"
 
 
-class Answerer:
-    """One way of drafting, at work."""
-
-    def __init__(
-        self, config: Config, target: Path, draft: Path | None, spec: str = "auto"
-    ) -> None:
-        """`spec`: as the flag."""
-        speculation = replace(config.speculation, spec=spec, spec_type=None, options={})
-        settings = replace(config, speculation=speculation)
-        models = Models(target, draft, is_demo=False)
-        self.scheduler, _ = build_scheduler(settings, models)
-        self.scheduler.readers.append(self._read)
-        self._tokens: list[int] = []
-
-    def _read(self, record: StepRecord) -> None:
-        for index, _ in record.plan.decoded:
-            self._tokens += record.emitted[index]
-
-    def answer(self, request: Request) -> tuple[float, list[int]]:
-        """Seconds, and the tokens."""
-        self._tokens = []
-        started = time.perf_counter()
-        self.scheduler.submit(request)
-        while self.scheduler.has_work:
-            self.scheduler.step()
-            self.scheduler.take_events()
-        return time.perf_counter() - started, self._tokens
-
-
 def run_trial(
-    own: Answerer,
-    best: Answerer,
+    config: Config,
+    target: Path,
+    ways: Sequence[tuple[Path | None, str]],
     earlier: Sequence[RecordedText],
     later: Sequence[RecordedText],
 ) -> TimedTrial:
-    """Let both answer."""
-    for number, text in enumerate(earlier[-NUM_WARM:]):
-        for arm in (own, best):
-            arm.answer(_request(f"warm {number}", text))
+    """Let two ways of drafting answer: a draft model and `--spec` of each, the tuned one's first.
+
+    One is loaded when the other is gone, so that both have the same memory.
+
+    Raises:
+        ConfigError, ModelError: something cannot be loaded.
+        EngineError: a text cannot be answered.
+    """
+    vocab = Model(target, EngineConfig(gpu_layers=0), vocab_only=True).vocab
+    warm = [_request(f"warm {number}", text) for number, text in enumerate(earlier[-NUM_WARM:])]
     texts = [_request(f"later {number}", text) for number, text in enumerate(later[:NUM_TEXTS])]
-    found = [*_answers(own, best, texts)]
-    others = [*_answers(own, best, _other_questions(own))]
+    requests = [*warm, *texts, *_other_questions(vocab)]
+    longest = max(len(one.prompt) + (one.max_tokens or 0) for one in requests)
+    limits = replace(config.scheduler, parallel=1, kv_unified_per_slot=0)
+    engine = replace(config.engine, context=longest + ROOM)
+    config, found = replace(config, engine=engine, scheduler=limits), list[list[Answer]]()
+    for draft, spec in ways:
+        speculation = replace(config.speculation, spec=spec, spec_type=None, options={})
+        models = Models(target, draft, is_demo=False)
+        found.append(_answers(replace(config, speculation=speculation), models, requests))
+        gc.collect()  # a scheduler refers to itself
+    pairs = list(zip(*found, strict=True))[len(warm) :]
     return TimedTrial(
-        _ratio(found),
-        _ratio(others),
-        len(found) + len(others),
-        sum(ours[1] != theirs[1] for ours, theirs in (*found, *others)),
+        _ratio(pairs[: len(texts)]),
+        _ratio(pairs[len(texts) :]),
+        len(pairs),
+        sum(ours[1] != theirs[1] for ours, theirs in pairs),
     )
 
 
-Pair = tuple[tuple[float, list[int]], tuple[float, list[int]]]
+Answer = tuple[float, list[int]]
+"""Seconds, and the tokens."""
 
 
-def _answers(own: Answerer, best: Answerer, requests: Iterable[Request]) -> Iterator[Pair]:
-    for number, request in enumerate(requests):
-        if number % 2:
-            theirs = best.answer(request)
-            yield own.answer(request), theirs
-        else:
-            yield own.answer(request), best.answer(request)
+def _answers(config: Config, models: Models, requests: Iterable[Request]) -> list[Answer]:
+    """Of each request alone."""
+    scheduler, _ = build_scheduler(config, models)
+    found = list[Answer]()
+    for request in requests:
+        tokens, started = list[int](), time.perf_counter()
+        scheduler.submit(request)
+        while scheduler.has_work:
+            scheduler.step()
+            for event in scheduler.take_events():
+                if isinstance(event, ErrorEvent):
+                    raise EngineError(f"the timed trial could not go on: {event.message}")
+                if isinstance(event, TokenEvent):
+                    tokens += event.tokens
+        found.append((time.perf_counter() - started, tokens))
+    return found
 
 
 def _request(name: str, text: RecordedText) -> Request:
@@ -129,15 +131,15 @@ def _request(name: str, text: RecordedText) -> Request:
     return Request(request_id=name, prompt=text.prompt, sampling=text.sampling, max_tokens=limit)
 
 
-def _other_questions(arm: Answerer) -> Iterator[Request]:
-    tokenize = arm.scheduler.vocab.tokenize
+def _other_questions(vocab: Vocab) -> Iterator[Request]:
     for name in OTHERS:
         for number, question in enumerate(make_questions(name, NUM_OTHERS, "trial")):
-            prompt = tokenize(str(question.turns[0]), add_special=True, parse_special=False)
+            text = str(question.turns[0])
+            prompt = vocab.tokenize(text, add_special=True, parse_special=False)
             yield Request(request_id=f"{name} {number}", prompt=prompt, max_tokens=OTHER_TOKENS)
 
 
-def _ratio(found: Sequence[Pair]) -> Interval:
+def _ratio(found: Sequence[tuple[Answer, ...]]) -> Interval:
     """Of tokens per second, with its interval over texts."""
     sums = np.array([[len(o[1]), o[0], len(t[1]), t[0]] for o, t in found])
 

@@ -141,15 +141,19 @@ def test_a_purge_leaves_nothing_of_a_tenant_and_names_what_learned_from_it(
     for number in range(9):
         writer.write(text(100.0 + number, [number], [1, 2, number], KEY if number % 3 else ""))
     own = [one for one in read_texts(tmp_path, MODEL) if one.tenant == KEY]
-    for name in ("own.gguf", "public.gguf"):
-        (tmp_path / name).touch()
-    note_drafter(tmp_path, tmp_path / "own.gguf", own)
-    note_drafter(tmp_path, tmp_path / "deleted.gguf", own)
-    note_drafter(tmp_path, tmp_path / "public.gguf", [text(1.0, [1], [1])])
+    names, base, others = ("own", "public", "cut"), tmp_path / "base.gguf", [text(1.0, [1], [1])]
+    own_path, public, cut = (tmp_path / f"{name}.gguf" for name in names)
+    for made in (own_path, public, cut):
+        made.touch()
+    note_drafter(tmp_path, own_path, base, own)
+    note_drafter(tmp_path, tmp_path / "deleted.gguf", base, own)
+    note_drafter(tmp_path, public, base, others)
+    note_drafter(tmp_path, cut, own_path, others)
     assert main(["distill", "purge", "--texts", str(tmp_path), "--tenants", "secret"]) == 0
     out = capsys.readouterr().out
     assert "deleted 6 texts" in out
     assert "own.gguf" in out
+    assert "cut.gguf" in out
     assert "public.gguf" not in out
     assert "deleted.gguf" not in out
     assert [one.tenant for one in read_texts(tmp_path, MODEL)] == [""] * 3
