@@ -21,7 +21,7 @@ from headstart.app.hub_files import (
     parse_reference,
     split_parts,
 )
-from headstart.config import Config
+from headstart.config import Config, EngineConfig
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError, ModelError
 
@@ -81,14 +81,16 @@ def find_models(config: Config, environment: Mapping[str, str] = os.environ) -> 
         drafter = choose_drafter(repository.paths, _drafters_named(config), quant, whole)
         files = repository.select(quant, drafter)
         draft = repository.fetch(files)
-        if draft_projector is None and projector is not None:
-            draft_projector = _projector_beside(repository, files[0])
     if draft_projector is not None and projector is None:
         raise ConfigError("--draft-mmproj is given but no --mmproj: the target reads no images")
     is_demo = target is None
     if target is None:
         target, draft = demo.path(demo.TARGET), draft or demo.path(demo.DRAFT)
-    return Models(target, draft, is_demo, projector, draft_projector)
+    found = Models(target, draft, is_demo, projector, draft_projector)
+    is_wanted = model.draft_hf_repo and draft_projector is None and projector is not None
+    if is_wanted and not why_blind(config, choose_speculators(config, found)):
+        return replace(found, draft_projector=_projector_beside(repository, files[0]))
+    return found
 
 
 def _projector_beside(repository: Repository, file: str) -> Path | None:
@@ -215,4 +217,27 @@ def choose_speculators(config: Config, models: Models) -> Models:
     if only_embeds(config, target):
         types = ()
     is_used = drafter is not None and any(uses_file(name) for name in types)
-    return replace(models, drafter=drafter if is_used else None, types=types)
+    models = replace(models, drafter=drafter if is_used else None, types=types)
+    if models.draft_projector is not None and (reason := why_blind(config, models)):
+        if config.images.draft_mmproj is not None:
+            raise ConfigError(f"--draft-mmproj is given but {reason}; leave it out")
+        models = replace(models, draft_projector=None)
+    return models
+
+
+def why_blind(config: Config, models: Models) -> str:
+    """Why a projector is of no use to what was chosen to draft; "" if it is of use."""
+    from headstart.app.loading import make_translator
+    from headstart.engine.model import Model
+
+    drafter = models.drafter
+    if drafter is None:
+        return "no draft model drafts here"
+    if drafter.reads_states:
+        return f"{drafter.path.name} drafts from the target's states, not from images"
+    settings = EngineConfig(gpu_layers=0)
+    files = models.target, drafter.path
+    target, draft = (Model(path, settings, vocab_only=True) for path in files)
+    if make_translator(config, target, draft) is not None:
+        return f"{drafter.path.name} has other tokens than {models.target.name} and sees no images"
+    return ""
