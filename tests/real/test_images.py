@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from headstart.sampling import SamplingParams
 from headstart.scheduler.admission import find_media
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import Scheduler
+from headstart.types import DraftRequest
 from headstart.types.errors import ModelError
 from headstart.types.media import MediaQuestion
 from headstart.types.request import (
@@ -103,6 +105,26 @@ def test_a_draft_model_sees_images_that_have_as_many_cells_for_it(
     media: Any = scheduler.media
     assert (media.find(chunk).for_draft is not None) == sees
     assert not scheduler.drafting.speculators["draft-model"].failure
+
+
+def test_nothing_is_encoded_for_the_draft_model_once_the_request_has_left(tmp_path: Path) -> None:
+    files = models(tmp_path, *TARGETS["causal"])
+    pair = replace(files, draft=files.target, draft_projector=files.projector)
+    scheduler = open_setting(Setting("draft-model", 4, 1, exact=False), pair)
+    asked = ask(scheduler, "a", BYTES[:3], picture(1), BYTES)
+    ((at, named),), leaves, media = asked.media, Event(), cast("Any", scheduler.media)
+    media._thread.submit(leaves.wait)
+    try:
+        chunk = media.find(named)
+        chunk.is_ready("a")
+        drafter = scheduler.drafting.speculators["draft-model"]
+        request = DraftRequest(0, asked.prompt, 4, media=((at, chunk.for_draft),))
+        (draft,) = drafter.propose([request])
+        assert draft.reason == "draft model is reading the prompt"
+        chunk.drop("a")
+        assert chunk.for_draft._embeddings is None
+    finally:
+        leaves.set()
 
 
 DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {

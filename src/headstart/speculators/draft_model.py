@@ -31,15 +31,8 @@ from headstart.speculators.draft_model_progress import CachedSequence, DraftInPr
 from headstart.structures.prefix import common_prefix_length
 from headstart.text.vocabulary.draft_tokenizer import make_draft_tokenizer
 from headstart.text.vocabulary.vocabulary_translator import VocabularyTranslator
-from headstart.types import (
-    Batch,
-    CacheKind,
-    ContextFullError,
-    Draft,
-    DraftRequest,
-    Engine,
-)
-from headstart.types.errors import ConfigError
+from headstart.types import Batch, CacheKind, ContextFullError, Draft, DraftRequest, Engine
+from headstart.types.errors import ConfigError, EngineError
 from headstart.types.media import PLACEHOLDER, chunk_begin, readable
 
 # For caches that cannot be cut: up to _AGAIN settled tokens are read again rather than decoded in a
@@ -139,9 +132,7 @@ class DraftModelSpeculator(Speculator):
             return self._propose(requests)
         except ContextFullError:
             for request in requests:
-                sequence = self._sequences[request.seq_id]
-                num_held = len(sequence.tokens) + len(sequence.gap)
-                sequence.num_caught_up = min(sequence.num_caught_up, num_held)
+                self._sequences[request.seq_id].count_held()
             # closed sequences make room; if there are none, all, which catch up again
             closed = closed_half(self._sequences, {request.seq_id for request in requests})
             self._forget(closed or list(self._sequences))
@@ -160,8 +151,9 @@ class DraftModelSpeculator(Speculator):
         if self._keeps_states:
             self._read_settled([s for s in drafts if s.is_active])
         while active := [s for s in drafts if s.is_active]:
-            for drafting, logits in zip(active, self._decode(active), strict=True):
-                drafting.extend(logits)
+            logits = self._decode(active)
+            for drafting, row in zip([s for s in active if s.is_active], logits, strict=True):
+                drafting.extend(row)
             if self._keeps_states:
                 self._keep_settled(active)
         self._share_prompts(drafts)
@@ -279,9 +271,12 @@ class DraftModelSpeculator(Speculator):
     def _decode(self, active: Sequence[DraftInProgress]) -> NDArray[np.float32]:
         """Decode what is pending; one row of logits for each that is still drafting."""
         batch = self._batch
-        for drafting in active:
-            if drafting.request.media:
+        for drafting in [s for s in active if s.request.media]:
+            try:
                 self._decode_images(drafting)
+            except EngineError:  # it could not be encoded: others go on
+                drafting.reason, drafting.pending = "draft model cannot see an image", []
+                drafting.sequence.count_held()
         batch.clear()
         for drafting in active:
             position, pending = len(drafting.sequence.tokens), drafting.pending

@@ -79,6 +79,10 @@ class CachedSequence:
         self.tokens, self.kept, self.num_kept, self.gap = tokens, 0, 0, range(0)
         self.synced = self.num_caught_up = len(tokens)
 
+    def count_held(self) -> None:
+        """No more is caught up than the cache holds, and leaves out: not all could be read."""
+        self.num_caught_up = min(self.num_caught_up, len(self.tokens) + len(self.gap))
+
     @property
     def num_without_gap(self) -> int:
         """Target tokens of the history, from its beginning, that need not be read if all counts."""
@@ -177,7 +181,7 @@ class DraftInProgress(GrowingDraft):
         if not self.request.media or not room:
             return start + room
         images = self.images()
-        unready = (at for at, one in images if at >= start and not one.is_ready("draft model"))
+        unready = (at for at, one in images if at >= start and not one.is_ready(None))
         return min([self.whole(start + room), *unready])
 
     def extend(self, logits: NDArray[np.float32]) -> None:

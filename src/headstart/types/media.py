@@ -62,8 +62,11 @@ class LoadedChunk(Protocol):
     def for_draft(self) -> LoadedChunk | None:
         """What the draft model sees there, if it sees images."""
 
-    def is_ready(self, asker: object) -> bool:
-        """Whether it can be decoded; its embeddings begin to be computed if not."""
+    def is_ready(self, asker: object | None) -> bool:
+        """Whether it can be decoded; its embeddings begin to be computed if not.
+
+        `asker`: who drops it later; None: one beside the request that does.
+        """
 
     def wait(self, seconds: float) -> None:
         """Wait so long for that."""
