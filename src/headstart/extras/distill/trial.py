@@ -94,7 +94,7 @@ def run_trial(
         speculation = replace(config.speculation, spec=spec, spec_type=None, options={})
         models = Models(target, draft, is_demo=False)
         found.append(_answers(replace(config, speculation=speculation), models, requests))
-        gc.collect()  # a scheduler refers to itself
+        gc.collect()  # and whatever of it refers to itself
     pairs = list(zip(*found, strict=True))[len(warm) :]
     return TimedTrial(
         _ratio(pairs[: len(texts)]),
