@@ -12,12 +12,14 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
 from tests.heads import changes_for
 from tests.models import tiny_llama
 from tests.real.answers import Setting, different, generate, open_setting
 from tests.real.support import byte_requests, decode, engine_of, without_draft
 
+from headstart.engine.parameters import Limits
 from headstart.engine.sequences import Sequences
 from headstart.types import Batch, CacheKind
 from headstart.types.errors import EngineError
@@ -223,6 +225,53 @@ def test_a_draft_beside_a_prompt_is_read_again_where_its_snapshots_are_lost(tmp_
     batch.add(1, 0, list(range(50)), 1)
     engine.decode(batch)
     assert engine.rewind(0, 4) == 0
+
+
+def _of_long_memory(name: str, shape: tuple[int, ...]) -> NDArray[np.float64] | None:
+    """Tensors with which the logits depend on all of the text, not on the last token alone."""
+    if name.endswith("ssm_a"):
+        return np.full(shape, -0.01)
+    scale = 0.01 if name == "token_embd.weight" else 1.0
+    is_changed = scale < 1.0 or name.endswith("ssm_out.weight")
+    return scale * np.random.default_rng(0).standard_normal(shape) if is_changed else None
+
+
+def test_a_rewind_never_gives_the_state_of_another_sequence_that_decoded_since(
+    tmp_path: Path,
+) -> None:
+    """libllama has the states of a decode beside each other, and moves one that is between them,
+    but not its snapshots.
+    """
+    path = write_model(tmp_path / "tiny.gguf", "qwen35", values=_of_long_memory)
+    engine, fresh = engine_of(path, Limits(3, 16, 8)), engine_of(path)
+    texts = {seq_id: list(range(start, start + 12)) for seq_id, start in ((0, 9), (2, 50), (1, 90))}
+    for seq_id, text in texts.items():  # that between the others was read as the second
+        decode(engine, text, 0, seq_id=seq_id)
+    batch = Batch(256)
+    for seq_id in (0, 1):
+        batch.add(seq_id, 12, [7], 1)
+    engine.decode(batch)
+    text = [*texts[2][:10], 7]
+    known = engine.rewind(2, 10)
+    rows = decode(engine, text[known:], known, seq_id=2)
+    np.testing.assert_allclose(rows, decode(fresh, text, 0), atol=2e-2)
+
+
+def test_a_scored_prompt_keeps_its_checkpoints_beside_another_one(tmp_path: Path) -> None:
+    """Each chunk is padded to the length of the longest."""
+    models, (first, _) = without_draft(tiny_hybrid(tmp_path / "tiny.gguf")), byte_requests(2)
+    scheduler = open_setting(replace(PLAIN, types="ngram-cache", num_slots=2), models)
+    scored = replace(first, wants_prompt_scores=True, num_logprobs=1)
+    requests = [
+        replace(scored, request_id=name, prompt=tuple(range(start, start + length)))
+        for name, start, length in (("a", 60, 20), ("b", 100, 17))  # the first reads 16, then 4
+    ]
+    generate(scheduler, requests)
+    turn = replace(first, request_id="turn", prompt=(*range(60, 76), *range(150, 170)))
+    answer = generate(scheduler, [turn])["turn"]
+    assert answer.stats.num_cached == 16
+    (expected,) = generate(open_setting(PLAIN, models), [turn]).values()
+    assert answer.tokens == expected.tokens
 
 
 def test_the_state_before_a_draft_does_not_leave_the_device(tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ class LlamaEngine(Sequences):
                 f"{self.max_batch_tokens} and {self.max_outputs}"
             )
         self._grouped = None
+        if self.cache_kind is CacheKind.ROLLBACK:
+            self.forget_rows_of_others(batch)
         if self.reader is not None:
             is_plain = not (self._layers or self.gaps or batch.media)
             self._used = self.reader.place(batch, self, is_plain=is_plain) or self.handle

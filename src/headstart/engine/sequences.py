@@ -55,6 +55,13 @@ class Sequences:
         self._last_rows[seq_id] = num_rows
         self._lengths[seq_id] = length
 
+    def forget_rows_of_others(self, batch: Batch) -> None:
+        """libllama may move the states of sequences that a decode leaves out, but not the snapshots
+        that no rollback waits for: those of others would be in their place.
+        """
+        here = set(batch.seq_ids[: batch.num_rows].tolist())
+        self._last_rows = {one: rows for one, rows in self._last_rows.items() if one in here}
+
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         if self._can_copy(seq_id, length) if by_copy else self._can_cut(seq_id, length):
             return length

@@ -106,11 +106,9 @@ class Committer:
 
     def _note_chunk(self, sequence: Sequence, length: int) -> None:
         """A chunk of its prompt was read: make a checkpoint if one is due there."""
-        cells = sequence.cells
-        assert cells is not None
-        cells.length = length
+        self._cache.cut(sequence, length)  # it may have been padded
         if sequence.pauses and length == sequence.pauses[0]:
-            self._engine.checkpoint(cells.seq_id)
+            self._engine.checkpoint(sequence.seq_id)
             sequence.pauses.pop(0)
 
     def _verify(
