@@ -44,7 +44,7 @@ from headstart.worker import client as client_module
 from headstart.worker import pipes
 from headstart.worker.client import WorkerClient
 from headstart.worker.loop import run_loop
-from headstart.worker.pipes import MAX_REQUESTS, Cancel, Message, Sender
+from headstart.worker.pipes import MAX_REQUESTS, Cancel, Message, Sender, Stop
 from headstart.worker.transport import ProcessTransport
 
 REQUEST = Request(request_id="r", prompt=(1, 2, 3))
@@ -158,6 +158,15 @@ def test_a_single_prompt_of_any_length_is_sent(commands):
     commands.send("long", prompt=range(1 << 23))
     with pytest.raises(CapacityError):
         commands.send("second")
+
+
+@pytest.mark.parametrize("command", [Cancel("running"), Stop()], ids=["cancel", "stop"])
+def test_a_cancel_and_the_stop_wait_for_none_of_the_requests_of_a_flood(commands, command):
+    commands.send(*NAMES, prompt=(1,) * 2000)
+    commands.sender.send(command)
+    commands.sender.start()
+    assert pickle.loads(commands.theirs.recv_bytes()) == command
+    assert commands.receive() == NAMES[0]
 
 
 def test_health_answers_while_the_engine_is_stopped_and_a_hundred_prompts_come(server):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -140,7 +141,7 @@ def run_loop(
     scheduler.deliver = sender.deliver
     send(Message(report=make_report(scheduler)))
     scheduler.compiling.prepare()
-    commands: list[Command] = []
+    commands = deque[Command]()
 
     def is_wanted() -> bool:
         commands.extend(receive(0.0))
@@ -167,7 +168,7 @@ def run_loop(
             is_cold = warm_up is not None and not warm_up.is_done
         until = clock() + OBEY_SECONDS
         while commands and clock() <= until:
-            command = commands.pop(0)
+            command = commands.popleft()
             if isinstance(command, Stop):
                 scheduler.finish()
                 scheduler.drafting.save()

@@ -90,6 +90,8 @@ class Sender:
             if isinstance(command, _COUNTED) and command.request_id not in self._commands:
                 name = command.request_id
             self._commands[name] = command
+            if isinstance(command, Cancel | Stop):  # a long request takes a step
+                self._commands.move_to_end(name, last=False)
             self._count(command, 1)
             self._changed.notify()
         for request in dropped:
