@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent import futures
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from tests.models import tiny_llama
 from tests.real.answers import Setting, generate, generate_until, open_setting
 from tests.real.support import byte_requests, without_draft
 
-from headstart.engine import library
+from headstart.engine import filters, library
 from headstart.scheduler import scheduler as scheduler_module
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types.request import Request
@@ -36,8 +37,10 @@ class Lookups:
 
 
 @pytest.fixture
-def lookups(monkeypatch: pytest.MonkeyPatch) -> Lookups:
-    return Lookups(monkeypatch)
+def lookups(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lookups]:
+    yield (made := Lookups(monkeypatch))
+    made.is_free.set()
+    filters._THREAD.submit(int).result()  # the next test does not see the last lookup of this one
 
 
 def scheduler_of(folder: Path, num_slots: int) -> Scheduler:
@@ -64,6 +67,19 @@ def test_while_the_breakers_of_one_request_are_looked_up_the_others_go_on(
     assert "dry" not in results
     lookups.is_free.set()
     assert generate(scheduler, ())["dry"].finish
+
+
+def test_requests_with_the_same_breakers_begin_in_the_same_step(
+    tmp_path: Path, lookups: Lookups
+) -> None:
+    scheduler = scheduler_of(tmp_path, 4)
+    submit_all(scheduler, (replace(asking("x"), request_id=name) for name in "abcd"), 1)
+    lookup = scheduler.waiting[0].lookup
+    assert lookup is not None
+    lookups.is_free.set()
+    futures.wait([lookup], 20)
+    scheduler.step()
+    assert len(scheduler.running) == 4
 
 
 @pytest.mark.parametrize("num_slots", [1, 2])

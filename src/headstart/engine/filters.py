@@ -19,6 +19,7 @@ from headstart.types.errors import NotSupportedError
 from headstart.types.sampling_params import SamplingParams
 
 _THREAD = low_priority_threads("dry")
+_MOST_COPIES = 16  # at once: requests that are gone are counted too
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 
 
@@ -140,9 +141,9 @@ def begin_filters(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Fu
     """What a thread does before `LlamaFilters` takes no time; None: nothing.
 
     It looks in each token of the vocabulary for the breakers of DRY, which takes 20 to 60 ms for
-    each of them, and copies what it found, which may take as long. While it does so for another
-    request, nothing is queued behind that: who asks again first is next, and nobody waits for what
-    was asked by requests that are gone.
+    each of them, and copies what it found for each request that waits for it, which may take as
+    long; so ask once for each. While it does so for another request, nothing is queued behind that:
+    who asks again first is next, and nobody waits for what was asked by requests that are gone.
     """
     known, settings = vocab.dry_samplers, _dry_settings(p, context_size)
     has_copy = settings in known and known[settings].done() and len(known[settings].result()) > 1
@@ -152,14 +153,16 @@ def begin_filters(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Fu
         made, gone = known.pop(settings).result() if settings in known else [], []
         while len(known) >= 8:  # a few are kept for the next request with the same settings
             gone += known.pop(next(iter(known))).result()
+        vocab.num_dry_wanted = 0
         lookup = known[settings] = _THREAD.submit(_copy_dry, vocab, settings, made, gone)
+    vocab.num_dry_wanted += lookup is known.get(settings)
     return lookup
 
 
 def _copy_dry(
     vocab: LlamaVocab, settings: tuple[Any, ...], made: list[Any], gone: list[Any]
 ) -> list[Any]:
-    """One more copy of the first that was made with these settings; those that are gone go."""
+    """More copies of the first that was made with these settings; those that are gone go."""
     for sampler in gone:
         api.llama_sampler_free(sampler)
     if not made:
@@ -167,7 +170,10 @@ def _copy_dry(
         array = (ctypes.c_char_p * len(breakers))(*breakers)
         given = vocab.handle, *settings[:-1], array, len(breakers)
         made.append(api.llama_sampler_init_dry(*given))
-    return [*made, api.llama_sampler_clone(made[0])]
+    made.append(api.llama_sampler_clone(made[0]))
+    while len(made) <= min(vocab.num_dry_wanted, _MOST_COPIES):  # some ask while it looks
+        made.append(api.llama_sampler_clone(made[0]))
+    return made
 
 
 def _dry_settings(p: SamplingParams, context_size: int) -> tuple[Any, ...]:

@@ -43,6 +43,7 @@ class LlamaVocab:
         self._bytes: list[bytes | None] = [None] * self.size
         self._texts: list[bytes | None] = [None] * self.size
         self.dry_samplers: dict[Hashable, Future[Any]] = {}  # oldest first; see filters.py
+        self.num_dry_wanted = 0  # copies of the one that is looked up now
 
     def tokenize(
         self,

@@ -372,7 +372,8 @@ class Scheduler:
     def _has_begun(self, sequence: Sequence) -> bool:
         """Make what chooses its tokens. False if that failed, or goes on in the next step."""
         if not hasattr(sequence.text, "sampler"):
-            sequence.lookup = self.engine.begin_filters(sequence.request.sampling)
+            if sequence.lookup is None or sequence.lookup.done():
+                sequence.lookup = self.engine.begin_filters(sequence.request.sampling)
             if sequence.lookup is not None:
                 return False
         try:
@@ -381,9 +382,8 @@ class Scheduler:
             self.cancel(sequence.request.request_id, failure(error))
             return False
         sampler.tie_margin = self.near_tie
-        is_done = sampler.read_on()
-        while not is_done and self.cache.host.copies.has_time:
-            is_done = sampler.read_on()
+        while not (is_done := sampler.read_on()) and self.cache.host.copies.has_time:
+            pass
         return is_done
 
     def _start(self, sequence: Sequence) -> None:

@@ -270,7 +270,7 @@ class Engine(Protocol):
 
     def begin_filters(self, params: SamplingParams) -> Future[object] | None:
         """What a thread does before `make_filters` takes no time; None: nothing. It does one thing
-        at a time, so this may be for another request: ask again.
+        at a time, so this may be for another request: ask again once it is done.
         """
 
     def make_filters(self, params: SamplingParams) -> Filters:
