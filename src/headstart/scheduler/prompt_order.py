@@ -67,7 +67,7 @@ class PromptOrder:
         tenant, num_pending = first[0].tenant, sum(sequence.num_pending for sequence in first)
         answering = {sequence.tenant for sequence in running if sequence.is_generating}
         others = answering or {sequence.tenant for sequence in prompts} - {tenant}
-        gives_way = all(self._tenants.gives_way(one, tenant) for one in others)
+        gives_way = bool(others) and all(self._tenants.gives_way(one, tenant) for one in others)
         milliseconds = config.prefill_ms
         if not answering:
             rows = self.num_rows(_ALONE, most, _ALONE_SHARE * milliseconds)
@@ -94,8 +94,6 @@ class PromptOrder:
         lengths, rows, left = _lengths(reading, followers), dict[Sequence, int](), num_rows
         for own in self._by_tenant(reading):
             reader = self._readers[own[0].tenant]
-            if own[0] is not reader.oldest:
-                reader.oldest, reader.num_owed, reader.is_oldest_first = own[0], 0, False
             own.sort(key=lengths.__getitem__)
             if reader.is_oldest_first:
                 own.sort(key=lambda one: one is not reader.oldest)
@@ -136,7 +134,10 @@ class PromptOrder:
         own = defaultdict[str, list[Sequence]](list)
         for sequence in reading:
             own[sequence.tenant].append(sequence)
-        self._readers = {name: self._readers.get(name) or _Reader() for name in own}
+        known = {reader.oldest: reader for reader in self._readers.values()}
+        self._readers = {
+            name: known.get(prompts[0]) or _Reader(prompts[0]) for name, prompts in own.items()
+        }
         ahead = _ALONE * self._row_ms
         least = max(self._took.values(), default=0.0) - ahead
         took = dict.fromkeys(own, least) | self._took
@@ -153,11 +154,11 @@ class PromptOrder:
 
 @dataclass(slots=True)
 class _Reader:
-    """A tenant whose prompts are read."""
+    """A tenant whose prompts are read, while one of them is the oldest."""
 
+    oldest: Sequence
     waited: float = 0.0  # milliseconds since it had rows
-    oldest: Sequence | None = None
-    num_owed: int = 0  # rows that its others read since the oldest waits, less its own
+    num_owed: int = 0  # rows that the others read, less those of the oldest
     is_oldest_first: bool = False
 
 

@@ -22,6 +22,7 @@ from tests.harness import (
     sequence_of,
 )
 
+from headstart.config import SchedulerConfig
 from headstart.sampling.verify import token_logprobs
 from headstart.scheduler.admission import Tenants
 from headstart.scheduler.batching import prompt_rows
@@ -164,6 +165,23 @@ def test_tenants_that_come_without_end_leave_rows_to_one_that_waits() -> None:
         reading += waiting(128, tenant=f"b{number}")
         step(order, reading, 128)
     assert long.num_decoded >= 5 * 128
+
+
+def test_a_tenant_whose_prompts_are_read_does_not_wait() -> None:
+    order, first = PromptOrder(64, Tenants({})), waiting(6400, tenant="a")
+    while first:
+        step(order, first, 64)
+    (other,) = waiting(300, tenant="b")
+    answer = StepPlan(Batch(1), 0.0, [other], 1, num_rows=[1], decoded=[(0, other)])
+    order.count(answer, 2000.0)
+    reading = [*waiting(300, tenant="a"), other]  # the first had more
+    assert order.share(reading, 64, []) == [0, 64]
+
+
+def test_the_rest_of_a_prompt_does_not_limit_the_steps_of_a_tenant_that_is_alone() -> None:
+    order, reading = PromptOrder(64, Tenants({})), waiting(65)
+    order.count(StepPlan(Batch(1), 0.0, max_prompt_rows=512, num_rows=[512]), 1.0)
+    assert order.limit(reading, reading, SchedulerConfig(), 2048) == 1024
 
 
 def test_what_the_answers_of_a_tenant_took_counts_too() -> None:
