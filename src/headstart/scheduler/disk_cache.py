@@ -44,7 +44,7 @@ from headstart.structures.prompt_names import (
     root_of,
 )
 from headstart.structures.system import low_priority_threads
-from headstart.structures.tenants import TenantQueue, tenant_of
+from headstart.structures.tenants import TenantQueue
 from headstart.types.report import DiskReport
 
 log = logging.getLogger(__name__)
@@ -134,14 +134,16 @@ class DiskCache:
                 self.index.remove(file)
                 self._writer.submit(self._drop, file)
 
-    def load(self, namespace: str, files: Sequence[StoredFile]) -> Future[StoredPrompt | None]:
+    def load(
+        self, namespace: str, files: Sequence[StoredFile], tenant: str
+    ) -> Future[StoredPrompt | None]:
         """Read what `find` found in a thread, the tenants in turn; None if it cannot be used."""
         name = files[-1].path.stem
         with self._lock:
             loading = self._loading.get(name)
             if loading is None:
                 loading = self._loading[name] = Future()
-                self._unread.put(tenant_of(namespace), (loading, namespace, files))
+                self._unread.put(tenant, (loading, namespace, files))
                 self._reader.submit(self._load_next)
         return loading
 

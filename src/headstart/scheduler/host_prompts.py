@@ -247,7 +247,7 @@ class HostPrompts:
         num_known = max(num_known, self.store.find(namespace, tokens)[1])
         copying = disk.reading_seconds(files) + num_bytes * self._seconds_per_byte
         is_faster = self._saves_time(length - num_known, copying)
-        return disk.load(namespace, files) if is_faster else _NOTHING
+        return disk.load(namespace, files, sequence.tenant) if is_faster else _NOTHING
 
     def keep(self, cells: Cells) -> bool:
         """Copy what idle cells hold, as far as this step has time, unless it is known elsewhere.

@@ -272,30 +272,36 @@ def test_tenants_whose_names_begin_alike_share_no_file(folder: Path) -> None:
     for name in names:
         found, length = disk.index.find(name, packed([1] * 40))
         assert length == 40
-        loaded = disk.load(name, found).result()
+        loaded = disk.load(name, found, name).result()
         assert loaded is not None
         assert loaded.namespace == name
 
 
-def test_prompts_are_read_for_the_tenants_in_turn(tmp_path: Path, monkeypatch) -> None:
-    disk, is_free, read, load = cache(tmp_path), Event(), list[str](), DiskCache._load
-    wanted = [(name, number) for name in "ab" for number in range(4 if name == "a" else 1)]
-    for name, number in wanted:
+@pytest.mark.parametrize("shares", [False, True], ids=["own prompts", "shared prompts"])
+def test_prompts_are_read_for_the_tenants_in_turn(
+    tmp_path: Path, monkeypatch, *, shares: bool
+) -> None:
+    disk, is_free, read, load = cache(tmp_path), Event(), list[StoredFile](), DiskCache._load
+    found = list[list[StoredFile]]()
+    wanted = [(tenant, "" if shares else tenant) for tenant in "aaaab"]
+    for number, (_, name) in enumerate(wanted):
         assert disk.put(stored(number, namespace=name))
     settled(disk)
 
-    def noted(self: DiskCache, namespace: str, found: list[StoredFile]) -> StoredPrompt | None:
-        read.append(namespace)
+    def noted(self: DiskCache, namespace: str, files: list[StoredFile]) -> StoredPrompt | None:
+        read.append(files[0])
         assert is_free.wait(20)
-        return load(self, namespace, found)
+        return load(self, namespace, files)
 
     monkeypatch.setattr(DiskCache, "_load", noted)
+    for number, (_, name) in enumerate(wanted):
+        found.append(list(disk.index.find(name, packed([number] * 40))[0]))
     loading = [
-        disk.load(name, disk.index.find(name, packed([number] * 40))[0]) for name, number in wanted
+        disk.load(name, files, tenant) for (tenant, name), files in zip(wanted, found, strict=True)
     ]
     is_free.set()
     assert all(one.result() is not None for one in loading)
-    assert read.index("b") <= 2  # behind the one that was begun, and one more
+    assert read.index(found[-1][0]) <= 2  # behind the one that was begun, and one more
 
 
 @pytest.mark.parametrize("is_full", [True, False])

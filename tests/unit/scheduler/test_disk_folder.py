@@ -57,7 +57,7 @@ def test_at_the_bound_the_folder_is_listed_once_for_all_that_may_go(
     assert lengths[59] == 40
     assert len(listed) <= 4
     (oldest,) = disk.index.find("", packed([59 - 15] * 40))[0]
-    assert disk.load("", [oldest]).result() is not None  # used again, later than others
+    assert disk.load("", [oldest], "").result() is not None  # used again, later than others
     for number in range(60, 70):
         assert put(disk, stored(number))
     assert length_of(disk, 59 - 15) == 40
@@ -119,7 +119,7 @@ def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path, monkeypatc
     found, length = other.index.find("", packed([1] * 40))
     assert length == 40
     found[0].path.unlink()
-    assert other.load("", found).result() is None
+    assert other.load("", found, "").result() is None
     assert other.index.find("", packed([1] * 40)) == ([], 0)
     settled(other)
     assert other.report().num_prompts == 1

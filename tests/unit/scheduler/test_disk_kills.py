@@ -76,7 +76,7 @@ def test_what_killed_servers_left_is_whole(
             expected = text(number)
             files, length = disk.index.find("", expected.tokens)
             assert length == len(expected.tokens)  # that it was written was told
-            prompt = disk.load("", files).result()
+            prompt = disk.load("", files, "").result()
             assert prompt is not None
             assert prompt.tokens == expected.tokens
             assert [b.data for b in prompt.blocks] == [b.data for b in expected.blocks]
