@@ -314,7 +314,7 @@ def test_answers_of_very_many_parts_are_written_off_the_event_loop(
         answer = client.post("/completion", json={**body, "stream": stream}, timeout=60)
     assert answer.status_code == 200
     assert threads
-    assert all("prompts" in one for one in threads)
+    assert all("answers" in one for one in threads)
 
 
 def test_errors_are_answered_on_the_event_loop_not_by_one_of_many_threads(client, monkeypatch):

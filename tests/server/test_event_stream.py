@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import threading
 import time
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,8 +17,16 @@ from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.server.event_stream import MOST_AT_ONCE, EventStream
-from headstart.types.errors import EngineError
-from headstart.types.request import FinishEvent, ProgressEvent, Request, RequestStats, TokenEvent
+from headstart.server.threads import Threads
+from headstart.types.errors import CapacityError, EngineError
+from headstart.types.request import (
+    Event,
+    FinishEvent,
+    ProgressEvent,
+    Request,
+    RequestStats,
+    TokenEvent,
+)
 
 REQUESTS = [Request(request_id=name, prompt=(1,)) for name in "ab"]
 
@@ -176,3 +185,25 @@ def test_a_silent_stream_is_pinged_while_queued():
         assert b"text/event-stream" in received
         connection.close()
         worker.cancelled.get(timeout=60)
+
+
+def test_a_stream_goes_on_while_no_more_requests_can_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue, is_full = Threads._queue, threading.Event()
+
+    def refusing(self: Threads, job: Any) -> None:
+        if is_full.is_set() and self._name == "prompts":
+            raise CapacityError("requests wait to be read")
+        queue(self, job)
+
+    def script(request: Request) -> list[Event]:
+        is_full.set()
+        return say(request, b"x" * 1500)
+
+    monkeypatch.setattr(Threads, "_queue", refusing)
+    with serving(FakeWorker(script)) as client:
+        body = {"prompt": "a", "stream": True, "n_probs": 100}
+        text = client.post("/completion", json=body).text
+    assert "wait to be read" not in text
+    assert "x" * 1500 in text

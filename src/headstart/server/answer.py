@@ -161,7 +161,7 @@ async def _encoded(
     """What `encode` returns; where it has many parts a thread calls it."""
     if num_parts <= 2000:  # faster than a thread takes over
         return encode()
-    return await service.prompt_threads.run(encode, tenant)
+    return await service.answer_threads.run(encode, tenant)
 
 
 async def _stream(
