@@ -26,12 +26,13 @@ class Lookups:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.breakers: list[str] = []  # the first of each
-        self.is_free = Event()
+        self.has_begun, self.is_free = Event(), Event()
         self._init = library.api.llama_sampler_init_dry
         monkeypatch.setattr(library.api, "llama_sampler_init_dry", self._look_up)
 
     def _look_up(self, *given: Any) -> Any:
         self.breakers.append(given[-2][0].decode())
+        self.has_begun.set()
         assert self.is_free.wait(100)
         return self._init(*given)
 
@@ -63,6 +64,7 @@ def test_while_the_breakers_of_one_request_are_looked_up_the_others_go_on(
     scheduler.submit(replace(plain, sampling=replace(plain.sampling, ignore_eos=True)))
     name = plain.request_id
     results = generate_until(scheduler, lambda told: name in told and told[name].finish)
+    assert lookups.has_begun.wait(100)  # the thread has a low priority
     assert lookups.breakers == ["dry"]
     assert "dry" not in results
     lookups.is_free.set()
