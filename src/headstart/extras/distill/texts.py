@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -19,7 +20,7 @@ import numpy as np
 
 from headstart.structures.atomic import replace_file
 from headstart.types.errors import ConfigError
-from headstart.types.sampling_params import SamplingParams
+from headstart.types.sampling_params import LogitBias, SamplingParams
 
 FILE_SECONDS = 86_400.0  # a file that is as old is closed, or when it takes its part of all
 DRAFTERS = "drafters.json"  # which draft models were made from these texts
@@ -47,9 +48,15 @@ class RecordedText:
         }
         if "logit_bias" in sampling:
             sampling["logit_bias"] = list(sampling["logit_bias"].items())
-        row = {one.name: getattr(self, one.name) for one in fields(self)[:-1]}
-        row |= {"prompt": list(self.prompt), "answer": list(self.answer), "sampling": sampling}
-        return json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        row: dict[str, Any] = {"recorded": self.recorded, "model": self.model}
+        row |= {"tenant": self.tenant, "sampling": sampling}
+        # in loops of Python's, which let the engine have the interpreter now and then
+        tokens = [
+            f'"{name}":[{",".join([str(token) for token in ids])}]'
+            for name, ids in (("prompt", self.prompt), ("answer", self.answer))
+        ]
+        others = json.dumps(row, separators=(",", ":")).removesuffix("}")
+        return f"{','.join([others, *tokens])}}}\n".encode()
 
     @classmethod
     def parse(cls, line: bytes) -> RecordedText:
@@ -62,7 +69,7 @@ class RecordedText:
             row = json.loads(line)
             sampling = row.pop("sampling")
             if "logit_bias" in sampling:
-                sampling["logit_bias"] = dict(sampling["logit_bias"])
+                sampling["logit_bias"] = LogitBias(dict(sampling["logit_bias"]))
             for name in ("samplers", "dry_sequence_breakers"):
                 if name in sampling:
                     sampling[name] = tuple(sampling[name])
@@ -121,14 +128,24 @@ class TextFiles:
         return is_young and path.stat().st_size < self._max_bytes // 16
 
     def _expire(self, now: float) -> None:
-        """Delete files whose newest text is too old, then the oldest until all fit."""
+        """Delete files whose newest text is too old, then the oldest of the tenant that has most,
+        until all fit.
+        """
         self._checked = now
-        sizes = {path: path.stat() for path in text_files(self._folder)}
-        self._num_bytes = sum(one.st_size for one in sizes.values())
-        for path, one in sizes.items():
-            if now - one.st_mtime > self._max_seconds or self._num_bytes > self._max_bytes:
-                path.unlink()
-                self._num_bytes -= one.st_size
+        files, held = {path: path.stat() for path in text_files(self._folder)}, Counter[str]()
+        for path, one in files.items():
+            held[_tenant_of(path)] += one.st_size
+
+        def delete(path: Path) -> None:
+            path.unlink()
+            held[_tenant_of(path)] -= files.pop(path).st_size
+
+        for path in [p for p, one in files.items() if now - one.st_mtime > self._max_seconds]:
+            delete(path)
+        while held.total() > self._max_bytes:
+            most = max(held, key=held.__getitem__)
+            delete(next(path for path in files if _tenant_of(path) == most))
+        self._num_bytes = held.total()
 
 
 @contextmanager
@@ -151,6 +168,10 @@ def _begun(path: Path) -> float:
     """Seconds since 1970."""
     first = path.name.partition("-")[0]
     return int(first) / 1e9 if first.isdecimal() else 0.0
+
+
+def _tenant_of(path: Path) -> str:
+    return path.stem.split("-", 2)[2]
 
 
 def purge(

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 from tests.harness import Model, make_requests, make_scheduler, run, submit_all
+from tests.planted import noted
 
 from headstart.app.cli.main import main
 from headstart.app.demo import TARGET, path
@@ -34,6 +35,7 @@ from headstart.structures.model_id import ModelId
 from headstart.structures.tenants import namespace_of_key
 from headstart.types.errors import ConfigError
 from headstart.types.request import Request
+from headstart.types.sampling_params import LogitBias
 
 KEY = namespace_of_key(b"secret")
 MODEL = ModelId.of(path(TARGET)).digest
@@ -55,7 +57,7 @@ def record(folder: Path, requests: list[Request], **settings: str):
 
 def test_a_text_comes_back_with_all_that_chose_its_tokens(tmp_path: Path) -> None:
     requests = make_requests(6)
-    special = SamplingParams(seed=7, logit_bias={3: -1.5}, dry_sequence_breakers=("a",))
+    special = SamplingParams(seed=7, logit_bias=LogitBias({3: -1.5}), dry_sequence_breakers=("a",))
     requests[0] = replace(requests[0], sampling=special)
     answers = record(tmp_path, requests)
     found = {tuple(text.prompt): text for text in read_texts(tmp_path, MODEL)}
@@ -220,3 +222,21 @@ def test_a_server_that_does_not_record_never_imports_it() -> None:
         "assert not [name for name in sys.modules if 'distill' in name]"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_tenant_that_records_much_has_its_own_texts_deleted_first(tmp_path: Path) -> None:
+    kept = TextFiles(tmp_path, 16_000, 1e9)
+    kept.write(text(1.7e9, [7], list(range(20)), "quiet"))
+    for number in range(400):
+        kept.write(text(1.7e9 + number, [number], list(range(20)), "loud"))
+    assert sum(one.stat().st_size for one in files.text_files(tmp_path)) <= 16_000
+    tenants = [one.tenant for one in read_texts(tmp_path, MODEL)]
+    assert tenants.count("quiet") == 1
+    assert 30 < tenants.count("loud") < 400
+
+
+def test_no_single_call_writes_all_tokens_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = noted(monkeypatch, files.json, "dumps")  # which lets no thread run until it is over
+    long = text(1.0, list(range(50_000)), list(range(500)))
+    assert RecordedText.parse(long.line()) == long
+    assert max(len(str(given)) for given in calls) < 1000
