@@ -17,6 +17,7 @@ from headstart.engine.model import Model
 from headstart.sampling import DEFAULT_SAMPLERS, SamplingParams
 from headstart.sampling.sampler import Sampler
 from headstart.testing import FakeEngine
+from headstart.types.sampling_params import LogitBias
 
 MODEL = Model(demo.path(demo.TARGET), EngineConfig(gpu_layers=0), vocab_only=True)
 SIZE = MODEL.vocab.size
@@ -68,7 +69,7 @@ def random_params(seed: int) -> SamplingParams:
         presence_penalty=one_of(0.0, -0.4),
         repeat_last_n=one_of(-1, 8, 64),
         dry_multiplier=one_of(0.0, 0.0, 0.8),
-        logit_bias=one_of({}, bias),
+        logit_bias=LogitBias(one_of({}, bias)),
         ignore_eos=one_of(True, False),
         seed=seed,
         samplers=tuple(samplers),
@@ -203,7 +204,7 @@ def test_a_token_with_a_bias_is_as_one_that_the_model_says_more_or_less_or_rules
         banned = [int(order[0]), int(order[3]), int(order[-1])]
         logits[banned[0]] += lead
         logits[order[1]] += lead * (seed % 2)
-        bans = SamplingParams(logit_bias=dict.fromkeys(banned, bias), **settings)
+        bans = SamplingParams(logit_bias=LogitBias(dict.fromkeys(banned, bias)), **settings)
         ruled_out = logits.copy()
         ruled_out[banned] += np.float32(bias)
         own = Sampler(bans, Filtering(SIZE), ())

@@ -146,3 +146,14 @@ def test_what_dry_looks_for_is_copied_and_freed_beside_the_loop(
     assert len(threads["llama_sampler_clone"]) == 12
     assert threads["llama_sampler_free"]
     assert get_ident() not in {one for called in threads.values() for one in called}
+
+
+def test_copies_are_made_for_those_who_still_wait(tmp_path: Path, lookups: Lookups) -> None:
+    scheduler = scheduler_of(tmp_path, 4)
+    submit_all(scheduler, (replace(asking("x"), request_id=name) for name in "abcd"), 1)
+    lookup: Any = scheduler.waiting[0].lookup
+    for name in "cd":
+        scheduler.cancel(name)
+    scheduler.step()
+    lookups.is_free.set()
+    assert len(lookup.result(100)) == 3  # and the one that they are copies of

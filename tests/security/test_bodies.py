@@ -234,7 +234,9 @@ def test_a_bias_beyond_float32_is_clamped(sent, kept):
 @pytest.mark.parametrize("bias", [1e30, -1e30, 3e38, float("-inf")])
 def test_no_bias_and_no_temperature_makes_a_guess_of_no_number(temperature, bias):
     engine = FakeEngine(64)
-    params = SamplingParams(temperature=temperature, logit_bias={3: bias, 4: -bias}, top_k=0)
+    params = SamplingParams(
+        temperature=temperature, logit_bias=LogitBias({3: bias, 4: -bias}), top_k=0
+    )
     one = Sampler(params, engine, ())
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         for position in range(20):
@@ -270,7 +272,9 @@ def test_a_token_costs_the_same_however_many_have_a_bias(monkeypatch):
     asked = noted(monkeypatch, sampler, "top_k")
     logits = np.random.default_rng(0).normal(size=100_000).astype(np.float32)
     for bias in (float("-inf"), 2.0):
-        params = SamplingParams(temperature=0.8, logit_bias=dict.fromkeys(range(30_000), bias))
+        params = SamplingParams(
+            temperature=0.8, logit_bias=LogitBias(dict.fromkeys(range(30_000), bias))
+        )
         Sampler(params, FakeEngine(100_000), ()).sample(logits, 1)
     assert [count for _, count, *_ in asked] == [params.top_k] * 2
 
@@ -294,7 +298,9 @@ def test_a_token_costs_the_same_however_many_penalties_have_seen(num_seen, monke
 
 
 def test_the_engine_looks_at_no_bias_of_very_many_one_by_one(monkeypatch):
-    params = SamplingParams(logit_bias=dict.fromkeys(range(30_000), 2.0), ignore_eos=True)
+    params = SamplingParams(
+        logit_bias=LogitBias(dict.fromkeys(range(30_000), 2.0)), ignore_eos=True
+    )
     request = Request(request_id="r", prompt=(1, 2), sampling=params)
     sent = pickle.dumps(request, protocol=5)
     assert sum(1 for _ in pickletools.genops(sent)) < 500
@@ -310,7 +316,7 @@ def test_the_engine_looks_at_no_bias_of_very_many_one_by_one(monkeypatch):
 
 
 def test_a_request_that_bans_every_token_is_an_error_and_not_question_marks():
-    params = SamplingParams(logit_bias=dict.fromkeys(range(16), float("-inf")))
+    params = SamplingParams(logit_bias=LogitBias(dict.fromkeys(range(16), float("-inf"))))
     for temperature in (0.0, 1.0):
         for top_k in (0, 5, 40):
             one = Sampler(replace(params, temperature=temperature, top_k=top_k), FakeEngine(16), ())
@@ -319,7 +325,7 @@ def test_a_request_that_bans_every_token_is_an_error_and_not_question_marks():
 
 
 def test_a_request_that_bans_every_token_ends_alone():
-    banned = SamplingParams(logit_bias=dict.fromkeys(range(LETTERS), float("-inf")))
+    banned = SamplingParams(logit_bias=LogitBias(dict.fromkeys(range(LETTERS), float("-inf"))))
     honest = Request(request_id="honest", prompt=(1, 2), max_tokens=8)
     answers = play(
         make_scheduler(Letters(order=1)),

@@ -19,7 +19,7 @@ from headstart.types.errors import NotSupportedError
 from headstart.types.sampling_params import SamplingParams
 
 _THREAD = low_priority_threads("dry")
-_MOST_COPIES = 16  # at once: requests that are gone are counted too
+_MOST_COPIES = 16  # at once
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 
 
@@ -153,9 +153,10 @@ def begin_filters(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Fu
         made, gone = known.pop(settings).result() if settings in known else [], []
         while len(known) >= 8:  # a few are kept for the next request with the same settings
             gone += known.pop(next(iter(known))).result()
-        vocab.num_dry_wanted = 0
+        vocab.dry_wanted.clear()
         lookup = known[settings] = _THREAD.submit(_copy_dry, vocab, settings, made, gone)
-    vocab.num_dry_wanted += lookup is known.get(settings)
+    if lookup is known.get(settings):
+        vocab.dry_wanted[id(p)] = p
     return lookup
 
 
@@ -171,7 +172,7 @@ def _copy_dry(
         given = vocab.handle, *settings[:-1], array, len(breakers)
         made.append(api.llama_sampler_init_dry(*given))
     made.append(api.llama_sampler_clone(made[0]))
-    while len(made) <= min(vocab.num_dry_wanted, _MOST_COPIES):  # some ask while it looks
+    while len(made) <= min(len(vocab.dry_wanted), _MOST_COPIES):  # some ask while it looks
         made.append(api.llama_sampler_clone(made[0]))
     return made
 

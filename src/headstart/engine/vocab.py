@@ -13,10 +13,12 @@ from collections.abc import Hashable, Iterator
 from concurrent.futures import Future
 from functools import cached_property
 from typing import Any
+from weakref import WeakValueDictionary
 
 from headstart.engine.library import api
 from headstart.structures.interruption import progress
 from headstart.types import FimTokens
+from headstart.types.sampling_params import SamplingParams
 
 _MAX_INFILL_BYTES = 512  # libllama's buffer for one token; it fails to grow it
 
@@ -43,7 +45,8 @@ class LlamaVocab:
         self._bytes: list[bytes | None] = [None] * self.size
         self._texts: list[bytes | None] = [None] * self.size
         self.dry_samplers: dict[Hashable, Future[Any]] = {}  # oldest first; see filters.py
-        self.num_dry_wanted = 0  # copies of the one that is looked up now
+        # of the requests that wait for what is looked up now
+        self.dry_wanted = WeakValueDictionary[int, SamplingParams]()
 
     def tokenize(
         self,

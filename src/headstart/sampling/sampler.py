@@ -23,7 +23,7 @@ from headstart.sampling.thoughts import ThoughtCounter
 from headstart.structures.topk import top_k
 from headstart.types import Engine, Filters, TokenChoice
 from headstart.types.errors import EngineError, RequestError
-from headstart.types.sampling_params import LogitBias, SamplingParams
+from headstart.types.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from headstart.sampling.grammar.state import GrammarState
@@ -51,7 +51,6 @@ class Sampler:
         self.thoughts: ThoughtCounter | None = None  # of a request with a reasoning budget
         self.vocab_size = engine.vocab_size
         bias, ends = params.logit_bias, list(eog_ids) if params.ignore_eos else []
-        assert isinstance(bias, LogitBias)
         # of a token that is there twice the last bias counts
         self._bias_ids = np.concatenate((bias.ids, np.array(ends, np.int32)))
         self._bias = np.concatenate((bias.amounts, np.full(len(ends), -np.inf))).astype(np.float32)

@@ -22,6 +22,7 @@ from headstart.types.sampling_params import (
     NUMBERS,
     SAMPLER_ALIASES,
     SAMPLERS,
+    LogitBias,
     SamplingParams,
 )
 
@@ -161,7 +162,7 @@ def _unescape(text: str) -> str:
     return re.sub(r"\\([nrt'\"\\])", lambda match: meanings[match[1]], text)
 
 
-def _flag_logit_bias(text: str) -> dict[int, float]:
+def _flag_logit_bias(text: str) -> LogitBias:
     biases: dict[int, float] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([0-9]{1,9})([+-])([0-9.eE+-]+|inf)\s*", part)
@@ -172,10 +173,10 @@ def _flag_logit_bias(text: str) -> dict[int, float]:
             raise ConfigError(
                 f"--logit-bias is {part!r} but must be as 15043+1, 15043-1 or 15043-inf"
             ) from None
-    return biases
+    return LogitBias(biases)
 
 
-def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
+def _read_logit_bias(value: Any, vocab: Vocab) -> LogitBias:
     """Read both forms; a text biases every token of it.
 
     Raises:
@@ -202,7 +203,7 @@ def _read_logit_bias(value: Any, vocab: Vocab) -> dict[int, float]:
         for token_id in ids:
             total = biases.get(token_id, 0.0) + number
             biases[token_id] = total if math.isinf(total) else _finite_bias(total)
-    return biases
+    return LogitBias(biases)
 
 
 def _bias(token: Any, bias: Any) -> float:

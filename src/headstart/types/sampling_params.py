@@ -76,7 +76,7 @@ def number(default: float, low: float, high: float, help: str = "", **facts: str
     return field(default=default, metadata=metadata)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class SamplingParams:
     """Sampling of one request; immutable, so the text is a function of it and the prompt."""
 
@@ -136,15 +136,13 @@ class SamplingParams:
         64, -1, 2**31 - 1, "tokens that DRY looks back; 0 is off, -1 the whole context"
     )
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    logit_bias: Mapping[int, float] = field(default_factory=lambda: LogitBias({}))
+    logit_bias: LogitBias = field(default_factory=lambda: LogitBias({}))
     ignore_eos: bool = False
     # 0 .. 2**32 - 1; the server replaces -1 by a random one and reports it
     seed: int = number(0, 0, MAX_SEED)
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
 
     def __post_init__(self) -> None:
-        if not isinstance(self.logit_bias, LogitBias):
-            object.__setattr__(self, "logit_bias", LogitBias(self.logit_bias))
         for parameter in NUMBERS:
             name, (low, high) = parameter.name, parameter.metadata["range"]
             value = getattr(self, name)

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 _SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before the second restart in a row, and later ones
+STABLE_SECONDS = 60.0  # after which an engine counts as one that answers
+MOST_FAILURES = 3  # engines in a row that answered nothing, before no other is made
 
 
 class WorkerClient:
@@ -234,10 +236,9 @@ class WorkerClient:
             self._waits += 1
             self._restart_after(_delay(self._waits))
             return
-        # an engine that was ready for a minute counts as one that answers
-        was_stable = time.monotonic() - self._ready_since >= 60.0
+        was_stable = time.monotonic() - self._ready_since >= STABLE_SECONDS
         self._failures = 1 if self.status == "ready" and was_stable else self._failures + 1
-        if self._failures > 3:
+        if self._failures > MOST_FAILURES:
             self.status = "failed"
             self.failure += (
                 f"; {self._failures} engines in a row answered nothing, so it stays down"

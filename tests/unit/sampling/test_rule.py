@@ -21,6 +21,7 @@ from headstart.testing import FakeEngine
 from headstart.types.constraint import NO_LIMIT, ThoughtLimit
 from headstart.types.errors import RequestError
 from headstart.types.request import TokenLogprob
+from headstart.types.sampling_params import LogitBias
 
 SIZE, NUM_DRAWS = 8, 20_000
 LOGITS = np.random.default_rng(3).normal(0.0, 1.5, SIZE).astype(np.float32)
@@ -28,6 +29,7 @@ LOGITS = np.random.default_rng(3).normal(0.0, 1.5, SIZE).astype(np.float32)
 
 def sampler(vocab_size: int = SIZE, eog_ids: tuple[int, ...] = (), **params: Any) -> Sampler:
     defaults: dict[str, Any] = {"temperature": 1.0, "top_k": 0}
+    params["logit_bias"] = LogitBias(params.get("logit_bias", {}))
     return Sampler(SamplingParams(**{**defaults, **params}), FakeEngine(vocab_size), eog_ids)
 
 

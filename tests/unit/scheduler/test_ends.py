@@ -27,6 +27,7 @@ from headstart.sampling import SamplingParams
 from headstart.testing import LetterVocab
 from headstart.types.errors import CapacityError, ContextLengthError, RequestError
 from headstart.types.request import ProgressEvent, Request, SpeculativeParams
+from headstart.types.sampling_params import LogitBias
 
 
 def oracle_scheduler(engine: Model, requests: list[Request], **limits: int):
@@ -157,7 +158,7 @@ def test_when_time_is_up_the_text_ends_with_its_line_wherever_drafts_begin(lengt
 
 
 def test_when_time_is_up_a_text_without_lines_goes_on() -> None:
-    no_line = replace(ENDLESS, logit_bias={30: float("-inf")})
+    no_line = replace(ENDLESS, logit_bias=LogitBias({30: float("-inf")}))
     request = endless([1], 60, sampling=no_line, max_seconds=0.001)
     answers = run(make_scheduler(Model()), [request])
     assert len(answers["r"].tokens) == 60
@@ -183,7 +184,7 @@ def test_a_full_queue_refuses_and_takes_again_when_a_place_is_free() -> None:
         ({"prompt": []}, "no tokens"),
         ({"prompt": [1, SIZE]}, rf"token id {SIZE} is not in the vocabulary \(0 to {SIZE - 1}\)"),
         ({"prompt": [-1]}, "token id -1"),
-        ({"sampling": SamplingParams(logit_bias={SIZE: 1.0})}, "logit_bias"),
+        ({"sampling": SamplingParams(logit_bias=LogitBias({SIZE: 1.0}))}, "logit_bias"),
         ({"slot_id": 4}, "id_slot is 4 but the slots are 0 to 3"),
         ({"speculative": SpeculativeParams(types=("magic",))}, r"names 'magic'.*oracle"),
     ],

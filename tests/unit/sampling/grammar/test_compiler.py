@@ -27,7 +27,7 @@ from headstart.testing import ByteVocab
 from headstart.types.constraint import MAX_TEXT_BYTES, Constraint, ConstraintKind
 from headstart.types.errors import RequestError
 from headstart.types.request import Request
-from headstart.types.sampling_params import SamplingParams
+from headstart.types.sampling_params import LogitBias, SamplingParams
 
 
 def nested(depth: int) -> str:
@@ -310,7 +310,7 @@ def test_no_step_computes_a_long_forced_text() -> None:
 
 def test_a_request_with_a_constraint_crosses_the_process_border() -> None:
     constraint = Constraint(kind=ConstraintKind.JSON_SCHEMA, text="{}", triggers=(b"</think>",))
-    sampling = SamplingParams(logit_bias={})
+    sampling = SamplingParams(logit_bias=LogitBias({}))
     request = Request(request_id="1", prompt=[1], sampling=sampling, constraint=constraint)
     assert pickle.loads(pickle.dumps(request)) == request
 
