@@ -6,6 +6,7 @@ import asyncio
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import threading
 from collections.abc import Sequence
@@ -44,7 +45,7 @@ from headstart.worker import client as client_module
 from headstart.worker import pipes
 from headstart.worker.client import WorkerClient
 from headstart.worker.loop import run_loop
-from headstart.worker.pipes import MAX_REQUESTS, Cancel, Message, Sender, Stop
+from headstart.worker.pipes import MAX_REQUESTS, Cancel, Items, Message, Sender, Stop
 from headstart.worker.transport import ProcessTransport
 
 REQUEST = Request(request_id="r", prompt=(1, 2, 3))
@@ -82,7 +83,8 @@ class Commands:
     """A sender of commands, and what the engine reads of them."""
 
     def __init__(self) -> None:
-        pipe, self.theirs = multiprocessing.Pipe()
+        self.theirs, pipe = multiprocessing.Pipe(duplex=False)
+        self.items = Items(self.theirs.fileno())
         self.refused: list[str] = []
         self.sender = Sender(pipe, lambda request_id, error: self.refused.append(request_id))
 
@@ -91,8 +93,11 @@ class Commands:
             request = Request(request_id=name, prompt=prompt, namespace=tenant)
             self.sender.send(request)
 
-    def receive(self) -> str:
-        return pickle.loads(self.theirs.recv_bytes()).request_id
+    def receive(self):
+        while (item := self.items.next()) is None:
+            select.select([self.theirs], [], [], 60)
+            self.items.read()
+        return pickle.loads(item)
 
 
 @pytest.fixture
@@ -116,7 +121,7 @@ def test_a_reader_that_stopped_holds_up_nobody_who_sends(commands):
     commands.send("last")
     received = []
     while "last" not in received:
-        received.append(commands.receive())
+        received.append(commands.receive().request_id)
     assert received == sorted({*received}, key=received.index)
     assert {*NAMES[100:400]}.isdisjoint(received)
     assert commands.refused == []
@@ -150,7 +155,7 @@ def test_a_request_that_is_refused_after_all_takes_nobody_s_place(commands):
     with pytest.raises(CapacityError):
         commands.send("b", prompt=range(1 << 22), tenant="b")
     commands.sender.start()
-    assert [commands.receive() for _ in range(4)] == [*"1234"]
+    assert [commands.receive().request_id for _ in range(4)] == [*"1234"]
     assert commands.refused == []
 
 
@@ -165,8 +170,8 @@ def test_a_cancel_and_the_stop_wait_for_none_of_the_requests_of_a_flood(commands
     commands.send(*NAMES, prompt=(1,) * 2000)
     commands.sender.send(command)
     commands.sender.start()
-    assert pickle.loads(commands.theirs.recv_bytes()) == command
-    assert commands.receive() == NAMES[0]
+    assert commands.receive() == command
+    assert commands.receive().request_id == NAMES[0]
 
 
 def test_health_answers_while_the_engine_is_stopped_and_a_hundred_prompts_come(server):

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
+import numpy as np
+
 from headstart.scheduler.sequence import Sequence
+from headstart.structures.prefix_index import packed
 from headstart.structures.tenants import namespaces_of
 from headstart.types import Engine
 from headstart.types.errors import (
@@ -16,7 +19,6 @@ from headstart.types.errors import (
 )
 from headstart.types.media import LoadedChunk, MediaChunk, MediaStore
 from headstart.types.request import Request
-from headstart.types.sampling_params import LogitBias
 
 
 def check(request: Request, engine: Engine, num_slots: int) -> None:
@@ -33,14 +35,14 @@ def check(request: Request, engine: Engine, num_slots: int) -> None:
     if prompt[-1] < 0 and request.media:
         raise RequestError("the prompt ends with an image; put some text behind it")
     num_cells = sum(chunk.num_cells for _, chunk in request.media)
-    low, high = min(prompt), max(prompt)
-    if (low < 0 and sum(token < 0 for token in prompt) != num_cells) or high >= engine.vocab_size:
+    tokens = np.frombuffer(packed(prompt), np.intc)
+    low, high = tokens.min(), tokens.max()
+    if (low < 0 and (tokens < 0).sum() != num_cells) or high >= engine.vocab_size:
         wrong = low if low < 0 else high
         raise RequestError(
             f"token id {wrong} is not in the vocabulary (0 to {engine.vocab_size - 1})"
         )
     bias = request.sampling.logit_bias
-    assert isinstance(bias, LogitBias)
     if len(bias) and not 0 <= bias.ids.min() <= bias.ids.max() < engine.vocab_size:
         raise RequestError(
             f"logit_bias names a token that is not in the vocabulary (0 to {engine.vocab_size - 1})"

@@ -236,7 +236,7 @@ class HostPrompts:
         """Bring the longest prompt on the disk to main memory, if that saves time."""
         if not sequence.request.cache_prompt:
             return _NOTHING
-        tokens, namespace = packed(sequence.text.tokens), sequence.prompt_namespace
+        tokens, namespace = sequence.packed, sequence.prompt_namespace
         files, length = disk.index.find(namespace, tokens)
         num_bytes = sum(file.num_bytes for file in files)
         if not files or num_bytes > self.store.max_bytes:
@@ -293,8 +293,8 @@ class HostPrompts:
         """A stored prompt that saves time, where `num_cached` tokens are in the model's cache."""
         if not sequence.request.cache_prompt or not len(self.store):
             return None
-        tokens = sequence.text.tokens
-        stored, length = self.store.find(sequence.prompt_namespace, packed(tokens))
+        tokens = sequence.packed
+        stored, length = self.store.find(sequence.prompt_namespace, tokens)
         if stored is None:
             return None
         parts = unpack(stored.blocks[0].data)

@@ -126,7 +126,7 @@ class PromptCache:
         others = (one for one in self.cells if one is not cells)
         num_here = max((num_shared(one, sequence) for one in others), default=0)
         is_here = 2 * num_here > len(stored.tokens)
-        wanted = common_prefix_length(stored.tokens, packed(sequence.text.tokens))
+        wanted = common_prefix_length(stored.tokens, sequence.packed)
         while not (is_back := host.restore(stored, cells, wanted)):
             if is_back is None:
                 host.store.put(stored)

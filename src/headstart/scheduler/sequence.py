@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -9,6 +10,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.sampling.thoughts import ThoughtCounter
 from headstart.scheduler.policy import Policy
 from headstart.structures.prefix import common_prefix_length
+from headstart.structures.prefix_index import packed
 from headstart.structures.tenants import tenant_of
 from headstart.text.stop_strings import Indentation, StopStrings
 from headstart.types import Engine, Vocab
@@ -185,6 +187,11 @@ class Sequence:
     def tenant(self) -> str:
         """Whose request it is."""
         return tenant_of(self.request.namespace)
+
+    @property
+    def packed(self) -> array[int]:
+        """Its text as stored prompts are compared with it."""
+        return packed(self.text.tokens if self.num_emitted else self.request.prompt)
 
     @property
     def seq_id(self) -> int:

@@ -15,8 +15,8 @@ Item = TypeVar("Item")
 
 
 def packed(tokens: Iterable[int]) -> array[int]:
-    """Tokens as they are compared: four bytes each."""
-    return array("i", tokens)
+    """Tokens as they are compared: four bytes each. An array is returned itself."""
+    return tokens if isinstance(tokens, array) else array("i", tokens)
 
 
 class PrefixIndex(Generic[Item]):

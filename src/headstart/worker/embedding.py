@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.scheduler.scheduler import WAIT_SECONDS
+from headstart.structures.prefix_index import packed
 from headstart.structures.tenants import in_turns, surplus, tenant_of
 from headstart.types.errors import (
     CapacityError,
@@ -24,7 +25,7 @@ from headstart.types.errors import (
     QuotaError,
     RequestError,
 )
-from headstart.types.media import LoadedChunk, readable
+from headstart.types.media import LoadedChunk
 from headstart.types.report import Counters
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest, Event, error_event
 
@@ -120,8 +121,7 @@ class EmbeddingQueue:
             raise RequestError("there is no input; send at least one text")
         if chunks and self.engine.why_no_media:
             raise RequestError(self.engine.why_no_media)
-        for index, text in enumerate(request.texts):
-            self._check(index, readable(text) if chunks else text)
+        self._check(request.texts, has_media=bool(chunks))
         chunks = dict(chunks or {})
         if any(chunk.num_cells > self.engine.max_batch_tokens for chunk in chunks.values()):
             raise RequestError(
@@ -156,16 +156,23 @@ class EmbeddingQueue:
             self._drop(job)
             self._refused.append(error_event(job.request.request_id, QuotaError("queue", words)))
 
-    def _check(self, index: int, text: Sequence[int]) -> None:
-        if not text or min(text) < 0 or max(text) >= self.engine.vocab_size:
+    def _check(self, texts: Sequence[Sequence[int]], *, has_media: bool) -> None:
+        """Look at all tokens at once, because thousands of texts hold up the loop one by one."""
+        sizes, most = np.array([len(text) for text in texts]), self.engine.max_tokens
+        tokens = np.frombuffer(b"".join(map(packed, texts)), np.intc)
+        low = tokens.min(initial=0) if has_media else 0
+        wrong = np.flatnonzero((tokens < low) | (tokens >= self.engine.vocab_size))
+        places = np.searchsorted(sizes.cumsum(), wrong, "right")  # the texts that have them
+        if len(found := np.concatenate((places, np.flatnonzero(sizes == 0)))):
             raise RequestError(
-                f"input {index} must have tokens, with ids from 0 to {self.engine.vocab_size - 1}"
+                f"input {found.min()} must have tokens, with ids from 0 to "
+                f"{self.engine.vocab_size - 1}"
             )
-        if len(text) > self.engine.max_tokens:
+        if sizes.max() > most:
             raise RequestError(
-                f"input {index} has {len(text)} tokens, too large to process: at most "
-                f"{self.engine.max_tokens} are taken; shorten it, or start with a larger --ubatch "
-                "if the model knows so many"
+                f"input {sizes.argmax()} has {sizes.max()} tokens, too large to process: at most "
+                f"{most} are taken; shorten it, or start with a larger --ubatch if the model knows "
+                "so many"
             )
 
     def cancel(self, request_id: str) -> None:

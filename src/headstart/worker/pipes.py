@@ -15,10 +15,11 @@ import pickle
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
+from headstart.structures.prefix_index import packed
 from headstart.structures.tenants import surplus, tenant_of
 from headstart.types.errors import CapacityError, QuotaError
 from headstart.types.report import WorkerReport
@@ -67,7 +68,7 @@ class Sender:
         """`refuse`: told of a request that made room for another tenant's."""
         self._pipe = pipe
         self._refuse = refuse
-        self._commands: OrderedDict[str | int, Command] = OrderedDict()  # requests by their id
+        self._commands: OrderedDict[str | int, Command] = OrderedDict()  # work by its request_id
         self._num_held = 0  # by these
         self._changed = threading.Condition()
         self._is_closed = False
@@ -86,12 +87,12 @@ class Sender:
             if isinstance(command, Cancel) and self._forget(command.request_id):
                 return
             dropped = self._make_room(command) if isinstance(command, _COUNTED) else []
-            name: str | int = id(command)
-            if isinstance(command, _COUNTED) and command.request_id not in self._commands:
-                name = command.request_id
-            self._commands[name] = command
             if isinstance(command, Cancel | Stop):  # a long request takes a step
-                self._commands.move_to_end(name, last=False)
+                self._commands[id(command)] = command
+                self._commands.move_to_end(id(command), last=False)
+            else:
+                is_known = command.request_id in self._commands
+                self._commands[id(command) if is_known else command.request_id] = command
             self._count(command, 1)
             self._changed.notify()
         for request in dropped:
@@ -146,7 +147,7 @@ class Sender:
                 _, command = self._commands.popitem(last=False)
                 self._count(command, -1)
             try:
-                self._pipe.send_bytes(pickle.dumps(command, protocol=5))
+                write_item(self._pipe.fileno(), _compact(command))
             except OSError:
                 log.debug("the engine process is gone; a command was dropped")
         self._pipe.close()  # here, where nobody can be writing to it
@@ -156,6 +157,15 @@ def _held_by(request: Request | EmbeddingRequest) -> tuple[str, int]:
     """Whose it is, and the tokens that have to be sent."""
     size = len(request.prompt) if isinstance(request, Request) else request.num_tokens
     return tenant_of(request.namespace), max(LEAST_TOKENS, size)
+
+
+def _compact(command: Command) -> Command:
+    """With tokens that are read as bytes: to make a list of 128k takes the loop 5 ms."""
+    if isinstance(command, Request):
+        return replace(command, prompt=packed(command.prompt))
+    if isinstance(command, EmbeddingRequest):
+        return replace(command, texts=tuple(map(packed, command.texts)))
+    return command
 
 
 _HEAD_BYTES = 8  # in front of each item: its size
@@ -173,19 +183,51 @@ def write_item(fd: int, item: object) -> None:
         left = left[os.write(fd, left) :]
 
 
+class Items:
+    """Takes the items out of a pipe, without waiting for the rest of one."""
+
+    def __init__(self, fd: int) -> None:
+        os.set_blocking(fd, False)
+        self._fd, self._unread = fd, bytearray()
+
+    def read(self) -> None:
+        """Take in what is there, up to a megabyte.
+
+        Raises:
+            EOFError: the other side is closed.
+        """
+        try:
+            data = os.read(self._fd, 1 << 20)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            raise EOFError
+        self._unread += data
+
+    def next(self) -> bytes | None:
+        """The oldest item, pickled, if all of it was read."""
+        end = _HEAD_BYTES + int.from_bytes(self._unread[:_HEAD_BYTES], "little")
+        if len(self._unread) < max(end, _HEAD_BYTES + 1):
+            return None
+        item = bytes(memoryview(self._unread)[_HEAD_BYTES:end])
+        del self._unread[:end]
+        return item
+
+
 class ItemReader:
-    """Takes the items out of a pipe. Belongs to the loop in which `start` was called."""
+    """Hands on the items of a pipe. Belongs to the loop in which `start` was called."""
 
     def __init__(self, fd: int, take: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         """`on_end` is called once, when the other side is closed."""
         self._fd = fd
         self._take = take
         self._on_end = on_end
-        self._unread = bytearray()
 
     def start(self) -> None:
         """Call `take` with every item from now on; the descriptor does not block any more."""
-        os.set_blocking(self._fd, False)
+        self._items = Items(self._fd)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._read)
 
@@ -199,28 +241,14 @@ class ItemReader:
 
     def _read(self) -> None:
         try:
-            data = os.read(self._fd, 1 << 20)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
+            self._items.read()
+        except EOFError:
             on_end = self._on_end
             self.stop()
             on_end()
             return
-        self._unread += data
-        while (item := self._next()) is not None:
+        while (item := self._items.next()) is not None:
             try:
                 self._take(pickle.loads(item))
             except Exception:  # those behind it came with it: nothing else would have them taken
                 log.exception("what the engine sent could not be taken")
-
-    def _next(self) -> bytes | None:
-        """The oldest item, if all of it has come."""
-        end = _HEAD_BYTES + int.from_bytes(self._unread[:_HEAD_BYTES], "little")
-        if len(self._unread) < max(end, _HEAD_BYTES + 1):
-            return None
-        item = bytes(self._unread[_HEAD_BYTES:end])
-        del self._unread[:end]
-        return item

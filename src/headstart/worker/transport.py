@@ -28,7 +28,7 @@ from headstart.structures.system import switch_threads_often, widen_pipe
 from headstart.types.errors import HeadstartError, QuotaError, WorkerDeadError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import error_event
-from headstart.worker.pipes import Command, ItemReader, Message, Sender, Stop, write_item
+from headstart.worker.pipes import Command, ItemReader, Items, Message, Sender, Stop, write_item
 
 if TYPE_CHECKING:
     from headstart.scheduler.scheduler import Scheduler
@@ -72,7 +72,8 @@ class ProcessTransport:
         # a pipe each way: the loop needs one that never waits, a `Sender` one that does
         taken, self._commands = context.Pipe(duplex=False)
         self._messages, told = context.Pipe(duplex=False)
-        widen_pipe(told.fileno())  # some thousand steps: a busy web process holds up no decode
+        for pipe in (self._commands, told):  # some thousand steps, or a prompt of 200,000 tokens
+            widen_pipe(pipe.fileno())
         self._process = context.Process(
             target=_process_main,
             args=(self._build, taken, told, self._prepare),
@@ -214,7 +215,7 @@ def _process_main(
         scheduler, info = build()
         gc.freeze()  # what is loaded stays; looking through all of it made a step 24 ms longer
         send(info)
-        run_loop(scheduler, _receiver(commands), send)
+        run_loop(scheduler, _receiver(commands.fileno()), send)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         os._exit(0)  # the server is gone
     except BaseException as caught:
@@ -242,19 +243,24 @@ def _once_per_percent(send: Callable[[Message], None]) -> Callable[[float], None
     return tell
 
 
-def _receiver(pipe: Connection) -> Callable[[float | None], Sequence[Command]]:
+def _receiver(fd: int) -> Callable[[float | None], Sequence[Command]]:
     """Takes the commands out of a pipe; waits so many seconds for one. What is read in
-    READ_SECONDS has to do: the others are there the next time.
+    READ_SECONDS has to do: the others, and the rest of a long one, are there the next time.
     """
-    poll = select.poll()  # `Connection.poll` makes one each time, and this is every step
-    poll.register(pipe.fileno(), select.POLLIN)
+    items, poll = Items(fd), select.poll()
+    poll.register(fd, select.POLLIN)
 
     def receive(seconds: float | None) -> Sequence[Command]:
         commands, until = list[Command](), math.inf
         milliseconds = None if seconds is None else 1000.0 * seconds
-        while time.monotonic() < until and poll.poll(0 if commands else milliseconds):
+        while time.monotonic() < until:
+            if (item := items.next()) is not None:
+                commands.append(pickle.loads(item))
+            elif poll.poll(0 if commands else milliseconds):
+                items.read()
+            else:
+                break
             until = min(until, time.monotonic() + READ_SECONDS)
-            commands.append(pickle.loads(pipe.recv_bytes()))
         return commands
 
     return receive

@@ -8,29 +8,40 @@ import gc
 import logging
 import multiprocessing
 import os
+import pickle
+import pickletools
+import select
 import signal
 import sys
 import threading
 import time
+from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from tests.harness import Model, make_scheduler, run
 
+from headstart.structures.system import widen_pipe
 from headstart.types.errors import ConfigError
+from headstart.types.media import MediaQuestion
 from headstart.types.report import WorkerReport
 from headstart.types.request import (
+    EmbeddingRequest,
     FinishEvent,
+    Request,
     RequestStats,
     StepTokens,
     TokenEvent,
     TokenLogprob,
     VerifiedDraft,
+    Work,
 )
 from headstart.worker import transport
-from headstart.worker.pipes import Cancel, ItemReader, Message, write_item
+from headstart.worker.pipes import Cancel, ItemReader, Items, Message, Sender, write_item
 from headstart.worker.transport import ProcessTransport, _once_per_percent, _process_main
 
 
@@ -60,7 +71,7 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-async def run(build: object) -> str:
+async def end_of(build: object) -> str:
     transport = ProcessTransport(build)  # type: ignore[arg-type]
     end = asyncio.get_running_loop().create_future()
     transport.start(end.set_result)
@@ -77,14 +88,14 @@ async def run(build: object) -> str:
     ("build", "error"), [(die, "with signal SIGKILL"), (refuse, "no")], ids=["dies", "refuses"]
 )
 async def test_an_engine_that_ended_leaves_no_descriptors(build: object, error: str) -> None:
-    assert error in await run(build)  # the first starts a helper of multiprocessing's
+    assert error in await end_of(build)  # the first starts a helper of multiprocessing's
     before = num_open()
-    await run(build)
+    await end_of(build)
     assert num_open() == before
 
 
 async def test_a_thread_that_computes_gives_the_loop_the_interpreter_within_a_millisecond() -> None:
-    assert float(await run(tell_interval)) < 0.001
+    assert float(await end_of(tell_interval)) < 0.001
 
 
 async def test_an_end_is_told_where_no_thread_can_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,13 +134,83 @@ def test_commands_that_take_long_to_read_are_read_bit_by_bit(
     taken, given = multiprocessing.Pipe(duplex=False)
     commands = [Cancel(f"r{number}") for number in range(50)]
     for command in commands:
-        given.send(command)
+        write_item(given.fileno(), command)
     times = count()
     monkeypatch.setattr(time, "monotonic", lambda: next(times) / 1000)
-    receive = transport._receiver(taken)
+    receive = transport._receiver(taken.fileno())
     read = [list(receive(0.0)) for _ in range(60)]
     assert [command for part in read for command in part] == commands
     assert max(map(len, read)) <= 3
+
+
+def test_a_command_of_which_some_has_come_holds_up_no_step() -> None:
+    source, sink = os.pipe()
+    taken, given = multiprocessing.Pipe(duplex=False)
+    write_item(sink, Cancel("first"))
+    write_item(sink, Cancel("second"))
+    data, receive = os.read(source, 10_000), transport._receiver(taken.fileno())
+    os.write(given.fileno(), data[:-1])
+    assert receive(0.0) == [Cancel("first")]
+    assert receive(0.0) == []
+    os.write(given.fileno(), data[-1:])
+    assert receive(None) == [Cancel("second")]
+    given.close()
+    with pytest.raises(EOFError):
+        receive(0.0)
+    for one in (source, sink):
+        os.close(one)
+
+
+PROMPT = array("i", range(100_000))
+COMMANDS = [
+    Request(request_id="a", prompt=PROMPT.tolist()),
+    EmbeddingRequest("b", tuple([[number] * 100 for number in range(1000)])),
+    MediaQuestion("c", (b"x" * 100_000,), ""),
+]
+
+
+class Watched(array):
+    """Tokens that know how often someone looked at them one by one."""
+
+    num_looks = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_looks += 1
+        return super().__iter__()
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["prompt", "texts", "image"])
+def test_tokens_are_sent_as_bytes(command: Work) -> None:
+    taken, given = multiprocessing.Pipe(duplex=False)
+    widen_pipe(given.fileno())
+    sender = Sender(given, lambda request_id, error: None)
+    sender.start()
+    sender.send(command)
+    items = Items(taken.fileno())
+    while (item := items.next()) is None:
+        select.select([taken], [], [], 10)
+        items.read()
+    assert sum(1 for _ in pickletools.genops(item)) < 12_000  # a few for each text
+    came = pickle.loads(item)
+    if isinstance(command, Request):
+        assert came == replace(command, prompt=PROMPT)
+    sender.close()
+
+
+def test_the_loop_looks_once_at_each_token_of_a_request_that_comes() -> None:
+    prompt, scheduler = Watched("i", [1, 2, 3] * 5), make_scheduler(Model())
+    scheduler.submit(Request(request_id="r", prompt=prompt, max_tokens=1))
+    assert prompt.num_looks == 1
+    assert run(scheduler)["r"].finish
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=["prompt", "texts", "image"])
+def test_a_cancel_takes_back_all_that_was_not_sent(command: Work) -> None:
+    _, given = multiprocessing.Pipe(duplex=False)
+    sender = Sender(given, lambda request_id, error: None)
+    sender.send(command)
+    sender.send(Cancel(command.request_id))
+    assert not sender._commands
 
 
 def test_the_messages_of_thousands_of_steps_have_room_until_the_server_reads_them() -> None:
