@@ -7,13 +7,16 @@ import threading
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from tests.server.fake_worker import HOLD, FakeWorker, say
+from tests.planted import noted
+from tests.server.fake_worker import HOLD, FakeWorker, hello, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
-from headstart.server import connections
+from headstart.server import body as body_module
+from headstart.server import connections, guard
 from headstart.server.connections import MAX_HEAD_BYTES, affordable
 from headstart.types.errors import ConfigError
+from headstart.types.request import ReplyEvent
 
 
 @contextmanager
@@ -41,9 +44,9 @@ def push(connection, data: bytes) -> None:
         connection.sendall(data)
 
 
-def post(body: bytes) -> bytes:
-    head = b"POST /completion HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
-    return head % len(body) + body
+def post(body: bytes, path: str = "/completion") -> bytes:
+    head = b"POST %b HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    return head % (path.encode(), len(body)) + body
 
 
 @pytest.mark.parametrize(
@@ -203,3 +206,65 @@ def test_a_hundred_clients_come_and_go_while_one_hangs(client):
         for thread in threads:
             thread.join(60)
         assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("size", [1, 300_000])
+def test_calls_that_were_given_up_at_once_are_not_read_before_others(monkeypatch, size):
+    let_go, read = threading.Event(), noted(monkeypatch, body_module, "read_object")
+
+    def script(request):
+        let_go.wait(60)  # the event loop has something else to do, and they pile up
+        return hello(request)
+
+    with serving(worker := FakeWorker(script)) as client, connected(client) as first:
+        push(first, post(b'{"prompt": "a"}'))
+        worker.started.get(timeout=60)
+        for _ in range(50):
+            with connected(client) as connection:
+                push(connection, post(b'{"prompt": "%b"}' % (b"a" * size)))
+        let_go.set()
+        assert client.get("/health").status_code == 200
+        assert client.post("/tokenize", json={"content": "a"}).status_code == 200
+    assert len(read) == 2
+    assert len(worker.requests) == 1
+
+
+def test_all_bodies_together_take_no_more_than_their_limit(monkeypatch):
+    monkeypatch.setattr(guard, "MAX_BODY_BYTES", 0)  # eight bodies then, four of one tenant
+    worker = FakeWorker(lambda request: [HOLD])
+    body = post(b'{"prompt": "a", "unknown": "%b"}' % (b"x" * 900_000))
+    config = ServerConfig(max_body_mb=1)
+    with serving(worker, config) as client, ExitStack() as busy:
+        for _ in range(4):
+            push(busy.enter_context(connected(client)), body)
+            worker.started.get(timeout=60)
+        with connected(client) as connection:
+            push(connection, body)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 503")
+        busy.close()
+        for _ in range(4):
+            worker.cancelled.get(timeout=60)
+        with connected(client) as connection:
+            push(connection, body)
+            worker.started.get(timeout=60)
+
+
+def test_slot_actions_whose_clients_left_before_their_turn_are_not_done(tmp_path):
+    worker = FakeWorker(lambda action: [HOLD, ReplyEvent(action.request_id, (1, 2, 0.5))])
+    with (
+        serving(worker, ServerConfig(slot_save_path=str(tmp_path))) as client,
+        connected(client) as first,
+    ):
+        save = post(b'{"filename": "a"}', "/slots/0?action=save")
+        push(first, save)
+        worker.started.get(timeout=60)
+        for _ in range(20):
+            with connected(client) as connection:
+                push(connection, save)
+                for _ in range(3):  # it comes so far that it waits for its turn
+                    assert client.get("/health").status_code == 200
+        for _ in range(3):
+            assert client.get("/health").status_code == 200
+        worker.go_on()
+        assert client.post("/slots/0?action=erase").json() == {"id_slot": 0, "n_erased": 1}
+    assert [one.action for one in worker.requests] == ["save", "erase"]

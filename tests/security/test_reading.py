@@ -166,10 +166,12 @@ async def test_too_many_jobs_are_refused_and_abandoned_ones_not_begun():
         await threads.run(lambda: None)
     others[0].cancel()
     await asyncio.sleep(0)
+    others.append(asyncio.create_task(threads.run(lambda: begun.append(2))))  # in its place
+    await asyncio.sleep(0)
     hold.set()
     assert await first
-    await others[1]
-    assert begun == [1]
+    await asyncio.gather(*others[1:])
+    assert begun == [1, 2]
     threads.close()
 
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hmac
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -25,7 +26,9 @@ from headstart.server.page import POLICY, Page, page_files
 from headstart.server.routing import prefixed
 from headstart.server.websites import ANY, WebsitePolicy
 from headstart.structures.tenants import counted, may_take, namespace_of_key, namespace_of_tenant
-from headstart.types.errors import ConfigError, QuotaError
+from headstart.types.errors import CapacityError, ConfigError, QuotaError
+
+MAX_BODY_BYTES = 1 << 30  # of all requests that are being answered; of one tenant half
 
 
 def install(
@@ -60,6 +63,7 @@ class Guard:
         self._config = config
         self._why_not_ready = why_not_ready
         self._running: Counter[str] = Counter()  # requests by tenant
+        self._body_bytes = Counter[str]()  # of these
         self._max_running = affordable(config.max_connections)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,8 +82,9 @@ class Guard:
         if is_preflight:
             await self._preflight(headers)(scope, receive, send)
             return
-        with counted(self._running, scope["headstart.namespace"]):
-            await self._app(scope, self._limited(receive, headers), send)
+        tenant = scope["headstart.namespace"]
+        with counted(self._running, tenant), self._limited(receive, headers, tenant) as limited:
+            await self._app(scope, limited, send)
 
     def _admit(self, scope: Scope, headers: Headers) -> bool:
         """Check key and readiness, and set the request's namespace.
@@ -150,27 +155,42 @@ class Guard:
         matches = [key for key in self._keys for one in offered if hmac.compare_digest(key, one)]
         return matches[0] if matches else None
 
-    def _limited(self, receive: Receive, headers: Headers) -> Receive:
-        """Count the body's bytes while it is read; beyond the limit drop the rest and raise 413."""
-        limit, num_bytes = self._max_bytes, 0
+    @contextmanager
+    def _limited(self, receive: Receive, headers: Headers, tenant: str) -> Iterator[Receive]:
+        """Count the body's bytes while it is read; beyond the limit drop the rest and raise 413,
+        and 503 where all bodies that are held would take too much.
+        """
+        limit, num_bytes, held = self._max_bytes, 0, self._body_bytes
         is_declared = int(headers.get("content-length") or 0) > limit
 
         async def counted() -> Message:
             nonlocal num_bytes
             # with Expect the client waits for a reply before it sends the body
             message: Message = {} if is_declared and headers.get("expect") else await receive()
-            num_bytes += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            num_bytes, held[tenant] = num_bytes + size, held[tenant] + size
             if num_bytes <= limit and not is_declared:
+                if size and not may_take(held, tenant, max(MAX_BODY_BYTES, 8 * limit)):
+                    raise CapacityError(
+                        f"the bodies of {self._running.total()} requests take "
+                        f"{held.total() >> 20} MiB; try again when some are answered"
+                    )
                 return message
             # read a somewhat larger body, so that the client sees the 413
-            while message.get("more_body") and num_bytes <= 4 * limit:
+            num_read = num_bytes
+            while message.get("more_body") and num_read <= 4 * limit:
                 message = await receive()
-                num_bytes += len(message.get("body", b""))
+                num_read += len(message.get("body", b""))
             raise ApiError(
                 413, f"the body is larger than {limit >> 20} MiB; start with a larger --max-body-mb"
             )
 
-        return counted
+        try:
+            yield counted
+        finally:
+            held[tenant] -= num_bytes
+            if not held[tenant]:
+                del held[tenant]
 
 
 @cache  # a pipe can be read only once

@@ -24,6 +24,7 @@ from headstart.server.ollama import ollama_model
 from headstart.server.results import draft_counts
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
+from headstart.server.threads import unless_left
 from headstart.server.tool_use import describe
 from headstart.types import ModelInfo
 from headstart.types.errors import EngineError, QuotaError, RequestError
@@ -150,10 +151,14 @@ async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     )
     # a tenant's actions one after the other: many at once would hold up the engine's steps, and
     # saves would exceed a quota
-    async with service.slot_actions.setdefault(http.scope["headstart.namespace"], asyncio.Lock()):
+    lock = service.slot_actions.setdefault(http.scope["headstart.namespace"], asyncio.Lock())
+    await unless_left(http.receive, lock.acquire())  # nothing is done for those who left by then
+    try:
         if action == "save":
             await asyncio.to_thread(_make_room, folder, name, service.config)
         done = await single_event(service.worker, command)
+    finally:
+        lock.release()
     return _slot_answer(command, name, *done)
 
 

@@ -1,7 +1,7 @@
 """Threads for work that would block the event loop: parsing, templates, tokenizing.
 
 They are daemon threads, so shutdown never waits for one. A queued job whose client disconnected is
-not started; a running one ends the next time it reports progress. The threads are few and the queue
+forgotten; a running one ends the next time it reports progress. The threads are few and the queue
 is bounded, because a running job cannot be killed. Tenants take turns, and not all threads work for
 one.
 """
@@ -80,6 +80,8 @@ class Threads:
             return result
         finally:
             job.given_up = ClientDisconnect()  # nobody waits for the result any more
+            with self._changed:
+                self._waiting.remove(tenant, job)  # and it holds a body
 
     async def run_for(self, scope: Scope, receive: Receive, function: Callable[[], T]) -> T:
         """Run the function for a client whose body was read, as `run` and `unless_left`."""

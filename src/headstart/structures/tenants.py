@@ -136,6 +136,14 @@ class TenantQueue(Generic[Item]):
             self._waiting[tenant] = items
         return item
 
+    def remove(self, tenant: str, item: Item) -> None:
+        """Remove an item of this tenant, if it still waits."""
+        items = self._waiting.get(tenant, deque())
+        if item in items:
+            items.remove(item)
+        if not items:
+            self._waiting.pop(tenant, None)
+
     def give_way(self, tenant: str) -> Item | None:
         """Remove the newest item of the tenant that has most, to make room for one of this one."""
         held = {name: len(items) for name, items in self._waiting.items()}
