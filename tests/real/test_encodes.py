@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -177,3 +178,22 @@ def test_files_of_a_request_that_left_are_not_read_even_if_one_was(
     assert isinstance(event, ReplyEvent)
     assert (event.request_id, len(event.value)) == ("stays", 2)
     assert len(media._chunks) == 3
+
+
+def test_no_file_is_kept_of_questions_that_were_given_up(files: Models) -> None:
+    class File(bytearray):
+        """One that may be watched."""
+
+    media: Any = open_scheduler(files).media
+    is_free = threading.Event()
+    media._thread.submit(is_free.wait)  # another file is encoded all the time
+    kept = []
+    for name in "abc":
+        file: Any = File(picture(1))
+        kept.append(weakref.ref(file))
+        media.ask(MediaQuestion(name, (file,), ""))
+        del file
+        media.cancel(name)
+    assert [one() for one in kept] == [None] * 3
+    assert not media.has_work
+    is_free.set()

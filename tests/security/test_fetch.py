@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import queue
 import threading
+from base64 import b64decode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx2
 import pytest
-from tests.server.fake_worker import FakeWorker
+from tests.security.test_connections import connected, post, push
+from tests.server.fake_worker import INFO, FakeWorker, hello
+from tests.server.serving import serving
 
 from headstart.config import ServerConfig
 from headstart.server import media
@@ -20,6 +29,8 @@ from headstart.server.media import _file_of, fetch, public_address, read_media
 from headstart.server.media_files import MOST_BYTES, safe_file
 from headstart.server.model import Service
 from headstart.types.errors import RequestError
+from headstart.types.media import MediaQuestion
+from headstart.types.request import ReplyEvent
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -157,3 +168,76 @@ def test_a_file_that_does_not_fit_beside_the_others_is_refused_by_the_limit_of_a
     asked = [("image", f"{site}/half")] * 2
     with pytest.raises(RequestError, match=r"left of the 1 MiB .*\(--max-body-mb\)"):
         asyncio.run(read_media(request_of("a", service), asked))
+
+
+Reading = tuple["queue.Queue[bytes]", threading.Event]
+"""Files that are read, and the event without which none comes to its end."""
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reading]:
+    files, go_on = queue.Queue[bytes](), threading.Event()
+
+    def read(data: bytes) -> tuple[str, bytes]:
+        files.put(data)
+        assert go_on.wait(60)
+        return "image", data
+
+    monkeypatch.setattr(media, "safe_file", read)
+    yield files, go_on
+    go_on.set()
+
+
+def answer_or_parts(request: Any) -> list[Any]:
+    if isinstance(request, MediaQuestion):
+        return [ReplyEvent(request.request_id, (((1, 2),),) * len(request.files))]
+    return hello(request)
+
+
+@contextmanager
+def serving_images() -> Iterator[httpx2.Client]:
+    worker = FakeWorker(answer_or_parts)
+    worker.info_when_ready = replace(INFO, modalities=("image",))
+    with serving(worker) as client:
+        yield client
+
+
+def about(*images: str) -> dict[str, Any]:
+    urls = [f"data:image/png;base64,{image}" for image in images]
+    parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return {"messages": [{"role": "user", "content": parts}]}
+
+
+def ask_about(client: httpx2.Client, image: str) -> int:
+    return client.post("/v1/chat/completions", json=about(image), timeout=60).status_code
+
+
+def test_texts_are_answered_while_the_images_of_many_requests_are_read(reading: Reading) -> None:
+    files, go_on = reading
+    with serving_images() as client, ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(ask_about, client, "aaaa") for _ in range(8)]
+        for _ in range(2):
+            files.get(timeout=60)
+        try:
+            for _ in range(8):
+                assert client.post("/completion", json={"prompt": "a"}, timeout=30).is_success
+        finally:
+            go_on.set()
+        assert [one.result() for one in asked] == [200] * 8
+
+
+def test_of_the_images_of_clients_that_left_no_more_are_read(reading: Reading) -> None:
+    files, go_on = reading
+    with serving_images() as client:
+        with ExitStack() as leaving:
+            for number in range(9):  # those behind four wait for their turn
+                body = json.dumps(about(*["aaaa"] * 9)).encode()
+                push(leaving.enter_context(connected(client)), post(body, "/chat/completions"))
+                if number < 2:
+                    files.get(timeout=60)
+            assert client.get("/health").is_success
+        for _ in range(5):
+            assert client.get("/health").is_success
+        go_on.set()
+        assert ask_about(client, "bbbb") == 200
+        assert files.get(timeout=60) == b64decode("bbbb")

@@ -15,7 +15,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import (
     FIRST_COMPLETED,
     Future,
-    InvalidStateError,
     ThreadPoolExecutor,
     wait,
 )
@@ -191,7 +190,8 @@ class Projector:
         self._thread = ThreadPoolExecutor(1, "headstart-media")
         self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # the one used last is last
         self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # by file; likewise
-        self._questions: dict[str, Future[Parts]] = {}
+        # with their files, which a thread that encodes for seconds must not keep
+        self._questions: dict[str, tuple[MediaQuestion, Future[Parts]]] = {}
         self._of_draft: Projector | None = None
         for width, height in (
             _SAMPLES if "image" in self.modalities else ()
@@ -230,22 +230,21 @@ class Projector:
         return found
 
     def ask(self, question: MediaQuestion) -> None:
-        done = self._questions[question.request_id] = Future[Parts]()
-        self._thread.submit(self._read_next, question, (), done)
+        self._questions[question.request_id] = question, Future[Parts]()
+        self._thread.submit(self._read_next, question.request_id, ())
 
     def cancel(self, request_id: str) -> None:
-        if (asked := self._questions.pop(request_id, None)) is not None:
-            asked.cancel()
+        self._questions.pop(request_id, None)
 
     @property
     def has_work(self) -> bool:
         return bool(self._questions)
 
     def answers(self, seconds: float) -> list[ReplyEvent | ErrorEvent]:
-        wait(self._questions.values(), seconds, FIRST_COMPLETED)
+        wait([asked for _, asked in self._questions.values()], seconds, FIRST_COMPLETED)
         found: list[ReplyEvent | ErrorEvent] = []
-        for name in [name for name, asked in self._questions.items() if asked.done()]:
-            asked = self._questions.pop(name)
+        for name in [name for name, (_, asked) in self._questions.items() if asked.done()]:
+            _, asked = self._questions.pop(name)
             try:
                 found.append(ReplyEvent(name, asked.result()))
             except Exception as error:  # the client is told
@@ -275,21 +274,21 @@ class Projector:
         while held > _MOST_BYTES and len(self._chunks) > 1:
             held -= self._chunks.popitem(last=False)[1].num_bytes
 
-    def _read_next(self, question: MediaQuestion, parts: Parts, done: Future[Parts]) -> None:
+    def _read_next(self, name: str, parts: Parts) -> None:
         """Read one file; before the next one, others have their turn. None behind a damaged one."""
-        if done.cancelled():
+        question, done = self._questions.get(name, (None, None))
+        if question is None or done is None:  # cancelled
             return
         salt = blake2b(self._id + question.namespace.encode()).digest()
-        with suppress(InvalidStateError):  # it was cancelled meanwhile
-            try:
-                parts = (*parts, self._read(question.files[len(parts)], salt))
-            except Exception as error:
-                done.set_exception(error)
-                return
-            if len(parts) == len(question.files):
-                done.set_result(parts)
-            else:
-                self._thread.submit(self._read_next, question, parts, done)
+        try:
+            parts = (*parts, self._read(question.files[len(parts)], salt))
+        except Exception as error:
+            done.set_exception(error)
+            return
+        if len(parts) == len(question.files):
+            done.set_result(parts)
+        else:
+            self._thread.submit(self._read_next, name, parts)
 
     def _read(self, file: bytes, salt: bytes) -> tuple[MediaPart, ...]:
         """What one file becomes: as in a prompt that consists of it alone."""

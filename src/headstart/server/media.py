@@ -26,6 +26,7 @@ from headstart.server.limits import check_length
 from headstart.server.media_files import MOST_BYTES, safe_file
 from headstart.server.model import service_of
 from headstart.server.threads import unless_left
+from headstart.structures.interruption import progress
 from headstart.types.errors import RequestError
 from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
 
@@ -101,27 +102,28 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
 
     async def ask() -> Media:
         held, left = list[str | bytes](), service.config.max_body_mb << 20
-        for _, url in sources:
-            held.append(await _fetched(url, service.config, left))
-            left -= len(held[-1])
+        # each may hold many megabytes; slow sites of one tenant keep no other waiting
+        async with service.image_questions.setdefault(namespace, asyncio.Semaphore(4)):
+            for _, url in sources:
+                held.append(await _fetched(url, service.config, left))
+                left -= len(held[-1])
 
-        def read() -> tuple[bytes, ...]:
-            files = [
-                safe_file(one if isinstance(one, bytes) else _file_of(one, service.config))
-                for one in held
-            ]
-            for kind, _ in files:
-                _check_kind(kind, modalities)
-            return tuple(file for _, file in files)
+            def read() -> tuple[bytes, ...]:
+                files = list[bytes]()
+                for one in held:
+                    data = one if isinstance(one, bytes) else _file_of(one, service.config)
+                    kind, file = safe_file(data)  # of a large one that takes seconds
+                    _check_kind(kind, modalities)
+                    progress(len(files))
+                    files.append(file)
+                return tuple(files)
 
-        files = await service.prompt_threads.run(read, namespace)
-        question = MediaQuestion(f"media-{secrets.token_hex(12)}", files, namespace)
-        parts: Media = await single_event(service.worker, question)
-        return parts
+            files = await service.media_threads.run(read, namespace)
+            question = MediaQuestion(f"media-{secrets.token_hex(12)}", files, namespace)
+            parts: Media = await single_event(service.worker, question)
+            return parts
 
-    # each may hold many megabytes; slow sites of one tenant keep no other waiting
-    async with service.image_questions.setdefault(namespace, asyncio.Semaphore(4)):
-        return await unless_left(http.receive, ask())
+    return await unless_left(http.receive, ask())
 
 
 def _check_kind(kind: str, modalities: Sequence[str]) -> None:

@@ -80,9 +80,10 @@ class Service:
     started_at: float = 0.0
     model: ServedModel | None = None
     load_failure: str = ""
-    # separate, so that prompts do not wait for requests that only count or show tokens, and no
-    # answer that has begun is refused
+    # separate, so that prompts do not wait for images or for requests that only count or show
+    # tokens, and no answer that has begun is refused
     prompt_threads: Threads = field(default_factory=partial(Threads, "prompts", 4, 512))
+    media_threads: Threads = field(default_factory=partial(Threads, "media", 2, 512))
     text_threads: Threads = field(default_factory=partial(Threads, "texts", 2, 64))
     answer_threads: Threads = field(default_factory=partial(Threads, "answers", 2, 2**30))
     streams: KeptStreams = field(default_factory=KeptStreams)
@@ -105,7 +106,8 @@ class Service:
 
     async def close(self) -> None:
         """End what is read and what is answered with the error of a server that stops."""
-        for threads in (self.prompt_threads, self.text_threads, self.answer_threads):
+        reading = self.prompt_threads, self.media_threads
+        for threads in (*reading, self.text_threads, self.answer_threads):
             threads.close()
         await self.worker.close()
 
