@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,9 @@ from tests.server.serving import served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import ServerConfig
+from headstart.server import embeddings
+from headstart.server import ollama as ollama_module
+from headstart.server.embeddings import normalize
 from headstart.server.ollama_dialect import OllamaChatBody, chat_body
 from headstart.types.errors import EngineError, HeadstartError
 from headstart.types.request import Request
@@ -221,3 +225,21 @@ def test_a_field_of_the_wrong_type_is_the_clients_fault(
     answer = client.post(path, json=body)
     assert answer.status_code == 400
     assert says in answer.text
+
+
+def test_many_vectors_are_written_off_the_event_loop_and_too_many_refused(
+    embed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[str]()
+
+    def noted(*given: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return normalize(*given)
+
+    monkeypatch.setattr(ollama_module, "normalize", noted)
+    size = len(embed.embed("any", "a").embeddings[0])
+    assert all("texts" in one for one in threads)
+    monkeypatch.setattr(embeddings, "MAX_NUMBERS", 2 * size)
+    assert embed.embed("any", ["a"] * 2).embeddings
+    with pytest.raises(ollama.ResponseError, match=f"3 vectors of {size} numbers"):
+        embed.embed("any", ["a"] * 3)

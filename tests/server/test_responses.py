@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from typing import Any
 
 import httpx2
@@ -13,8 +14,10 @@ from tests.server.serving import events_of, openai_of, served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import ServerConfig
+from headstart.server import responses
 from headstart.server.kept import ResponseStore, StoredResponse
 from headstart.server.responses_body import ResponsesBody, chat_body
+from headstart.server.schemas import ChatBody
 from headstart.types.errors import HeadstartError
 from headstart.types.request import Request
 
@@ -322,3 +325,29 @@ def test_a_client_that_leaves_cancels_its_request() -> None:
         with pytest.raises(httpx2.ReadTimeout):
             client.post("/v1/responses", json={"input": "Hi"}, timeout=0.3)
         assert worker.cancelled.get(timeout=60).startswith("resp_")
+
+
+def test_a_conversation_is_put_together_off_the_event_loop(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = list[str]()
+
+    def noted(*given: Any) -> ChatBody:
+        threads.append(threading.current_thread().name)
+        return chat_body(*given)
+
+    monkeypatch.setattr(responses, "chat_body", noted)
+    first = client.post("/v1/responses", json={"input": "Hi"}).json()
+    for path in ("/v1/responses", "/v1/responses/input_tokens"):
+        body = {"input": "Hi", "previous_response_id": first["id"]}
+        assert client.post(path, json=body).status_code == 200
+    assert len(threads) == 3
+    assert all("prompts" in one for one in threads)
+
+
+def test_what_a_conversation_takes_is_counted_once() -> None:
+    unread: Any = object()  # nothing that JSON could hold
+    before = StoredResponse({"id": "r", "output": []}, [{"text": "x" * 100}], [])
+    after = StoredResponse({"id": "s", "output": []}, [], [unread], before.num_bytes)
+    assert before.num_bytes > 100
+    assert after.num_bytes > before.num_bytes

@@ -16,8 +16,9 @@ from tests.server.server_process import Server, until
 from tests.server.serving import error_of, serving, text_of
 from tests.thread_transport import ThreadTransport
 
+from headstart.server import kept
 from headstart.server.app import IdleTimer
-from headstart.server.kept import MAX_STREAMS, KeptStreams
+from headstart.server.kept import MAX_STREAMS, PIECE_BYTES, KeptStreams
 from headstart.server.prompts import render_messages
 from headstart.types.errors import CapacityError, ModelError
 from headstart.types.request import FinishEvent
@@ -230,7 +231,8 @@ async def test_streams_belong_to_their_tenant_and_few_that_are_over_are_kept():
 
     long = streams.begin("a", "long")
     long.write(chunks(5))
-    assert b"".join([chunk async for chunk in long.read(1 << 20)])[-4:] == b"xxxx"
+    pieces = [piece async for piece in long.read(1 << 20)]
+    assert (sum(map(len, pieces)), {*map(len, pieces)}) == (4 << 20, {PIECE_BYTES})
     assert (long.num_bytes, long.num_dropped) == (5 << 20, 1 << 20)
     assert streams.find("b", "long") is None
     streams.stop("b", "long")
@@ -243,3 +245,15 @@ async def test_streams_belong_to_their_tenant_and_few_that_are_over_are_kept():
     old.completed_at = int(time.time()) - 301
     streams.begin("c", "new")
     assert streams.find("a", "70") is None
+
+
+async def test_the_tenant_whose_streams_take_most_loses_its_oldest(monkeypatch):
+    monkeypatch.setattr(kept, "MAX_STREAM_BYTES", 1000)
+    streams = KeptStreams()
+    for tenant, number, size in [("quiet", 0, 100), *(("loud", n, 300) for n in range(4))]:
+        stream = streams.begin(tenant, str(number))
+        stream.data += bytes(size)
+        stream.stop()
+    streams.begin("other", "new")
+    assert streams.find("quiet", "0")
+    assert [bool(streams.find("loud", str(n))) for n in range(4)] == [False, True, True, True]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
+import orjson
 from numpy.typing import NDArray
 from pydantic import Field
 from starlette.requests import Request as HttpRequest
@@ -40,6 +41,7 @@ from headstart.types.report import EmbeddingInfo
 from headstart.types.request import EmbeddingEvent, EmbeddingRequest
 
 routes = Routes()
+MAX_NUMBERS = 1 << 23  # of one answer: some 100 MB of JSON
 
 
 class EmbeddingBody(Body):
@@ -148,6 +150,14 @@ async def embed(
     """
     namespace = http.scope["headstart.namespace"]
     texts = await service.prompt_threads.run_for(http.scope, http.receive, read)
+    info = service.info.embedding
+    assert info is not None
+    num_vectors = sum(map(len, texts)) if info.pooling == "none" else len(texts)
+    if num_vectors * info.size > MAX_NUMBERS:
+        raise RequestError(
+            f"the answer would have {num_vectors} vectors of {info.size} numbers but at most "
+            f"{MAX_NUMBERS} numbers are sent; send fewer texts at once"
+        )
     request_id = f"{prefix}-{secrets.token_hex(12)}"
     chunks = {p.ids()[0]: p for parts in media for p in parts if isinstance(p, MediaChunk)}
     command = EmbeddingRequest(request_id, tuple(texts), namespace, tuple(chunks.items()))
@@ -209,13 +219,6 @@ def read_inputs(
         if not tokens:
             raise RequestError("Input content cannot be empty")
         texts.append(check_size(field, tokens, info))
-    rows = sum(map(len, texts)) if info.pooling == "none" else len(texts)
-    max_numbers = 1 << 23  # some 100 MB of JSON
-    if rows * info.size > max_numbers:
-        raise RequestError(
-            f"the answer would have {rows} vectors of {info.size} numbers but at most "
-            f"{max_numbers} numbers are sent; send fewer texts at once"
-        )
     return texts
 
 
@@ -244,6 +247,12 @@ def normalize(vectors: NDArray[np.float32], kind: int) -> NDArray[np.float32]:
     return scaled
 
 
+def written(vectors: NDArray[np.float32]) -> orjson.Fragment:
+    """Those of one text as JSON; the interpreter would wait until those of all are written."""
+    numbers = np.ascontiguousarray(vectors)
+    return orjson.Fragment(orjson.dumps(numbers, option=orjson.OPT_SERIALIZE_NUMPY))
+
+
 def finished(
     event: EmbeddingEvent, service: Service, kind: int | None, dimensions: int | None
 ) -> Sequence[NDArray[np.float32]]:
@@ -259,11 +268,13 @@ def finished(
 def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> Any:
     data: list[dict[str, Any]] = []
     for index, rows in enumerate(finished(event, service, body.embd_normalize, body.dimensions)):
-        vector = np.ascontiguousarray(rows[0], np.dtype("<f4"))
-        entry: dict[str, Any] = {"embedding": vector, "index": index, "object": "embedding"}
+        entry: dict[str, Any] = {"embedding": "", "index": index, "object": "embedding"}
         if body.encoding_format == "base64":
+            vector = rows[0].astype("<f4")
             entry["embedding"] = base64.b64encode(vector.tobytes()).decode()
             entry["encoding_format"] = "base64"
+        else:
+            entry["embedding"] = written(rows[0])
         data.append(entry)
     usage = {"prompt_tokens": event.num_tokens, "total_tokens": event.num_tokens}
     model = body.model or service.served.alias
@@ -272,7 +283,7 @@ def _openai_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent)
 
 def _native_answer(body: EmbeddingBody, service: Service, event: EmbeddingEvent) -> Any:
     rows = finished(event, service, body.embd_normalize, body.dimensions)
-    return [{"index": i, "embedding": np.ascontiguousarray(one)} for i, one in enumerate(rows)]
+    return [{"index": i, "embedding": written(one)} for i, one in enumerate(rows)]
 
 
 @routes.post(

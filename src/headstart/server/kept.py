@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -23,6 +23,8 @@ from starlette.types import Message
 
 HEADER = "x-conversation-id"
 MAX_STREAMS = 64  # that are over, of one tenant
+MAX_STREAM_BYTES = 256 << 20  # of those of all tenants
+PIECE_BYTES = 1 << 16  # of a stream that is read: a client that does not go on reading holds one
 Item = dict[str, Any]
 
 
@@ -77,9 +79,9 @@ class KeptStream:
         self._changed = asyncio.Event()
 
     async def read(self, start: int = 0) -> AsyncIterator[bytes]:
-        """The chunks from this byte on, including those still to come."""
-        while start >= self.num_dropped:
-            if chunk := bytes(self.data[start - self.num_dropped :]):
+        """What there is from this byte on, in pieces, including what is still to come."""
+        while (at := start - self.num_dropped) >= 0:
+            if chunk := bytes(self.data[at : at + PIECE_BYTES]):
                 start += len(chunk)
                 yield chunk
             elif self.completed_at:
@@ -100,9 +102,16 @@ class KeptStreams:
         over = [name for name, one in self._streams.items() if one.completed_at]
         own = [name for name in over if name[0] == namespace]
         oldest = time.time() - 300.0  # seconds that a stream is kept after its end
+        held = Counter[str]()  # bytes, by tenant
         for name in over:
             if self._streams[name].completed_at < oldest or name in own[:-MAX_STREAMS]:
                 del self._streams[name]
+            else:
+                held[name[0]] += len(self._streams[name].data)
+        while held.total() > MAX_STREAM_BYTES:
+            most = max(held, key=held.__getitem__)
+            name = next(one for one in over if one[0] == most and one in self._streams)
+            held[most] -= len(self._streams.pop(name).data)
         stream = KeptStream(conversation_id)
         self._streams[namespace, conversation_id] = stream
         return stream
@@ -132,6 +141,12 @@ class StoredResponse:
     response: dict[str, Any]
     input_items: list[Item]
     history: list[Item]
+    history_bytes: int = 0
+    num_bytes: int = field(init=False)  # of JSON; the objects take a few times as much
+
+    def __post_init__(self) -> None:
+        own = len(orjson.dumps(self.response)) + len(orjson.dumps(self.input_items))
+        object.__setattr__(self, "num_bytes", own + self.history_bytes)
 
     @property
     def conversation(self) -> list[Item]:
@@ -149,8 +164,8 @@ class ResponseStore:
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         """The limits are those of one tenant; bytes are of JSON."""
         self._max_responses, self._max_bytes = max_responses, max_bytes
-        # with its size, by namespace and id, the least recently used first
-        self._stored: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
+        # by namespace and id, the least recently used first
+        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
         self._num_stored, self._num_bytes = Counter[str](), Counter[str]()  # by namespace
         self._lock = threading.RLock()
 
@@ -159,16 +174,13 @@ class ResponseStore:
 
     def put(self, namespace: str, stored: StoredResponse) -> None:
         """Keep a response, unless it alone exceeds the limit."""
-        # of the JSON; the objects take a few times as much
-        parts = (stored.response, stored.input_items, stored.history)
-        size = sum(len(orjson.dumps(part)) for part in parts)
         numbers, sizes = self._num_stored, self._num_bytes
         tenants = 4  # all together may keep as much as so many
         with self._lock:
             self.drop(namespace, stored.response["id"])
-            self._stored[namespace, stored.response["id"]] = stored, size
+            self._stored[namespace, stored.response["id"]] = stored
             numbers[namespace] += 1
-            sizes[namespace] += size
+            sizes[namespace] += stored.num_bytes
             while numbers[namespace] > self._max_responses or sizes[namespace] > self._max_bytes:
                 self._drop_oldest(namespace)
             while len(self) > tenants * self._max_responses:
@@ -182,15 +194,15 @@ class ResponseStore:
             if (namespace, response_id) not in self._stored:
                 return None
             self._stored.move_to_end((namespace, response_id))
-            return self._stored[namespace, response_id][0]
+            return self._stored[namespace, response_id]
 
     def drop(self, namespace: str, response_id: str) -> None:
         """Drop a response, if it is there."""
         with self._lock:
-            _, size = self._stored.pop((namespace, response_id), (None, None))
-            if size is not None:
+            stored = self._stored.pop((namespace, response_id), None)
+            if stored is not None:
                 self._num_stored[namespace] -= 1
-                self._num_bytes[namespace] -= size
+                self._num_bytes[namespace] -= stored.num_bytes
                 if not self._num_stored[namespace]:
                     del self._num_stored[namespace], self._num_bytes[namespace]
 

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from headstart.server.answer import answer_prompts, new_call
 from headstart.server.body import make_body, read_body
 from headstart.server.chat import answer_chat
-from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs
+from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, written
 from headstart.server.errors import wrong_value
 from headstart.server.infill import fill_in
 from headstart.server.limits import MAX_INPUTS, check_length
@@ -41,7 +41,7 @@ from headstart.server.ollama_dialect import (
     written_time,
 )
 from headstart.server.prompts import Prompt, read_prompts
-from headstart.server.routing import Routes
+from headstart.server.routing import Routes, json_response
 from headstart.server.schemas import NativeBody
 from headstart.types import Vocab
 from headstart.types.errors import RequestError
@@ -134,7 +134,7 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
 
 
 @routes.post("/api/embed", body=OllamaEmbedBody, answer="`embeddings`: a list of vectors")
-async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
+async def ollama_embed(http: HttpRequest) -> Response:
     """Turn texts into vectors of length 1."""
     started = time.monotonic()
     service = service_of(http)
@@ -146,14 +146,22 @@ async def ollama_embed(http: HttpRequest) -> dict[str, Any]:
     if request.dimensions is not None and not 1 <= request.dimensions <= size:
         raise wrong_value("dimensions", request.dimensions, f"from 1 to {size}")
     event = await _embed(http, service, texts, truncates=request.truncate) if texts else None
-    vectors = [normalize(v[:, : request.dimensions], 2)[0] for v in event.vectors] if event else []
-    return {
-        "model": request.model or service.served.alias,
-        "embeddings": vectors,
-        "total_duration": nanoseconds(time.monotonic() - started),
-        "load_duration": 0,
-        "prompt_eval_count": event.num_tokens if event else 0,
-    }
+
+    def answer() -> Response:
+        vectors = event.vectors if event else ()
+        return json_response(
+            {
+                "model": request.model or service.served.alias,
+                "embeddings": [
+                    written(normalize(v[:, : request.dimensions], 2)[0]) for v in vectors
+                ],
+                "total_duration": nanoseconds(time.monotonic() - started),
+                "load_duration": 0,
+                "prompt_eval_count": event.num_tokens if event else 0,
+            }
+        )
+
+    return await service.text_threads.run_for(http.scope, http.receive, answer)
 
 
 @routes.post("/api/embeddings", body=OllamaEmbedBody, answer="`embedding`: a vector")

@@ -17,6 +17,7 @@ from headstart.server.model import service_of
 from headstart.server.response_dialect import ResponsesDialect
 from headstart.server.responses_body import ResponsesBody, chat_body
 from headstart.server.routing import Routes
+from headstart.server.schemas import ChatBody
 from headstart.types.errors import RequestError
 
 routes = Routes()
@@ -31,13 +32,14 @@ routes = Routes()
 async def create_response(http: HttpRequest) -> Response:
     """Answer a text or items, optionally continuing a stored response."""
     body = await read_body(http, ResponsesBody)
-    history = _history(http, body)
-    chat = chat_body(body, history)
     store, namespace = service_of(http).responses, http.scope["headstart.namespace"]
+    before = _before(http, body)
+    history, chat = await _chat_after(before, http, body)
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
-            store.put(namespace, StoredResponse(response, _items(body.input), history))
+            num_bytes = before.num_bytes if before else 0
+            store.put(namespace, StoredResponse(response, _items(body.input), history, num_bytes))
 
     return await answer_chat(http, chat, "resp_", partial(ResponsesDialect, body, keep))
 
@@ -51,7 +53,8 @@ async def create_response(http: HttpRequest) -> Response:
 async def count_response_tokens(http: HttpRequest) -> dict[str, Any]:
     """Count the tokens of the prompt that a response would answer."""
     body = await read_body(http, ResponsesBody)
-    number = await count_chat_tokens(http, chat_body(body, _history(http, body)))
+    _, chat = await _chat_after(_before(http, body), http, body)
+    number = await count_chat_tokens(http, chat)
     return {"object": "response.input_tokens", "input_tokens": number}
 
 
@@ -84,10 +87,24 @@ async def delete_response(http: HttpRequest) -> dict[str, Any]:
     return {"id": response_id, "object": "response", "deleted": True}
 
 
-def _history(http: HttpRequest, body: ResponsesBody) -> list[Item]:
-    """The conversation of the stored response that the body continues."""
+async def _chat_after(
+    before: StoredResponse | None, http: HttpRequest, body: ResponsesBody
+) -> tuple[list[Item], ChatBody]:
+    """The items of the conversation so far, and the chat that goes on; of a short body it may be
+    long.
+    """
+
+    def make() -> tuple[list[Item], ChatBody]:
+        history = before.conversation if before else []
+        return history, chat_body(body, history)
+
+    return await service_of(http).prompt_threads.run_for(http.scope, http.receive, make)
+
+
+def _before(http: HttpRequest, body: ResponsesBody) -> StoredResponse | None:
+    """The stored response that the body continues."""
     if body.previous_response_id is None:
-        return []
+        return None
     namespace = http.scope["headstart.namespace"]
     before = service_of(http).responses.get(namespace, body.previous_response_id)
     if before is None:
@@ -95,7 +112,7 @@ def _history(http: HttpRequest, body: ResponsesBody) -> list[Item]:
             f"Previous response with id {shorten(body.previous_response_id)} not found: it was not "
             "stored, was deleted, or made room for newer ones; send the conversation as input"
         )
-    return before.conversation
+    return before
 
 
 def _items(given: Any) -> list[Item]:
