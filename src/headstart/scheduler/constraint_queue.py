@@ -132,9 +132,11 @@ class ConstraintQueue:
     def _wait(self, tenant: str) -> float:
         """Seconds until constraints of the tenant are compiled again; 0 if they are now."""
         now = self._clock()
-        others = {one for one, at in self._whole.items() if at > now} | self.waiting.keys()
         wait = self._whole.get(tenant, 0.0) - now - SHARE_SECONDS
-        return max(0.0, wait) if others - {tenant} else 0.0
+        if wait <= 0.0:  # of very many tenants at most times
+            return 0.0
+        others = (at for one, at in self._whole.items() if one != tenant)
+        return wait if self.waiting.keys() - {tenant} or any(at > now for at in others) else 0.0
 
     def _cached(self, sequence: Sequence) -> Future[Compiled] | None:
         assert self._compiler is not None

@@ -282,6 +282,20 @@ def test_a_tenant_whose_neighbour_has_its_whole_share_again_is_alone() -> None:
     assert compiler.begun == ["b1", "a1", "a2"]
 
 
+def test_requests_that_wait_do_not_each_look_at_the_shares_of_all_tenants() -> None:
+    looks = list[None]()
+
+    class Shares(dict[str, float]):
+        def items(self) -> Any:
+            looks.append(None)
+            return super().items()
+
+    queue, _ = queued(Clock(), {"a": [f"a{number}" for number in range(200)], "b": ["b1"]})
+    queue._whole = Shares({"c": 100.0})
+    assert ready(queue) == {}
+    assert len(looks) < 10
+
+
 def test_what_is_compiled_while_the_shares_are_looked_at_counts_too() -> None:
     clock = Clock()
     queue, compiler = queued(clock, {"a": ["a1"], "b": ["b1"]})

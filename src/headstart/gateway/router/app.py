@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
@@ -30,6 +30,8 @@ from headstart.server.extras import Extras
 from headstart.server.kept import HEADER
 from headstart.server.routing import json_response
 from headstart.server.threads import unless_left
+from headstart.structures.tenants import may_take
+from headstart.types.errors import CapacityError
 
 
 def create_app(
@@ -203,6 +205,7 @@ def _for_tenant(backend: Backend, scope: Scope) -> Backend:
 
 
 T = TypeVar("T")
+MAX_WAITING = 512  # requests whose answers go on without their clients; of one tenant half
 Conversation = tuple[str, str]  # tenant and name
 
 
@@ -248,11 +251,19 @@ class Streams:
 
         Raises:
             ApiError: the stream was stopped before.
+            CapacityError: too many wait, perhaps for no client any more.
         """
+        if not may_take(Counter(one for one, _ in self._waiting), conversation[0], MAX_WAITING):
+            work.close()
+            raise CapacityError(
+                f"{len(self._waiting)} requests with {HEADER} wait for their model; try again later"
+            )
         self._models[conversation] = model
         self._models.move_to_end(conversation)
-        if len(self._models) > 4096:
-            self._models.popitem(last=False)
+        if len(self._models) > 4096:  # the oldest goes of the tenant that has most
+            held = Counter(tenant for tenant, _ in self._models)
+            most = max(held, key=held.__getitem__)
+            del self._models[next(one for one in self._models if one[0] == most)]
         self.stop(conversation)
         task = asyncio.ensure_future(work)
         self._waiting[conversation] = task

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from contextlib import asynccontextmanager
 
 import httpx2
@@ -13,7 +14,8 @@ from tests.unit.gateway.router.fakes import FakeChildren, FakeStore, loaded, poo
 
 from headstart.config import Config, RouterConfig, ServerConfig
 from headstart.gateway.router import listing
-from headstart.gateway.router.app import create_app
+from headstart.gateway.router.app import MAX_WAITING, Streams, create_app
+from headstart.types.errors import CapacityError
 
 PROMPT = {"prompt": "a"}
 
@@ -337,3 +339,29 @@ async def test_the_router_has_metrics_of_its_own() -> None:
     assert "headstart_router_loads_total 1\n" in text
     assert said["path"] == "/metrics"
     assert "headstart_router_loads_total 2\n" in after
+
+
+async def test_a_tenant_with_very_many_conversations_has_no_other_s_forgotten() -> None:
+    async def loaded() -> None: ...
+
+    streams = Streams()
+    await streams.wait(("quiet", "c"), "a", loaded())
+    for number in range(4200):
+        await streams.wait(("loud", str(number)), "b", loaded())
+    assert streams.model_of(("quiet", "c")) == "a"
+    assert [streams.model_of(("loud", str(n))) for n in (0, 4199)] == ["", "b"]
+
+
+async def test_few_requests_whose_clients_may_be_gone_wait_for_a_model() -> None:
+    streams, is_loaded = Streams(), asyncio.Event()
+    waiting = [
+        asyncio.create_task(streams.wait(("loud", str(n)), "a", is_loaded.wait()))
+        for n in range(MAX_WAITING)
+    ]
+    await asyncio.sleep(0)
+    quiet = asyncio.create_task(streams.wait(("quiet", "c"), "a", is_loaded.wait()))
+    await asyncio.sleep(0)
+    is_loaded.set()
+    assert await quiet
+    done = await asyncio.gather(*waiting, return_exceptions=True)
+    assert Counter(map(type, done)) == {bool: MAX_WAITING // 2, CapacityError: MAX_WAITING // 2}
