@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import pytest
 from tests.planted import noted
@@ -267,4 +268,5 @@ def test_slot_actions_whose_clients_left_before_their_turn_are_not_done(tmp_path
             assert client.get("/health").status_code == 200
         worker.go_on()
         assert client.post("/slots/0?action=erase").json() == {"id_slot": 0, "n_erased": 1}
-    assert [one.action for one in worker.requests] == ["save", "erase"]
+    actions: Any = worker.requests
+    assert [one.action for one in actions] == ["save", "erase"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -236,7 +237,7 @@ def test_a_tenant_that_records_much_has_its_own_texts_deleted_first(tmp_path: Pa
 
 
 def test_no_single_call_writes_all_tokens_of_a_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = noted(monkeypatch, files.json, "dumps")  # which lets no thread run until it is over
+    calls = noted(monkeypatch, json, "dumps")  # which lets no thread run until it is over
     long = text(1.0, list(range(50_000)), list(range(500)))
     assert RecordedText.parse(long.line()) == long
     assert max(len(str(given)) for given in calls) < 1000
