@@ -80,7 +80,7 @@ def open_disk(config: Config, models: Models, target: Any, drafter: Any) -> Disk
         log.warning("--cache-disk is not used: prompts go there through --cache-ram, which is 0")
         return None
     digest, own = ModelId.of(models.target).digest, _facts(config.engine)
-    streams = scheduler.parallel if config.engine.exact else 1  # caches: a state names their number
+    streams = scheduler.parallel if target.has_own_caches else 1  # a state names their number
     facts = [ModelId.of(models.drafter.path).digest] if models.drafter else []
     facts += [*models.types, own, repr(config.draft_engine), *_rotation(drafter)]
     place = DiskPlace(

@@ -59,6 +59,8 @@ class LlamaEngine(Sequences):
         self.model = model
         self.vocab_size = model.vocab.size
         self.is_exact = config.exact
+        is_split = model.facts.architecture == "deepseek4" and not limits.is_heads
+        self.has_own_caches = config.exact or is_split
         self.widths, self.is_alone = ALL_WIDTHS, False  # of decodes, where it is exact
         self.num_sequences = limits.num_sequences
         context = config.context or model.facts.train_context
@@ -76,7 +78,8 @@ class LlamaEngine(Sequences):
             )
         self.adapters = Adapters(model, self.handle, config)
         self.context_size: int = min(context, api.llama_n_ctx_seq(self.handle))
-        self.num_cells: int = self.context_size * (limits.num_sequences if self.is_exact else 1)
+        num_caches = limits.num_sequences if self.has_own_caches else 1
+        self.num_cells: int = self.context_size * num_caches
         self._find_kind()
         is_cut = self.cache_kind is CacheKind.CUT
         has_spare = params.n_seq_max > limits.num_sequences and is_cut

@@ -33,7 +33,7 @@ class Sequences:
     cache_kind: CacheKind
     max_padding: int  # tokens of one decode that ROLLBACK can drop
     window: int  # tokens that sliding windows see; 0: none
-    is_exact: bool  # each sequence has a cache of its own
+    has_own_caches: bool  # each sequence has one
 
     def __init__(self, context: Any, checkpoints: Checkpoints, spare: int | None) -> None:
         """`spare`: a sequence that no request has."""
@@ -45,7 +45,7 @@ class Sequences:
         self._last_rows: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
         self.gaps = Gaps()
-        self._sharing: set[int] = set()  # sequences whose cells may belong to others too
+        self._sharing: dict[int, int] = {}  # how many first cells may belong to others too
         # between caches, and moves within the shared one, which libllama leaves for the next decode
         self.has_copies = self.has_shifts = False
         self.lacks_cells = False  # why the last state that could not be put back was refused
@@ -81,7 +81,7 @@ class Sequences:
 
     def shift(self, seq_id: int, start: int, end: int) -> bool:
         # libllama moves a cell for all sequences that share it: first it gets cells of its own
-        if seq_id in self._sharing:
+        if self._sharing.get(seq_id, 0) > end:
             state = self._try_get(seq_id, _WHOLE)
             self.clear(seq_id)
             if not self._set(seq_id, state, _WHOLE):
@@ -93,6 +93,8 @@ class Sequences:
         api.llama_memory_seq_rm(self._memory, seq_id, start, end)
         api.llama_memory_seq_add(self._memory, seq_id, end, -1, start - end)
         self.has_shifts = True
+        if seq_id in self._sharing:
+            self._sharing[seq_id] = min(start, self._sharing[seq_id])
         return True
 
     def gather(self, seq_id: int) -> bool:
@@ -108,7 +110,7 @@ class Sequences:
     def hand_over(self, seq_id: int, num_tokens: int, reader: PromptReader) -> bool:
         """Have a sequence in the reader's cache; False if it must stay where it is."""
         is_dear = seq_id in self._sharing and num_tokens > FLASH_TILE  # cells of its own for them
-        state = b"" if self.has_shifts or is_dear else self._try_get(seq_id, _WHOLE)
+        state = b"" if is_dear else self._try_get(seq_id, _WHOLE)
         is_there = self._set(seq_id, state, _WHOLE, reader.handle)
         if is_there:
             self.clear(seq_id)
@@ -131,14 +133,7 @@ class Sequences:
             if can_copy:
                 self._copy(source, target, length)
             return can_copy
-        if self.is_exact:  # the kinds that are left have recurrent layers
-            if length != self._lengths.get(source, 0):
-                return False
-            if not self._set(target, self._try_get(source, _WHOLE), _WHOLE):
-                self.clear(target)
-                return False
-            self.gaps.share(source, target, length)
-        elif not self._copy_with_state(source, target, length):
+        if not self._copy_with_state(source, target, length):
             self.clear(target)
             return False
         self._last_rows[target] = 0
@@ -149,7 +144,7 @@ class Sequences:
     def clear(self, seq_id: int) -> None:
         self._lengths.pop(seq_id, None)
         self._last_rows.pop(seq_id, None)
-        self._sharing.discard(seq_id)
+        self._sharing.pop(seq_id, None)
         self.checkpoints.drop(seq_id)
         self.gaps.drop(seq_id)
         if self.reader is not None:
@@ -188,7 +183,7 @@ class Sequences:
     def restore_sequence(self, seq_id: int, data: Data) -> int:
         self.clear(seq_id)
         parts, self.lacks_cells = unpack(data), False
-        if parts is None or (self.has_copies and not self._make_copies(seq_id)):
+        if parts is None or (self.has_copies and not self._settle(seq_id)):
             self.clear(seq_id)
             return 0
         state = memoryview(parts[0])
@@ -262,7 +257,7 @@ class Sequences:
         self.checkpoints.cut(seq_id, length)
 
     def _copy(self, source: int, target: int, length: int) -> None:
-        if self.is_exact:
+        if self.has_own_caches:
             api.llama_memory_seq_cp(self._memory, source, target, -1, -1)
             self.gaps.share(source, target, length)
             self._remove(target, length)
@@ -271,24 +266,27 @@ class Sequences:
             end = self.gaps.position(source, length)
             api.llama_memory_seq_cp(self._memory, source, target, 0, end)
             self.gaps.share(source, target, length)
-            self._sharing |= {source, target}
+            self._sharing |= {source: max(length, self._sharing.get(source, 0)), target: length}
 
-    def _make_copies(self, seq_id: int) -> bool:
-        """Have libllama make the copies that it left for the next decode, because a cache is read
-        or written before that. It does so for any: of a token of this sequence, forgotten at once.
+    def _settle(self, seq_id: int) -> bool:
+        """Have libllama make the copies and moves that it left for the next decode, because a cache
+        is read or written before that. It does so for any, before it looks for a cell: of a token
+        of this sequence, forgotten at once.
         """
         length = int(api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
         batch = Batch(1)
         batch.add(seq_id, length, [0], 0)
         made, keep = c_batch(batch)
         made.n_tokens = 1
-        self.has_copies = api.llama_decode(self._context, made) != 0
+        is_done = api.llama_decode(self._context, made) in (0, 1)  # 1: there was no cell
         del keep
         api.llama_memory_seq_rm(self._memory, seq_id, length, -1)
-        return not self.has_copies
+        self.has_copies = self.has_shifts = not is_done
+        return is_done
 
     def _copy_with_state(self, source: int, target: int, length: int) -> bool:
-        """Share the cells that can be shared and give `target` a state of its own for the rest.
+        """Share the cells that can be shared and give `target` a state of its own for the rest; of
+        all where each sequence has a cache of its own.
 
         Cells of windows are not shared either: libllama reuses only cells with one owner, so the
         shared ones would fill the cache when both sequences have moved on.
@@ -301,7 +299,12 @@ class Sequences:
             data, flags = found.data, _flags_of(found)
         if data is None and not self._can_copy(source, length):
             return False
-        self._copy(source, target, length)
+        if self.has_own_caches:
+            if not self._set(target, self._try_get(source, _WHOLE), _WHOLE):
+                return False
+            self.gaps.share(source, target, length)
+        else:
+            self._copy(source, target, length)
         if data is None:
             data = self._try_get(target, flags)
         return self._set(target, data, flags) and self._remove(target, length)
@@ -338,8 +341,8 @@ class Sequences:
         Raises:
             EngineError: it cannot be had; what is written may be another text's.
         """
-        if self.has_copies and not self._make_copies(seq_id):
-            words = f"sequence {seq_id} holds a copy that libllama could not make"
+        if (self.has_copies or self.has_shifts) and not self._settle(seq_id):
+            words = f"sequence {seq_id} holds what libllama could not copy or move"
             raise libllama_error(EngineError, words)
         size = len(place)
         written = api.llama_state_seq_get_data_ext(
