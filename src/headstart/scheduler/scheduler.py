@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.005  # for a thread, in a step that has nothing else to do
-_CANCELLED, _PREEMPTED = Ending("cancelled"), Ending("preempted")
-_YIELDED = Ending("yielded")  # its cells to another tenant
+_CANCELLED = Ending("cancelled")
+_PREEMPTED, _LOST = Ending("the context is full"), Ending("a decode failed")  # it continues later
+_YIELDED = Ending("another tenant has fewer of them")  # the same
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 
 
@@ -263,11 +264,18 @@ class Scheduler:
     def fail(self, plan: StepPlan, error: EngineError) -> None:
         """The decode failed: the requests of this batch fail, the others and the worker live on."""
         log.error("decode failed: %s", error)
-        self.num_failed_decodes += plan.batch.media is None  # one image fails alone
         if plan.num_padding:
             batching.unpad(self.engine)
         for _, sequence in plan.decoded:
             self.leave(sequence, failure(error))
+        if plan.batch.media is None:  # one image fails alone
+            self.num_failed_decodes += 1
+            if self.engine.cache_kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT):
+                # recurrent states may be anybody's: libllama notes where they move, then moves them
+                for sequence in reversed(self.running[:]):
+                    self.leave(sequence, _LOST)
+                for cells in self.cells:
+                    self.cache.empty(cells)
         plan.decoded, plan.num_rows, plan.num_padding = [], [0] * len(plan.num_rows), 0
         plan.batch.clear()
 
@@ -295,7 +303,7 @@ class Scheduler:
 
     def leave(self, sequence: Sequence, ending: Ending) -> None:
         """Take a request off its cells, wherever it is: for good, or until there is room."""
-        now = self.clock()
+        now, name = self.clock(), sequence.request.request_id
         stats = sequence.summarize(now)
         if sequence.cells is not None:
             self.drafting.end(sequence)
@@ -303,8 +311,12 @@ class Scheduler:
             cells = self.cache.release(sequence, now)
             if ending is _PREEMPTED or ending.error is not None:
                 self.cache.empty(cells)
-        if ending in (_PREEMPTED, _YIELDED):
-            self._preempt(sequence, ending)
+        if ending in (_PREEMPTED, _LOST, _YIELDED):
+            sequence.leader, sequence.is_resumed = None, True
+            self.waiting.appendleft(sequence)
+            self.cache.share(self.running)  # before it is back: avoids a circular wait
+            self.counters.preemptions += 1
+            log.info("request %s waits until cells are free: %s", name, ending.reason)
             return
         has_begun = hasattr(sequence.text, "sampler") or sequence.lookup or sequence.loading
         if has_begun and sequence.admitted is None:  # a place was kept for it
@@ -312,18 +324,6 @@ class Scheduler:
         rest = b"" if ending.error is not None else sequence.text.stop.flush()
         self._tenants.remove(sequence.tenant)
         self._left.append(End(sequence, ending, stats, rest))
-
-    def _preempt(self, sequence: Sequence, ending: Ending) -> None:
-        """It has lost its cells and no text, and continues later."""
-        sequence.leader, sequence.is_resumed = None, True
-        self.waiting.appendleft(sequence)
-        self.cache.share(self.running)  # before it is back: avoids a circular wait
-        self.counters.preemptions += 1
-        log.info(
-            "request %s waits until cells are free: %s",
-            sequence.request.request_id,
-            "the context is full" if ending is _PREEMPTED else "another tenant has fewer of them",
-        )
 
     def wait_for_threads(self) -> None:
         """There is nothing else to do: wait a little for what threads do."""

@@ -68,7 +68,7 @@ class Machine(Model):
             self.padding_sequence = None
 
     def launch(self, batch: Batch) -> None:
-        self._may_fail()
+        self._may_fail(batch)
         if batch.media is not None:
             chunk, offset = batch.media
             assert isinstance(chunk, FakeChunk)
@@ -77,16 +77,21 @@ class Machine(Model):
             cells = chunk.tokens[offset : offset + batch.num_rows]
             assert batch.tokens[: batch.num_rows].tolist() == cells
         super().launch(batch)
+        self.launched = batch
 
     def wait(self) -> Logits:
         if self.traffic.is_wavering and self.chance.random() < 0.2:
             self.is_asynchronous = not self.is_asynchronous
-        self._may_fail()
+        self._may_fail(self.launched)
         return super().wait()
 
-    def _may_fail(self) -> None:
-        if self.chance.random() < self.traffic.failures:
-            raise EngineError("broken")
+    def _may_fail(self, batch: Batch) -> None:
+        if self.chance.random() >= self.traffic.failures:
+            return
+        if self.cache_kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT) and not batch.media:
+            for tokens in self.cache.values():  # states that were to be moved
+                tokens.reverse()
+        raise EngineError("broken")
 
 
 Piece = tuple[int, list[int], int, bool]
