@@ -61,7 +61,6 @@ class HostPrompts:
         self._is_behind = False  # `set_aside` has more to do
         self._kept_ahead = -1.0  # when the cells were used whose prompt was copied ahead last
         self.disk: DiskCache | None = None
-        self._aside: dict[int, list[int]] = {}  # by seq_id, the text that was moved out of it
 
     def use_disk(self, disk: DiskCache | None) -> None:
         """Keep in files what finds no room in main memory, and what is there at the end."""
@@ -101,9 +100,8 @@ class HostPrompts:
             if own[cells.seq_id] < max(LEAST_TOKENS, cells.length // 2):
                 continue
             if self._has_room(cells) and self.keep(cells):
-                self._aside[cells.seq_id] = cells.tokens
                 self._engine.clear(cells.seq_id)
-                cells.hold([])
+                cells.length = cells.num_prompt = 0  # its tokens say what was moved out of them
             elif not self.copies.has_time:
                 self._is_behind = True
                 break
@@ -143,10 +141,6 @@ class HostPrompts:
         num_known = num_in_slots + len(self.store) + 1 - num_dropped
         return not num_dropped or num_known >= len(self._cells)
 
-    def forget(self, cells: Cells) -> None:
-        """What was moved out of these cells is no longer what their slot stands for."""
-        self._aside.pop(cells.seq_id, None)
-
     def recall(self, cells: Cells) -> None:
         """Bring back what was moved out of idle cells: a client asks for that slot's prompt.
 
@@ -163,21 +157,19 @@ class HostPrompts:
         if not is_back or num_tokens < len(stored.tokens):
             self.store.put(stored)
         if not is_back:
+            cells.tokens = list(stored.tokens[:num_tokens])
             raise CapacityError(
                 f"the prompt of slot {cells.seq_id} is in main memory and the cache has no room "
                 f"for its {len(stored.tokens)} tokens; try again when a request is over"
             )
         length = self._engine.rewind(cells.seq_id, num_tokens)
         cells.hold(cells.tokens[:length], num_prompt=stored.num_prompt)
-        self.forget(cells)
 
     def erase(self, cells: Cells) -> int:
         """Forget what was moved out of idle cells, or is on the disk; the number of its tokens."""
         stored, num_tokens = self._moved_out_of(cells)
         if self.disk is not None:
-            tokens = self._aside.get(cells.seq_id) or cells.tokens
-            self.disk.erase(cells.namespace, packed(tokens))
-        self.forget(cells)
+            self.disk.erase(cells.namespace, packed(cells.tokens))
         if stored is not None and len(stored.tokens) == num_tokens:
             self.store.take(stored)
         return num_tokens
@@ -187,7 +179,7 @@ class HostPrompts:
 
         None and 0 if nothing was, or if the store has lost it.
         """
-        tokens = packed(self._aside.get(cells.seq_id, ()))
+        tokens = packed(() if cells.length else cells.tokens)
         stored, num_shared = self.store.find(cells.namespace, tokens)
         return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
 

@@ -107,7 +107,6 @@ class PromptCache:
         that goes on in the next step.
         """
         cells, host = placement.cells, self.host
-        host.forget(cells)
         num_kept = placement.num_known if placement.source is None else 0
         stored = host.find(sequence, placement.num_known)
         if stored is None:
@@ -238,7 +237,8 @@ class PromptCache:
         is_theirs = cells.namespace == sequence.prompt_namespace
         if not least or not self._engine.can_shift or not is_theirs:
             return Placement(cells, self._engine.reusable(cells.seq_id, num_common))
-        chunks = find_chunks(cells.tokens, sequence.text.tokens, num_common, least)
+        held = cells.tokens[: cells.length]
+        chunks = find_chunks(held, sequence.text.tokens, num_common, least)
         return Placement(cells, num_common, chunks=chunks)
 
     def _loses_much(self, own: Placement, num_common: int, oldest: Cells) -> bool:

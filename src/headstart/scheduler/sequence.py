@@ -68,7 +68,8 @@ class Cells:
 
     tokens[0 : num_exact]   if decoded, computed behind the tokens before them
     tokens[0 : length]      in the cache
-    tokens[length : ]       of a running text: prompt to read, or the one token emitted last
+    tokens[length : ]       of a running text: prompt to read, or the one token emitted last; all
+                            of an idle one if it was moved to main memory
     """
 
     seq_id: int

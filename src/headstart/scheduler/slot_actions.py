@@ -100,7 +100,7 @@ class SlotActions:
             cache.host.recall(cells)
             num_tokens, state = cells.length, engine.save_sequence(cells.seq_id)
             num_bytes = yield self._thread.submit(
-                sequence_files.write, path, cells.tokens, state, cells.num_exact
+                sequence_files.write, path, cells.tokens[:num_tokens], state, cells.num_exact
             )
         done = num_tokens, num_bytes, self._clock() - started
         return ReplyEvent(action.request_id, done)
@@ -116,7 +116,6 @@ class SlotActions:
     def _restore(self, cells: Cells, saved: SavedSequence, name: str) -> None:
         """Put it into a slot; what that holds goes to main memory."""
         self._cache.host.keep(cells)
-        self._cache.host.forget(cells)
         cells.hold([])
         while self._engine.restore_sequence(cells.seq_id, saved.data) != len(saved.tokens):
             if not self._engine.lacks_cells:

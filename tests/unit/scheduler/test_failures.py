@@ -181,7 +181,7 @@ def with_one_moved_out(**fields: object) -> tuple[Scheduler, int]:
     """Two prompts were answered; that of this slot is in main memory."""
     scheduler = tiled()
     ask(scheduler, *(replace(long(i), **fields) for i in (1, 2)))
-    (slot_id,) = {0, 1} - {slot.seq_id for slot in scheduler.cells if slot.tokens}
+    (slot_id,) = {0, 1} - {slot.seq_id for slot in scheduler.cells if slot.length}
     return scheduler, slot_id
 
 

@@ -114,7 +114,7 @@ def test_texts_from_memory_are_the_same_with_every_speculator(names: list[str]) 
 def test_idle_prompts_leave_the_cache_when_a_request_comes_and_come_back_with_theirs() -> None:
     scheduler = tiled()
     assert ask(scheduler, long(1), long(2)) == [300, 300]
-    assert [slot.length for slot in scheduler.cells if slot.tokens] == [307]
+    assert [slot.length for slot in scheduler.cells if slot.length] == [307]
     assert len(scheduler.cache.host.store) == 1
     later = [replace(long(i, 1), max_tokens=20) for i in (1, 2)]
     assert ask(scheduler, *later) == [20, 20]
@@ -125,7 +125,7 @@ def test_idle_prompts_leave_the_cache_when_a_request_comes_and_come_back_with_th
 def test_where_they_cannot_or_must_not_go_to_main_memory_they_stay(off: dict[str, object]) -> None:
     scheduler = tiled(**off)
     ask(scheduler, long(1), long(2))
-    assert [slot.length for slot in scheduler.cells if slot.tokens] == [307, 307]
+    assert [slot.length for slot in scheduler.cells if slot.length] == [307, 307]
     assert ask(scheduler, long(1, 1), long(2, 1)) == [20, 20]
     assert scheduler.counters.prompts_saved == 0
 
@@ -156,7 +156,7 @@ def test_many_short_idle_prompts_leave_the_cache_together() -> None:
     scheduler = tiled()
     assert ask(scheduler, *(conversation(i) for i in (1, 2, 3, 4))) == [100] * 4
     assert len(scheduler.cache.host.store) == 3
-    assert [slot.length for slot in scheduler.cells if slot.tokens] == [107]
+    assert [slot.length for slot in scheduler.cells if slot.length] == [107]
     assert ask(scheduler, *(conversation(i, 1) for i in (1, 2, 3, 4))) == [20] * 4
 
 
