@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from headstart.control.budget import Budget
 from headstart.control.cost import CostTable
-from headstart.control.values import Step
+from headstart.control.values import FAST, Step
 
 
 class RollbackPrice:
@@ -25,7 +25,7 @@ class RollbackPrice:
         """Learn what copying the state of a sequence takes."""
         if self.copy_ms is None:
             self.copy_ms = milliseconds
-        self.copy_ms += 0.2 * (milliseconds - self.copy_ms)
+        self.copy_ms += FAST * (milliseconds - self.copy_ms)
 
     def discounted(
         self, survivals: Sequence[Sequence[float]], step: Step

@@ -49,11 +49,6 @@ class WidthClasses:
     milliseconds: tuple[tuple[int, float], ...] = ()  # of the fastest decode, by width
     is_alone: bool = False  # rows of another sequence in the decode change a row
 
-    @property
-    def is_one(self) -> bool:
-        """Whether all widths agree."""
-        return len(self.classes) == 1 and not self.mixed and not self.is_alone
-
     def __str__(self) -> str:
         """As "1 | 2-8 | 9-16"."""
         compared = self._compared()
