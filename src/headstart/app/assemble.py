@@ -249,8 +249,8 @@ def load_served_model(config: Config, models: Models) -> ServedModel:
         defaults=request_defaults(config.sampling, model.metadata()),
     )
     found = served.answer_format
-    why_not = found.why_no_calls
-    log.info("tool calls: %s", f"none, {why_not}" if why_not else f"as {found.name}")
+    said = f"as {found.calls.name}" if found.calls else f"none, {found.why_no_calls}"
+    log.info("tool calls: %s", said)
     return served
 
 

@@ -162,7 +162,7 @@ def describe(answer_format: AnswerFormat) -> dict[str, Any]:
     thinking = answer_format.thinking
     return {
         "tool_calls": answer_format.calls.name if answer_format.calls else None,
-        "tool_call_triggers": list(answer_format.calls.triggers) if answer_format.calls else [],
+        "tool_call_triggers": [answer_format.calls.trigger] if answer_format.calls else [],
         "why_no_tool_calls": answer_format.why_no_calls or None,
         "thinking_start": thinking.start if thinking else None,
         "thinking_end": thinking.end if thinking else None,

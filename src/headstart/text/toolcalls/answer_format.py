@@ -28,11 +28,6 @@ class AnswerFormat:
     own: Callable[[TextReader], Reading[None]] | None = None
 
     @property
-    def name(self) -> str:
-        """Its name in /props and the log."""
-        return self.calls.name if self.calls else "content"
-
-    @property
     def markers(self) -> tuple[str, ...]:
         """All markers that the parser must see, even where they are special tokens."""
         found = [self.content_start, self.content_end]
@@ -47,7 +42,7 @@ class AnswerFormat:
         if self.own:
             yield from self.own(reader)
             return
-        triggers = self.calls.triggers if self.calls and reader.tools else ()
+        triggers = (self.calls.trigger,) if self.calls and reader.tools else ()
         if reader.splits_thoughts and reader.start != "content":
             yield from self._read_thoughts(reader, triggers)
         yield from self._read_content(reader, triggers)

@@ -27,12 +27,12 @@ def required_calls(calls: MarkedCalls, rules: CallRules) -> Constraint:
 
 def calls_at_a_trigger(calls: MarkedCalls, rules: CallRules) -> Constraint | None:
     """A call must follow the trigger; None for formats without a trigger."""
-    if calls.triggers == ("{",):
+    if calls.trigger == "{":
         return None
     return Constraint(
         kind=ConstraintKind.LARK,
         text=rules.section(calls, with_trigger=False),
-        triggers=tuple(trigger.encode() for trigger in calls.triggers),
+        triggers=(calls.trigger.encode(),),
     )
 
 
@@ -71,11 +71,10 @@ class CallRules:
     def _add_section(self, calls: MarkedCalls, *, with_trigger: bool) -> None:
         opening, first_start = calls.section_start, calls.call_start
         if not with_trigger:
-            trigger = calls.triggers[0]
             if opening.strip():
-                opening = opening.partition(trigger)[2]
+                opening = opening.partition(calls.trigger)[2]
             else:
-                first_start = first_start.partition(trigger)[2]
+                first_start = first_start.partition(calls.trigger)[2]
         bodies = [self._call(calls, name) for name in self._names]
         for index, body in enumerate(bodies):
             self._lines.append(f"call_{index}: {body}")

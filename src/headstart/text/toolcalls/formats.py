@@ -38,16 +38,14 @@ class MarkedCalls:
     call_start: str = ""
     call_end: str = ""
     separator: str = ""
-    further_triggers: tuple[str, ...] = ()  # alternatives to section_start
     is_parallel: bool = True  # the template renders several calls
     header: str = ""  # before the section where calls are required; {name} is the tool's
     next_message: str = ""  # between a section and the next header
 
     @property
-    def triggers(self) -> tuple[str, ...]:
-        """Markers with which calls may begin."""
-        start = self.section_start.strip() or self.call_start.strip()
-        return (start or "{", *self.further_triggers)
+    def trigger(self) -> str:
+        """The marker with which calls begin."""
+        return self.section_start.strip() or self.call_start.strip() or "{"
 
     @property
     def markers(self) -> list[str]:
@@ -62,14 +60,13 @@ class MarkedCalls:
 
     def read(self, reader: TextReader) -> Reading[bool]:
         """Parse all calls of a section; returns False without any event if there is none."""
-        if start := self.section_start.strip():
-            yield from reader.takes_one((start, *self.further_triggers))
+        yield from reader.takes(self.section_start.strip())
         ends = (pieces(self.call_end) or pieces(self.section_end))[:1]
         is_call = False
         while (yield from self._read_one(reader, ends)):
             is_call = True
         if is_call:
-            yield from _take_pieces(reader, self.section_end)
+            yield from _take_all(reader, pieces(self.section_end))
         return is_call
 
     def _read_one(self, reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
@@ -83,16 +80,17 @@ class MarkedCalls:
             reader.release(place)
             return False
         reader.release()
-        yield from _take_pieces(reader, self.call_end)
-        yield from _take_pieces(reader, self.separator)
+        yield from _take_all(reader, pieces(self.call_end))
+        yield from _take_all(reader, pieces(self.separator))
         return True
 
 
-def _take_pieces(reader: TextReader, marker: str) -> Reading[None]:
-    """Skip as much of a marker as is present."""
-    for piece in pieces(marker):
-        if not (yield from reader.takes_behind_space(piece)):
-            return
+def _take_all(reader: TextReader, parts: Sequence[str]) -> Reading[bool]:
+    """Skip the parts of a marker, whatever white space is before each; False if one is missing."""
+    for part in parts:
+        if not (yield from reader.takes_behind_space(part)):
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +235,9 @@ class NamedCall:
                 return False
             call_id = "".join(found).strip()
         written = yield from reader.run(lambda char: char.isalnum() or char in "._-:/")
-        name = written if written in reader.tools else _bare_name(written)
+        name = written
+        if name not in reader.tools:  # models also write `functions.name:0`
+            name = re.sub(r"^functions\.|:\d+$", "", written)
         if name not in reader.tools:
             return False
         if self.is_name_id and name != written:
@@ -246,11 +246,11 @@ class NamedCall:
             yield from reader.skip_space()
             if (yield from reader.takes(self.id_start.strip())):
                 call_id = yield from reader.run(lambda char: char not in "[<{ \n")
-        if not (yield from _takes_marker(reader, self.name_end)):
+        if not (yield from _take_all(reader, self.name_end.split())):
             return False
         if self.number_end:
             yield from reader.run(str.isdigit)
-            if not (yield from _takes_marker(reader, self.number_end)):
+            if not (yield from _take_all(reader, self.number_end.split())):
                 return False
         yield from reader.skip_space()
         # in the other form, a call may have none
@@ -262,20 +262,6 @@ class NamedCall:
         elif not (yield from read_value(reader, reader.arguments)):
             yield from _to_the_end(reader, ends, reader.arguments)
         return True
-
-
-def _bare_name(written: str) -> str:
-    match = re.fullmatch(r"(?:functions\.)?(.+?)(?::\d+)?", written)
-    return match[1] if match else written
-
-
-def _takes_marker(reader: TextReader, marker: str) -> Reading[bool]:
-    """Skip a marker, whatever white space its parts have between them."""
-    for part in marker.split():
-        yield from reader.skip_space()
-        if not (yield from reader.takes(part)):
-            return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)

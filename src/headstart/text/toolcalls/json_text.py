@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from string import hexdigits
 from typing import Any
 
 from headstart.text.toolcalls.reader import Reading, TextReader
-
-_SHORT_ESCAPES = {
-    '"': '"', "\\": "\\", "/": "/", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"
-}  # fmt: skip
 
 
 def read_value(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
@@ -48,32 +43,28 @@ def read_string(reader: TextReader, emit: Callable[[str], object]) -> Reading[bo
 def _escape(reader: TextReader, emit: Callable[[str], object]) -> Reading[bool]:
     """Decode the escape behind a backslash; lone surrogates become U+FFFD."""
     kind = yield from reader.peek(1)
-    if kind != "u":
-        text = _SHORT_ESCAPES.get(kind)
-        if text is None:
-            return False
-        emit(text)
-        reader.at += 1
-        return True
-    code = _code((yield from reader.peek(5)))
-    if code is None:
+    escape = yield from reader.peek(5 if kind == "u" else 1)
+    text = _unescaped(escape)
+    if text is None:
         return False
-    reader.at += 5
-    if 0xD800 <= code < 0xDC00:
+    reader.at += len(escape)
+    if "\ud800" <= text < "\udc00":
         rest = yield from reader.peek(6)
-        low = _code(rest[1:]) if rest.startswith("\\") else None
-        if low is not None and 0xDC00 <= low < 0xE000:
+        pair = _unescaped(escape + rest)
+        if rest and pair is not None and len(pair) == 1:
             reader.at += 6
-            code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00)
-    emit("\ufffd" if 0xD800 <= code < 0xE000 else chr(code))
+            text = pair
+    emit("\ufffd" if "\ud800" <= text < "\ue000" else text)
     return True
 
 
-def _code(text: str) -> int | None:
-    """The code point in `uXXXX`."""
-    digits = text[1:]
-    is_whole = text.startswith("u") and len(digits) == 4
-    return int(digits, 16) if is_whole and all(d in hexdigits for d in digits) else None
+def _unescaped(escape: str) -> str | None:
+    """What a backslash and this text stand for in JSON; None for what is no escape."""
+    try:
+        text: str = json.loads(f'"\\{escape}"')
+    except ValueError:
+        return None
+    return text
 
 
 def read_members(reader: TextReader, on_member: Callable[[str], Reading[bool]]) -> Reading[bool]:

@@ -19,31 +19,26 @@ class Tools:
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         """Take OpenAI's `tools`."""
-        self._parameters = {
-            tool["function"]["name"]: tool["function"].get("parameters") or {} for tool in tools
-        }
-        self._strict = {
-            tool["function"]["name"] for tool in tools if tool["function"].get("strict") is True
-        }
+        self._functions = {tool["function"]["name"]: tool["function"] for tool in tools}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._parameters
+        return name in self._functions
 
     def __bool__(self) -> bool:
-        return bool(self._parameters)
+        return bool(self._functions)
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(self._parameters)
+        return tuple(self._functions)
 
     def parameters(self, name: str) -> Mapping[str, Any]:
         """The JSON schema of a function's arguments."""
-        schema = self._parameters.get(name)
+        schema = self._functions.get(name, {}).get("parameters")
         return schema if isinstance(schema, Mapping) else {}
 
     def is_strict(self, name: str) -> bool:
         """Whether unsupported keywords in the schema are an error."""
-        return name in self._strict
+        return self._functions.get(name, {}).get("strict") is True
 
     def is_text(self, name: str, argument: str) -> bool:
         """Whether an argument is a string even where it looks like another value."""

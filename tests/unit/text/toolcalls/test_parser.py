@@ -47,7 +47,7 @@ UNMARKED = MarkedCalls("json", JsonCall(arguments_key="parameters"), is_parallel
 FORMATS = {
     call_format.name + str(index): AnswerFormat(thinking=THINK, calls=call_format)
     for index, call_format in enumerate((HERMES, LIST, NAMED, TAGGED, UNMARKED))
-} | {one.answers.name: one.answers for one in QUIRKS if one.answers}
+} | {one.answers.calls.name: one.answers for one in QUIRKS if one.answers and one.answers.calls}
 WORDS = [
     "<think>", "</think>", "<tool_call>", "</tool_call>", "[CALLS][", "]", "<f=", "</f>", "<call>",
     "</call>", "<p=", "</p>", "get_weather", "send", ">", "{", "}", "[", '"', ":", ",", "\\", "\\u",

@@ -54,7 +54,7 @@ def _read_recipient(reader: TextReader) -> Reading[str]:
 def _read_body(reader: TextReader, *, is_thought: bool) -> Reading[bool]:
     """Parse up to the end of a message; returns whether the text ends there."""
     sink = reader.thoughts if is_thought else reader.content
-    triggers = _CALLS.triggers if reader.tools and not is_thought else ()
+    triggers = (_CALLS.trigger,) if reader.tools and not is_thought else ()
     while True:
         found = yield from reader.until((*_ENDS, *triggers), sink)
         if found is None:
