@@ -34,17 +34,6 @@ class Snapshot:
 class Retokenizer:
     """Tokens of a growing byte stream, with control tokens in between."""
 
-    __slots__ = (
-        "_base",
-        "_encoder",
-        "_ends",
-        "_start",
-        "_window",
-        "num_stable",
-        "partial",
-        "tokens",
-    )
-
     # tokens[0 : _start]               final; bytes 0 .. _base of the stream
     # tokens[_start : len(tokens)]     of _window, may change
     # partial                          begins a character that is not complete; no tokens yet

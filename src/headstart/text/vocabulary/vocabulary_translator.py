@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -53,8 +53,9 @@ class VocabularyTranslator:
         # target ids of the draft's tokens and the reverse, -1 where there is none
         self.to_target, self.to_draft = self.comparison.to_target, self.comparison.to_draft
         is_identical = self.comparison.mode is TranslationMode.IDENTICAL
-        trie = ByteTrie(() if is_identical else self.draft.pieces)  # nothing is translated then
-        self._allowed = lru_cache(maxsize=128)(trie.allowed)
+        # draft tokens for pending bytes: the caller removes those of the chosen one and asks again
+        search = prefix_search(() if is_identical else self.draft.pieces)  # then none are pending
+        self.allowed = lru_cache(maxsize=128)(search)
         self._partners = _partners(self.comparison)
 
     @property
@@ -96,14 +97,6 @@ class VocabularyTranslator:
     def map_logits(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
         """A row of draft logits by target ids, -inf where a token has no partner."""
         return np.append(logits, np.float32(-np.inf)).take(self._partners, mode="clip")
-
-    def allowed(self, pending: bytes) -> NDArray[np.int32]:
-        """Draft tokens that start with `pending` or are a prefix of it. Do not modify the result.
-
-        The caller removes the bytes of the chosen token from `pending` and repeats until none are
-        left.
-        """
-        return self._allowed(pending)
 
     def continue_target(
         self, history: Sequence[int], pending: bytes, draft_tokens: Sequence[int]
@@ -184,37 +177,19 @@ def history_tail(history: Sequence[int], table: VocabTable) -> list[int]:
     return list(history[start:])
 
 
-class ByteTrie:
-    """Tokens sorted by their bytes, so that those with a common prefix are one range."""
+def prefix_search(pieces: Sequence[bytes]) -> Callable[[bytes], NDArray[np.int32]]:
+    """A function from bytes to the tokens that start with them or are a prefix of them.
 
-    def __init__(self, pieces: Sequence[bytes]) -> None:
-        """Sort the tokens that have bytes."""
-        with_bytes = [token for token, piece in enumerate(pieces) if piece]
-        order = sorted(with_bytes, key=pieces.__getitem__)
-        self._order = np.array(order, np.int32)
-        self._sorted = [pieces[token] for token in order]
+    The first kind is sorted by bytes, the second follows, shortest first. Do not modify the result.
+    """
+    order = sorted((t for t, piece in enumerate(pieces) if piece), key=pieces.__getitem__)
+    tokens, texts = np.array(order, np.int32), [pieces[token] for token in order]
 
-    def continuations(self, prefix: bytes) -> NDArray[np.int32]:
-        """Ids of the tokens that start with `prefix`, sorted by bytes. A view."""
-        stem = prefix.rstrip(b"\xff")  # no byte follows 0xff: the range ends where the stem's does
-        first = bisect_left(self._sorted, prefix)
-        if not stem:
-            return self._order[first:]
-        return self._order[
-            first : bisect_left(self._sorted, stem[:-1] + bytes([stem[-1] + 1]), first)
-        ]
+    def find(text: bytes) -> NDArray[np.int32]:
+        size, first = len(text), bisect_left(texts, text)
+        ranges = [(first, bisect_right(texts, text, first, key=lambda one: one[:size]))]
+        for prefix in (text[:length] for length in range(1, size)):
+            ranges.append((bisect_left(texts, prefix), bisect_right(texts, prefix)))
+        return np.concatenate([tokens[first:end] for first, end in ranges])
 
-    def prefixes_of(self, text: bytes) -> NDArray[np.int32]:
-        """Ids of the tokens that are proper prefixes of `text`, shortest first."""
-        found = []
-        low = 0
-        for length in range(1, len(text)):
-            low = bisect_left(self._sorted, text[:length], low)
-            while low < len(self._sorted) and self._sorted[low] == text[:length]:
-                found.append(self._order[low])
-                low += 1
-        return np.array(found, np.int32)
-
-    def allowed(self, pending: bytes) -> NDArray[np.int32]:
-        """Ids of tokens that start with `pending` or are a prefix of it."""
-        return np.concatenate([self.continuations(pending), self.prefixes_of(pending)])
+    return find

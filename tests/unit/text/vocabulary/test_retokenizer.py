@@ -74,17 +74,6 @@ def test_broken_character_before_a_control_token_is_spelled(encoder: Encoder) ->
     assert stream.tokens == [*encoder.encode(b"x\xf0\x9f"), 1]
 
 
-def test_num_stable_counts_the_tokens_that_stayed(encoder: Encoder) -> None:
-    rng = random.Random(2)
-    stream = Retokenizer(encoder)
-    for _ in range(200):
-        before = list(stream.tokens)
-        stream.num_stable = len(before)
-        stream.append(random_text(rng)[: rng.randrange(1, 9)])
-        assert stream.tokens[: stream.num_stable] == before[: stream.num_stable]
-        assert len(before) - stream.num_stable < 2 * LOOKBEHIND
-
-
 def test_bytes_without_a_token_are_left_out_and_nothing_else() -> None:
     vocab = LossyVocab()
     stream = Retokenizer(Encoder(vocab, read_table(vocab)))
