@@ -146,27 +146,19 @@ def preserve_reasoning(*, is_enabled: bool) -> dict[str, bool]:
 
 def _tool_support(render: Render) -> dict[str, bool]:
     """The capabilities that concern tools."""
-    probe = _ToolProbe(render, _ReadDict(arg="value"))
-    takes_objects = probe.text is not None and "arg" in probe.arguments_read
-    found = {
-        "supports_tools": True,
-        "supports_tool_calls": True,
-        "supports_object_arguments": takes_objects,
-    }
-    if probe.text is not None:
-        found["supports_tools"] = "name" in probe.tool_keys_read
-        found["supports_tool_calls"] = probe.reads_calls
-    if not takes_objects:
-        probe = _ToolProbe(render, '{"arg": "value"}')
-        if probe.text is None:
-            found["supports_tools"] = found["supports_tool_calls"] = False
-        else:
-            found["supports_tools"] &= "name" in probe.tool_keys_read
-            found["supports_tool_calls"] &= probe.reads_calls
+    of_object = _ToolProbe(render, _ReadDict(arg="value"))
+    takes_objects = of_object.is_shown and "arg" in of_object.arguments_read
     arguments = {"arg": "value"} if takes_objects else '{"arg": "value"}'
-    probe = _ToolProbe(render, arguments, num_calls=2)
-    found["supports_parallel_tool_calls"] = probe.text is not None and probe.reads_last_call
-    return found
+    probes = [of_object] if of_object.is_shown else []
+    if not takes_objects:
+        probes.append(_ToolProbe(render, arguments))
+    two = _ToolProbe(render, arguments, num_calls=2)
+    return {
+        "supports_tools": all(one.is_shown and one.reads_tools for one in probes),
+        "supports_tool_calls": all(one.is_shown and one.reads_calls for one in probes),
+        "supports_object_arguments": takes_objects,
+        "supports_parallel_tool_calls": two.is_shown and two.reads_last_call,
+    }
 
 
 class _ToolProbe:
@@ -197,8 +189,8 @@ class _ToolProbe:
             asked,
         ]
         tools = [{"name": "tool", "type": "function", "function": function}]
-        self.text = render({"messages": messages, "tools": tools})
-        self.tool_keys_read = function.keys_read
+        self.is_shown = render({"messages": messages, "tools": tools}) is not None
+        self.reads_tools = "name" in function.keys_read
         self.reads_calls = "tool_calls" in caller.keys_read
         self.reads_last_call = "function" in calls[-1].keys_read
         self.arguments_read: set[str] = getattr(arguments, "keys_read", set())
