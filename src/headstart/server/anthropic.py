@@ -238,12 +238,7 @@ class MessagesDialect(Dialect):
         return sse.event(chunk, chunk["type"])
 
     def opening(self, choice: Choice) -> list[Chunk]:
-        cached = choice.stats.num_cached
-        usage = {
-            "cache_read_input_tokens": cached,
-            "input_tokens": len(choice.request.prompt) - cached,
-            "output_tokens": 0,
-        }
+        usage = _usage(choice) | {"output_tokens": 0}
         begun: Chunk = {"content": [], "stop_reason": None, "stop_sequence": None, "usage": usage}
         return [{"type": "message_start", "message": self._message(choice) | begun}]
 

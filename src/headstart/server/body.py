@@ -217,9 +217,6 @@ def _members(schema: type[BaseModel], path: Sequence[object]) -> Iterable[str]:
     """The fields of the object in which the last name of a path does not exist."""
     for part in path[:-1]:
         hint = schema.model_fields[str(part)].annotation
-        schema = next(one for one in (hint, *get_args(hint)) if _is_body(one))
+        classes = (one for one in (hint, *get_args(hint)) if isinstance(one, type))
+        schema = next(one for one in classes if issubclass(one, BaseModel))
     return schema.model_fields
-
-
-def _is_body(hint: object) -> bool:
-    return isinstance(hint, type) and issubclass(hint, BaseModel)

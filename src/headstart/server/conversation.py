@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,17 +46,14 @@ def render_chat(
     arguments = _template_arguments(body, defaults)
     if template.reads_schema and (schema := wanted_schema(body)):
         arguments["response_format"] = schema
+    options: dict[str, Any] = {"tools": tools, "arguments": arguments}
     part = _continued_part(body, defaults)
     if part is None:
-        text = template.render(
-            messages,
-            tools=tools,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            arguments=arguments,
-        )
-        rendered = _opened(template, text, messages, tools, arguments)
+        is_asked = body.add_generation_prompt is not False
+        text = template.render(messages, add_generation_prompt=is_asked, **options)
+        rendered = _opened(template, text, messages, options)
     else:
-        rendered = _continue(template, messages, tools, arguments, part)
+        rendered = _continue(template, messages, options, part)
     if adds_bos and template.bos_token:
         text = rendered.text.removeprefix(template.bos_token)
         rendered = dataclasses.replace(rendered, text=text)
@@ -68,16 +65,12 @@ def render_chat(
 
 
 def _continue(
-    template: ChatTemplate,
-    messages: Sequence[dict[str, Any]],
-    tools: Sequence[Mapping[str, Any]],
-    arguments: Mapping[str, Any],
-    part: Part,
+    template: ChatTemplate, messages: Sequence[dict[str, Any]], options: dict[str, Any], part: Part
 ) -> RenderedChat:
     """Render the messages, the last one as the beginning of the answer."""
     *before, last = messages
-    text = template.render(before, tools=tools, add_generation_prompt=False, arguments=arguments)
-    prompt = template.generation_prompt(before, tools=tools, arguments=arguments)
+    text = template.render(before, add_generation_prompt=False, **options)
+    prompt = template.generation_prompt(before, **options)
     content = content_text(last.get("content"), "\n\n")  # joined as at llama-server
     thoughts = last.get("reasoning_content") or ""
     begun = template.continuation(
@@ -89,18 +82,14 @@ def _continue(
 
 
 def _opened(
-    template: ChatTemplate,
-    text: str,
-    messages: Sequence[dict[str, Any]],
-    tools: Sequence[Mapping[str, Any]],
-    arguments: Mapping[str, Any],
+    template: ChatTemplate, text: str, messages: Sequence[dict[str, Any]], options: dict[str, Any]
 ) -> RenderedChat:
     """Find out whether the prompt's end opens the answer's reasoning."""
     start = template.thinking.start.strip() if template.thinking else ""
     if not start or start not in text[-256:]:  # a template opens reasoning at the prompt's end
         return RenderedChat(text)
     if not text.rstrip().endswith(start):  # the marker may be a message's
-        prompt = template.generation_prompt(messages, tools=tools, arguments=arguments)
+        prompt = template.generation_prompt(messages, **options)
         if not template.opens_thoughts(prompt):
             return RenderedChat(text)
     return RenderedChat(text, "thoughts")

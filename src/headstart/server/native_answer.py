@@ -71,8 +71,9 @@ def generation_settings(
     return {
         **OFF,
         **settings,
-        "logit_bias": [
-            {"token": token, "bias": _finite(value)} for token, value in sampling.logit_bias.items()
+        "logit_bias": [  # that of a banned token is false, because JSON has no infinity
+            {"token": token, "bias": value if math.isfinite(value) else False}
+            for token, value in sampling.logit_bias.items()
         ]
         + [{"token": token, "bias": None} for token in eog_ids if sampling.ignore_eos],
         "max_tokens": limit,
@@ -101,8 +102,3 @@ def generation_settings(
         "speculative.n_min": speculative.n_min,
         "speculative.p_min": speculative.p_min,
     }
-
-
-def _finite(value: float) -> float | bool:
-    """The bias of a banned token is false, because JSON has no infinity."""
-    return value if math.isfinite(value) else False

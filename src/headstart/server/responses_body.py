@@ -43,11 +43,6 @@ class ResponsesBody(Body):
     top_logprobs: Int | None = None
     metadata: dict[str, Any] = Field(default_factory=dict, description="comes back")
 
-    @property
-    def wants_logprobs(self) -> bool:
-        """Whether log probabilities were asked for."""
-        return "message.output_text.logprobs" in self.include or bool(self.top_logprobs)
-
 
 def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
     """The request as a chat that continues after the items of `history`.
@@ -74,10 +69,13 @@ def chat_body(body: ResponsesBody, history: list[Item]) -> ChatBody:
         data["store"] = body.store
     if body.max_output_tokens is not None:
         data["max_tokens"] = body.max_output_tokens
-    if body.wants_logprobs:
+    if "message.output_text.logprobs" in body.include or body.top_logprobs:
         data |= {"logprobs": True, "top_logprobs": body.top_logprobs or 0}
-    if tools := [_tool(i, tool) for i, tool in enumerate(body.tools) if _is_function(tool)]:
-        data["tools"] = tools
+    functions = [  # Codex sends OpenAI's own tools with every request
+        (index, tool) for index, tool in enumerate(body.tools) if tool.get("type") == "function"
+    ]
+    if functions:
+        data["tools"] = [_tool(index, tool) for index, tool in functions]
     if body.tool_choice is not None:
         data["tool_choice"] = body.tool_choice
     if answer_format := _response_format(body.text.get("format")):
@@ -194,11 +192,6 @@ def _thoughts(item: dict[str, Any], where: str) -> str:
         raise wrong_value(where, parts, "a reasoning item with a list of parts")
     texts = [part.get("text") for part in parts if isinstance(part, dict)]
     return "".join(text for text in texts if isinstance(text, str))
-
-
-def _is_function(tool: dict[str, Any]) -> bool:
-    """Whether it is a function; Codex sends OpenAI's own tools with every request."""
-    return tool.get("type") == "function"
 
 
 def _tool(index: int, tool: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any
@@ -40,12 +40,10 @@ Handler = Callable[[HttpRequest], Awaitable[Any]]
 """Returns a response, or a value that is sent as JSON."""
 
 
-def json_response(
-    data: Any, status: int = 200, headers: Mapping[str, str] | None = None
-) -> Response:
+def json_response(data: Any) -> Response:
     """Answer with JSON; numpy arrays and keys that are no strings are allowed."""
     body = orjson.dumps(data, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
-    return Response(body, status, headers, media_type="application/json")
+    return Response(body, media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True)

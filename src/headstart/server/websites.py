@@ -96,7 +96,9 @@ class WebsitePolicy:
         if host is None or ANY in self._hosts:  # browsers always send one
             return
         name = _host_of(f"//{host}")
-        if name in self._hosts or _is_local(name) or _needs_no_dns(name):
+        # no website can have an address for a name, or one without a dot
+        needs_no_dns = _is_address(name) or bool(name and "." not in name)
+        if name in self._hosts or _is_local(name) or needs_no_dns:
             return
         raise ApiError(
             403,
@@ -133,11 +135,6 @@ def _is_local(name: str) -> bool:
     if name == LOCALHOST or name.endswith("." + LOCALHOST):
         return True
     return _is_address(name) and ipaddress.ip_address(name).is_loopback
-
-
-def _needs_no_dns(name: str) -> bool:
-    """Whether it is an address or a name without a dot, which no website can have."""
-    return _is_address(name) or bool(name and "." not in name)
 
 
 def _is_address(name: str) -> bool:

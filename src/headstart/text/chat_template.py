@@ -191,16 +191,10 @@ class ChatTemplate:
         except RequestError:
             return None
 
-    def generation_prompt(
-        self,
-        messages: Sequence[Message],
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        arguments: Mapping[str, Any] | None = None,
-    ) -> str:
+    def generation_prompt(self, messages: Sequence[Message], **options: Any) -> str:
         """The generation prompt: what the template adds after the messages."""
         without, with_prompt = (
-            self.render(messages, tools=tools, arguments=arguments, add_generation_prompt=is_added)
+            self.render(messages, add_generation_prompt=is_added, **options)
             for is_added in (False, True)
         )
         return with_prompt[common_prefix_length(without, with_prompt) :]

@@ -78,10 +78,6 @@ class _Texts:
         return self.request.texts[self.num_taken]
 
     @property
-    def next_has_media(self) -> bool:
-        return bool(self.chunks) and min(self.next_text) < 0
-
-    @property
     def pending_chunk(self) -> LoadedChunk | None:
         """The image that it reads next, of a text that is read in pieces."""
         return self.chunks.get(self.request.texts[self.num_taken - 1][self.position])
@@ -226,7 +222,8 @@ class EmbeddingQueue:
         while jobs and not self._long and len(group) < self.engine.max_batch_texts:
             job = jobs.popleft()
             length = len(job.next_text)
-            is_long = length > self.engine.max_batch_tokens or job.next_has_media
+            has_media = bool(job.chunks) and min(job.next_text) < 0
+            is_long = length > self.engine.max_batch_tokens or has_media
             if group and (is_long or length > room):
                 continue
             if is_long:
