@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -47,23 +46,24 @@ class Handler(BaseHTTPRequestHandler):
         """Nothing is logged."""
 
 
-@pytest.fixture(scope="module")
-def site() -> Iterator[str]:
+@pytest.fixture
+def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """It is found as if it had a public address; others are looked at."""
+
+    async def found(host: str, port: int) -> str:
+        return "127.0.0.1" if host == "images.example" else await public_address(host, port)
+
+    monkeypatch.setattr(media, "public_address", found)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield f"http://images.example:{server.server_port}"
     server.shutdown()
     server.server_close()
 
 
-async def here(host: str, port: int) -> str:
-    """As if the site had a public address; others are looked at."""
-    return "127.0.0.1" if host == "images.example" else await public_address(host, port)
-
-
 def test_a_file_is_fetched_also_behind_a_redirect(site: str) -> None:
     for path in ("/file", "/away"):
-        assert asyncio.run(fetch(site + path, 100, "what fits", here)) == b"x" * 100
+        assert asyncio.run(fetch(site + path, 100, "what fits")) == b"x" * 100
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_file_is_fetched_also_behind_a_redirect(site: str) -> None:
 )
 def test_what_is_too_large_or_leads_inside_is_refused(site: str, path: str, says: str) -> None:
     with pytest.raises(RequestError, match=says):
-        asyncio.run(fetch(site + path, 100, "what fits", here))
+        asyncio.run(fetch(site + path, 100, "what fits"))
 
 
 @pytest.mark.parametrize(
@@ -162,9 +162,8 @@ def test_files_of_a_request_are_together_no_larger_than_a_body_may_be(
 
 
 def test_a_file_that_does_not_fit_beside_the_others_is_refused_by_the_limit_of_all(
-    service: Service, site: str, monkeypatch: pytest.MonkeyPatch
+    service: Service, site: str
 ) -> None:
-    monkeypatch.setattr(media, "fetch", partial(fetch, resolve=here))
     asked = [("image", f"{site}/half")] * 2
     with pytest.raises(RequestError, match=r"left of the 1 MiB .*\(--max-body-mb\)"):
         asyncio.run(read_media(request_of("a", service), asked))

@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urljoin, urlsplit
@@ -220,12 +220,7 @@ async def public_address(host: str, port: int) -> str:
     return str(addresses[0])
 
 
-async def fetch(
-    url: str,
-    most_bytes: int,
-    limit: str,
-    resolve: Callable[[str, int], Awaitable[str]] = public_address,
-) -> bytes:
+async def fetch(url: str, most_bytes: int, limit: str) -> bytes:
     """The file at a URL; `limit` is what the error for a larger one says.
 
     Raises:
@@ -244,7 +239,7 @@ async def fetch(
                     raise RequestError(f"{shorten(url)} is no address that is fetched")
                 port = parts.port or (443 if parts.scheme == "https" else 80)
                 # to the very address that was looked at: a name may have another a moment later
-                target = httpx2.URL(url).copy_with(host=await resolve(parts.hostname, port))
+                target = httpx2.URL(url).copy_with(host=await public_address(parts.hostname, port))
                 request = client.build_request(
                     "GET",
                     target,
