@@ -6,7 +6,7 @@ import base64
 import struct
 import zlib
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from gguf import GGUFWriter
@@ -176,6 +176,26 @@ def png(width: int, height: int, lines: bytes) -> bytes:
         struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
         for kind, data in parts
     )
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def image_part(image: bytes | str) -> dict[str, Any]:
+    """A part of a chat message; an image as a data URL, or another URL."""
+    url = image if isinstance(image, str) else "data:image/png;base64," + encoded(image)
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def sound_part(sound: bytes) -> dict[str, Any]:
+    return {"type": "input_audio", "input_audio": {"data": encoded(sound), "format": "wav"}}
+
+
+def asking(part: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """The body of a chat about an image or a sound."""
+    messages = [{"role": "user", "content": [{"type": "text", "text": "What is this: "}, part]}]
+    return {"messages": messages, "max_tokens": 8, "temperature": 0, **fields}
 
 
 TINY_JPEG = base64.b64decode(

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-import base64
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
-from tests.images import SOUND_CELLS, flac, mp3, picture, projector, wav
+from tests.images import (
+    SOUND_CELLS,
+    asking,
+    encoded,
+    flac,
+    image_part,
+    mp3,
+    picture,
+    projector,
+    sound_part,
+    wav,
+)
 from tests.server.server_process import Server
 from tests.server.serving import error_of, openai_of, serving_models
+from tests.server.test_images import KINDS, chat
 
 from headstart.app import demo
 from headstart.config import Config, EngineConfig, ImageConfig, ModelConfig
@@ -57,54 +68,19 @@ SOUNDS = {
 }
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tmp_path_factory.mktemp("sounds")
-    mmproj = projector(folder / "mmproj.gguf", "janus_pro", 256, hears=True)
-    arguments = ("--mmproj", str(mmproj), "-m", str(demo.path(demo.TARGET)), "-t", "1")
-    with Server([*arguments, "-c", "2048", "--spec", "off"], folder / "cache") as running:
-        yield running
-
-
 @pytest.fixture
-def client(server: Server) -> Iterator[httpx2.Client]:
-    with server.client() as found:
-        yield found
-
-
-def encoded(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-def body(sound: bytes, **fields: Any) -> dict[str, Any]:
-    part = {"type": "input_audio", "input_audio": {"data": encoded(sound), "format": "wav"}}
-    messages = [{"role": "user", "content": [{"type": "text", "text": "What is said:"}, part]}]
-    return {"messages": messages, "max_tokens": 4, "temperature": 0, **fields}
+def client(seeing: httpx2.Client) -> httpx2.Client:
+    return seeing
 
 
 def count(client: httpx2.Client, sound: bytes) -> httpx2.Response:
-    return client.post("/v1/chat/completions/input_tokens", json=body(sound))
-
-
-def test_the_openai_client_asks_about_a_sound_and_asks_again(client: httpx2.Client) -> None:
-    with openai_of(client) as sdk:
-        asked = body(wav(5))
-        first = sdk.chat.completions.create(model="m", **asked)
-        answer = {"role": "assistant", "content": first.choices[0].message.content}
-        more = [*asked["messages"], answer, {"role": "user", "content": "Who said it?"}]
-        second = sdk.chat.completions.create(model="m", **(asked | {"messages": more}))
-    assert first.usage is not None
-    assert first.usage.prompt_tokens > SOUND_CELLS
-    assert second.usage is not None
-    assert second.usage.prompt_tokens_details is not None
-    assert (second.usage.prompt_tokens_details.cached_tokens or 0) >= first.usage.prompt_tokens
+    return client.post("/v1/chat/completions/input_tokens", json=asking(sound_part(sound)))
 
 
 def test_every_api_gives_the_same_tokens_for_the_same_sound(client: httpx2.Client) -> None:
     sound, image = wav(7), encoded(picture(1))
-    chat = client.post("/v1/chat/completions", json=body(sound)).json()
-    part = body(sound)["messages"][0]["content"][1]
-    parts = [{"type": "input_text", "text": "What is said:"}, part]
+    chat = client.post("/v1/chat/completions", json=asking(sound_part(sound))).json()
+    parts = [{"type": "input_text", "text": "What is this: "}, sound_part(sound)]
     responses = client.post(
         "/v1/responses",
         json={"input": [{"role": "user", "content": parts}], "max_output_tokens": 4},
@@ -121,7 +97,7 @@ def test_every_api_gives_the_same_tokens_for_the_same_sound(client: httpx2.Clien
 
 def test_a_transcription_is_the_answer_of_a_chat_with_the_sound(client: httpx2.Client) -> None:
     sound = wav(6)
-    chat = body(sound)
+    chat = asking(sound_part(sound), max_tokens=4)
     chat["messages"][0]["content"][0]["text"] = "Transcribe audio to text (language: en)"
     wanted = client.post("/v1/chat/completions", json=chat).json()
     text, usage = wanted["choices"][0]["message"]["content"], wanted["usage"]
@@ -199,17 +175,19 @@ def test_a_form_is_read_as_its_head_says(before: str, disposition: str) -> None:
     assert read_object(form, "multipart/form-data; boundary=c9") == {"file": encoded(b"abc")}
 
 
-def test_a_model_says_that_it_hears(client: httpx2.Client) -> None:
+def test_a_model_says_that_it_sees_and_hears(client: httpx2.Client) -> None:
     modalities = client.get("/props").json()["modalities"]
     assert modalities == {"vision": True, "audio": True, "video": False}
+    assert "vision" in client.post("/api/show", json={}).json()["capabilities"]
     models = client.get("/v1/models").json()
     assert models["models"][0]["capabilities"] == ["completion", "multimodal"]
     assert models["data"][0]["architecture"]["input_modalities"] == ["text", "image", "audio"]
 
 
-@pytest.mark.parametrize("kind", SOUNDS)
-def test_kinds_of_sounds_are_read(client: httpx2.Client, kind: str) -> None:
-    answer = client.post("/v1/chat/completions", json=body(SOUNDS[kind]))
+@pytest.mark.parametrize("kind", [*SOUNDS, *KINDS])
+def test_kinds_of_files_are_read(client: httpx2.Client, kind: str) -> None:
+    part = sound_part(SOUNDS[kind]) if kind in SOUNDS else image_part(KINDS[kind])
+    answer = chat(client, part)
     assert answer.status_code == 200, answer.text
     assert answer.json()["usage"]["prompt_tokens"] > SOUND_CELLS
 
@@ -241,12 +219,11 @@ def test_a_sound_of_minutes_has_a_chunk_for_each_half(client: httpx2.Client) -> 
     ],
 )
 def test_what_is_no_sound_is_a_clear_error(
-    server: Server, client: httpx2.Client, sound: bytes, says: str
+    seeing_server: Server, client: httpx2.Client, sound: bytes, says: str
 ) -> None:
-    before = server.engine_pid()
-    answer = count(client, sound)
-    assert says in error_of(answer, 400)
-    assert server.engine_pid() == before
+    before = seeing_server.engine_pid()
+    assert says in error_of(count(client, sound), 400)
+    assert seeing_server.engine_pid() == before
 
 
 def test_no_tag_of_an_mp3_may_promise_more_than_there_is(client: httpx2.Client) -> None:
@@ -261,20 +238,26 @@ def test_no_tag_of_an_mp3_may_promise_more_than_there_is(client: httpx2.Client) 
         assert count(client, mp3(40, lying)).status_code == 200
 
 
-def test_damaged_sounds_end_neither_the_engine_nor_other_requests(
-    server: Server, client: httpx2.Client
+@pytest.mark.parametrize("part_of", [image_part, sound_part])
+def test_damaged_files_end_neither_the_engine_nor_other_requests(
+    seeing_server: Server, client: httpx2.Client, part_of: Callable[[bytes], dict[str, Any]]
 ) -> None:
-    random, before = np.random.default_rng(0), server.engine_pid()
-    files = [wav(1, 0.3), mp3(12, b"Info\0\0\0\1\0\0\0\x0c"), flac(9000), SOUNDS["wav of floats"]]
+    random, before = np.random.default_rng(0), seeing_server.engine_pid()
+    files, number = [KINDS[kind] for kind in ("png", "jpeg", "gif")], 300
+    if part_of is sound_part:
+        tagged = mp3(12, b"Info\0\0\0\1\0\0\0\x0c")
+        files, number = [wav(1, 0.3), tagged, flac(9000), SOUNDS["wav of floats"]], 100
     statuses = set[int]()
-    for _ in range(100):
-        sound = np.frombuffer(files[random.integers(4)], np.uint8).copy()
-        at = random.integers(0, min(len(sound), 600), random.integers(1, 6))
-        sound[at] = random.integers(0, 256, len(at))
-        data = sound.tobytes()[: random.integers(1, 2 * len(sound))]
-        statuses.add(count(client, data).status_code)
+    for _ in range(number):
+        file = np.frombuffer(files[random.integers(len(files))], np.uint8).copy()
+        at = random.integers(0, min(len(file), 600), random.integers(1, 6))
+        file[at] = random.integers(0, 256, len(at))
+        data = file.tobytes()[: random.integers(1, 2 * len(file))]
+        answer = client.post("/v1/chat/completions/input_tokens", json=asking(part_of(data)))
+        statuses.add(answer.status_code)
     assert statuses == {200, 400}
-    assert server.engine_pid() == before
+    assert seeing_server.engine_pid() == before
+    assert chat(client, image_part(picture(1))).status_code == 200
 
 
 def test_a_model_that_reads_no_images_says_so(tmp_path: Path) -> None:
@@ -283,10 +266,8 @@ def test_a_model_that_reads_no_images_says_so(tmp_path: Path) -> None:
     model = ModelConfig(model=str(demo.path(demo.TARGET)))
     engine, images = EngineConfig(context=1024, threads=1), ImageConfig(mmproj=str(mmproj))
     config = Config(model=model, engine=engine, images=images)
-    url = {"type": "image_url", "image_url": {"url": encoded(picture(1))}}
     with serving_models(config) as client:
-        image = {"messages": [{"role": "user", "content": [url]}]}
-        answer = client.post("/v1/chat/completions", json=image)
+        answer = chat(client, image_part(picture(1)))
         says = "image input is not supported: this model reads text and audio only"
         assert says in error_of(answer, 400, "not_supported_error")
         assert count(client, wav(1)).status_code == 200
