@@ -14,13 +14,12 @@ from tests.server.serving import error_of, served_model, serving
 from headstart.config import ServerConfig
 from headstart.server.app import create_app
 from headstart.server.guard import load_keys
-from headstart.server.model import ServedModel
 from headstart.types.errors import ConfigError, ModelError
 
 BODY = {"prompt": "a"}
 
 
-def test_everything_is_503_until_the_model_is_loaded():
+def test_everything_but_the_page_is_503_until_the_model_is_loaded():
     worker = FakeWorker()
     may_load = threading.Event()
 
@@ -30,6 +29,7 @@ def test_everything_is_503_until_the_model_is_loaded():
 
     worker.start = start
     with serving(worker, wait=False) as client:
+        assert client.get("/").status_code == 200
         for response in (
             client.get("/health"),
             client.get("/v1/models"),
@@ -72,33 +72,9 @@ def test_a_model_that_cannot_be_loaded_is_told_to_the_starter_and_to_health():
     assert told == [worker.start_error]
 
 
-def test_the_model_is_read_here_only_after_the_engine_process_could_read_it():
-    worker, order = FakeWorker(), []
-
-    async def start() -> None:
-        await asyncio.sleep(0)
-        order.append("worker")
-        await FakeWorker.start(worker)
-
-    def load() -> ServedModel:
-        order.append("model")
-        return served_model()
-
-    worker.start = start
-    app = create_app(ServerConfig(), worker, load)
-
-    async def run() -> None:
-        async with app.router.lifespan_context(app):
-            while app.state.service.why_not_ready():
-                await asyncio.sleep(0)
-
-    asyncio.run(run())
-    assert order == ["worker", "model"]
-
-
 def test_keys_are_needed_everywhere_but_for_health(tmp_path):
     file = tmp_path / "keys"
-    file.write_text("gamma\n\n delta \n")
+    file.write_text("# production keys\ngamma\n\n delta \n  # old\nbe#ta\n")
     worker = FakeWorker()
     with serving(worker, ServerConfig(api_key="alpha,beta", api_key_file=str(file))) as client:
         assert client.get("/health").status_code == 200
@@ -106,6 +82,7 @@ def test_keys_are_needed_everywhere_but_for_health(tmp_path):
             {},
             {"Authorization": "Bearer wrong"},
             {"X-Api-Key": "alph"},
+            {"X-Api-Key": "# old"},
             {"Authorization": "Bearer"},
         ):
             response = client.post("/completion", json=BODY, headers=headers)
@@ -117,10 +94,11 @@ def test_keys_are_needed_everywhere_but_for_health(tmp_path):
             {"Authorization": "Bearer alpha"},
             {"X-Api-Key": "beta"},
             {"X-Api-Key": "delta"},
+            {"X-Api-Key": "be#ta"},
         ):
             assert client.post("/completion", json=BODY, headers=headers).status_code == 200
     namespaces = [request.namespace for request in worker.requests]
-    assert len(set(namespaces)) == 3
+    assert len(set(namespaces)) == 4
     assert not any(key in name for key in ("alpha", "beta", "delta") for name in namespaces)
 
 
@@ -141,11 +119,6 @@ def test_keys_may_come_from_a_pipe_though_they_are_looked_at_twice(tmp_path):
         pool.submit((tmp_path / "keys").write_text, "alpha\n")
         assert load_keys(config) == (b"alpha",)
     assert load_keys(config) == (b"alpha",)
-
-
-def test_a_comment_in_the_key_file_is_no_key(tmp_path):
-    (tmp_path / "keys").write_text("# production keys\nalpha\n  # old\nbe#ta\n")
-    assert load_keys(ServerConfig(api_key_file=str(tmp_path / "keys"))) == (b"alpha", b"be#ta")
 
 
 def test_named_origins_may_read_and_preflight_needs_no_key():

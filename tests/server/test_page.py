@@ -7,11 +7,9 @@ import gzip
 import hashlib
 import json
 import re
-import threading
 from pathlib import Path
 
 import pytest
-from tests.server.fake_worker import FakeWorker
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
@@ -38,21 +36,6 @@ def test_the_page_needs_no_key_and_the_api_behind_it_does():
     with serving(config=ServerConfig(api_key="secret")) as client:
         assert client.get("/").status_code == 200
         assert client.get("/props").status_code == 401
-
-
-def test_the_page_is_there_while_the_model_loads():
-    worker = FakeWorker()
-    may_load = threading.Event()
-
-    async def start() -> None:
-        await asyncio.to_thread(may_load.wait, 10)
-        await FakeWorker.start(worker)
-
-    worker.start = start
-    with serving(worker, wait=False) as client:
-        assert client.get("/").status_code == 200
-        assert client.get("/props").status_code == 503
-        may_load.set()
 
 
 def test_unchanged_files_are_not_sent_again(client):

@@ -14,7 +14,8 @@ USER = {"role": "user", "content": "hi <b>"}
 
 
 def render(source, messages=(USER,), **arguments):
-    return ChatTemplate(source, bos_token="<s>").render(messages, **arguments)
+    template = ChatTemplate(source, bos_token="<s>", now=lambda: datetime(2024, 2, 29))
+    return template.render(messages, **arguments)
 
 
 def test_no_template_means_chatml_and_a_stop_for_its_marker():
@@ -63,8 +64,8 @@ def test_a_template_by_hand_may_show_no_message_but_must_be_jinja(tmp_path):
     (tmp_path / "empty").touch()
     assert template_by_hand(ServerConfig(chat_template="llama9")) == "llama9"
     assert template_by_hand(ServerConfig(chat_template_file=str(tmp_path / "empty"))) is None
-    with pytest.raises(ModelError, match="line 1"):
-        template_by_hand(ServerConfig(chat_template="{% if %}"))
+    with pytest.raises(ModelError, match="line 2 of the chat template is not valid Jinja"):
+        template_by_hand(ServerConfig(chat_template="a\n{% if %}"))
 
 
 def test_a_template_file_that_cannot_be_read_is_named(tmp_path):
@@ -85,35 +86,28 @@ def test_the_template_by_hand_is_the_file_else_the_text_else_none(tmp_path):
     assert template_by_hand(ServerConfig(chat_template_file=str(tmp_path / "file"))) == text + "!"
 
 
-def test_blocks_leave_no_blank_lines_and_nothing_is_escaped():
-    source = (
-        "{%- for m in messages %}\n    {% if true %}\n"
-        "{{ m.content }}|{{ m | tojson }}\n    {% endif %}\n{% endfor %}"
-    )
-    assert render(source) == 'hi <b>|{"role": "user", "content": "hi <b>"}\n'
-
-
-def test_json_keeps_unicode_and_takes_generators():
-    assert (
-        render('{{ {"a": "é"} | tojson }}{{ ["x"] | map("upper") | tojson }}') == '{"a": "é"}["X"]'
-    )
-    assert (
-        render('{{ {"b": 1, "a": 2} | tojson(indent=1, sort_keys=true) }}')
-        == '{\n "a": 2,\n "b": 1\n}'
-    )
-
-
-def test_loop_controls_and_generation_tags_are_known():
-    assert (
-        render("{% for i in [1, 2, 3] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}")
-        == "1"
-    )
-    assert render("{% generation %}a{{ bos_token }}{% endgeneration %}") == "a<s>"
-
-
-def test_the_clock_is_the_callers():
-    template = ChatTemplate("{{ strftime_now('%Y-%m-%d') }}", now=lambda: datetime(2024, 2, 29))
-    assert template.render([USER]) == "2024-02-29"
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        (
+            "{%- for m in messages %}\n    {% if true %}\n"
+            "{{ m.content }}|{{ m | tojson }}\n    {% endif %}\n{% endfor %}",
+            'hi <b>|{"role": "user", "content": "hi <b>"}\n',  # no blank lines, nothing is escaped
+        ),
+        ('{{ {"a": "é"} | tojson }}{{ ["x"] | map("upper") | tojson }}', '{"a": "é"}["X"]'),
+        (
+            '{{ {"b": 1, "a": 2} | tojson(indent=1, sort_keys=true) }}',
+            '{\n "a": 2,\n "b": 1\n}',
+        ),
+        ("{% for i in [1, 2] %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}", "1"),
+        ("{% generation %}a{{ bos_token }}{% endgeneration %}", "a<s>"),
+        ("{{ 'a' + none + missing + 1 }}", "a1"),
+        ("{{ strftime_now('%Y-%m-%d') }}", "2024-02-29"),
+        ("{{ date_string }}, {{ datetime }}", "29 Feb 2024, Feb 29 2024"),
+    ],
+)
+def test_templates_may_write_what_they_do_elsewhere(source, text):
+    assert render(source) == text
 
 
 @pytest.mark.parametrize(
@@ -125,21 +119,13 @@ def test_the_clock_is_the_callers():
         "{{ messages.__class__.__mro__[1].__subclasses__() }}",
         "{% for i in range(10**9) %}{% endfor %}",
         "{{ 'x'.format.__globals__.os }}",
+        "{{ 1 + none }}",
     ],
 )
 def test_whatever_a_template_does_wrong_is_the_requests_fault(source):
-    with pytest.raises(RequestError, match="the chat template cannot render"):
+    own = "only users here" if "only users here" in source else ""
+    with pytest.raises(RequestError, match=f"the chat template cannot render .*{own}"):
         render(source)
-
-
-def test_the_templates_own_message_is_passed_on():
-    with pytest.raises(RequestError, match="only users here"):
-        render("{{ raise_exception('only users here') }}")
-
-
-def test_a_template_that_is_not_jinja_is_a_model_error():
-    with pytest.raises(ModelError, match="line 2"):
-        ChatTemplate("a\n{% if %}")
 
 
 def test_arguments_reach_the_template_but_cannot_replace_the_messages():
@@ -173,17 +159,6 @@ def test_a_template_may_change_its_lists_without_changing_the_callers():
     source = "{% set _ = messages.append(messages[0]) %}{{ messages | length }}"
     assert render(source, messages) == "2"
     assert messages == [USER]
-
-
-def test_none_and_undefined_add_nothing_to_a_text():
-    assert render("{{ 'a' + none + missing + 1 }}") == "a1"
-    with pytest.raises(RequestError):
-        render("{{ 1 + none }}")
-
-
-def test_dates_are_given_in_the_forms_that_templates_know():
-    template = ChatTemplate("{{ date_string }}, {{ datetime }}", now=lambda: datetime(2024, 2, 29))
-    assert template.render([USER]) == "29 Feb 2024, Feb 29 2024"
 
 
 def test_arguments_that_are_json_text_become_objects_where_the_template_reads_them():

@@ -44,6 +44,21 @@ def rules(tools=None, *, is_parallel=True, names=None):
     return CallRules(known, names or known.names, is_parallel, lambda _: None)
 
 
+def tools_of(parameters, name="f", **more):
+    return [{"type": "function", "function": {"name": name, "parameters": parameters, **more}}]
+
+
+def calls_of(name):
+    """The calls of a family's answers."""
+    found = find_format(ChatTemplate(TEMPLATES[name])).calls
+    assert found is not None
+    return found
+
+
+def grammar_error(calls, tools):
+    return LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools)))).get_error()
+
+
 def written(name, *calls):
     """The text that a template makes of an answer with calls, without what ends the turn."""
     template = ChatTemplate(TEMPLATES[name])
@@ -82,17 +97,11 @@ def test_the_grammar_holds_what_the_template_writes(name):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
     """Follow the grammar along random bytes; the text that comes out has to be a call."""
-    template = ChatTemplate(TEMPLATES[name])
-    answer_format = find_format(template)
-    calls = answer_format.calls
-    assert calls is not None
-    tools = [
-        {"type": "function", "function": {"name": "f", "parameters": {
-            "type": "object", "properties": {"a": {"enum": ["x", "y"]}, "b": {"const": 3}},
-            "required": ["a", "b"],
-        }}}
-    ]  # fmt: skip
-    constraint = required_calls(calls, rules(tools, is_parallel=False))
+    answer_format = find_format(ChatTemplate(TEMPLATES[name]))
+    properties = {"a": {"enum": ["x", "y"]}, "b": {"const": 3}}
+    tools = tools_of({"type": "object", "properties": properties, "required": ["a", "b"]})
+    assert answer_format.calls is not None
+    constraint = required_calls(answer_format.calls, rules(tools, is_parallel=False))
     matcher = LLMatcher(_TOKENIZER, grammar_text(constraint))
     text = bytearray()
     while not matcher.is_accepting() and len(text) < 500:
@@ -107,8 +116,7 @@ def test_what_the_grammar_makes_a_model_write_is_read_as_calls(name):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_beginning_of_a_demanded_call_is_forced(name):
-    calls = find_format(ChatTemplate(TEMPLATES[name])).calls
-    constraint = required_calls(calls, rules(names=["get_weather"], is_parallel=False))
+    constraint = required_calls(calls_of(name), rules(names=["get_weather"], is_parallel=False))
     matcher = LLMatcher(_TOKENIZER, grammar_text(constraint))
     assert len(matcher.compute_ff_tokens()) >= len("get_weather")
 
@@ -168,8 +176,7 @@ def test_only_the_named_tool_may_be_called():
 
 
 def test_a_tool_without_parameters_is_called_without_arguments():
-    tools = [{"type": "function", "function": {"name": "now"}}]
-    constraint = required_calls(HERMES, rules(tools))
+    constraint = required_calls(HERMES, rules(tools_of(None, name="now")))
     assert accepts(constraint, call_text("{}", name="now"))
     assert not accepts(constraint, call_text('{"a": 1}', name="now"))
 
@@ -208,21 +215,18 @@ def test_special_tokens_stand_by_their_ids():
     assert '"<tool_call>' not in text
 
 
-NESTED = [
-    {"type": "function", "function": {"name": "f", "parameters": {
-        "type": "object",
-        "properties": {
-            "list": {"type": "array", "items": {"$ref": "#/$defs/pair"}, "minItems": 2,
-                     "maxItems": 2},
-            "maybe": {"type": ["integer", "null"]},
-            "what": {"anyOf": [{"const": "a"}, {"type": "boolean"}]},
-        },
-        "required": ["list", "what"],
-        "$defs": {"pair": {"type": "object", "properties": {
-            "left": {"enum": ["l"]}, "right": {"type": "integer", "minimum": 3, "maximum": 3},
-        }, "required": ["left", "right"]}},
-    }}}
-]  # fmt: skip
+NESTED = tools_of({
+    "type": "object",
+    "properties": {
+        "list": {"type": "array", "items": {"$ref": "#/$defs/pair"}, "minItems": 2, "maxItems": 2},
+        "maybe": {"type": ["integer", "null"]},
+        "what": {"anyOf": [{"const": "a"}, {"type": "boolean"}]},
+    },
+    "required": ["list", "what"],
+    "$defs": {"pair": {"type": "object", "properties": {
+        "left": {"enum": ["l"]}, "right": {"type": "integer", "minimum": 3, "maximum": 3},
+    }, "required": ["left", "right"]}},
+})  # fmt: skip
 PAIR = {"left": "l", "right": 3}
 IN_THE_FAMILIES = {
     "google-gemma-4-31B-it": (
@@ -263,9 +267,7 @@ def test_a_value_may_contain_values_of_its_own_kind():
     tree = {"type": "object", "properties": {"tree": {"$ref": "#/$defs/node"}},
             "required": ["tree"], "$defs": {"node": {"type": "array", "items":
             {"$ref": "#/$defs/node"}}}}  # fmt: skip
-    tools = [{"type": "function", "function": {"name": "f", "parameters": tree}}]
-    calls = find_format(ChatTemplate(TEMPLATES["google-gemma-4-31B-it"])).calls
-    constraint = required_calls(calls, rules(tools))
+    constraint = required_calls(calls_of("google-gemma-4-31B-it"), rules(tools_of(tree)))
     assert accepts(constraint, "<|tool_call>call:f{tree:[[],[[],[]]]}<tool_call|>")
     assert not accepts(constraint, "<|tool_call>call:f{tree:[1]}<tool_call|>")
 
@@ -274,18 +276,14 @@ def test_a_value_may_contain_values_of_its_own_kind():
 def test_what_cannot_be_demanded_is_an_error_of_strict_tools_only(name):
     """Tools of agents have schemas with all sorts of keywords; they must not fail for them."""
     items = {"type": "array", "items": {"type": "integer"}, "uniqueItems": True}
-    function = {"name": "f", "parameters": {"type": "object", "properties": {"a": items}}}
-    calls = find_format(ChatTemplate(TEMPLATES[name])).calls
-    tools = [{"type": "function", "function": function}]
-    matcher = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
-    assert not matcher.is_error(), matcher.get_error()
-    function["strict"] = True
+    parameters, calls = {"type": "object", "properties": {"a": items}}, calls_of(name)
+    assert not grammar_error(calls, tools_of(parameters))
+    strict = tools_of(parameters, strict=True)
     if name == "google-gemma-4-31B-it":  # whose form is not JSON
         with pytest.raises(RequestError, match="uniqueItems"):
-            required_calls(calls, rules(tools))
-        return
-    strict = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
-    assert "uniqueItems" in strict.get_error()
+            required_calls(calls, rules(strict))
+    else:
+        assert "uniqueItems" in grammar_error(calls, strict)
 
 
 @pytest.mark.parametrize(
@@ -294,25 +292,20 @@ def test_what_cannot_be_demanded_is_an_error_of_strict_tools_only(name):
 def test_what_a_form_cannot_demand_of_texts_is_an_error_of_strict_tools_only(name):
     text = {"type": "string", "description": "a day", "pattern": "[0-9]+"}
     parameters = {"type": "object", "properties": {"a": text}, "required": ["a"]}
-    function = {"name": "f", "parameters": parameters}
-    tools = [{"type": "function", "function": function}]
-    calls = find_format(ChatTemplate(TEMPLATES[name])).calls
-    matcher = LLMatcher(_TOKENIZER, grammar_text(required_calls(calls, rules(tools))))
-    assert not matcher.is_error(), matcher.get_error()
-    function["strict"] = True
+    calls, strict = calls_of(name), tools_of(parameters, strict=True)
+    assert not grammar_error(calls, tools_of(parameters))
     with pytest.raises(RequestError, match="pattern"):
-        required_calls(calls, rules(tools))
+        required_calls(calls, rules(strict))
     del text["pattern"]
-    required_calls(calls, rules(tools))
+    required_calls(calls, rules(strict))
 
 
 def test_arguments_between_markers_may_refer_to_definitions():
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {
+    tools = tools_of({
         "type": "object", "properties": {"a": {"$ref": "#/$defs/n"}}, "required": ["a"],
         "$defs": {"n": {"type": "integer"}},
-    }}}]  # fmt: skip
-    calls = find_format(ChatTemplate(TEMPLATES["Qwen3-Coder"])).calls
-    constraint = required_calls(calls, rules(tools))
+    })  # fmt: skip
+    constraint = required_calls(calls_of("Qwen3-Coder"), rules(tools))
     text = "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>"
     assert accepts(constraint, text.format(7))
     assert not accepts(constraint, text.format("x"))
