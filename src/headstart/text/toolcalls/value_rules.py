@@ -61,6 +61,9 @@ class Member(NamedTuple):
 class ValueRules(ABC):
     """Rules for the values of one tool's schema; one subclass per form."""
 
+    separator = ","  # of elements and members
+    key_end = ":"
+
     def __init__(
         self, schema: Mapping[str, Any], lines: list[str], spelled: Callable[[str], str]
     ) -> None:
@@ -80,13 +83,13 @@ class ValueRules(ABC):
     def literal(self, value: Any, end: str) -> str:
         """One certain value."""
 
-    @abstractmethod
     def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
         """An array; `item` makes the rule of an element from the text behind it."""
+        return f'"[" {self.repeated(item(""), limits)} "]"'
 
-    @abstractmethod
     def member(self, key: str, value: Callable[[str], str]) -> str:
         """A property of an object; `value` makes the rule of its value likewise."""
+        return f"{quoted(key + self.key_end)} {value('')}"
 
     @abstractmethod
     def object_of(self, members: Sequence[Member], end: str) -> str:
@@ -124,10 +127,10 @@ class ValueRules(ABC):
             for key, value in (properties if isinstance(properties, Mapping) else {}).items()
         ]
 
-    def joined(self, members: Sequence[Member], separator: str) -> str:
+    def joined(self, members: Sequence[Member]) -> str:
         """Members in order, each optional unless required, with separators between."""
         number = self._number()
-        between = quoted(separator) * bool(separator)
+        between = quoted(self.separator) * bool(self.separator)
         self.lines.append(f'tail_{number}_{len(members)}: ""')
         for at in range(len(members) - 1, 0, -1):
             text, is_required = members[at]
@@ -141,10 +144,10 @@ class ValueRules(ABC):
         self.lines.append(f"members_{number}: {' | '.join(choices) or quoted('')}")
         return f"members_{number}" + "?" * (first is None and bool(members))
 
-    def repeated(self, item: str, separator: str, limits: Limits) -> str:
+    def repeated(self, item: str, limits: Limits) -> str:
         """Elements with separators between them."""
         least, most = limits
-        more = f"({quoted(separator)} {item})" if separator else f"({item})"
+        more = f"({quoted(self.separator)} {item})" if self.separator else f"({item})"
         upper = "" if most is None else str(max(0, most - 1))
         some = f"{item} {more}{{{max(0, least - 1)},{upper}}}"
         if most == 0:

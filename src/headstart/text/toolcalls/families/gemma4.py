@@ -5,14 +5,14 @@ Source: https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
 from headstart.text.toolcalls.json_text import dump, value_or_text
 from headstart.text.toolcalls.reader import Reading, TextReader
-from headstart.text.toolcalls.value_rules import Limits, Member, ValueRules, quoted
+from headstart.text.toolcalls.value_rules import Member, ValueRules, quoted
 
 _QUOTE = '<|"|>'
 
@@ -46,15 +46,9 @@ class _GemmaValues(ValueRules):
         quote = self.spelled(_QUOTE)
         return f"{quote} {quoted(value)} {quote}"
 
-    def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
-        return f'"[" {self.repeated(item(""), ",", limits)} "]"'
-
-    def member(self, key: str, value: Callable[[str], str]) -> str:
-        return f"{quoted(key + ':')} {value('')}"
-
     def object_of(self, members: Sequence[Member], end: str) -> str:
         ordered = sorted(members, key=lambda one: one.text.casefold())
-        return f'"{{" {self.joined(ordered, ",")} "}}"'
+        return f'"{{" {self.joined(ordered)} "}}"'
 
 
 def _read_object(reader: TextReader) -> Reading[None]:

@@ -6,14 +6,14 @@ Source: https://docs.liquid.ai/lfm/key-concepts/tool-use
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from headstart.text.toolcalls.answer_format import AnswerFormat
 from headstart.text.toolcalls.formats import MarkedCalls, OwnCall
 from headstart.text.toolcalls.json_text import dump, read_rest, value_or_text
 from headstart.text.toolcalls.reader import Reading, TextReader
-from headstart.text.toolcalls.value_rules import Limits, Member, ValueRules, as_json, quoted
+from headstart.text.toolcalls.value_rules import Member, ValueRules, as_json, quoted
 
 _OPEN, _CLOSE = "([{", ")]}"
 
@@ -44,8 +44,10 @@ def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
 class _PythonValues(ValueRules):
     """Strings in either kind of quotes; everything else as in JSON."""
 
+    separator, key_end = ", ", "="
+
     def call(self, name: str) -> str:
-        return f'{quoted(name + "(")} {self.joined(self.members(self.root), ", ")} ")"'
+        return f'{quoted(name + "(")} {self.joined(self.members(self.root))} ")"'
 
     def text(self, end: str) -> str:
         return self.named("text", as_json({"type": "string"}) + r""" | "'" /[^'\\\n]*/ "'" """)
@@ -55,12 +57,6 @@ class _PythonValues(ValueRules):
         if isinstance(value, str) and not set(value) & set("'\\\n"):
             texts.append(f"'{value}'")
         return f"({' | '.join(map(quoted, texts))})"
-
-    def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
-        return f'"[" {self.repeated(item(""), ", ", limits)} "]"'
-
-    def member(self, key: str, value: Callable[[str], str]) -> str:
-        return f"{quoted(key + '=')} {value('')}"
 
     def value(self, schema: Any, end: str = "", depth: int = 0) -> str:
         is_object = isinstance(schema, Mapping) and schema.get("type") == "object"

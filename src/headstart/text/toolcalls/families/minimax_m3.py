@@ -48,8 +48,10 @@ def _read_call(reader: TextReader, ends: Sequence[str]) -> Reading[bool]:
 class _ElementValues(ValueRules):
     """Nested elements; an empty list or object looks like an empty string."""
 
+    separator = ""
+
     def call(self, name: str) -> str:
-        return f"{quoted(name + chr(34) + '>')} {self.joined(self.members(self.root), '')}"
+        return f"{quoted(name + chr(34) + '>')} {self.joined(self.members(self.root))}"
 
     def text(self, end: str) -> str:
         if self.spelled(_NS) != quoted(_NS):  # a special token, which text never matches
@@ -65,13 +67,13 @@ class _ElementValues(ValueRules):
     def array(self, item: Callable[[str], str], limits: Limits, end: str) -> str:
         element = self.member("item", item)
         least = max(1, limits[0])
-        return f"{self.repeated(element, '', (least, limits[1]))} {self.spelled(end)}"
+        return f"{self.repeated(element, (least, limits[1]))} {self.spelled(end)}"
 
     def member(self, key: str, value: Callable[[str], str]) -> str:
         return f"{self.spelled(_NS)} {quoted(f'<{key}>')} {value(f'{_NS}</{key}>')}"
 
     def object_of(self, members: Sequence[Member], end: str) -> str:
-        return f"{self.joined(members, '')} {self.spelled(end)}"
+        return f"{self.joined(members)} {self.spelled(end)}"
 
 
 def _value(text: str, *, is_text: bool = False, depth: int = 0) -> object:
