@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests.server.fake_worker import REPORT, FakeWorker, say
 from tests.server.serving import error_of, events_of, serving
 
-from headstart.config import ServerConfig
 from headstart.server import events
 from headstart.server.events import _speed, num_tokens
 from headstart.server.results import counterfactual
@@ -138,11 +137,6 @@ def test_listeners_are_limited_and_make_room_when_they_leave(monkeypatch):
                     return
             time.sleep(0.1)
         pytest.fail("listeners that left still count")
-
-
-def test_the_state_needs_the_key():
-    with serving(config=ServerConfig(api_key="secret")) as client:
-        assert client.get("/events").status_code == 401
 
 
 def test_speed_is_that_since_counts_a_second_old_and_never_below_nothing():

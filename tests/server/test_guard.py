@@ -72,7 +72,7 @@ def test_a_model_that_cannot_be_loaded_is_told_to_the_starter_and_to_health():
     assert told == [worker.start_error]
 
 
-def test_keys_are_needed_everywhere_but_for_health(tmp_path):
+def test_keys_are_needed_everywhere_but_for_health_and_the_page(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# production keys\ngamma\n\n delta \n  # old\nbe#ta\n")
     worker = FakeWorker()
@@ -88,7 +88,9 @@ def test_keys_are_needed_everywhere_but_for_health(tmp_path):
             response = client.post("/completion", json=BODY, headers=headers)
             assert response.status_code == 401
             assert response.json()["error"]["type"] == "authentication_error"
-        assert client.get("/nothing").status_code == 401
+        assert client.get("/").status_code == 200
+        for path in ("/nothing", "/props", "/events"):
+            assert client.get(path).status_code == 401
         assert worker.requests == []
         for headers in (
             {"Authorization": "Bearer alpha"},

@@ -32,12 +32,6 @@ def test_the_page_is_served_with_a_policy_that_allows_no_foreign_script(client):
     assert client.get("/js/main.js").headers["content-type"].startswith("text/javascript")
 
 
-def test_the_page_needs_no_key_and_the_api_behind_it_does():
-    with serving(config=ServerConfig(api_key="secret")) as client:
-        assert client.get("/").status_code == 200
-        assert client.get("/props").status_code == 401
-
-
 def test_unchanged_files_are_not_sent_again(client):
     tag = client.get("/css/base.css").headers["etag"]
     again = client.get("/css/base.css", headers={"If-None-Match": tag})

@@ -13,7 +13,7 @@ from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
 from headstart.config import SamplingConfig, ServerConfig
-from headstart.server.listen import address_of, serve, take_port
+from headstart.server.listen import serve, take_port
 from headstart.server.model import ServedModel
 from headstart.server.sampling import request_defaults
 from headstart.types.errors import ConfigError, ModelError
@@ -147,11 +147,6 @@ def test_a_file_that_cannot_be_read_stops_the_start_with_its_flag(files):
 def test_sockets_name_their_protocol_so_that_tokens_are_sent_at_once():
     with take_port(ServerConfig(port=0)) as listener:
         assert listener.proto == socket.IPPROTO_TCP
-
-
-def test_the_address_is_a_url():
-    with take_port(ServerConfig(port=0)) as listener:
-        assert address_of(listener) == f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded(caplog):

@@ -242,14 +242,6 @@ def test_null_means_absent_and_unknown_fields_are_ignored(client, worker):
     assert worker.requests[0].sampling.temperature == 0.8
 
 
-def test_content_type_does_not_matter(client):
-    headers = {"content-type": "application/x-www-form-urlencoded"}
-    assert (
-        client.post(CHAT, content=json.dumps({"messages": MESSAGES}), headers=headers).status_code
-        == 200
-    )
-
-
 def test_a_template_that_raises_is_400_with_its_message():
     template = "{{ raise_exception('roles must alternate') }}"
     with serving(model=served_model(template)) as client:
