@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import threading
+from collections.abc import Callable, Container
 from itertools import count
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from headstart.testing import FakeEngine
 from headstart.types import Batch
 from headstart.types.errors import EngineError
+
+T = TypeVar("T")
 
 
 def fail_at(engine: FakeEngine, numbers: Container[int], error: Exception | None = None) -> None:
@@ -26,11 +29,20 @@ def fail_at(engine: FakeEngine, numbers: Container[int], error: Exception | None
 
 def noted(patch: pytest.MonkeyPatch, owner: object, name: str) -> list[tuple[Any, ...]]:
     """Arguments of every call of this function from now on."""
-    function, calls = getattr(owner, name), list[tuple[Any, ...]]()
+    return _noted(patch, owner, name, lambda *given: given)
+
+
+def threads_of(patch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
+    """Names of the threads that call this function from now on."""
+    return _noted(patch, owner, name, lambda *_: threading.current_thread().name)
+
+
+def _noted(patch: pytest.MonkeyPatch, owner: object, name: str, note: Callable[..., T]) -> list[T]:
+    function, notes = getattr(owner, name), list[T]()
 
     def noting(*given: Any, **named: Any) -> Any:
-        calls.append(given)
+        notes.append(note(*given))
         return function(*given, **named)
 
     patch.setattr(owner, name, noting)
-    return calls
+    return notes

@@ -19,9 +19,9 @@ import pytest
 from tests.harness import SIZE as LETTERS
 from tests.harness import Model as Letters
 from tests.harness import make_scheduler, play
-from tests.planted import noted
+from tests.planted import noted, threads_of
 from tests.real.test_filters import MODEL, SIZE, Filtering, logits_of
-from tests.server.fake_worker import FakeWorker, say
+from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import events_of, serving
 
 from headstart.engine.filters import LlamaFilters
@@ -29,10 +29,12 @@ from headstart.sampling import sampler
 from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
+from headstart.server import anthropic, chat, embeddings, media, ollama, responses, text
 from headstart.speculators.base import Speculator
 from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
 from headstart.types.errors import RequestError
+from headstart.types.report import EmbeddingInfo
 from headstart.types.request import Request
 from headstart.types.sampling_params import LogitBias, SamplingParams
 
@@ -111,6 +113,32 @@ def test_no_large_value_of_any_field_hurts(client, kind):
             if response.status_code >= 400:
                 assert len(response.content) < 20_000, (path, field)
     assert resident_mb() - before < 250
+
+
+MANY = [{"role": "user", "content": [{"type": "text", "text": "a"}] * 4000}]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "owner", "name"),
+    [
+        ("/v1/chat/completions", {"messages": MANY}, chat, "take_media"),
+        ("/apply-template", {"messages": MANY}, text, "take_media"),
+        ("/v1/messages", {"messages": MANY}, anthropic, "chat_body"),
+        ("/v1/messages/count_tokens", {"messages": MANY}, anthropic, "chat_body"),
+        ("/api/chat", {"messages": MANY}, ollama, "chat_body"),
+        ("/v1/responses", {"input": MANY}, responses, "chat_body"),
+        ("/completion", {"prompt": [97] * 40_000}, media, "prompt_media"),
+        ("/v1/completions", {"prompt": [97] * 40_000}, media, "prompt_media"),
+        ("/v1/embeddings", {"input": ["a"] * 20_000}, embeddings, "take_inputs"),
+    ],
+)
+def test_a_long_body_becomes_a_prompt_in_a_thread(path, body, owner, name, monkeypatch):
+    threads, worker = threads_of(monkeypatch, owner, name), FakeWorker()
+    worker.info_when_ready = replace(INFO, embedding=EmbeddingInfo(2, 64, "mean"))
+    with serving(worker) as client:
+        assert client.post(path, json=body).status_code in (200, 400)
+    assert threads
+    assert all(one.startswith("headstart-") for one in threads)
 
 
 def test_a_neighbour_s_stream_is_whole_and_the_same():

@@ -13,6 +13,7 @@ import time
 
 import httpx2
 import pytest
+from tests.planted import threads_of
 from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import error_of, served_model, serving
 
@@ -303,13 +304,7 @@ def test_answers_of_very_many_parts_are_written_off_the_event_loop(
     module, name = (
         (dialect, "token_probabilities") if has_alternatives else (native, "native_answer")
     )
-    function, threads = getattr(module, name), list[str]()
-
-    def noted(*args, **options):
-        threads.append(threading.current_thread().name)
-        return function(*args, **options)
-
-    monkeypatch.setattr(module, name, noted)
+    threads = threads_of(monkeypatch, module, name)
     bias = {} if has_alternatives else {str(i): 1 for i in range(200)}
     body = {"prompt": ["a"] * (1 if has_alternatives else 64), "n_probs": 2, "logit_bias": bias}
     with serving(FakeWorker(script)) as client:

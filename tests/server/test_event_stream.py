@@ -7,25 +7,33 @@ import json
 import socket
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from starlette.requests import ClientDisconnect
+from tests.planted import threads_of
 from tests.server.fake_worker import HOLD, FakeWorker, say
-from tests.server.serving import serving
+from tests.server.serving import served_model, serving
+from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import ServerConfig
+from headstart.server import completions, dialect
 from headstart.server.event_stream import MOST_AT_ONCE, EventStream
 from headstart.server.threads import Threads
+from headstart.testing import ByteVocab
 from headstart.types.errors import CapacityError, EngineError
 from headstart.types.request import (
     Event,
     FinishEvent,
     ProgressEvent,
+    PromptEvent,
     Request,
     RequestStats,
     TokenEvent,
+    TokenLogprob,
+    VerifiedDraft,
 )
 
 REQUESTS = [Request(request_id=name, prompt=(1,)) for name in "ab"]
@@ -207,3 +215,35 @@ def test_a_stream_goes_on_while_no_more_requests_can_be_read(
         text = client.post("/completion", json=body).text
     assert "wait to be read" not in text
     assert "x" * 1500 in text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("path", "owner", "name"),
+    [
+        ("/v1/responses", ByteVocab, "tokenize"),
+        ("/v1/chat/completions", dialect, "counterfactual"),
+        ("/v1/completions", completions, "legacy_logprobs"),
+    ],
+)
+def test_what_is_told_of_a_long_prompt_or_counted_of_a_long_answer_holds_up_no_other(
+    path: str, owner: object, name: str, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = VerifiedDraft((), (), (), 1.0, 0.0)
+
+    def script(request: Request) -> list[Event]:
+        read = PromptEvent(request.request_id, (TokenLogprob(97, -0.5),) * 2500)
+        steps = [*[b"x"] * 2500, *(bytes([byte]) for byte in b"</think>Yes")]
+        *events, end = say(request, *steps)
+        told = [replace(one, step=step) for one in events if isinstance(one, TokenEvent)]
+        return [*[read] * request.wants_prompt_scores, *told, end]
+
+    threads = threads_of(monkeypatch, owner, name)
+    asked = [{"role": "user", "content": "Hi"}]
+    body = {"input": asked, "messages": asked, "provenance": True, "stream": stream}
+    if path == "/v1/completions":
+        body |= {"prompt": "a", "echo": True, "logprobs": 0}
+    with serving(FakeWorker(script), model=served_model(TEMPLATE)) as client:
+        answer = client.post(path, json=body, timeout=60)
+    assert answer.status_code == 200
+    assert any("answers" in one for one in threads)

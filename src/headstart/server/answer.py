@@ -24,7 +24,7 @@ from headstart.server.results import timings
 from headstart.server.schemas import GenerationBody
 from headstart.server.translate import Call, make_requests
 from headstart.types.errors import NotSupportedError
-from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent
+from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent, TokenLogprob
 
 
 def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> Call:
@@ -148,9 +148,10 @@ async def _whole(dialect: Dialect, events: EventStream, service: Service, tenant
     while not events.is_over:
         for index, event in await events.take():
             dialect.choices[index].take(event)
-    logprobs = [one for c in dialect.choices for one in (*c.prompt_logprobs, *c.logprobs)]
-    num_parts = sum(1 + one.num_alternatives for one in logprobs)
-    num_parts += sum(len(choice.request.sampling.logit_bias) for choice in dialect.choices)
+    num_parts = sum(
+        _num_told(choice.prompt_logprobs) + _num_told(choice.logprobs) + _num_last_parts(choice)
+        for choice in dialect.choices
+    )
     body = await _encoded(lambda: orjson.dumps(dialect.whole()), num_parts, service, tenant)
     return Response(body, media_type="application/json")
 
@@ -193,9 +194,23 @@ async def _stream(
 
 
 def _num_parts(choice: Choice, event: Event) -> int:
-    """Of what the client gets of an event; the last one tells the biases of the request."""
-    is_last = isinstance(event, FinishEvent)
-    return num_alternatives(event) + (len(choice.request.sampling.logit_bias) if is_last else 0)
+    """Of what the client gets of an event; before the first one comes what `echo` tells."""
+    num_before = 0 if choice.is_open else _num_told(choice.prompt_logprobs)
+    num_after = _num_last_parts(choice) if isinstance(event, FinishEvent) else 0
+    return num_before + num_alternatives(event) + num_after
+
+
+def _num_told(logprobs: Sequence[TokenLogprob]) -> int:
+    """Tokens and their alternatives, of which each has as many."""
+    return len(logprobs) * (1 + logprobs[-1].num_alternatives) if logprobs else 0
+
+
+def _num_last_parts(choice: Choice) -> int:
+    """The end tells the biases of the request, and may count tokens of the reasoning and what each
+    speculator would have drafted in each step.
+    """
+    num_told = len(choice.request.sampling.logit_bias) + len(choice.emissions)
+    return num_told + len(choice.message.thoughts)
 
 
 def _encode(dialect: Dialect, taken: Sequence[tuple[int, Event]]) -> bytes:

@@ -84,10 +84,19 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
         RequestError: the body is not JSON in UTF-8 or does not fit the schema.
         CapacityError: too many bodies wait.
     """
-    data = await request.body()
+    data, kind = await request.body(), request.headers.get("content-type", "")
+    return await off_loop(request, lambda: parse_body(data, schema, kind))
+
+
+async def off_loop(request: HttpRequest, function: Callable[[], T]) -> T:
+    """Return `function()`, computed in a thread if the body of the request is long.
+
+    Raises:
+        CapacityError: too many bodies wait.
+    """
     threads: Threads = request.app.state.service.prompt_threads
-    tenant, kind = request.scope["headstart.namespace"], request.headers.get("content-type", "")
-    return await parse_off_loop(data, lambda body: parse_body(body, schema, kind), threads, tenant)
+    tenant = request.scope["headstart.namespace"]
+    return await parse_off_loop(await request.body(), lambda _: function(), threads, tenant)
 
 
 async def parse_off_loop(

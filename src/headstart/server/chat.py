@@ -15,7 +15,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.answer import answer, make_choices, new_call
-from headstart.server.body import Body, read_body
+from headstart.server.body import Body, off_loop, read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
 from headstart.server.event_stream import single_event
 from headstart.server.media import Media, read_media, take_media
@@ -111,7 +111,7 @@ async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:
 
 async def _with_media(http: HttpRequest, body: ChatBody) -> tuple[ChatBody, Media]:
     """The body with markers in place of images and sounds, and the parts for these markers."""
-    messages, urls = take_media(body.messages)
+    messages, urls = await off_loop(http, lambda: take_media(body.messages))
     if not urls:
         return body, ()
     return body.model_copy(update={"messages": messages}), await read_media(http, urls)

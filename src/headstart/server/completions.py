@@ -12,7 +12,7 @@ from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, OpenAIDialect, Piece
 from headstart.server.errors import not_supported
 from headstart.server.infill import fill_in
-from headstart.server.media import prompt_media, read_media
+from headstart.server.media import read_prompt_media
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.results import legacy_logprobs, token_probabilities
 from headstart.server.routing import Routes
@@ -31,7 +31,7 @@ async def completions(http: HttpRequest) -> Response:
     """Continue one prompt or several."""
     body = await read_body(http, CompletionBody)
     call = new_call(http, "cmpl-")
-    media = await read_media(http, prompt_media(body.prompt))
+    media = await read_prompt_media(http, body.prompt)
 
     def read() -> list[Prompt]:
         if media and (body.echo or body.suffix):

@@ -19,7 +19,7 @@ from pydantic import Field
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headstart.server.body import Body, Int, read_body
+from headstart.server.body import Body, Int, off_loop, read_body
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.event_stream import single_event
 from headstart.server.limits import MAX_INPUTS, check_length, is_id
@@ -104,8 +104,8 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     body = await read_body(http, EmbeddingBody)
     _check(body, info)
     is_openai = is_openai and body.input is not None
-    given = body.content if body.input is None else body.input
-    given, sources = take_inputs(given)
+    asked = body.content if body.input is None else body.input
+    given, sources = await off_loop(http, lambda: take_inputs(asked))
     media = await read_media(http, sources)
     vocab = service.served.vocab
     event = await embed(http, service, lambda: read_inputs(given, vocab, info, media), media=media)

@@ -20,6 +20,7 @@ from urllib.parse import urljoin, urlsplit
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import ServerConfig
+from headstart.server.body import off_loop
 from headstart.server.errors import not_supported, shorten
 from headstart.server.event_stream import single_event
 from headstart.server.limits import check_length
@@ -83,6 +84,11 @@ def prompt_media(prompt: Any) -> list[Source]:
     if not isinstance(found, list) or not all(isinstance(file, str) for file in found):
         raise RequestError(f"multimodal_data must be a list of base64 texts, not {shorten(found)}")
     return [("", file) for file in found]
+
+
+async def read_prompt_media(http: HttpRequest, prompt: Any) -> Media:
+    """As `read_media`, for the files of a prompt or of a list of prompts."""
+    return await read_media(http, await off_loop(http, lambda: prompt_media(prompt)))
 
 
 async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:

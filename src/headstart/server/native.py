@@ -11,7 +11,7 @@ from starlette.responses import Response
 from headstart.server.answer import answer_prompts, new_call
 from headstart.server.body import read_body
 from headstart.server.dialect import Choice, Chunk, Piece, SingleDialect
-from headstart.server.media import prompt_media, read_media
+from headstart.server.media import read_prompt_media
 from headstart.server.native_answer import native_answer
 from headstart.server.prompts import Prompt, read_prompts
 from headstart.server.routing import Routes
@@ -30,7 +30,7 @@ async def completion(http: HttpRequest) -> Response:
     """Continue one prompt or several."""
     body = await read_body(http, NativeBody)
     call = new_call(http, "cmpl-")
-    media = await read_media(http, prompt_media(body.prompt))
+    media = await read_prompt_media(http, body.prompt)
 
     def read() -> list[Prompt]:
         return read_prompts(body.prompt, call.model.vocab, call.info.context_size, media)

@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.answer import answer_prompts, new_call
-from headstart.server.body import make_body, read_body
+from headstart.server.body import make_body, off_loop, read_body
 from headstart.server.chat import answer_chat
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, written
 from headstart.server.errors import wrong_value
@@ -104,7 +104,8 @@ async def ollama_chat(http: HttpRequest) -> Response | dict[str, Any]:
     if not request.messages:
         return _loaded(http, request.model, chat_fields())
     dialect = partial(OllamaDialect, chat_fields, request.model)
-    return await answer_chat(http, chat_body(request), "ollama-", dialect)
+    body = await off_loop(http, lambda: chat_body(request))
+    return await answer_chat(http, body, "ollama-", dialect)
 
 
 @routes.post(

@@ -74,9 +74,8 @@ async def apply_template(http: HttpRequest) -> Response:
     body = await read_body(http, ChatBody)
     service = service_of(http)
 
-    messages, _ = take_media(body.messages)
-
     def run() -> dict[str, Any]:
+        messages, _ = take_media(body.messages)
         chat = render_messages(body.model_copy(update={"messages": messages}), service.served)
         return {"prompt": chat.text}
 
