@@ -74,8 +74,6 @@ class TextReader:
         self._events: list[AnswerEvent] = []
         self._num_marks = 0
 
-    # ---- what comes in and goes out
-
     def add(self, text: str) -> None:
         """Append text; drop text that was read unless a mark refers to it."""
         if not self._num_marks and self.at > 4096:
@@ -114,8 +112,6 @@ class TextReader:
             self._events.pop()
         self._events.append(event)
 
-    # ---- trying
-
     def mark(self) -> int:
         """Remember this position to return to; `release` it afterwards."""
         self._num_marks += 1
@@ -126,8 +122,6 @@ class TextReader:
         self._num_marks -= 1
         if place is not None:
             self.at = place
-
-    # ---- reading
 
     def peek(self, count: int) -> Reading[str]:
         """The next characters, fewer at the end of the text."""
