@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 import threading
 from pathlib import Path
 
 import httpx2
 import pytest
+import uvicorn
 from tests.server.fake_worker import FakeWorker
 from tests.server.serving import served_model, serving
 
@@ -183,3 +185,12 @@ def test_the_address_is_announced_once_requests_can_be_answered_and_ctrl_c_is_no
     [(url, loaded_before)] = announced
     assert url.startswith("http://127.0.0.1:")
     assert loaded_before == ["ready"]
+
+
+def test_the_event_loop_has_the_interpreter_back_within_a_millisecond():
+    noted = list[float]()
+    sys.setswitchinterval(0.005)  # as in a new process
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(uvicorn.Server, "run", lambda *_, **__: noted.append(sys.getswitchinterval()))
+        serve(ServerConfig(port=0), FakeWorker(), served_model, print)
+    assert noted[0] < 0.001

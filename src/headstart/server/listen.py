@@ -26,7 +26,7 @@ from headstart.server.connections import LimitedProtocol, affordable
 from headstart.server.extras import Extras
 from headstart.server.guard import load_keys
 from headstart.server.model import ServedModel
-from headstart.structures.system import is_unix_socket, unix_socket
+from headstart.structures.system import is_unix_socket, switch_threads_often, unix_socket
 from headstart.types.errors import ConfigError
 from headstart.types.worker import Worker
 
@@ -85,6 +85,7 @@ def run(
     """
     load_keys(config)
     _read_certificate(config)
+    switch_threads_often()  # those that read bodies and prompts
     with ExitStack() as stack:
         listeners = take_ports(config, stack)
         stack.enter_context(stopping_is_no_failure(server))
