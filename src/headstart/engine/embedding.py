@@ -196,7 +196,7 @@ class EncoderEngine:
     is_asynchronous = lacks_cells = False
     attention_tile = 1
     cache_kind = CacheKind.CUT
-    max_rollback = 0
+    window = max_rollback = 0
     can_shift = has_blocks = False
     max_outputs = 1
 

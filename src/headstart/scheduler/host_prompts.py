@@ -311,7 +311,9 @@ class HostPrompts:
         Args:
             lengths: of its checkpoints.
         """
-        if self._engine.cache_kind in (CacheKind.CUT, CacheKind.WINDOW) or length == whole:
+        is_held = whole <= (self._engine.window or whole)  # a state has the last window only
+        is_cut = is_held and self._engine.cache_kind in (CacheKind.CUT, CacheKind.WINDOW)
+        if is_cut or length == whole:
             return length
         return max((one for one in lengths if one <= length), default=0)
 

@@ -165,6 +165,7 @@ class Engine(Protocol):
     # rows that attention computes together, over all cells that any of them sees; 1: each by itself
     attention_tile: int
     cache_kind: CacheKind
+    window: int  # tokens that sliding windows see; 0: none
     # draft tokens of one decode that can be taken back; huge for attention only, and where
     # `keep_for_draft` makes it possible
     max_rollback: int

@@ -65,6 +65,17 @@ def test_another_namespace_and_who_must_not_use_the_cache_get_nothing_from_it(
     assert ask(scheduler, replace(conversation(1, 1, **wish), request_id="other")) == [120]
 
 
+@pytest.mark.parametrize("cache_kind", [k for k in CacheKind if k is not CacheKind.CUT])
+def test_a_prompt_that_cannot_be_cut_to_what_is_wanted_stays_in_main_memory(
+    cache_kind: CacheKind,
+) -> None:
+    scheduler = make_scheduler(Model(cache_kind=cache_kind), parallel=1)
+    branch = [*conversation(1).prompt[:80], *range(20)]  # behind no checkpoint
+    asked = [conversation(1), conversation(2), replace(conversation(3), prompt=branch)]
+    assert ask(scheduler, *asked) == [100, 100, 100]
+    assert scheduler.counters.prompts_restored == 0
+
+
 def test_idle_prompts_that_make_room_in_a_full_cache_come_back() -> None:
     scheduler = make_scheduler(Model(context_size=512, num_cells=260), parallel=4)
     ask(scheduler, *(conversation(i) for i in range(4)))

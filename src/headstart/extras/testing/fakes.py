@@ -146,7 +146,7 @@ class FakeEngine:
         self.fail = fail
         self._order = order
         self.checkpoints = Checkpoints(8, 2**20)
-        self._window = 16
+        self.window = 16 * (cache_kind is CacheKind.WINDOW)
         self._oldest: dict[int, int] = {}  # first token that all layers still hold, of WINDOW
         self._last_rows: dict[int, int] = {}
         self.state_layers: tuple[int, ...] = ()  # whose states are published
@@ -244,7 +244,7 @@ class FakeEngine:
         if self.cache_kind is CacheKind.CUT or not length or dropped <= 0:
             return True
         if self.cache_kind is CacheKind.WINDOW:
-            return self._oldest.get(seq_id, 0) <= max(0, length - self._window + 1)
+            return self._oldest.get(seq_id, 0) <= max(0, length - self.window + 1)
         if self.cache_kind is CacheKind.CHECKPOINT:
             return False
         return dropped <= min(self.max_rollback, self._last_rows.get(seq_id, 0) - 1)
@@ -256,7 +256,7 @@ class FakeEngine:
 
     def _slide(self, seq_id: int, length: int) -> None:
         """Drop the tokens that no token after the first `length` can see."""
-        oldest = max(0, length - self._window + 1)
+        oldest = max(0, length - self.window + 1)
         self._oldest[seq_id] = max(oldest, self._oldest.get(seq_id, 0))
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
