@@ -130,7 +130,9 @@ def test_exact_texts_of_every_memory_kind_are_the_same_with_drafts_beside_others
         for _ in range(2):  # prompts that are kept, and that come back from main memory
             assert different(expected, generate(scheduler, requests)) == ()
         assert scheduler.counts.total.drafts.num_drafted > 0
-        assert num_slots > 1 or scheduler.counters.prompts_restored > 0
+        # what comes back has one window only, and cannot be cut where windows are kept whole
+        is_of_use = num_slots == 1 and not scheduler.engine.window
+        assert scheduler.counters.prompts_restored > 0 or not is_of_use
 
 
 def test_what_was_copied_is_the_same_whatever_becomes_of_its_source_before_the_next_decode(
