@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,8 +29,6 @@ from gguf import (
     GGML_QUANT_SIZES,
     GGMLQuantizationType,
     GGUFReader,
-    GGUFValueType,
-    GGUFWriter,
     LlamaFileType,
     dequantize,
     quantize,
@@ -39,6 +36,7 @@ from gguf import (
 from numpy.typing import NDArray
 
 from headstart.app import demo
+from headstart.extras.distill.edit import begin, finish
 
 F32 = GGMLQuantizationType.F32
 FILE_TYPES = {
@@ -126,35 +124,12 @@ def build(preset: Preset, output: Path) -> bool:
     if output.exists():
         return False
     output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_name(f"{output.name}.{os.getpid()}.partial")
-    try:
-        _write(Source(demo.path(preset.source)), preset, partial)
-        os.replace(partial, output)
-    finally:
-        partial.unlink(missing_ok=True)
-    return True
-
-
-def _write(source: Source, preset: Preset, output: Path) -> None:
+    source, shape = Source(demo.path(preset.source)), preset.shape
     tensors = list(Inflation(source, preset).tensors())
-    writer = GGUFWriter(output, "llama")
-    _add_metadata(writer, source, preset, sum(one.num_weights for one in tensors))
-    for name, kind, rows in tensors:
-        writer.add_tensor(name, rows, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-
-
-def _add_metadata(writer: GGUFWriter, source: Source, preset: Preset, num_params: int) -> None:
-    """Copy the source's metadata, tokenizer included, with the new shape."""
-    shape = preset.shape
+    size = sum(one.num_weights for one in tensors) / 1e9
     epsilon = source.reader.fields["llama.attention.layer_norm_rms_epsilon"].contents()
-    changed = {
-        "general.name": (
-            f"{preset.source} inflated to {num_params / 1e9:.2f} B, {preset.weight_type}"
-        ),
+    changes = {
+        "general.name": f"{preset.source} inflated to {size:.2f} B, {preset.weight_type}",
         "general.file_type": int(FILE_TYPES[preset.weight_type]),
         "llama.block_count": shape.num_layers,
         "llama.embedding_length": shape.width,
@@ -163,11 +138,11 @@ def _add_metadata(writer: GGUFWriter, source: Source, preset: Preset, num_params
         "llama.attention.head_count_kv": shape.num_kv_heads,
         "llama.attention.layer_norm_rms_epsilon": epsilon * source.shape.width / shape.width,
     }
-    for key, field in source.reader.fields.items():
-        if key.startswith("GGUF.") or key == "general.architecture":  # the writer adds these
-            continue
-        sub_type = field.types[-1] if field.types[0] is GGUFValueType.ARRAY else None
-        writer.add_key_value(key, changed.get(key, field.contents()), field.types[0], sub_type)
+    writer = begin(source.reader, output, changes)
+    for name, kind, rows in tensors:
+        writer.add_tensor(name, rows, raw_dtype=kind)
+    finish(writer)
+    return True
 
 
 class Tensor(NamedTuple):

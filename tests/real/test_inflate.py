@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.inflate import PRESETS, Preset, Shape, Source, build
+from tests.real.support import decode, engine_of
+
+from headstart.app import demo
+
+SMALL = Preset(
+    demo.DRAFT_OTHER,
+    Shape(num_layers=3, width=192, ff_width=448, num_heads=4, num_kv_heads=2),
+    "Q8_0",
+)
+PROMPT = (262, 70, 300, 511, 70, 300)
+
+
+@pytest.fixture(scope="module")
+def inflated(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("inflated") / "small.gguf"
+    assert build(SMALL, path)
+    return path
+
+
+def test_an_inflated_model_computes_the_logits_of_its_source(inflated: Path) -> None:
+    small, big = (
+        decode(engine_of(path), PROMPT) for path in (demo.path(demo.DRAFT_OTHER), inflated)
+    )
+    assert np.ptp(small) > 5
+    np.testing.assert_allclose(big, small, atol=1e-3)
+
+
+def test_an_inflated_model_has_the_shape_and_the_tokenizer_it_was_asked_for(inflated: Path) -> None:
+    source, big = Source(demo.path(demo.DRAFT_OTHER)), Source(inflated)
+    assert big.shape == SMALL.shape
+    for key, field in source.reader.fields.items():
+        if key.startswith("tokenizer."):
+            assert big.reader.fields[key].contents() == field.contents()
+
+
+def test_added_layers_are_not_free_weights_but_write_nothing(inflated: Path) -> None:
+    big = Source(inflated)
+    assert np.abs(big.weights("blk.2.ffn_gate.weight")).mean() > 0.01
+    assert not big.weights("blk.2.attn_output.weight").any()
+    assert not big.weights("blk.2.ffn_down.weight").any()
+
+
+def test_a_finished_file_is_kept_and_nothing_else_is_left(inflated: Path) -> None:
+    assert not build(SMALL, inflated)
+    assert list(inflated.parent.iterdir()) == [inflated]
+
+
+def test_every_preset_can_hold_its_source() -> None:
+    shapes = {name: Source(demo.path(name)).shape for name in demo.NAMES}
+    for preset in PRESETS.values():
+        small = shapes[preset.source]
+        assert preset.shape.width > small.width
+        assert (
+            preset.shape.num_heads // preset.shape.num_kv_heads
+            >= small.num_heads // small.num_kv_heads
+        )
