@@ -15,54 +15,7 @@ from headstart.testing import FakeEngine
 from headstart.types import Batch, Engine, Filters, Logits
 from headstart.types.sampling_params import SamplingParams
 
-CERTAIN = 1e4  # added to a logit: no sampler leaves another token
-
-
 _Engine: Any = object  # attributes come from the wrapped engine, which a type cannot say
-
-
-class WrappedEngine(_Engine):  # type: ignore[misc]
-    """`Engine` that leaves everything to another one."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def decode(self, batch: Batch) -> Logits:
-        self.launch(batch)
-        return self.wait()
-
-    def launch(self, batch: Batch) -> None:
-        self._engine.launch(batch)
-
-    def wait(self) -> Logits:
-        return self._engine.wait()
-
-
-class ScriptedEngine(WrappedEngine):
-    """The answer is fixed: `scripts[seq_id]` holds prompt and answer of a sequence."""
-
-    def __init__(self, engine: Engine) -> None:
-        super().__init__(engine)
-        self.scripts: dict[int, Sequence[int]] = {}
-
-    def launch(self, batch: Batch) -> None:
-        super().launch(batch)
-        self._batch = batch
-
-    def wait(self) -> Logits:
-        """Raise the logit of the script's next token in every output row."""
-        batch, logits = self._batch, super().wait()
-        if self.scripts:
-            outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
-            for row, at in enumerate(outputs.tolist()):
-                script = self.scripts.get(int(batch.seq_ids[at]), ())
-                following = int(batch.positions[at]) + 1
-                if following < len(script):
-                    logits[row, script[following]] += CERTAIN
-        return logits
 
 
 class Clock:
@@ -84,25 +37,33 @@ class Clock:
         self.seconds += milliseconds / 1000.0
 
 
-class PricedEngine(WrappedEngine):
-    """Decodes take simulated time: what `curve` says for their rows, and `attention` ms per row and
-    1000 tokens.
+class PricedEngine(_Engine):  # type: ignore[misc]
+    """Another engine whose decodes take simulated time: what `curve` says for their rows, and
+    `attention` ms per row and 1000 tokens.
     """
 
     def __init__(
         self, engine: Engine, curve: CostCurve, clock: Clock, attention: float = 0.0
     ) -> None:
-        super().__init__(engine)
+        self._engine = engine
         self._curve, self._clock, self._attention = curve, clock, attention
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def decode(self, batch: Batch) -> Logits:
+        self.launch(batch)
+        return self._engine.wait()
 
     def launch(self, batch: Batch) -> None:
         attended = int(batch.positions[: batch.num_rows].sum())
         self._clock.spend(self._curve(batch.num_rows) + self._attention * attended / 1000.0)
-        super().launch(batch)
+        self._engine.launch(batch)
 
 
 class SilentEngine(FakeEngine):
-    """`Engine` without a model, with room for everything and no cache; all logits are 0.
+    """`Engine` without a model, with room for everything and no cache. All logits are 0, unless
+    `scripts[seq_id]` holds prompt and answer of a sequence: then the answer is fixed.
 
     Args:
         vocab_size: columns of the logits.
@@ -119,13 +80,21 @@ class SilentEngine(FakeEngine):
         self.can_shift = self.has_blocks = False
         self._make_filters = make_filters
         self._logits = np.zeros((max_outputs, vocab_size), np.float32)
+        self.scripts: dict[int, Sequence[int]] = {}
 
     def launch(self, batch: Batch) -> None:
-        self._num_outputs = batch.num_outputs
+        self._batch = batch
 
     def wait(self) -> Logits:
-        logits = self._logits[: self._num_outputs]
+        """Raise the logit of the script's next token in every output row."""
+        batch, logits = self._batch, self._logits[: self._batch.num_outputs]
         logits.fill(0.0)
+        outputs = batch.wants_logits[: batch.num_rows].nonzero()[0]
+        for row, at in enumerate(outputs.tolist() if self.scripts else ()):
+            script = self.scripts.get(int(batch.seq_ids[at]), ())
+            following = int(batch.positions[at]) + 1
+            if following < len(script):
+                logits[row, script[following]] = 1e4  # no sampler leaves another token
         return logits
 
     def make_filters(self, params: SamplingParams) -> Filters:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.lib.arms import Arm, ArmTotals, Machine, Run, answer
 from benchmarks.lib.curves import CostCurve
-from benchmarks.lib.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
+from benchmarks.lib.engines import Clock, PricedEngine, SilentEngine
 from benchmarks.lib.oracle import Guesses, Oracle, Recorder, most_rows
 
 from headstart.scheduler.scheduler import Scheduler
@@ -106,11 +106,10 @@ class Replay:
         ]
         return 1000.0 * Oracle([0.0, *curve], recorders[0].round_ms).best(guesses)
 
-    def _machine(self, clock: Clock) -> tuple[ScriptedEngine, Machine]:
-        silent = SilentEngine(self.vocab.size, most_rows(self.num_users), self.target.make_filters)
-        engine = ScriptedEngine(PricedEngine(silent, self.curve, clock, self.attention))
+    def _machine(self, clock: Clock) -> tuple[SilentEngine, Machine]:
+        engine = SilentEngine(self.vocab.size, most_rows(self.num_users), self.target.make_filters)
         machine = Machine(
-            engine=engine,
+            engine=PricedEngine(engine, self.curve, clock, self.attention),
             vocab=self.vocab,
             num_users=self.num_users,
             draft_engine=None if self.draft is None else lambda: self._draft_engine(clock),
@@ -127,7 +126,7 @@ class Replay:
     def _groups(self, texts: Sequence[Text]) -> list[Sequence[Text]]:
         return [texts[i : i + self.num_users] for i in range(0, len(texts), self.num_users)]
 
-    def _answer(self, engine: ScriptedEngine, scheduler: Scheduler, group: Sequence[Text]) -> Run:
+    def _answer(self, engine: SilentEngine, scheduler: Scheduler, group: Sequence[Text]) -> Run:
         requests = [text.request(slot_id) for slot_id, text in enumerate(group)]
         engine.scripts = {
             slot_id: [*text.prompt, *text.answer] for slot_id, text in enumerate(group)

@@ -130,10 +130,8 @@ class AutoModel(Learner):
         plan, milliseconds = self.begin(slots), 0.0
         if self.controller.sleeps(plan, ["text"] * self.has_texts, ["model"]):
             return self.share()
-        for index, slot in enumerate(slots if self.has_texts else ()):
-            place = slot.text[slot.at]
-            if place.has_draft:
-                self.offer(index, slot, [place.confidence] * LONGEST, "text")
+        if self.has_texts:
+            self.offer_texts(slots)
         if self.controller.wanted("model", [slot.number for slot in slots]):
             milliseconds = self.ask(slots)
         choice = self.share(milliseconds, 2 * LONGEST)

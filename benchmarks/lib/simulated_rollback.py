@@ -33,12 +33,10 @@ class AutoRollback(AutoText):
         self._note_rejections(slots)
         again = sum(self._again.values())
         plan = self.begin(slots, again)
+        self.offer_texts(slots)
         for index, slot in enumerate(slots):
-            place = slot.text[slot.at]
-            if place.has_draft:
-                self.offer(index, slot, [place.confidence] * LONGEST, "text")
-                if self._again.get(slot.first_id):
-                    plan.survivals[index] = []
+            if self._again.get(slot.first_id):
+                plan.survivals[index] = []
         choice = self.share(max_tokens=self.snapshots or LONGEST)
         for slot, length in zip(slots, choice.lengths, strict=True):
             self._drafted[slot.first_id] = (slot.at, length)

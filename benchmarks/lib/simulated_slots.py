@@ -22,7 +22,6 @@ from benchmarks.lib.steps import NO_BATCH, make_end, make_plan, make_record
 
 from headstart.control import Controller, Step
 from headstart.control.cost import REFERENCE_ROWS, Sample
-from headstart.control.values import DraftCall
 from headstart.scheduler.step import Offer, StepPlan
 from headstart.scheduler.warm_up import ROUNDS, ROWS
 from headstart.types import Draft
@@ -282,11 +281,7 @@ class Simulation:
 
     def auto(self, controller: Controller | None = None) -> Score:
         """Text speculators under control, with labels from drafts that were not verified."""
-        return self.auto_asked(0.0, controller)
-
-    def auto_asked(self, ask_share: float, controller: Controller | None = None) -> Score:
-        """The same where asking takes time."""
-        policy = AutoText(self, controller or Controller(), ask_share)
+        policy = AutoText(self, controller or Controller())
         return self.run(policy.lengths, policy.after)
 
 
@@ -322,12 +317,15 @@ class Learner:
     def price(self, num_slots: int, num_rows: int, context: int) -> Step:
         return Step(num_slots, num_rows, context, can_pad=self.simulation.can_pad)
 
-    def offer(self, index: int, slot: Slot, scores: list[float], name: str) -> None:
-        """Tokens are named by their places; a wrong guess is none of them."""
-        tokens = places(slot.at, slot.run(len(scores)), len(scores))
-        self.plan.offers.append(Offer(index, Draft(tokens, scores, name), [], []))
-        survival = self.controller.survival(name, scores, slot.number)
-        self.plan.take(index, tokens, [name] * len(scores), survival)
+    def offer_texts(self, slots: Sequence[Slot]) -> None:
+        """What a text speculator drafts for these slots."""
+        for index, slot in enumerate(slots):
+            place = slot.text[slot.at]
+            if place.has_draft:
+                tokens, scores = places(slot.at, slot.run(), LONGEST), [place.confidence] * LONGEST
+                self.plan.offers.append(Offer(index, Draft(tokens, scores, "text"), [], []))
+                survival = self.controller.survival("text", scores, slot.number)
+                self.plan.take(index, tokens, ["text"] * LONGEST, survival)
 
     def share(self, draft_ms: float = 0.0, max_tokens: int = LONGEST) -> Choice:
         """What control makes of the plan."""
@@ -352,31 +350,9 @@ class Learner:
 
 
 class AutoText(Learner):
-    """What a scheduler does with control when drafts cost nothing, or the time of asking.
-
-    ask_share: milliseconds of asking for one slot, in plain steps of one.
-    """
-
-    def __init__(
-        self, simulation: Simulation, controller: Controller, ask_share: float = 0.0
-    ) -> None:
-        super().__init__(simulation, controller)
-        self.ask_ms = ask_share * simulation.cost(1)
-        self._noise = random.Random(simulation.seed)
+    """What a scheduler does with control when drafts cost nothing."""
 
     def lengths(self, slots: Sequence[Slot]) -> Choice:
-        plan, asked = self.begin(slots), list[int]()
-        for index, slot in enumerate(slots):
-            place = slot.text[slot.at]
-            if self.ask_ms and not self.controller.wanted("text", [slot.number]):
-                continue
-            asked.append(index)
-            if place.has_draft:
-                self.offer(index, slot, [place.confidence] * LONGEST, "text")
-        milliseconds = self.ask_ms * len(asked)
-        if milliseconds:
-            seen = milliseconds * self._noise.uniform(0.7, 1.3)
-            seen *= 8.0 if self._noise.random() < 0.02 else 1.0
-            plan.calls.append(DraftCall("text", asked, [], 0.0))
-            plan.asking_ms = seen
-        return self.share(milliseconds)
+        self.begin(slots)
+        self.offer_texts(slots)
+        return self.share()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from benchmarks.lib.curves import CostCurve
-from benchmarks.lib.engines import Clock, PricedEngine, ScriptedEngine, SilentEngine
+from benchmarks.lib.engines import Clock, PricedEngine, SilentEngine
 
 from headstart.testing import FakeFilters
 from headstart.types import Batch
@@ -57,7 +57,7 @@ def test_noise_of_a_clock_keeps_the_mean_and_has_the_deviation_asked_for(noise: 
 
 
 def test_a_scripted_engine_says_the_script_whatever_was_decoded() -> None:
-    engine = ScriptedEngine(SilentEngine(32, 4, FakeFilters))
+    engine = SilentEngine(32, 4, FakeFilters)
     engine.scripts = {0: [1, 2, 3, 4], 1: [9, 8, 7]}
     batch = Batch(8)
     batch.add(0, 0, [1, 30, 30], 3)  # the last two are wrong drafts: positions decide
