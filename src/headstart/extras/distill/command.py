@@ -211,7 +211,7 @@ class _Work:
         found = found.with_model(candidate.stem, model, found.models[self.base.stem][1])
         verdict = prove(found, self.base.stem, candidate.stem)
         lines = ["", *found.report(), "", *verdict.report()]
-        self.tell(lines, proof=verdict.describe(), after=found.describe())
+        self.tell(lines, proof=_facts(verdict), after=found.describe())
         trial = None if verdict.refusal else self._trial(candidate, verdict)
         if trial is None or trial.refusal:
             self.tell([f"{candidate} is kept to be looked at"], file=str(candidate))
@@ -231,7 +231,7 @@ class _Work:
         best = verdict.best.split(", ")[-1]
         ways = (candidate, "auto"), (files.get(best), "off" if best == "off" else "auto")
         trial = run_trial(self.config, self.target, ways, self.earlier, self.later)
-        self.tell(trial.report(), trial=trial.describe())
+        self.tell(trial.report(), trial=_facts(trial))
         return trial
 
     def _tune(
@@ -272,6 +272,10 @@ class _Work:
             write_model(reader, trained.weights, path, self.options.weights, card)
 
         return write
+
+
+def _facts(verdict: Proof | TimedTrial) -> dict[str, Any]:
+    return {**asdict(verdict), "refusal": verdict.refusal}
 
 
 COMMAND = Command(

@@ -10,7 +10,7 @@ Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 1
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -64,10 +64,6 @@ class Proof:
             )
         return ""
 
-    def describe(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**asdict(self), "refusal": self.refusal}
-
     def report(self) -> Iterator[str]:
         """Lines to print; 95 % intervals over conversations."""
         yield f"tokens a step, more than the base, with drafts of {COMMON.longest}: {self.gain}"
@@ -76,15 +72,13 @@ class Proof:
             yield f"not promoted: {self.refusal}"
 
 
-def prove(found: Findings, base: str, tuned: str, seed: int = 0) -> Proof:
+def prove(found: Findings, base: str, tuned: str) -> Proof:
     """Compare a tuned model with its base and with all other drafters."""
     others = {name: arm for name, arm in found.arms.items() if tuned not in name.split(", ")}
     best = max(others.values(), key=lambda arm: arm.rate)
     own = max(
         (arm for name, arm in found.arms.items() if name not in others), key=lambda arm: arm.rate
     )
-    numbers = sorted({text.conversation for text in found.texts})
-    draws = np.random.default_rng(seed).integers(len(numbers), size=(NUM_DRAWS, len(numbers)))
     lengths = [
         _by_conversation(
             found,
@@ -96,18 +90,9 @@ def prove(found: Findings, base: str, tuned: str, seed: int = 0) -> Proof:
         for name in (tuned, base)
     ]
     rates = [_by_conversation(found, arm.walks) for arm in (own, best)]
-
-    def gain(drawn: NDArray[np.intp]) -> NDArray[np.float64]:
-        ours, theirs = (_quotient(one, drawn) for one in lengths)
-        return ours - theirs
-
-    def ratio(drawn: NDArray[np.intp]) -> NDArray[np.float64]:
-        ours, theirs = (_quotient(one, drawn) for one in rates)
-        return ours / theirs
-
-    return Proof(
-        len(numbers), interval_of(gain, draws), interval_of(ratio, draws), best.name, own.name
-    )
+    gain = compared(lengths[0], lengths[1], np.subtract)
+    ratio = compared(rates[0], rates[1], np.divide)
+    return Proof(len(lengths[0]), gain, ratio, best.name, own.name)
 
 
 def _by_conversation(found: Findings, walks: Sequence[Walk]) -> NDArray[np.float64]:
@@ -119,14 +104,18 @@ def _by_conversation(found: Findings, walks: Sequence[Walk]) -> NDArray[np.float
     return sums
 
 
-def _quotient(sums: NDArray[np.float64], drawn: NDArray[np.intp]) -> NDArray[np.float64]:
-    totals = sums[drawn].sum(-2)
-    quotient: NDArray[np.float64] = totals[..., 0] / totals[..., 1]
-    return quotient
+def compared(ours: NDArray[np.float64], theirs: NDArray[np.float64], by: np.ufunc) -> Interval:
+    """Compare tokens per time of two arms; the interval is over resampled rows.
 
+    Args:
+        ours, theirs: tokens and time, shape (rows, 2).
+    """
+    num = len(ours)
+    draws = np.random.default_rng(0).integers(num, size=(NUM_DRAWS, num))
 
-def interval_of(statistic: Any, draws: NDArray[np.intp]) -> Interval:
-    """A statistic of everything, with its interval over draws."""
-    everything = np.arange(draws.shape[1])
+    def statistic(drawn: NDArray[np.intp]) -> Any:
+        totals = (one[drawn].sum(-2) for one in (ours, theirs))
+        return by(*(total[..., 0] / total[..., 1] for total in totals))
+
     low, high = np.quantile(statistic(draws), (0.025, 0.975))
-    return Interval(float(statistic(everything)), float(low), float(high))
+    return Interval(float(statistic(np.arange(num))), float(low), float(high))

@@ -9,20 +9,18 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headstart.app.assemble import build_scheduler
 from headstart.app.model_files import Models
 from headstart.config import Config, EngineConfig
 from headstart.engine.model import Model
 from headstart.extras.bench.library import make_questions
-from headstart.extras.distill.proof import NUM_DRAWS, Interval, interval_of
+from headstart.extras.distill.proof import Interval, compared
 from headstart.extras.distill.texts import RecordedText
 from headstart.types import Vocab
 from headstart.types.errors import EngineError
@@ -54,10 +52,6 @@ class TimedTrial:
                 f"{LEAST_ELSEWHERE} is the least"
             )
         return ""
-
-    def describe(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {**asdict(self), "refusal": self.refusal}
 
     def report(self) -> Iterator[str]:
         """Lines to print; 95 % intervals over texts."""
@@ -141,12 +135,8 @@ def _other_questions(vocab: Vocab) -> Iterator[Request]:
 
 def _ratio(found: Sequence[tuple[Answer, ...]]) -> Interval:
     """Of tokens per second, with its interval over texts."""
-    sums = np.array([[len(o[1]), o[0], len(t[1]), t[0]] for o, t in found])
-
-    def statistic(drawn: NDArray[np.intp]) -> NDArray[np.float64]:
-        total = sums[drawn].sum(-2)
-        ratio: NDArray[np.float64] = total[..., 0] * total[..., 3] / (total[..., 1] * total[..., 2])
-        return ratio
-
-    draws = np.random.default_rng(0).integers(len(sums), size=(NUM_DRAWS, len(sums)))
-    return interval_of(statistic, draws)
+    ours, theirs = (
+        np.array([(len(tokens), seconds) for seconds, tokens in one])
+        for one in zip(*found, strict=True)
+    )
+    return compared(ours, theirs, np.divide)
