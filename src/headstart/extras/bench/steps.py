@@ -133,13 +133,8 @@ def time_steps(
     a mixture of experts reads at least as many experts as for text. The cache is empty afterwards.
 
     Raises:
-        ConfigError: the engine decodes no such batch.
+        ConfigError: they do not fit into the context.
     """
-    if not rows or min(rows) < 1 or max(rows) > min(engine.max_outputs, engine.max_batch_tokens):
-        raise ConfigError(
-            f"rows are {','.join(map(str, rows))} but one decode takes 1 to "
-            f"{min(engine.max_outputs, engine.max_batch_tokens)}"
-        )
     if context + max(rows) > engine.context_size:
         raise ConfigError(
             f"{context} tokens and {max(rows)} rows do not fit into {engine.context_size} of "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from headstart.app.cli.resolve import Resolved
 from headstart.config import option
 from headstart.extras.bench.arms import open_arms, open_server
 from headstart.extras.bench.command import BenchOptions, control_of, measure, read_cells, warm
-from headstart.extras.bench.comparison import OFF, Score, Scores
+from headstart.extras.bench.comparison import OFF, Scores
 from headstart.extras.bench.library import read_questions
 from headstart.extras.bench.report import MeanRatio, table_head, table_row
 from headstart.extras.bench.steps import break_even
@@ -37,39 +37,6 @@ class TuneOptions:
     tokens: int = option(128, "most tokens of an answer", least=1)
     quick: bool = option(False, "fewer answers: rougher numbers in a quarter of the time")
     json: bool = option(False, "print everything as JSON")
-
-
-@dataclass(frozen=True, slots=True)
-class Tuned:
-    """The results."""
-
-    scores: Scores
-    control: Mapping[str, Any]
-    drafters: tuple[str, ...]
-    profile: str
-
-    def describe(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return {
-            "profile": self.profile,
-            "control": self.control,
-            "arms": {
-                name: {
-                    "relative": ratio._asdict(),
-                    "draft_n": sum(one.num_drafted for one in scores),
-                    "draft_n_accepted": sum(one.num_accepted for one in scores),
-                }
-                for name, ratio, scores in self.arms()
-            },
-            "pays_from": {name: pays_from(self.control, name) for name in self.drafters},
-        }
-
-    def arms(self) -> Iterator[tuple[str, MeanRatio, list[Score]]]:
-        """Each arm but off: its name, its speed in multiples of off, its scores."""
-        cells = list(self.scores.values())
-        for name in [name for name in cells[0] if name != OFF]:
-            ratio = MeanRatio.of_means([by_arm[name].relative_to(by_arm[OFF]) for by_arm in cells])
-            yield name, ratio, [by_arm[name] for by_arm in cells]
 
 
 def run(resolved: Resolved, words: list[str]) -> int:
@@ -101,9 +68,25 @@ def run(resolved: Resolved, words: list[str]) -> int:
         warm(arms)
         print("answering prompts in every way ...", file=sys.stderr, flush=True)
         scores = measure(arms, cells, questions, bench)
-        tuned = Tuned(scores, control_of(server), drafters, speculation.get("state", ""))
-    print(json.dumps(tuned.describe()) if options.json else "\n".join(report(tuned)))
+        found = facts(scores, control_of(server), drafters) | {
+            "profile": speculation.get("state", "")
+        }
+    print(json.dumps(found) if options.json else "\n".join(report(found)))
     return 0
+
+
+def facts(scores: Scores, control: Mapping[str, Any], drafters: Sequence[str]) -> dict[str, Any]:
+    """What was found, JSON-ready; "relative" is each arm's speed in multiples of off."""
+    cells, arms = list(scores.values()), dict[str, Any]()
+    for name in [name for name in cells[0] if name != OFF]:
+        ratio = MeanRatio.of_means([by_arm[name].relative_to(by_arm[OFF]) for by_arm in cells])
+        arms[name] = {
+            "relative": ratio._asdict(),
+            "draft_n": sum(by_arm[name].num_drafted for by_arm in cells),
+            "draft_n_accepted": sum(by_arm[name].num_accepted for by_arm in cells),
+        }
+    pays = {name: pays_from(control, name) for name in drafters}
+    return {"control": control, "arms": arms, "pays_from": pays}
 
 
 def pays_from(control: Mapping[str, Any], drafter: str) -> tuple[float, int] | None:
@@ -130,28 +113,26 @@ def _round_ms(control: Mapping[str, Any], drafter: str) -> float:
     return float(min(rounds.items(), key=lambda one: int(one[0]))[1]) if rounds else 0.0
 
 
-def report(tuned: Tuned) -> Iterator[str]:
-    """Lines to print."""
+def report(found: Mapping[str, Any]) -> Iterator[str]:
+    """Lines to print of `facts`."""
     yield table_head("drafts by", "speed in multiples of off", "", "accepted of drafted")
-    for name, ratio, scores in tuned.arms():
-        counts = [sum(getattr(one, f"num_{k}") for one in scores) for k in ("accepted", "drafted")]
-        yield table_row(
-            name.removeprefix("auto:"), ratio, ratio.verdict, "/".join(map(str, counts))
-        )
+    for name, arm in found["arms"].items():
+        ratio = MeanRatio(**arm["relative"])
+        counts = f"{arm['draft_n_accepted']}/{arm['draft_n']}"
+        yield table_row(name.removeprefix("auto:"), ratio, ratio.verdict, counts)
     yield ""
-    for name in tuned.drafters:
-        yield f"{name}: {_advice(tuned.control, name)}"
+    for name, pays in found["pays_from"].items():
+        yield f"{name}: {_advice(found['control'], name, pays)}"
     yield ""
-    yield f"profile: {tuned.profile}; headstart serve with the same flags begins with it"
+    yield f"profile: {found['profile']}; headstart serve with the same flags begins with it"
 
 
-def _advice(control: Mapping[str, Any], drafter: str) -> str:
+def _advice(control: Mapping[str, Any], drafter: str, pays: tuple[float, int] | None) -> str:
     step_ms = float(control["cost_ms"].get("rows", {}).get("1", 0.0))
     cost = f"a draft token takes {_round_ms(control, drafter):.2f} ms, a step {step_ms:.2f} ms"
-    found = pays_from(control, drafter)
-    if found is None:
+    if pays is None:
         return f"can never pay here: {cost}"
-    rate, length = found
+    rate, length = pays
     seen = control["acceptance"].get(drafter, {"labels": 0.0})
     here = f"; on these prompts {seen['acceptance']:.0%} came true" if seen["labels"] > 0 else ""
     return f"pays where {rate:.0%} of its tokens are accepted ({length} a draft){here}; {cost}"

@@ -28,12 +28,8 @@ def test_timed_steps_give_back_the_curve_of_a_priced_engine(cache_kind: CacheKin
 
 
 def test_steps_that_do_not_fit_are_refused() -> None:
-    engine = FakeEngine(context_size=64)
-    for rows in ([], [0], [129]):
-        with pytest.raises(ConfigError, match="one decode takes 1 to 128"):
-            time_steps(engine, rows, context=8, num_repeats=1)
     with pytest.raises(ConfigError, match="do not fit into 64"):
-        time_steps(engine, [8], context=60, num_repeats=1)
+        time_steps(FakeEngine(context_size=64), [8], context=60, num_repeats=1)
 
 
 @pytest.mark.parametrize(("num_draft", "steps"), [(1, 1.4), (3, 2.0), (8, 1.2), (15, 9.0)])
