@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headstart.config import ToolsConfig
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
-
-FORM = '{"mcpServers": {"NAME": {"command": "...", "args": [...]}}}'
 
 
 class McpServerConfig(BaseModel):
@@ -23,15 +20,24 @@ class McpServerConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
 
-    name: str
-    command: str
+    command: str = ""  # none: it is reached over HTTP, by other programs
     args: list[str] = []
     env: dict[str, str] = {}  # beside `shared_environment`
     cwd: str | None = None
     timeout_ms: float = Field(30_000, gt=0)  # of one call
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        is_object = isinstance(given, dict)
+        return {k: v for k, v in given.items() if v is not None} if is_object else given
 
-def read_mcp_servers(config: ToolsConfig) -> list[McpServerConfig]:
+
+class _McpFile(BaseModel):
+    mcpServers: dict[str, McpServerConfig]
+
+
+def read_mcp_servers(config: ToolsConfig) -> dict[str, McpServerConfig]:
     """The servers of the file, then those of the text; of two with one name the first.
 
     Raises:
@@ -39,11 +45,23 @@ def read_mcp_servers(config: ToolsConfig) -> list[McpServerConfig]:
     """
     servers: dict[str, McpServerConfig] = {}
     for origin, text in _texts(config):
-        for one in _read(text, origin):
-            if one.name in servers:
-                log.warning("the MCP server %s is named twice; the second is left out", one.name)
-            servers.setdefault(one.name, one)
-    return list(servers.values())
+        try:
+            found = _McpFile.model_validate_json(text).mcpServers
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(("", *map(str, first["loc"])))
+            raise ConfigError(
+                f"{origin}{place} is {first['input']!r:.60}; {first['msg'].lower()}; write "
+                '{"mcpServers": {"NAME": {"command": "...", "args": [...]}}}'
+            ) from error
+        for name, one in found.items():
+            if not one.command:
+                log.warning("the MCP server %s has no command and is left out", name)
+            elif name in servers:
+                log.warning("the MCP server %s is named twice; the second is left out", name)
+            else:
+                servers[name] = one
+    return servers
 
 
 def _texts(config: ToolsConfig) -> Iterator[tuple[str, str]]:
@@ -55,32 +73,3 @@ def _texts(config: ToolsConfig) -> Iterator[tuple[str, str]]:
             raise ConfigError(f"{origin} cannot be read: {error}") from error
     if config.mcp_servers_json:
         yield "--mcp-servers-json", config.mcp_servers_json
-
-
-def _read(text: str, origin: str) -> Iterator[McpServerConfig]:
-    try:
-        data = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{origin} is not valid JSON: {error}; write {FORM}") from error
-    servers = data.get("mcpServers") if isinstance(data, dict) else None
-    if not isinstance(servers, dict):
-        raise ConfigError(f"{origin} has no mcpServers; write {FORM}")
-    for name, entry in servers.items():
-        if not isinstance(entry, dict):
-            raise ConfigError(f"{origin}: {name} is {entry!r:.60} but must be an object; {FORM}")
-        if not entry.get("command"):  # one that is reached over HTTP, for other programs
-            log.warning("the MCP server %s has no command and is left out", name)
-            continue
-        yield _server(name, entry, origin)
-
-
-def _server(name: str, entry: dict[str, Any], origin: str) -> McpServerConfig:
-    given = {key: value for key, value in entry.items() if value is not None}
-    try:
-        return McpServerConfig.model_validate(given | {"name": name})
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(
-            f"{origin}: {name}: {place} is {first['input']!r:.60}; {first['msg'].lower()}"
-        ) from error

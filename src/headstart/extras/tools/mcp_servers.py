@@ -33,12 +33,9 @@ DISCOVERY_SECONDS = 10.0  # for a server to list its tools at the start
 class McpServer:
     """One server. A call restarts its program if it has ended."""
 
-    def __init__(
-        self, config: McpServerConfig, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.name = config.name
+    def __init__(self, name: str, config: McpServerConfig) -> None:
+        self.name = name
         self._config = config
-        self._clock = clock
         self._opening = asyncio.Lock()
         self._session: ClientSession | None = None
         self._holding: asyncio.Task[None] | None = None
@@ -107,7 +104,7 @@ class McpServer:
             if self._session is not None and not self._has_ended():
                 return self._session
             await self.close()
-            if self._clock() - self._failed_at < 5.0:  # seconds
+            if time.monotonic() - self._failed_at < 5.0:  # seconds
                 raise ToolError(self._failure)
             started: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
             self._ending.clear()
@@ -115,7 +112,7 @@ class McpServer:
             try:
                 self._session = await started
             except ToolError as error:
-                self._failure, self._failed_at = str(error), self._clock()
+                self._failure, self._failed_at = str(error), time.monotonic()
                 raise
             return self._session
 

@@ -128,7 +128,7 @@ def _mcp_servers(config: ToolsConfig) -> list[McpServer]:
             f"MCP servers need the package mcp ({error}); install it with: "
             "pip install 'headstart[tools]'"
         ) from error
-    return [McpServer(one) for one in configs]
+    return [McpServer(name, one) for name, one in configs.items()]
 
 
 def _built_in(config: ToolsConfig) -> list[Tool]:

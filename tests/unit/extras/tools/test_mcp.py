@@ -112,10 +112,11 @@ async def test_a_server_that_does_not_start_leaves_the_others():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("no json", "not valid JSON"),
-        ("[]", "no mcpServers"),
-        ('{"mcpServers": {"a": 1}}', "must be an object"),
-        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "args is 'y'; .* list"),
+        ("no json", "is 'no json'; invalid json.*write {\"mcpServers\""),
+        ("[]", "should be an object"),
+        ("{}", "mcpServers is .*; field required"),
+        ('{"mcpServers": {"a": 1}}', "a is 1; .* object"),
+        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "args is 'y'; .* array"),
         ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env.A is 1; .* string"),
         ('{"mcpServers": {"a": {"command": "x", "timeout_ms": 0}}}', "is 0; .* greater than 0"),
     ],
@@ -130,9 +131,7 @@ def test_servers_come_from_file_and_text_and_the_first_of_a_name_counts(tmp_path
     file.write_text(json.dumps({"mcpServers": {"a": {"command": "one"}, "web": {"url": "x"}}}))
     text = json.dumps({"mcpServers": {"a": {"command": "two"}, "b": {"command": "three"}}})
     config = ToolsConfig(mcp_servers_config=str(file), mcp_servers_json=text)
-    assert [(one.name, one.command) for one in read_mcp_servers(config)] == [
-        ("a", "one"),
-        ("b", "three"),
-    ]
+    found = read_mcp_servers(config)
+    assert {name: one.command for name, one in found.items()} == {"a": "one", "b": "three"}
     with pytest.raises(ConfigError, match="cannot be read"):
         read_mcp_servers(ToolsConfig(mcp_servers_config=str(tmp_path / "none.json")))
