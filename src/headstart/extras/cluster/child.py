@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,9 @@ from collections.abc import Sequence
 import httpx2
 
 from headstart.app.process import VARIABLE
+from headstart.gateway.balancer.health import requests_of
 from headstart.gateway.router.child import TENANT_HEADER
+from headstart.structures.system import kill_group, own_group
 from headstart.types.errors import ModelError
 
 
@@ -36,8 +37,7 @@ class ServerChild:
                 [sys.executable, "-m", "headstart", "serve", *arguments, *own],
                 env=os.environ | {VARIABLE: str(number), "HEADSTART_API_KEY": key},
                 stdin=subprocess.DEVNULL,
-                pass_fds=(number,),
-                start_new_session=True,
+                **own_group(number),
             )
         self._client = httpx2.Client(
             headers={"Authorization": f"Bearer {key}"}, timeout=5, trust_env=False
@@ -82,13 +82,7 @@ class ServerChild:
         Raises:
             httpx2.HTTPError: it does not answer.
         """
-        names = {"llamacpp:requests_processing": 0, "llamacpp:requests_deferred": 0}
-        for line in self._client.get(f"{self.url}/metrics").raise_for_status().text.splitlines():
-            name, _, value = line.partition(" ")
-            if name in names:
-                names[name] = int(float(value))
-        running, waiting = names.values()
-        return running, waiting
+        return requests_of(self._client.get(f"{self.url}/metrics").raise_for_status().content)
 
     def is_healthy(self) -> bool:
         """Whether it takes requests."""
@@ -109,12 +103,10 @@ class ServerChild:
 
     def stop(self) -> None:
         """End it and what it started."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self._process.pid, signal.SIGTERM)
+        self._process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(20.0)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process.pid)
         self._process.wait()
         self._ours.close()
         self._client.close()

@@ -54,4 +54,4 @@ class GatewayActor:
             del self._fleet.replicas[name]
         for name, url in running.items():
             if name not in self._fleet.replicas:
-                self._fleet.add(Replica(name, url, self._headers))
+                self._fleet.replicas[name] = Replica(name, url, self._headers)

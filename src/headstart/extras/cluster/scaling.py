@@ -7,29 +7,20 @@ through those.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 RUNNING, WAITING = "running", "waiting"  # what a replica tells Ray
-
-
-def wanted_replicas(loads: Mapping[str, Mapping[Any, float]], target: float) -> int:
-    """Replicas for these requests.
-
-    Args:
-        loads: `RUNNING` and `WAITING`, each by replica.
-        target: requests that each should have.
-    """
-    num_requests = sum(sum(loads.get(name, {}).values()) for name in (RUNNING, WAITING))
-    return max(1, math.ceil(num_requests / target))
 
 
 class ScalingPolicy:
     """The policy object of Ray Serve, created in its controller."""
 
     def __init__(self, target_requests: float) -> None:
+        """`target_requests`: what each replica should have."""
         self._target = target_requests
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         """Replicas wanted, and no state to keep."""
-        return wanted_replicas(context.aggregated_metrics or {}, self._target), {}
+        loads = context.aggregated_metrics or {}  # by RUNNING and WAITING, then by replica
+        num_requests = sum(sum(loads.get(name, {}).values()) for name in (RUNNING, WAITING))
+        return max(1, math.ceil(num_requests / self._target)), {}

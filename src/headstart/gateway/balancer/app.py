@@ -139,7 +139,8 @@ def serve(options: BalancerOptions, config: Config, announce: Callable[[str], No
     headers = {"authorization": f"Bearer {key}"} if key else {}
     fleet = Fleet()
     for url in options.urls():
-        fleet.add(Replica(_name(url), url, headers))
+        name = _name(url)
+        fleet.replicas[name] = Replica(name, url, headers)
     if not fleet.replicas:
         raise ConfigError("there is no backend; name each with --backend http://HOST:PORT")
     settings = uvicorn_config(create_app(config.server, fleet, options), config.server)

@@ -23,10 +23,6 @@ class Fleet:
     _last: OrderedDict[str, str] = field(default_factory=OrderedDict)  # conversation -> replica
     _owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # response -> replica
 
-    def add(self, replica: Replica) -> None:
-        """Add a replica."""
-        self.replicas[replica.name] = replica
-
     def available(self) -> list[Replica]:
         """The replicas that accept requests."""
         return [one for one in self.replicas.values() if one.takes_requests]

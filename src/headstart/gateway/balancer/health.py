@@ -51,23 +51,23 @@ async def _poll(replica: Replica, proxy: Proxy) -> None:
 async def _hear(replica: Replica, proxy: Proxy) -> None:
     """Read its counts; without them, count the requests that this balancer sent to it."""
     status, body, headers = await _get(replica, proxy, "/metrics")
-    gauges = re.findall(rb"^llamacpp:requests_(processing|deferred) (\d+)", body, re.MULTILINE)
-    counts = {name.decode(): int(value) for name, value in gauges}
     started = headers.get(b"process-start-time-unix", b"").decode("latin-1")
     num_slots = replica.reported.num_slots
     if replica.started_at != started:
         props_status, props, _ = await _get(replica, proxy, "/props")
         found = (_object(props) if props_status == 200 else {}).get("total_slots")
         num_slots = found if isinstance(found, int) and found > 0 else Load().num_slots
-    own = len(replica.flights)
-    load = Load(
-        num_slots=num_slots,
-        num_running=counts.get("processing", 0) if status == 200 else own,
-        num_waiting=counts.get("deferred", 0) if status == 200 else 0,
-    )
+    running, waiting = requests_of(body) if status == 200 else (len(replica.flights), 0)
+    load = Load(num_slots=num_slots, num_running=running, num_waiting=waiting)
     if not replica.is_healthy:
         log.info("%s is healthy", replica.name)
     replica.hear(load, started)
+
+
+def requests_of(metrics: bytes) -> tuple[int, int]:
+    """Requests that run, and that wait, in the metrics of a server."""
+    found = dict(re.findall(rb"(?m)^llamacpp:requests_(processing|deferred) (\d+)", metrics))
+    return int(found.get(b"processing", 0)), int(found.get(b"deferred", 0))
 
 
 async def _get(replica: Replica, proxy: Proxy, path: str) -> tuple[int, bytes, dict[bytes, bytes]]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,7 +22,7 @@ from headstart.extras.cluster.control_states import (
     hardware,
     state_key,
 )
-from headstart.extras.cluster.scaling import RUNNING, WAITING, ScalingPolicy, wanted_replicas
+from headstart.extras.cluster.scaling import RUNNING, WAITING, ScalingPolicy
 from headstart.types.errors import ConfigError, ModelError
 
 
@@ -31,14 +32,11 @@ from headstart.types.errors import ConfigError, ModelError
 )
 def test_there_are_as_many_replicas_as_requests_need(running, waiting, wanted):
     loads = {RUNNING: dict(enumerate(running)), WAITING: dict(enumerate(waiting))}
-    assert wanted_replicas(loads, target=4.0) == wanted
+    assert ScalingPolicy(4.0)(SimpleNamespace(aggregated_metrics=loads)) == (wanted, {})
 
 
-def test_ray_gets_a_whole_number_and_no_state_before_any_replica_has_reported():
-    class Context:
-        aggregated_metrics = None
-
-    assert ScalingPolicy(4.0)(Context()) == (1, {})
+def test_before_any_replica_has_reported_there_shall_be_one():
+    assert ScalingPolicy(4.0)(SimpleNamespace(aggregated_metrics=None)) == (1, {})
 
 
 def test_a_state_is_found_by_replicas_that_are_alike():

@@ -14,10 +14,7 @@ from headstart.gateway.balancer.replica import Flight, Replica
 
 
 def make_fleet(num_replicas: int = 3) -> Fleet:
-    fleet = Fleet()
-    for i in range(num_replicas):
-        fleet.add(Replica(f"r{i}", f"http://r{i}"))
-    return fleet
+    return Fleet({f"r{i}": Replica(f"r{i}", f"http://r{i}") for i in range(num_replicas)})
 
 
 def chat(*contents: str, **fields: object) -> Asked:

@@ -88,7 +88,8 @@ async def routed(
         for i, backend in enumerate(backends):
             backend.name = f"b{i}"
             url = await stack.enter_async_context(running(backend))
-            fleet.add(Replica(backend.name, url, {"authorization": "Bearer own"}))
+            replica = Replica(backend.name, url, {"authorization": "Bearer own"})
+            fleet.replicas[backend.name] = replica
         told = {one.name: one.reported for one in fleet.replicas.values()}
         options = {"health_seconds": 30, **options}
         app = create_app(ServerConfig(api_key=key), fleet, RoutingOptions(**options), watch)
