@@ -6,13 +6,15 @@ import asyncio
 import socket
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import asynccontextmanager, nullcontext, suppress
 from types import ModuleType
 from typing import Any
 
 import pytest
 import uvicorn
 from starlette.types import ASGIApp
+
+from headstart.gateway.proxy import Backend
 
 # bodies that the server refuses to read, with what it says
 NESTED = b'{"model": "a", "messages": ' + b'[{"a": ' * 150 + b"1" + b"}]" * 150 + b"}"
@@ -34,6 +36,39 @@ def note_threads(patch: pytest.MonkeyPatch, module: ModuleType, name: str) -> li
 
     patch.setattr(module, name, noting)
     return noted
+
+
+@asynccontextmanager
+async def writing(
+    answer: bytes, *, step: int = 10**6, closes: bool = False
+) -> AsyncIterator[Backend]:
+    """A server that writes these bytes, so many at once, to whoever asks."""
+    writers: dict[asyncio.StreamWriter, asyncio.Task] = {}
+
+    async def serve(reader, writer) -> None:
+        writers[writer] = asyncio.current_task()
+        while await reader.readuntil(b"\r\n\r\n"):
+            for at in range(0, len(answer), step):
+                writer.write(answer[at : at + step])
+                await writer.drain()
+                await asyncio.sleep(0)
+            if closes:
+                writer.close()
+                return
+
+    async def quietly(reader, writer) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await serve(reader, writer)
+
+    server = await asyncio.start_server(quietly, "127.0.0.1", 0)
+    try:
+        port = server.sockets[0].getsockname()[1]
+        yield Backend(name="the model", url=f"http://127.0.0.1:{port}")
+    finally:
+        server.close()
+        for writer in writers:
+            writer.transport.abort()
+        await asyncio.gather(*writers.values())
 
 
 class QuietServer(uvicorn.Server):

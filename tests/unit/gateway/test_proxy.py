@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import httpx2
 import pytest
 from starlette.requests import ClientDisconnect, Request
-from tests.unit.gateway.backends import running
+from tests.unit.gateway.backends import running, writing
 
 from headstart.gateway import proxy as proxy_module
 from headstart.gateway.proxy import Backend, ProxiedRequest, Proxy, relay
@@ -17,6 +17,7 @@ from headstart.types.errors import BackendError
 
 JSON = [(b"content-type", b"application/json")]
 EVENTS = [(b"content-type", b"text/event-stream")]
+CUT_OFF = b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{"
 
 
 async def start(send, status=200, headers=JSON):
@@ -188,32 +189,18 @@ async def test_a_server_that_is_not_there_was_not_sent_the_request() -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (502, 502)
 
 
-@asynccontextmanager
-async def dying_after(says: bytes):
-    """The URL of a server that says this to each request and closes the connection."""
-
-    async def die(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(says)
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(die, "127.0.0.1", 0) as server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-
-
 @pytest.mark.parametrize("says", [b"", b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"])
 async def test_a_server_that_ends_before_the_first_piece_gives_an_error(says) -> None:
-    async with dying_after(says) as url:
-        answer = await ask(in_front_of(url))
+    async with writing(says, closes=True) as backend:
+        answer = await ask(in_front_of(backend.url))
     assert answer.status_code == 502
     assert "the model" in answer.json()["error"]["message"]
 
 
 async def test_a_body_that_breaks_off_is_not_taken_for_a_whole_one() -> None:
-    async with dying_after(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{") as url:
+    async with writing(CUT_OFF, closes=True) as backend:
         with pytest.raises(httpx2.RemoteProtocolError):
-            await ask(in_front_of(url))
+            await ask(in_front_of(backend.url))
 
 
 async def test_a_silent_server_is_given_up_after_the_time_limit() -> None:
@@ -259,9 +246,9 @@ async def test_an_answer_that_is_read_here_has_a_limit(monkeypatch) -> None:
 
 
 async def test_an_answer_that_breaks_off_while_it_is_read_here_leaves_no_connection() -> None:
-    async with dying_after(b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\n{") as url:
+    async with writing(CUT_OFF, closes=True) as backend:
         proxy = Proxy()
-        answer = await proxy.open(Backend(name="the model", url=url), ProxiedRequest("GET", "/"))
+        answer = await proxy.open(backend, ProxiedRequest("GET", "/"))
         with pytest.raises(BackendError):
             await answer.read()
         assert not proxy._busy["the model"]

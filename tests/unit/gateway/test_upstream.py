@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
 
 import pytest
+from tests.unit.gateway.backends import writing
 
 from headstart.gateway.proxy import Backend, Proxy
 from headstart.gateway.upstream import (
@@ -21,39 +20,6 @@ WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nhe\r\n3\r\nllo\r\n0\r\n\r\n"
 UNTIL_CLOSED = b"HTTP/1.1 200 OK\r\n\r\nhello"
 CONTINUED = b"HTTP/1.1 100 Continue\r\n\r\n" + WHOLE
-
-
-@asynccontextmanager
-async def serving(
-    answer: bytes, *, step: int = 10**6, closes: bool = False
-) -> AsyncIterator[Backend]:
-    """A server that writes these bytes, so many at once, to whoever asks."""
-    writers: dict[asyncio.StreamWriter, asyncio.Task] = {}
-
-    async def serve(reader, writer) -> None:
-        writers[writer] = asyncio.current_task()
-        while await reader.readuntil(b"\r\n\r\n"):
-            for at in range(0, len(answer), step):
-                writer.write(answer[at : at + step])
-                await writer.drain()
-                await asyncio.sleep(0)
-            if closes:
-                writer.close()
-                return
-
-    async def quietly(reader, writer) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
-            await serve(reader, writer)
-
-    server = await asyncio.start_server(quietly, "127.0.0.1", 0)
-    try:
-        port = server.sockets[0].getsockname()[1]
-        yield Backend(name="it", url=f"http://127.0.0.1:{port}")
-    finally:
-        server.close()
-        for writer in writers:
-            writer.transport.abort()
-        await asyncio.gather(*writers.values())
 
 
 async def connect(backend: Backend) -> Connection:
@@ -77,7 +43,7 @@ async def ask(connection: Connection, method: str = "GET") -> bytes:
     ids=["length", "chunked", "until closed", "after 100"],
 )
 async def test_every_kind_of_body_is_read_to_its_end(answer, closes, step) -> None:
-    async with serving(answer, step=step, closes=closes) as backend:
+    async with writing(answer, step=step, closes=closes) as backend:
         connection = await connect(backend)
         assert await ask(connection) == b"hello"
         assert connection.status == 200
@@ -86,7 +52,7 @@ async def test_every_kind_of_body_is_read_to_its_end(answer, closes, step) -> No
 
 
 async def test_a_connection_is_used_again_only_after_a_whole_answer() -> None:
-    async with serving(WHOLE) as backend:
+    async with writing(WHOLE) as backend:
         proxy = Proxy()
         first = await proxy._connect(backend)
         await ask(first)
@@ -99,12 +65,12 @@ async def test_a_connection_is_used_again_only_after_a_whole_answer() -> None:
         assert third is not first
         await ask(third)
         proxy.give_back(backend, third)
-        async with serving(WHOLE) as elsewhere:  # under the same name
+        async with writing(WHOLE) as elsewhere:  # under the same name
             assert (await proxy._connect(elsewhere)) is not third
 
 
 async def test_an_answer_to_head_has_no_body() -> None:
-    async with serving(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n") as backend:
+    async with writing(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n") as backend:
         connection = await connect(backend)
         assert await ask(connection, "HEAD") == b""
         assert not connection.can_be_reused
@@ -116,7 +82,7 @@ async def test_an_answer_to_head_has_no_body() -> None:
     ids=["nothing", "half a head", "short", "unfinished", "nonsense"],
 )
 async def test_what_is_cut_off_is_not_taken_for_an_end(answer) -> None:
-    async with serving(answer, closes=True) as backend:
+    async with writing(answer, closes=True) as backend:
         with pytest.raises(BackendError):
             await ask(await connect(backend))
 
@@ -136,7 +102,7 @@ HEAD = b"HTTP/1.1 200 OK\r\n"
 )
 async def test_an_endless_head_is_not_read_into_memory(answer) -> None:
     """Issue 28, point 10."""
-    async with serving(answer, step=65536) as backend:
+    async with writing(answer, step=65536) as backend:
         connection = await connect(backend)
         with pytest.raises(BackendError):
             await ask(connection)
@@ -145,7 +111,7 @@ async def test_an_endless_head_is_not_read_into_memory(answer) -> None:
 
 
 async def test_a_body_until_the_end_of_a_connection_that_we_end_is_not_whole() -> None:
-    async with serving(UNTIL_CLOSED) as backend:
+    async with writing(UNTIL_CLOSED) as backend:
         connection = await connect(backend)
         connection.send(head_of("GET", "/", []), b"", is_head_only=False)
         await connection.wait_for_head()
@@ -158,7 +124,7 @@ async def test_a_body_until_the_end_of_a_connection_that_we_end_is_not_whole() -
 async def test_a_server_waits_for_a_reader_that_is_slow() -> None:
     size = 40 * MAX_BUFFERED
     head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
-    async with serving(head + bytes(size), step=65536) as backend:
+    async with writing(head + bytes(size), step=65536) as backend:
         connection = await connect(backend)
         connection.send(head_of("GET", "/", []), b"", is_head_only=False)
         await connection.wait_for_head()
