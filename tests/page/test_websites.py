@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx2
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import HTMLResponse
+from starlette.routing import Route
 from tests.page.support import Window
-from tests.server.serving import serving
+from tests.server.serving import serving, serving_app
 
 from headstart.config import ToolsConfig
 from headstart.server.extras import Extras
@@ -27,26 +28,9 @@ fetch("/tools", {method: "POST", headers: {"Content-Type": "application/json"}, 
 @contextmanager
 def another_site(pages: dict[str, str]) -> Iterator[str]:
     """Serves pages as http://evil.example:PORT."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", "text/html")
-            self.end_headers()
-            self.wfile.write(pages.get(self.path, "").encode())
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://evil.example:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    page = Route("/{path:path}", lambda request: HTMLResponse(pages.get(request.url.path, "")))
+    with serving_app(Starlette(routes=[page])) as address:
+        yield address.replace("127.0.0.1", "evil.example")
 
 
 @pytest.fixture

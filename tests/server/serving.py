@@ -11,6 +11,7 @@ from typing import Any
 import httpx2
 import openai
 import uvicorn
+from starlette.types import ASGIApp
 from tests.server.fake_worker import FakeWorker
 from tests.thread_transport import ThreadTransport
 
@@ -33,6 +34,23 @@ def served_model(template: str | None = None) -> ServedModel:
 
 
 @contextmanager
+def serving_app(app: ASGIApp, config: ServerConfig | None = None) -> Iterator[str]:
+    """The address of a running server of any app."""
+    listener = take_port(ServerConfig(port=0))
+    settings = uvicorn_config(app, config or ServerConfig())
+    settings.log_level = "critical"
+    server = uvicorn.Server(settings)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        yield address_of(listener)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        listener.close()
+
+
+@contextmanager
 def serving(
     worker: Worker | None = None,
     config: ServerConfig | None = None,
@@ -44,22 +62,13 @@ def serving(
     served = model or served_model()
     config = (extras or Extras()).applied(config or ServerConfig())
     app = create_app(config, worker or FakeWorker(), lambda: served, extras=extras)
-    listener = take_port(ServerConfig(port=0))
-    settings = uvicorn_config(app, config)
-    settings.log_level = "critical"
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    address = address_of(listener)
-    try:
-        with httpx2.Client(base_url=address, timeout=60, trust_env=False, verify=False) as client:
-            while wait and client.get("/health").status_code != 200:
-                pass
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join(60)
-        listener.close()
+    with (
+        serving_app(app, config) as address,
+        httpx2.Client(base_url=address, timeout=60, trust_env=False, verify=False) as client,
+    ):
+        while wait and client.get("/health").status_code != 200:
+            pass
+        yield client
 
 
 @contextmanager

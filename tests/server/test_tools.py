@@ -6,13 +6,15 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx2
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import StreamingResponse
 from starlette.routing import Route
 from tests.server.fake_worker import HOLD, FakeWorker
-from tests.server.serving import error_of, served_model, serving
+from tests.server.serving import error_of, served_model, serving, serving_app
 
 from headstart.config import ServerConfig, ToolsConfig
 from headstart.extras.vertex import PATHS
@@ -33,49 +35,42 @@ def client() -> Iterator[httpx2.Client]:
         yield client
 
 
-class Target(ThreadingHTTPServer):
+class Target:
     """A server behind the proxy; `seen` are the headers that reached it."""
 
-    seen: dict[str, str]
-    may_go_on: threading.Event
+    def __init__(self) -> None:
+        self.url = ""
+        self.seen: dict[str, str] = {}
+        self.may_go_on = threading.Event()
+
+    async def answer(self, request: Request) -> StreamingResponse:
+        self.seen = dict(request.headers)
+        body = await request.body()
+
+        def pieces() -> Iterator[bytes]:
+            yield b"data: 1\n\n"
+            self.may_go_on.wait(10)
+            yield body
+
+        headers = {
+            "Mcp-Session-Id": "1",
+            "Set-Cookie": "a=b",
+            "Access-Control-Allow-Origin": "http://target",
+            "Content-Type": "text/event-stream",
+            "Content-Security-Policy": "script-src *",
+            "Content-Disposition": "inline",
+            "Clear-Site-Data": "*",
+        }
+        return StreamingResponse(pieces(), 404, headers)
 
 
 @pytest.fixture
 def target() -> Iterator[Target]:
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            server.seen = {name.lower(): value for name, value in self.headers.items()}
-            self.send_response(404)
-            for name, value in {
-                "Mcp-Session-Id": "1",
-                "Set-Cookie": "a=b",
-                "Access-Control-Allow-Origin": "http://target",
-                "Content-Type": "text/event-stream",
-                "Content-Security-Policy": "script-src *",
-                "Content-Disposition": "inline",
-                "Clear-Site-Data": "*",
-            }.items():
-                self.send_header(name, value)
-            self.end_headers()
-            self.wfile.write(b"data: 1\n\n")
-            self.wfile.flush()
-            may_go_on.wait(10)
-            self.wfile.write(self.rfile.read(int(self.headers.get("Content-Length", 0))))
-
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    may_go_on = threading.Event()
-    server = Target(("127.0.0.1", 0), Handler)
-    server.may_go_on = may_go_on
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield server
-    may_go_on.set()
-    server.shutdown()
-    server.server_close()
+    target = Target()
+    everything = Route("/{path:path}", target.answer, methods=["GET", "POST"])
+    with serving_app(Starlette(routes=[everything])) as target.url:
+        yield target
+        target.may_go_on.set()
 
 
 def test_without_flags_there_are_no_tools_and_no_proxy():
@@ -159,7 +154,7 @@ def test_the_proxy_passes_on_only_what_was_marked_and_streams(client, target):
         "X-Llama-Server-Proxy-Header-Authorization": "Bearer other",
         "X-Llama-Server-Proxy-Header-Accept": "text/event-stream",
     }
-    url = f"/cors-proxy?url=http://127.0.0.1:{target.server_port}/mcp?a=1"
+    url = f"/cors-proxy?url={target.url}/mcp?a=1"
     with client.stream("POST", url, content=b"question", headers=headers) as response:
         pieces = response.iter_raw()
         assert next(pieces) == b"data: 1\n\n"  # before the rest is there
@@ -181,12 +176,12 @@ def test_the_proxy_passes_on_only_what_was_marked_and_streams(client, target):
 def test_the_proxy_answers_no_link_of_another_site(client, target):
     """A browser that sends no Sec-Fetch-Site follows a link, an image or a form like this."""
     target.may_go_on.set()
-    url = f"/cors-proxy?url=http://127.0.0.1:{target.server_port}/"
+    url = f"/cors-proxy?url={target.url}/"
     with serving(extras=Extras.of(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
         for response in (open_to_all.get(url), open_to_all.post(url, content=b"a=b")):
             assert response.status_code == 403
             assert "x-headstart-page" in response.json()["error"]["message"]
-        assert not hasattr(target, "seen")
+        assert not target.seen
         assert open_to_all.get(url, headers=FROM_PAGE).status_code == 404  # the target's answer
 
 

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import http.server
 import json
 import os
 import re
 import runpy
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from starlette.applications import Starlette
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.routing import Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
 from tests.rules.source import ROOT
+from tests.server.serving import serving_app
 
 from headstart.app import cards
 from headstart.app.cli.backend import NAMES, install
@@ -26,14 +31,16 @@ from headstart.engine.find_library import this_platform
 from headstart.types.errors import ConfigError, ModelError
 
 
-class Site(http.server.ThreadingHTTPServer):
-    """Stands in for a release site: a folder of files, with ranges, cut off if it shall be."""
+class Site(StaticFiles):
+    """Stands in for a release site: a folder of files; `asked` are the ranges."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.asked, self.breaks_at = folder, list[str](), None
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.url = f"http://127.0.0.1:{self.server_port}"
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        super().__init__(directory=folder, html=True)
+        self.folder, self.url, self.asked = folder, "", list[str]()
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        self.asked.append(Headers(scope=scope).get("range", ""))
+        return await super().get_response(path, scope)
 
     def add(self, name: str, library: Path | bytes) -> dict[str, object]:
         """Put a wheel there; returns its row of the table."""
@@ -51,33 +58,12 @@ class Site(http.server.ThreadingHTTPServer):
         return where | {"size": len(data), "sha256": digest}
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: Site
-
-    def do_GET(self) -> None:
-        path = self.server.folder / self.path.strip("/")
-        data = (path / "index.html" if path.is_dir() else path).read_bytes()
-        asked = self.headers.get("Range", "")
-        self.server.asked.append(asked)
-        start = int(asked.removeprefix("bytes=").rstrip("-")) if asked else 0
-        self.send_response(206 if asked else 200)
-        self.send_header("Content-Length", str(len(data) - start))
-        if asked:
-            self.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        self.end_headers()
-        self.wfile.write(data[start : self.server.breaks_at])
-
-    def log_message(self, format: str, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     (tmp_path / "site").mkdir()
-    server = Site(tmp_path / "site")
-    yield server
-    server.shutdown()
-    server.server_close()
+    site = Site(tmp_path / "site")
+    with serving_app(Starlette(routes=[Mount("/", site)])) as site.url:
+        yield site
 
 
 @pytest.fixture
