@@ -15,21 +15,20 @@ import argparse
 import os
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
 import venv
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from headstart.extras.bench.client import started
+
 ROOT = Path(__file__).parents[2]
 CHECKS = Path(__file__).parent / "checks"
 ENVIRONMENTS = ROOT / "build" / "clients"
-LOAD_SECONDS, CHECK_SECONDS = 60.0, 180.0
+CHECK_SECONDS = 180.0
 # what is installed for each check; those of a .mjs come from npm, an empty one needs only Python
 CLIENTS: dict[str, tuple[str, ...]] = {
     "openai": ("openai==3.54.0",),
@@ -133,33 +132,10 @@ def _call(command: Sequence[str]) -> None:
 @contextmanager
 def server(command: Sequence[str]) -> Iterator[str]:
     """Run the server; gives its address once it is ready."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    path = os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH"))))
-    cache = tempfile.TemporaryDirectory()
-    environment = os.environ | {"PYTHONPATH": path, "HEADSTART_CACHE": cache.name}
-    process = subprocess.Popen([*command, *FLAGS, "--port", str(port)], env=environment)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end = time.monotonic() + LOAD_SECONDS
-        while not _is_ready(url):
-            if process.poll() is not None or time.monotonic() > end:
-                raise SystemExit("the server did not start")
-            time.sleep(0.1)
-        yield url
-    finally:
-        process.terminate()
-        process.wait()
-        cache.cleanup()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(f"{url}/health", timeout=5):
-            return True
-    except OSError:
-        return False
+    with tempfile.TemporaryDirectory() as folder:
+        environment = os.environ | {"HEADSTART_CACHE": folder}
+        with started([*command, *FLAGS], Path(folder) / "log", environment) as (_, url):
+            yield url
 
 
 if __name__ == "__main__":

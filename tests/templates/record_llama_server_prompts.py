@@ -16,14 +16,15 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-import subprocess
+import os
 import sys
-import time
-import urllib.error
-import urllib.request
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+import httpx2
+
+from headstart.extras.bench.client import started
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
@@ -41,9 +42,8 @@ def main() -> None:
     parser.add_argument("--llama-cpp", type=Path, required=True)
     parser.add_argument("--llama-server", type=Path, required=True)
     parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--port", type=int, default=18631)
     options = parser.parse_args()
-    recorder = Recorder(options.llama_cpp, options.llama_server, options.model, options.port)
+    recorder = Recorder(options.llama_cpp, options.llama_server, options.model)
     templates = sorted((options.llama_cpp / "models" / "templates").glob("*.jinja"))
     recording: dict[str, Any] = {"recorded_at": datetime.now().isoformat(timespec="seconds")}
     recording["templates"] = {path.stem: path.read_text(encoding="utf-8") for path in templates}
@@ -64,11 +64,10 @@ def main() -> None:
 class Recorder:
     """Starts llama-server once for each template and asks it for prompts."""
 
-    def __init__(self, llama_cpp: Path, server: Path, model: Path, port: int) -> None:
+    def __init__(self, llama_cpp: Path, server: Path, model: Path) -> None:
         self.defaults: dict[str, Any] = {}  # of sampling parameters
         self._server = server
         self._model = model
-        self._port = port
         self._source = llama_cpp / "src" / "llama-chat.cpp"
 
     def built_in_names(self) -> list[str]:
@@ -79,46 +78,22 @@ class Recorder:
     def record(self, flags: list[str], conversations: dict[str, Any]) -> dict[str, Any]:
         """Return the prompt, or {"error": message}, for each conversation."""
         print(flags[-1], flush=True)
-        arguments = ["-m", str(self._model), "--port", str(self._port), "-c", "512", "--no-warmup"]
-        with subprocess.Popen(
-            [str(self._server), *arguments, "--no-webui", "-t", "1", *flags],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as server:
-            try:
-                self._wait(server)
-                self.defaults = self._get("/props")["default_generation_settings"]["params"]
-                return {name: self._prompt(body) for name, body in conversations.items()} | {
-                    "caps": self._get("/props").get("chat_template_caps")
-                }
-            finally:
-                server.terminate()
+        command = [str(self._server), "-m", str(self._model), "-c", "512", "--no-warmup"]
+        with (
+            started([*command, "--no-webui", "-t", "1", *flags], Path(os.devnull)) as (_, url),
+            httpx2.Client(base_url=url, timeout=30, trust_env=False) as client,
+        ):
+            props = client.get("/props").json()
+            self.defaults = props["default_generation_settings"]["params"]
+            prompts = {name: _prompt(client, body) for name, body in conversations.items()}
+            return prompts | {"caps": props.get("chat_template_caps")}
 
-    def _wait(self, server: subprocess.Popen[bytes]) -> None:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and server.poll() is None:
-            try:
-                self._get("/health")
-                return
-            except OSError:
-                time.sleep(0.05)
-        raise SystemExit(f"llama-server did not start: {server.args!r}")
 
-    def _get(self, path: str) -> Any:
-        with urllib.request.urlopen(f"http://127.0.0.1:{self._port}{path}", timeout=30) as answer:
-            return json.load(answer)
-
-    def _prompt(self, body: dict[str, Any]) -> Any:
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self._port}/apply-template",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                return json.load(answer)["prompt"]
-        except urllib.error.HTTPError as error:
-            return {"error": json.load(error)["error"]["message"].strip()[-300:]}
+def _prompt(client: httpx2.Client, body: dict[str, Any]) -> Any:
+    answer = client.post("/apply-template", json=body).json()
+    if "error" in answer:
+        return {"error": answer["error"]["message"].strip()[-300:]}
+    return answer["prompt"]
 
 
 if __name__ == "__main__":
