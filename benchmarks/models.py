@@ -33,8 +33,9 @@ from pathlib import Path
 import numpy as np
 from benchmarks.lib.quantized import MODELS, texts_table, verify
 from tests.architectures import ARCHITECTURES, write_model
+from tests.harness import Answer, play
 from tests.models import MERGES, OTHER_MERGES, SMALLER, tiny_llama
-from tests.real.answers import Result, Setting, different, generate, open_setting
+from tests.real.answers import Setting, different, open_setting
 
 from headstart.app.assemble import Models
 from headstart.config import EngineConfig
@@ -120,7 +121,7 @@ def _why_no_draft_model(name: str, folder: Path) -> str:
     """Why it cannot draft for a llama model of its vocabulary and of another; empty if it can."""
     target = Models(tiny_llama(folder / "target.gguf"), None, is_demo=False)
     requests = _requests(8)
-    expected = generate(open_setting(Setting(context=CONTEXT), target), requests)
+    expected = play(open_setting(Setting(context=CONTEXT), target), requests)
     for slots in (1, 4):
         for merges in (MERGES, OTHER_MERGES):
             draft = write_model(folder / "as-draft.gguf", name, merges=merges)
@@ -129,7 +130,7 @@ def _why_no_draft_model(name: str, folder: Path) -> str:
                 scheduler = open_setting(setting, replace(target, draft=draft))
             except (ConfigError, ModelError) as error:
                 return ONE_SLOT if slots > 1 else f"no: {error}"
-            results = generate(scheduler, requests)
+            results = play(scheduler, requests)
             (speculator,) = scheduler.drafting.speculators.values()
             if different(expected, results) or speculator.failure:
                 return f"no: {speculator.failure or 'texts differ'}"
@@ -145,20 +146,20 @@ def _draft_for_itself(row: Row, plain: Setting, path: Path) -> None:
         scheduler = open_setting(setting, Models(path, path, is_demo=False))
     except (ConfigError, ModelError):
         return
-    generate(scheduler, _requests(8))
+    play(scheduler, _requests(8))
     stats = scheduler.counts.total.drafts
     row.accepted = stats.num_accepted / max(1, stats.num_drafted)
 
 
 def _compare_speculators(row: Row, scheduler: Scheduler, plain: Setting, models: Models) -> None:
     requests = _requests(8)
-    expected = generate(scheduler, requests)
+    expected = play(scheduler, requests)
     for types in SPECULATORS:
         for slots in (1, 4):
             setting = replace(plain, types=types, length=LENGTH, num_slots=slots)
             has_draft = types in ("draft-model", "auto")
             scheduler = open_setting(setting, models if has_draft else replace(models, draft=None))
-            results = generate(scheduler, requests)
+            results = play(scheduler, requests)
             row.settings += 1
             if wrong := different(expected, results):
                 row.unequal[f"{types}, {slots} slots"] = len(wrong)
@@ -178,8 +179,8 @@ def _talk(row: Row, plain: Setting, models: Models) -> None:
         history, most, num_new = _words(1, 60), 0, 0
         for turn in range(4):
             request = _request(f"turn{turn}", history, max_tokens=40)
-            results = generate(scheduler, [request])
-            alone = generate(fresh, [replace(request, cache_prompt=False)])
+            results = play(scheduler, [request])
+            alone = play(fresh, [replace(request, cache_prompt=False)])
             row.turns_equal &= not different(alone, results)
             answer = list(results[request.request_id].tokens)
             new = _words(10 + turn, 12)
@@ -197,9 +198,9 @@ def _talk(row: Row, plain: Setting, models: Models) -> None:
 def _reach_the_end(row: Row, plain: Setting, models: Models) -> None:
     scheduler = open_setting(replace(plain, types="suffix", length=LENGTH, num_slots=2), models)
     requests = [replace(r, max_tokens=None) for r in _requests(2)]
-    results = generate(scheduler, requests)
+    results = play(scheduler, requests)
     row.context_end = all(
-        r.finish is not None and r.finish.truncated and len(r.tokens) > CONTEXT // 4
+        r.end is not None and r.end.truncated and len(r.tokens) > CONTEXT // 4
         for r in results.values()
     )
 
@@ -217,9 +218,8 @@ def _weigh(row: Row, path: Path) -> None:
     row.estimate = measured.uses[HOST].total / (uses_of(engine.handle)[HOST].total + outputs)
 
 
-def _num_read(result: Result) -> int:
-    assert result.finish is not None
-    return result.finish.stats.num_prompt - result.finish.stats.num_cached
+def _num_read(result: Answer) -> int:
+    return result.stats.num_prompt - result.stats.num_cached
 
 
 def _words(seed: int, size: int) -> list[int]:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.architectures import write_model
+from tests.harness import play
 from tests.models import MERGES
-from tests.real.answers import Setting, different, generate
+from tests.real.answers import Setting, different
 from tests.real.support import byte_requests, without_draft
 from tests.sampling_engine import SamplingEngine, check_best
 
@@ -102,8 +103,8 @@ def test_exact_texts_are_the_same_with_drafts_beside_others_and_again(tmp_path: 
     path = write_model(tmp_path / "llama.gguf", "llama", is_quantized=True)
     requests = [replace(r, max_tokens=12) for r in byte_requests(3, 0.8)]
     requests += [replace(r, request_id=f"greedy {r.request_id}") for r in byte_requests(2, 0.0)]
-    expected = generate(open_on_device(path, Setting(context=256)), requests)
+    expected = play(open_on_device(path, Setting(context=256)), requests)
     scheduler = open_on_device(path, Setting("ngram-cache", 4, 2, 256))
     for _ in range(2):
-        assert different(expected, generate(scheduler, requests)) == ()
+        assert different(expected, play(scheduler, requests)) == ()
     assert scheduler.counts.total.drafts.num_drafted > 0

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+from tests.harness import Answer, play
+
 from headstart.app import assemble, demo
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
@@ -18,14 +20,7 @@ from headstart.sampling import SamplingParams
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.widths import WidthComparison
 from headstart.types import DraftMode
-from headstart.types.request import (
-    ErrorEvent,
-    FinishEvent,
-    Request,
-    RequestStats,
-    TokenEvent,
-    TokenLogprob,
-)
+from headstart.types.request import Request
 from headstart.types.widths import WidthClasses
 
 OPTIONS = {"ngram-simple": {"size_n": 3}}  # the default of 12 hardly drafts in texts so short
@@ -65,28 +60,6 @@ class Setting:
                 },
             ),
         )
-
-
-@dataclass(slots=True)
-class Result:
-    """What a request answered."""
-
-    tokens: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish: FinishEvent | None = None
-    error: str = ""
-
-    @property
-    def stats(self) -> RequestStats:
-        assert self.finish is not None, self.error
-        return self.finish.stats
-
-    @property
-    def key(self) -> tuple[object, ...]:
-        """What must be equal."""
-        if self.finish is None:
-            return (self.error or "no end",)
-        return (self.tokens, self.logprobs, self.finish.reason, self.finish.truncated)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,44 +134,18 @@ _VARIATIONS: tuple[dict[str, Any], ...] = (
 )  # sampling parameters that prompts take in turn
 
 
-def generate(scheduler: Scheduler, requests: Sequence[Request]) -> dict[str, Result]:
-    """Run requests to their end."""
-    for request in requests:
-        scheduler.submit(request)
-    return generate_until(scheduler, lambda _: not scheduler.has_work)
-
-
-def generate_until(
-    scheduler: Scheduler,
-    is_over: Callable[[dict[str, Result]], object],
-    results: dict[str, Result] | None = None,
-) -> dict[str, Result]:
-    """Step until this holds for what was answered so far."""
-    results = {} if results is None else results
-    while not is_over(results):
-        scheduler.step()
-        gather(scheduler, results)
-    return results
-
-
-def gather(scheduler: Scheduler, results: dict[str, Result]) -> None:
-    """Sort the scheduler's latest events by request."""
-    for event in scheduler.take_events():
-        result = results.setdefault(event.request_id, Result())
-        if isinstance(event, TokenEvent):
-            result.tokens += event.tokens
-            result.logprobs += event.logprobs
-        elif isinstance(event, FinishEvent):
-            result.finish = event
-        elif isinstance(event, ErrorEvent):
-            result.error = f"{event.error}: {event.message}"
-
-
-def different(expected: dict[str, Result], got: dict[str, Result]) -> tuple[str, ...]:
+def different(expected: dict[str, Answer], got: dict[str, Answer]) -> tuple[str, ...]:
     """Ids of the requests whose answers are not the same."""
     return tuple(
-        name for name, result in expected.items() if name not in got or got[name].key != result.key
+        name for name, one in expected.items() if name not in got or _key(got[name]) != _key(one)
     )
+
+
+def _key(answer: Answer) -> tuple[object, ...]:
+    """What must be equal."""
+    if answer.end is None:
+        return (str(answer.error),)
+    return (answer.tokens, answer.logprobs, answer.end.reason, answer.end.truncated)
 
 
 def compare(
@@ -207,10 +154,10 @@ def compare(
     """Answer the requests with every setting; the first answers are those without speculation at
     one slot.
     """
-    expected = generate(open_setting(Setting(context=settings[0].context)), requests)
+    expected = play(open_setting(Setting(context=settings[0].context)), requests)
     for setting in settings:
         scheduler = open_setting(setting, models)
-        wrong = different(expected, generate(scheduler, requests))
+        wrong = different(expected, play(scheduler, requests))
         failures = tuple(s.failure for s in scheduler.drafting.speculators.values() if s.failure)
         yield Comparison(
             setting,

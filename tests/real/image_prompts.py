@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.architectures import write_model
+from tests.harness import Answer
 from tests.images import Kind, picture, projector, wav
-from tests.real.answers import Result
 
 from headstart.app.assemble import Models
 from headstart.sampling import SamplingParams
@@ -85,5 +85,5 @@ def conversation(scheduler: Scheduler, temperature: float) -> list[Request]:
     ]
 
 
-def texts(results: dict[str, Result]) -> dict[str, tuple[int, ...]]:
+def texts(results: dict[str, Answer]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(result.tokens) for name, result in sorted(results.items())}

@@ -15,6 +15,7 @@ from typing import Any
 from tests import drafters
 from tests.architectures import write_model
 from tests.drafters import ALIGNED, REDUCED, SHARED
+from tests.harness import play
 from tests.heads import (
     CYCLE,
     HEAD_ARCHITECTURES,
@@ -25,7 +26,7 @@ from tests.heads import (
     with_heads,
 )
 from tests.real.answers import Setting as BaseSetting
-from tests.real.answers import generate, open_setting
+from tests.real.answers import open_setting
 
 from headstart.app.assemble import Models
 from headstart.config import Config
@@ -143,7 +144,7 @@ def prompt_of(seed: int, size: int) -> list[int]:
 
 def ask(scheduler: Scheduler, *requests: Request) -> None:
     """Aligned models know one continuation of each token."""
-    for name, result in generate(scheduler, requests).items():
+    for name, result in play(scheduler, requests).items():
         request = next(r for r in requests if r.request_id == name)
         assert list(result.tokens) == continuation(request.prompt[-1], len(result.tokens))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ class RecordedRows:
             np.float32,
         )
 
-    def unchosen(self, request: Request, tokens: tuple[int, ...]) -> list[int]:
+    def unchosen(self, request: Request, tokens: Sequence[int]) -> list[int]:
         """Places of an answer whose token no row behind the text before it would choose."""
         sampler = Sampler(request.sampling, self._engine, ())
         sampler.read(request.prompt)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.real.answers import Setting, different, generate, make_requests, open_config
+from tests.harness import play
+from tests.real.answers import Setting, different, make_requests, open_config
 from tests.real.support import decode, engine_of
 
 from headstart.app import demo
@@ -32,10 +33,10 @@ def test_a_shifted_text_is_identical_with_and_without_drafts(temperature: float)
         )
         for r, keep in zip(make_requests(3, temperature, max_tokens=200), (0, 8, -1), strict=True)
     ]
-    expected = generate(scheduler_of("off", 1), requests)
+    expected = play(scheduler_of("off", 1), requests)
     assert [len(result.tokens) for result in expected.values()] == [200] * 3
     scheduler = scheduler_of("ngram-simple,draft-model", 2)
-    assert different(expected, generate(scheduler, requests)) == ()
+    assert different(expected, play(scheduler, requests)) == ()
     assert scheduler.counts.total.drafts.num_accepted > 0
 
 

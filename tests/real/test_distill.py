@@ -16,8 +16,9 @@ from benchmarks.lib.workloads import make_prompts
 from gguf import GGUFReader
 from tests import architectures
 from tests.architectures import Settings
+from tests.harness import play
 from tests.heads import aligned, continuation
-from tests.real.answers import Setting, generate, open_setting
+from tests.real.answers import Setting, open_setting
 from tests.real.pairs import prompt_of
 from tests.real.support import decode, engine_of
 
@@ -41,7 +42,7 @@ from headstart.extras.distill.recorder import TextRecorder
 from headstart.extras.distill.texts import RecordedText, read_drafters, read_texts
 from headstart.structures.model_id import ModelId
 from headstart.types.errors import EngineError
-from headstart.types.request import ErrorEvent, FinishEvent, Request
+from headstart.types.request import ErrorEvent, Request
 from headstart.types.sampling_params import SamplingParams
 
 LENGTH = 6  # draft tokens
@@ -68,17 +69,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, prompt in enumerate(prompts):
         tokens = scheduler.vocab.tokenize(prompt.text, add_special=False, parse_special=True)
         sampling = SamplingParams(temperature=number % 2 * 0.8, seed=number)
-        scheduler.submit(
-            Request(request_id=f"{number}", prompt=tokens, sampling=sampling, max_tokens=160)
-        )
-        while scheduler.has_work:
-            scheduler.step()
-        (end,) = [e for e in scheduler.take_events() if isinstance(e, FinishEvent)]
-        drafts = end.stats.drafts
+        asked = Request(request_id="a", prompt=tokens, sampling=sampling, max_tokens=160)
+        drafts = play(scheduler, [asked])["a"].stats.drafts
         live.append((drafts.num_drafted, drafts.num_accepted))
     recorder.close()
     (folder / "live.json").write_text(json.dumps(live))
     return folder
+
+
+def distill(step: str, *flags: str | Path) -> int:
+    """The exit code of the command on this machine."""
+    words = map(str, ("--threads", 1, "--context", 2048, *flags))
+    return main(["distill", step, *words])
 
 
 def recorded(folder: Path) -> list[RecordedText]:
@@ -92,12 +94,11 @@ def test_replayed_acceptance_is_live_acceptance_within_its_error(folder: Path) -
     num_drafted, num_accepted, live_drafted, live_accepted = 0, 0, 0, 0
     for text, outcomes in zip(texts, replayed.outcomes, strict=True):
         found = walk(text, [outcomes], DraftRule(LENGTH), PRICES.step)
-        num_drafted, num_accepted = (
-            num_drafted + found.num_drafted,
-            num_accepted + found.num_accepted,
-        )
+        num_drafted += found.num_drafted
+        num_accepted += found.num_accepted
         drafted, accepted = live[text.sampling.seed]
-        live_drafted, live_accepted = live_drafted + drafted, live_accepted + accepted
+        live_drafted += drafted
+        live_accepted += accepted
     live_rate = live_accepted / live_drafted
     error = math.sqrt(live_rate * (1 - live_rate) / live_drafted)
     assert live_drafted > 500
@@ -108,9 +109,8 @@ def test_measure_compares_copies_and_draft_models_without_training_libraries(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     state = tmp_path / "state.json"
-    arguments = ["distill", "measure", "--texts", str(folder), "--json", "--threads", "1"]
-    arguments += ["--context", "2048", "--spec-state", str(state), "--drafts", str(path(DRAFT))]
-    assert main(arguments) == 0
+    flags = ("--texts", folder, "--json", "--spec-state", state, "--drafts", path(DRAFT))
+    assert distill("measure", *flags) == 0
     found = json.loads(capsys.readouterr().out)
     arms = found["measured"]["arms"]
     assert set(arms) == {"off", "suffix", "demo-draft", "suffix, demo-draft"}
@@ -143,10 +143,9 @@ def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(
 ) -> None:
     pytest.importorskip("torch", reason="training needs the extra train")
     folder = shutil.copytree(folder, tmp_path / "texts")  # it is purged
-    arguments = ["distill", "train", "--texts", str(folder), "--threads", "1", "--context", "2048"]
-    arguments += ["--draft-model", str(path(DRAFT)), "--seconds", "4", "--spec-state"]
-    arguments += [str(tmp_path / "state.json"), "--output", str(tmp_path / "own.gguf")]
-    assert main(arguments) == 1
+    flags = ("--draft-model", path(DRAFT), "--seconds", "4", "--output", tmp_path / "own.gguf")
+    state = tmp_path / "state.json"
+    assert distill("train", "--texts", folder, "--spec-state", state, *flags) == 1
     assert "are the least to judge by" in capsys.readouterr().out
     candidate = tmp_path / "own.candidate.gguf"
     assert not (tmp_path / "own.gguf").exists()
@@ -167,9 +166,9 @@ def test_a_draft_model_without_unused_tokens_loses_what_it_says(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "cut.gguf"
-    arguments = ["distill", "cut", "--texts", str(folder), "--threads", "1", "--context", "2048"]
-    arguments += ["--draft-model", str(path(DRAFT)), "--output", str(output), "--json"]
-    assert main([*arguments, "--spec-state", str(tmp_path / "state.json")]) == 0
+    flags = ("--draft-model", path(DRAFT), "--output", output, "--json")
+    state = tmp_path / "state.json"
+    assert distill("cut", "--texts", folder, "--spec-state", state, *flags) == 0
     found = json.loads(capsys.readouterr().out)
     had, has = found["tokens"]
     assert has < had / 2
@@ -206,9 +205,8 @@ def test_a_model_that_is_read_is_never_written(
     source.write_bytes(path(DRAFT).read_bytes())
     (tmp_path / "link.gguf").symlink_to(source)
     named = "--base" if step == "graft" else "--draft-model"
-    arguments = ["distill", step, "--texts", str(folder), "--threads", "1", named, str(source)]
-    arguments += ["--spec-state", "none", "--context", "2048", "--output", str(tmp_path / output)]
-    assert main(arguments) == 1
+    flags = (named, source, "--spec-state", "none", "--output", tmp_path / output)
+    assert distill(step, "--texts", folder, *flags) == 1
     assert "name another --output" in capsys.readouterr().err
     assert source.read_bytes() == path(DRAFT).read_bytes()
     assert not list(tmp_path.glob("*.tmp"))
@@ -230,14 +228,13 @@ def test_heads_of_a_base_model_draft_for_its_fine_tune(
 ) -> None:
     base = aligned(tmp_path / "base.gguf", "step35", 1)
     tuned, output = aligned(tmp_path / "tuned.gguf", "step35"), tmp_path / "heads.gguf"
-    arguments = ["distill", "graft", "--base", str(base), "--output", str(output), "--model"]
-    assert main([*arguments, str(tuned)]) == 0
+    assert distill("graft", "--base", base, "--output", output, "--model", tuned) == 0
     assert f"-md {output}" in capsys.readouterr().out
     assert output.stat().st_size < base.stat().st_size
     setting = Setting("mtp", 4, 1, exact=False)
     scheduler = open_setting(setting, Models(tuned, output, is_demo=False))
     asked = Request(request_id="a", prompt=prompt_of(1, 20), max_tokens=40)
-    answer = generate(scheduler, [asked])["a"].tokens
+    answer = play(scheduler, [asked])["a"].tokens
     assert list(answer) == continuation(asked.prompt[-1], 40)
     stats = scheduler.counts.total.by_speculator["mtp"]
     assert stats.num_accepted == stats.num_drafted > 20
@@ -246,7 +243,7 @@ def test_heads_of_a_base_model_draft_for_its_fine_tune(
         (base, other, "its architecture is step35"),
         (tuned, tuned, "no multi-token heads"),
     ):
-        assert main([*arguments[:3], str(source), *arguments[4:], str(target)]) == 1
+        assert distill("graft", "--base", source, "--output", output, "--model", target) == 1
         assert says in capsys.readouterr().err
     assert output.read_bytes() == before
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.real.answers import Setting, different, generate, open_config, open_setting
+from tests.harness import play
+from tests.real.answers import Setting, different, open_config, open_setting
 from tests.real.pairs import RANDOM
 from tests.real.support import byte_requests
 
@@ -40,9 +41,9 @@ def test_the_text_is_the_same_in_every_chain(
     chains = [open_chain(name, models, slots) for slots in (1, 2, 4)]
     for temperature in (0.0, 0.8, 1.5):
         requests = byte_requests(5, temperature)
-        expected = generate(plain, requests)
+        expected = play(plain, requests)
         for scheduler in chains:
-            assert different(expected, generate(scheduler, requests)) == ()
+            assert different(expected, play(scheduler, requests)) == ()
     for scheduler in chains:
         guarded = scheduler.drafting.speculators[name]
         assert not guarded.failure

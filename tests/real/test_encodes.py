@@ -9,10 +9,10 @@ from typing import Any
 from unittest.mock import Mock
 
 import pytest
-from tests.harness import steps, submit_all
+from tests.harness import play, steps, submit_all
 from tests.images import picture
 from tests.planted import noted
-from tests.real.answers import Setting, generate
+from tests.real.answers import Setting
 from tests.real.image_prompts import BYTES, TARGETS, ask, models, sampling
 
 from headstart.app.assemble import Models, build_scheduler
@@ -76,7 +76,7 @@ def test_who_found_an_image_in_the_cache_takes_its_encoding_from_nobody(files: M
     def asked(name: str, text: list[int], max_tokens: int) -> Request:
         return ask(scheduler, name, text, picture(1), BYTES, max_tokens=max_tokens)
 
-    generate(scheduler, [asked("before", BYTES[:9], 1)])
+    play(scheduler, [asked("before", BYTES[:9], 1)])
     media._chunks.clear()  # others came
     again, other = (asked(name, BYTES[:size], 99) for name, size in (("again", 9), ("other", 8)))
     is_free = threading.Event()
@@ -103,8 +103,8 @@ def test_an_image_whose_encoding_failed_is_encoded_for_the_next_who_asks(
     asked = ask(scheduler, "a", BYTES[:9], picture(1), BYTES, max_tokens=1)
     with monkeypatch.context() as patch:
         patch.setattr(LlamaChunk, "encode", FAILING)
-        assert generate(scheduler, [asked])["a"].error
-    assert not generate(scheduler, [asked])["a"].error
+        assert play(scheduler, [asked])["a"].error
+    assert not play(scheduler, [asked])["a"].error
 
 
 def test_one_tenants_images_that_cannot_be_encoded_restart_no_engine(

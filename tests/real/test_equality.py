@@ -8,15 +8,8 @@ from typing import Any
 
 import pytest
 from tests.architectures import tiny_hybrid
-from tests.harness import submit_all
-from tests.real.answers import (
-    Setting,
-    compare,
-    different,
-    generate,
-    make_requests,
-    open_setting,
-)
+from tests.harness import play, submit_all
+from tests.real.answers import Setting, compare, different, make_requests, open_setting
 
 from headstart.app import demo, loading
 from headstart.app.assemble import Models
@@ -62,14 +55,14 @@ def test_log_probabilities_are_identical_with_and_without_drafts() -> None:
 def test_cancelling_neighbours_half_way_changes_nothing() -> None:
     requests = make_requests(8, 0.8, max_tokens=32)
     gone, stay = requests[::2], requests[1::2]
-    expected = generate(open_setting(Setting()), stay)
+    expected = play(open_setting(Setting()), stay)
     scheduler = open_setting(Setting("draft-model", 4, 4))
     submit_all(scheduler, requests, 9)
     for request in gone:
         scheduler.cancel(request.request_id)
-    results = generate(scheduler, ())
+    results = play(scheduler, ())
     assert different(expected, results) == ()
-    assert "cancelled" in {r.finish.reason for r in results.values() if r.finish}
+    assert "cancelled" in {r.reason for r in results.values()}
 
 
 def test_a_context_limit_stop_is_the_same_with_drafts_and_leaves_the_others_alone() -> None:
@@ -79,12 +72,11 @@ def test_a_context_limit_stop_is_the_same_with_drafts_and_leaves_the_others_alon
         max_tokens=None,
         sampling=replace(requests[0].sampling, ignore_eos=True, dry_multiplier=0.0),
     )
-    expected = generate(open_setting(Setting(context=512)), requests)
-    assert expected["0"].finish is not None
+    expected = play(open_setting(Setting(context=512)), requests)
     assert expected["0"].finish.truncated
     assert len(expected["0"].tokens) == 512 - len(requests[0].prompt)
     for setting in (Setting("draft-model", 16, 4), Setting("auto", 16, 4)):
-        assert different(expected, generate(open_setting(setting), requests)) == ()
+        assert different(expected, play(open_setting(setting), requests)) == ()
 
 
 def test_switching_speculation_between_requests_changes_nothing() -> None:
@@ -97,10 +89,10 @@ def test_switching_speculation_between_requests_changes_nothing() -> None:
         replace(r, speculative=wishes[i % 3])
         for i, r in enumerate(make_requests(9, 0.8, max_tokens=24))
     ]
-    expected = generate(
+    expected = play(
         open_setting(Setting()), [replace(r, speculative=SpeculativeParams()) for r in requests]
     )
-    results = generate(open_setting(Setting("ngram-simple,draft-model", 8, 4)), requests)
+    results = play(open_setting(Setting("ngram-simple,draft-model", 8, 4)), requests)
     assert different(expected, results) == ()
     drafted = [results[r.request_id].stats.drafts.num_drafted for r in requests]
     assert drafted[::3] == [0, 0, 0]
@@ -110,12 +102,12 @@ def test_switching_speculation_between_requests_changes_nothing() -> None:
 def test_the_next_turn_reuses_the_cache_and_answers_as_if_it_did_not() -> None:
     scheduler = open_setting(Setting("draft-model", 4, 2))
     first = make_requests(1, 0.8, max_tokens=24)[0]
-    answer = generate(scheduler, [first])["0"]
+    answer = play(scheduler, [first])["0"]
     turn = replace(
         first, request_id="turn", prompt=(*first.prompt, *answer.tokens, *first.prompt[:8])
     )
-    warm = generate(scheduler, [turn])
-    cold = generate(open_setting(Setting()), [replace(turn, cache_prompt=False)])
+    warm = play(scheduler, [turn])
+    cold = play(open_setting(Setting()), [replace(turn, cache_prompt=False)])
     assert different(cold, warm) == ()
     assert warm["turn"].stats.num_cached == len(first.prompt) + len(answer.tokens) - 1
 
@@ -123,8 +115,8 @@ def test_the_next_turn_reuses_the_cache_and_answers_as_if_it_did_not() -> None:
 def test_without_exact_mode_greedy_text_hardly_differs() -> None:
     """Near ties may flip there; most texts are still the same, and none fails."""
     requests = make_requests(8, 0.0, max_tokens=24)
-    plain = generate(open_setting(Setting("off", 0, 4, 1024, exact=False)), requests)
-    drafted = generate(open_setting(Setting("draft-model", 8, 4, 1024, exact=False)), requests)
+    plain = play(open_setting(Setting("off", 0, 4, 1024, exact=False)), requests)
+    drafted = play(open_setting(Setting("draft-model", 8, 4, 1024, exact=False)), requests)
     assert not any(r.error for r in drafted.values())
     assert len(different(plain, drafted)) <= 2
 
@@ -140,8 +132,8 @@ def test_a_conversation_from_main_memory_goes_on_as_one_that_is_read_anew() -> N
             request = replace(
                 first, request_id=name, prompt=(*first.prompt, *first.prompt[: 8 * turn])
             )
-            expected |= generate(plain, [replace(request, cache_prompt=False)])
-            results |= generate(scheduler, [request])
+            expected |= play(plain, [replace(request, cache_prompt=False)])
+            results |= play(scheduler, [request])
     assert different(expected, results) == ()
     assert scheduler.counters.prompts_restored >= 3
 
@@ -151,10 +143,10 @@ def test_requests_that_share_a_prompt_that_is_being_read_answer_as_if_alone() ->
     burst = [first] + [
         replace(other, prompt=(*tuple(first.prompt) * 4, *other.prompt)) for other in others
     ]
-    expected = generate(open_setting(Setting()), [replace(r, cache_prompt=False) for r in burst])
+    expected = play(open_setting(Setting()), [replace(r, cache_prompt=False) for r in burst])
     for setting in (Setting("off", 0, 4), Setting("auto", 16, 4)):
         scheduler = open_setting(setting)
-        assert different(expected, generate(scheduler, burst)) == ()
+        assert different(expected, play(scheduler, burst)) == ()
         assert scheduler.counters.prompt_tokens_cached > 2 * len(first.prompt)
 
 

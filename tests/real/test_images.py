@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from tests.architectures import write_model
+from tests.harness import Answer, play
 from tests.heads import WIDTH, continuation
 from tests.images import Kind, picture, projector, wav
-from tests.real.answers import Result, Setting, generate, open_setting
+from tests.real.answers import Setting, open_setting
 from tests.real.image_prompts import BYTES, TARGETS, ask, conversation, models, sampling, texts
 from tests.real.pairs import RIGHT, prompt_of
 from tests.real.recorded_rows import ROUNDING, RecordedRows
@@ -48,13 +49,13 @@ def test_output_behind_images_is_the_same_with_drafts_beside_others_and_from_the
     if types == "draft-model":  # which sees placeholders
         found = replace(found, draft=found.target)
     exact = target != "hybrid"
-    off, alone = open_setting(Setting("off", 0, 1, exact=exact), found), dict[str, Result]()
+    off, alone = open_setting(Setting("off", 0, 1, exact=exact), found), dict[str, Answer]()
     for request in conversation(off, temperature):
-        alone |= generate(off, [replace(request, cache_prompt=False)])
+        alone |= play(off, [replace(request, cache_prompt=False)])
     drafting = open_setting(Setting(types, 4, 4, exact=exact), found)
-    together = generate(drafting, conversation(drafting, temperature))
+    together = play(drafting, conversation(drafting, temperature))
     assert texts(together) == texts(alone)
-    again = generate(drafting, conversation(drafting, temperature))
+    again = play(drafting, conversation(drafting, temperature))
     assert texts(again) == texts(alone)
 
 
@@ -75,7 +76,7 @@ def test_a_draft_model_with_a_projector_of_its_own_sees_the_images(
         for seen in [media.find(chunk).for_draft for _, chunk in asked.media]:
             seen.is_ready("a test")
             seen.wait(10.0)
-        generate(scheduler, [asked])
+        play(scheduler, [asked])
         both = ours.keys() & theirs.keys()
         assert len(both) > 4
         assert max(np.abs(ours[text][0] - theirs[text][0]).max() for text in both) < ROUNDING
@@ -100,7 +101,7 @@ def test_a_draft_model_sees_images_that_have_as_many_cells_for_it(
     asked = ask(scheduler, "a", BYTES[:9], image, BYTES, sampling=sampling(0.0))
     off = open_setting(Setting("off", 0, 1, exact=False), found)
     alone = [ask(off, "a", BYTES[:9], image, BYTES, sampling=sampling(0.0))]
-    assert texts(generate(scheduler, [asked])) == texts(generate(off, alone))
+    assert texts(play(scheduler, [asked])) == texts(play(off, alone))
     ((_, chunk),) = asked.media
     media: Any = scheduler.media
     assert (media.find(chunk).for_draft is not None) == sees
@@ -151,7 +152,7 @@ def test_draft_models_draft_behind_images_and_change_nothing(
         ]  # fmt: skip
 
     off, on = open_setting(Setting(), found), open_setting(Setting(types, 4, 2), found)
-    assert texts(generate(on, requests(on))) == texts(generate(off, requests(off)))
+    assert texts(play(on, requests(on))) == texts(play(off, requests(off)))
     # what pays is a matter of the machine's load
     assert drafter == "auto" or on.counts.total.drafts.num_accepted > 20
 
@@ -196,7 +197,7 @@ def test_heads_follow_the_states_of_image_rows(drafter: str, kind: Kind, tmp_pat
         ask(scheduler, f"{i}", BYTES[:9], picture(i), prompt_of(i, 20), sampling=sampling(heat))
         for i, heat in enumerate((0.0, 0.8, 1.5))
     ]
-    results = generate(scheduler, asked)
+    results = play(scheduler, asked)
     for request in asked:
         tokens = list(results[request.request_id].tokens)
         assert tokens == continuation(request.prompt[-1], len(tokens))
@@ -214,13 +215,13 @@ def test_a_follow_up_question_reads_only_its_new_text_and_encodes_nothing(
     scheduler = open_setting(Setting("off", 0, 2, exact=False), models(tmp_path, *TARGETS[target]))
     image = picture(4)
     first = ask(scheduler, "a", BYTES[:9], image, BYTES, sampling=sampling(0.0))
-    answer = generate(scheduler, [first])["a"].tokens
+    answer = play(scheduler, [first])["a"].tokens
     media: Any = scheduler.media
     media._chunks.clear()
     more = [*answer, *BYTES[:12]]
     second = ask(scheduler, "b", BYTES[:9], image, [*BYTES, *more], sampling=sampling(0.0))
     ((_, chunk),) = second.media
-    stats = generate(scheduler, [second])["b"].stats
+    stats = play(scheduler, [second])["b"].stats
     assert stats.num_cached >= len(first.prompt) - 4  # a hybrid's last checkpoint
     assert media.find(chunk)._embeddings is None
 
@@ -237,10 +238,10 @@ def test_prompts_with_images_come_back_from_main_memory(target: str, tmp_path: P
             for i, heat in enumerate((0.0, 0.8, 1.5))
         ]
 
-    expected = generate(fresh, [replace(request, cache_prompt=False) for request in asked(fresh)])
+    expected = play(fresh, [replace(request, cache_prompt=False) for request in asked(fresh)])
     for number in range(3):
         for request in asked(scheduler):
-            result = generate(scheduler, [request])[request.request_id]
+            result = play(scheduler, [request])[request.request_id]
             assert result.tokens == expected[request.request_id].tokens
             assert number == 0 or result.stats.num_cached > len(request.prompt) // 2
     assert scheduler.counters.prompts_restored >= 4
@@ -268,19 +269,19 @@ def test_prompts_with_images_come_back_after_a_restart_and_encode_nothing(
     scheduler = started()
     prompt = (BYTES[:9], picture(1, 40, 28), BYTES * 3)
     asked = ask(scheduler, "a", *prompt, sampling=sampling(heat))
-    answer = generate(scheduler, [asked])["a"].tokens
+    answer = play(scheduler, [asked])["a"].tokens
     turn = (*prompt[:2], [*BYTES * 3, *answer, *BYTES[:8]])
     fresh = ask(scheduler, "b", *turn, sampling=sampling(heat))
     if place == "slot file":
         act(scheduler, "save")
-    expected = generate(scheduler, [replace(fresh, cache_prompt=False)])["b"].tokens
+    expected = play(scheduler, [replace(fresh, cache_prompt=False)])["b"].tokens
     scheduler.cache.host.finish()
     scheduler = started()
     if place == "slot file":
         act(scheduler, "restore")
     elif disk := scheduler.cache.host.disk:
         disk._writer.submit(int).result()
-    result = generate(scheduler, [ask(scheduler, "b", *turn, sampling=sampling(heat))])["b"]
+    result = play(scheduler, [ask(scheduler, "b", *turn, sampling=sampling(heat))])["b"]
     assert result.tokens == expected
     assert result.stats.num_cached >= len(asked.prompt) - 4
     media: Any = scheduler.media
@@ -295,7 +296,7 @@ def test_an_image_that_was_read_in_part_is_read_again(target: str, tmp_path: Pat
     scheduler.engine.attention_tile = 1  # or the rest of a tile is read with it
     answering = ask(scheduler, "a", BYTES, sampling=sampling(0.0), max_tokens=120)
     asked = ask(scheduler, "b", BYTES[:9], picture(1), BYTES, sampling=sampling(0.0))
-    expected = generate(scheduler, [replace(asked, request_id="x", cache_prompt=False)])["x"].tokens
+    expected = play(scheduler, [replace(asked, request_id="x", cache_prompt=False)])["x"].tokens
     for cells in scheduler.cells:
         scheduler.cache.empty(cells)
     scheduler.submit(answering)
@@ -313,7 +314,7 @@ def test_an_image_that_was_read_in_part_is_read_again(target: str, tmp_path: Pat
             assert target == "non-causal"  # whose images are decoded at once
             break
     scheduler.cancel("b")
-    again = generate(scheduler, [replace(asked, request_id="c")])
+    again = play(scheduler, [replace(asked, request_id="c")])
     assert again["c"].tokens == expected
 
 
@@ -355,9 +356,9 @@ def test_requests_with_images_that_lose_their_cells_go_on_later(tmp_path: Path) 
             sampling=sampling(0.0), max_tokens=80)
         for i in range(8)
     ]  # fmt: skip
-    results = generate(scheduler, asked)
+    results = play(scheduler, asked)
     assert scheduler.counters.preemptions > 0
-    assert [(one.error, len(one.tokens)) for one in results.values()] == [("", 80)] * 8
+    assert [(one.error, len(one.tokens)) for one in results.values()] == [(None, 80)] * 8
 
 
 def test_a_projector_that_cannot_be_used_is_refused_at_the_start(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from threading import Event, get_ident
 from typing import Any
 
 import pytest
-from tests.harness import submit_all
+from tests.harness import play, step_until, submit_all
 from tests.models import tiny_llama
-from tests.real.answers import Setting, generate, generate_until, open_setting
+from tests.real.answers import Setting, open_setting
 from tests.real.support import byte_requests, without_draft
 
 from headstart.engine import filters, library
@@ -63,12 +63,12 @@ def test_while_the_breakers_of_one_request_are_looked_up_the_others_go_on(
     scheduler.submit(asking("dry"))
     scheduler.submit(replace(plain, sampling=replace(plain.sampling, ignore_eos=True)))
     name = plain.request_id
-    results = generate_until(scheduler, lambda told: name in told and told[name].finish)
+    results = step_until(scheduler, lambda told: name in told and told[name].end)
     assert lookups.has_begun.wait(100)  # the thread has a low priority
     assert lookups.breakers == ["dry"]
     assert "dry" not in results
     lookups.is_free.set()
-    assert generate(scheduler, ())["dry"].finish
+    assert play(scheduler, ())["dry"].finish
 
 
 def test_requests_with_the_same_breakers_begin_in_the_same_step(
@@ -108,7 +108,7 @@ def test_nobody_waits_for_the_breakers_of_requests_that_are_gone(
         scheduler.step()
         scheduler.cancel(f"gone {i}")
     lookups.is_free.set()
-    generate(scheduler, [asking("next")])
+    play(scheduler, [asking("next")])
     assert lookups.breakers == ["gone 0", "next"]
 
 
@@ -119,7 +119,7 @@ def test_the_breakers_of_one_tenant_wait_for_one_lookup_of_another_that_has_many
     submit_all(scheduler, (asking(f"many {i}", "many") for i in range(6)), 1)
     scheduler.submit(asking("one", "other"))
     lookups.is_free.set()
-    generate(scheduler, ())
+    play(scheduler, ())
     assert lookups.breakers[:2] == ["many 0", "one"]
     assert len(lookups.breakers) == 7
 

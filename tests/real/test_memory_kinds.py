@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
+from tests.harness import play
 from tests.heads import changes_for
 from tests.models import tiny_llama
-from tests.real.answers import Setting, different, generate, open_setting
+from tests.real.answers import Setting, different, open_setting
 from tests.real.support import byte_requests, decode, engine_of, without_draft
 
 from headstart.engine.parameters import Limits
@@ -76,10 +77,10 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
 ) -> None:
     requests = [replace(r, prompt=(*r.prompt,) * 4) for r in byte_requests(6)]
     models = without_draft(kind_and_path[1])
-    expected = generate(open_setting(PLAIN, models), requests)
+    expected = play(open_setting(PLAIN, models), requests)
     with caplog.at_level(logging.WARNING, "headstart"):
         scheduler = open_setting(replace(PLAIN, types="ngram-cache", length=4, num_slots=4), models)
-    assert different(expected, generate(scheduler, requests)) == ()
+    assert different(expected, play(scheduler, requests)) == ()
     assert scheduler.counts.total.drafts.num_drafted > 0
     assert not [r.message for r in caplog.records if "speculation is off" in r.message]
 
@@ -87,7 +88,7 @@ def test_text_is_the_same_alone_among_others_and_with_drafts(
 def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[CacheKind, Path]) -> None:
     models, first = without_draft(kind_and_path[1]), byte_requests(1)[0]
     scheduler = open_setting(replace(PLAIN, types="ngram-cache", length=4, num_slots=2), models)
-    answer = generate(scheduler, [first])["0"]
+    answer = play(scheduler, [first])["0"]
     history = (*first.prompt, *answer.tokens)
     follow = [
         replace(first, request_id="turn", prompt=(*history, 65, 66)),
@@ -95,8 +96,8 @@ def test_turns_and_branches_answer_as_from_scratch(kind_and_path: tuple[CacheKin
         replace(first, request_id="again"),
     ]
     fresh = [replace(r, cache_prompt=False) for r in follow]
-    expected = generate(open_setting(PLAIN, models), fresh)
-    assert different(expected, generate(scheduler, follow)) == ()
+    expected = play(open_setting(PLAIN, models), fresh)
+    assert different(expected, play(scheduler, follow)) == ()
 
 
 EXACT = {
@@ -124,11 +125,11 @@ def test_exact_texts_of_every_memory_kind_are_the_same_with_drafts_beside_others
         for temperature in (0.0, 0.8, 1.5)
         for r in byte_requests(2, temperature)
     ]
-    expected = generate(open_setting(Setting(), models), requests)
+    expected = play(open_setting(Setting(), models), requests)
     for num_slots in (1, 4):
         scheduler = open_setting(Setting(types, 4, num_slots), models)
         for _ in range(2):  # prompts that are kept, and that come back from main memory
-            assert different(expected, generate(scheduler, requests)) == ()
+            assert different(expected, play(scheduler, requests)) == ()
         assert scheduler.counts.total.drafts.num_drafted > 0
         # what comes back has one window only, and cannot be cut where windows are kept whole
         is_of_use = num_slots == 1 and not scheduler.engine.window
@@ -268,11 +269,11 @@ def test_a_scored_prompt_keeps_its_checkpoints_beside_another_one(tmp_path: Path
         replace(scored, request_id=name, prompt=tuple(range(start, start + length)))
         for name, start, length in (("a", 60, 20), ("b", 100, 17))  # the first reads 16, then 4
     ]
-    generate(scheduler, requests)
+    play(scheduler, requests)
     turn = replace(first, request_id="turn", prompt=(*range(60, 76), *range(150, 170)))
-    answer = generate(scheduler, [turn])["turn"]
+    answer = play(scheduler, [turn])["turn"]
     assert answer.stats.num_cached == 16
-    (expected,) = generate(open_setting(PLAIN, models), [turn]).values()
+    (expected,) = play(open_setting(PLAIN, models), [turn]).values()
     assert answer.tokens == expected.tokens
 
 

@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 from gguf import TokenType
 from tests import models
+from tests.harness import play
 from tests.models import MERGES, OTHER_MERGES, SMALLER, Merges, Writer, tiny_llama
-from tests.real.answers import Setting, compare, generate, make_requests, open_setting
+from tests.real.answers import Setting, compare, make_requests, open_setting
 
 from headstart.app import demo
 from headstart.app.assemble import Models, build_scheduler
@@ -50,10 +51,10 @@ def test_the_second_turn_of_a_chat_is_drafted_from_what_is_cached() -> None:
     (request,) = make_requests(1, 0.0, max_tokens=24)
     scheduler = open_setting(Setting("draft-model", 5, 1), OTHER)
     speculator = drafter_of(scheduler)
-    first = generate(scheduler, [request])["0"]
+    first = play(scheduler, [request])["0"]
     before = speculator.num_decoded
     prompt = (*request.prompt, *first.tokens, *request.prompt[:8])
-    generate(scheduler, [replace(request, request_id="1", prompt=prompt, max_tokens=8)])
+    play(scheduler, [replace(request, request_id="1", prompt=prompt, max_tokens=8)])
     assert 0 < speculator.num_decoded - before < len(request.prompt) / 2 + 40
 
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.architectures import write_model
+from tests.harness import play
 from tests.models import tiny_llama
-from tests.real.answers import generate, make_requests
+from tests.real.answers import make_requests
 from tests.real.support import without_draft
 
 from headstart.app import demo
@@ -280,7 +281,7 @@ def test_a_server_short_of_cells_gives_everybody_his_text() -> None:
         speculation=SpeculationConfig(spec="off", spec_state="none"),
     )
     scheduler = build_scheduler(config, without_draft(demo.path(demo.TARGET)))[0]
-    answers = generate(scheduler, requests)
+    answers = play(scheduler, requests)
     reader = getattr(scheduler.engine, "reader", None)
     assert reader is not None
     assert reader.handle is not None

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.architectures import write_model
+from tests.harness import play
 from tests.models import MERGES, OTHER_MERGES, Merges, tiny_llama
-from tests.real.answers import Setting, different, generate, open_setting
+from tests.real.answers import Setting, different, open_setting
 
 from headstart.app.assemble import Models
 from headstart.config import EngineConfig
@@ -80,11 +81,11 @@ def test_output_is_identical_with_and_without_drafts_of_a_recurrent_model(
     target = tiny_llama(tmp_path / "target.gguf")
     draft = write_model(tmp_path / "draft.gguf", architecture, merges=merges)
     models = Models(target, draft, is_demo=False)
-    expected = generate(open_setting(Setting(), Models(target, None, is_demo=False)), requests())
+    expected = play(open_setting(Setting(), Models(target, None, is_demo=False)), requests())
     num_drafted = 0
     for setting in SETTINGS:
         scheduler = open_setting(setting, models)
-        assert different(expected, generate(scheduler, requests())) == ()
+        assert different(expected, play(scheduler, requests())) == ()
         assert not any(s.failure for s in scheduler.drafting.speculators.values())
         num_drafted += scheduler.counts.total.by_speculator["draft-model"].num_drafted
     assert num_drafted > 100
@@ -95,6 +96,6 @@ def test_a_hybrid_drafts_for_itself_and_is_mostly_right(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model.gguf", "granitehybrid")
     setting = Setting("draft-model", 4, 2, exact=False)
     scheduler = open_setting(setting, Models(model, model, is_demo=False))
-    generate(scheduler, requests())
+    play(scheduler, requests())
     stats = scheduler.counts.total.drafts
     assert stats.num_accepted > 0.9 * stats.num_drafted > 40

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from tests import drafters
 from tests.drafters import ALIGNED
+from tests.harness import play
 from tests.heads import CYCLE, INDEXED_TOKENS, continuation
 from tests.models import tiny_llama
-from tests.real.answers import different, generate, open_setting
+from tests.real.answers import different, open_setting
 from tests.real.pairs import (
     PLAIN,
     RANDOM,
@@ -109,9 +110,9 @@ def test_the_text_is_the_same_with_drafts(kind: str, tmp_path: Path) -> None:
     )
     plain_rows, *recorded = (RecordedRows(s.engine) for s in (plain, *drafting))
     for requests in (byte_requests(5, 0.0), byte_requests(9, 0.8)[4:], byte_requests(13, 1.5)[8:]):
-        expected = generate(plain, requests)
+        expected = play(plain, requests)
         for scheduler, rows in zip(drafting, recorded, strict=True):
-            results = generate(scheduler, requests)
+            results = play(scheduler, requests)
             if setting.exact:
                 assert different(expected, results) == ()
                 continue

@@ -11,8 +11,9 @@ import httpx2
 import numpy as np
 import pytest
 from tests.architectures import tiny_hybrid, tiny_recurrent, write_model
+from tests.harness import play
 from tests.models import tiny_llama
-from tests.real.answers import Setting, different, generate
+from tests.real.answers import Setting, different
 from tests.real.support import (
     byte_requests,
     disk_of,
@@ -106,7 +107,7 @@ def test_a_prompt_is_found_with_another_context_unless_that_rotates_its_keys_oth
         config = replace(config, engine=replace(config.engine, override_kv=override))
         scheduler = build_scheduler(config, without_draft(path))[0]
         disk = disk_of(scheduler)
-        generate(scheduler, [request])
+        play(scheduler, [request])
         num_restored.append(disk.report().num_restored)
         scheduler.cache.host.finish()
     assert num_restored == [0, 1, 0, 1, 1, 0, 0, 1]
@@ -128,15 +129,15 @@ def test_a_text_behind_a_prompt_from_the_disk_is_the_text_behind_one_that_was_re
     first = [replace(one, prompt=(*range(70), *one.prompt, *range(90))) for one in byte_requests(3)]
     scheduler = started()
     assert scheduler.engine.cache_kind is kind
-    answers = generate(scheduler, first)
+    answers = play(scheduler, first)
     scheduler.cache.host.finish()
     turns = [
         replace(one, prompt=(*one.prompt, *answers[one.request_id].tokens, *range(9, 20)))
         for one in first
     ]
-    expected = generate(scheduler, [replace(one, cache_prompt=False) for one in turns])
+    expected = play(scheduler, [replace(one, cache_prompt=False) for one in turns])
     scheduler = started()
     disk = disk_of(scheduler)
-    assert different(expected, generate(scheduler, turns)) == ()
+    assert different(expected, play(scheduler, turns)) == ()
     assert disk.report().num_restored == 3
     disk.finish(1.0)
