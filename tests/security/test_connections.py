@@ -230,6 +230,32 @@ def test_calls_that_were_given_up_at_once_are_not_read_before_others(monkeypatch
     assert len(worker.requests) == 1
 
 
+def test_commands_are_obeyed_though_their_clients_left_at_once():
+    with serving(worker := FakeWorker()) as client:
+        for _ in range(20):
+            with connected(client) as connection:
+                body = b'{"id": "chatcmpl-a", "action": "reasoning_end"}'
+                push(connection, post(body, "/v1/chat/completions/control"))
+        for _ in range(20):
+            worker.started.get(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/api/show", b"{}", b"200"),
+        ("/api/generate", b'{"model": "a"}', b"200"),  # loads it
+        ("/lora-adapters", b"[]", b"200"),
+        ("/v1/chat/completions/control", b"{}", b"400"),
+    ],
+)
+def test_who_sends_no_more_is_answered_where_no_model_is_asked(client, path, body, status):
+    with connected(client) as connection:
+        push(connection, post(body, path))
+        connection.shutdown(socket.SHUT_WR)
+        assert answer_of(connection).startswith(b"HTTP/1.1 " + status)
+
+
 def test_all_bodies_together_take_no_more_than_their_limit(monkeypatch):
     monkeypatch.setattr(guard, "MAX_BODY_BYTES", 0)  # eight bodies then, four of one tenant
     worker = FakeWorker(lambda request: [HOLD])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 from pydantic import ConfigDict, Field
@@ -27,6 +27,7 @@ routes = Routes()
 class MessagesBody(Body):
     """POST /v1/messages and /v1/messages/count_tokens."""
 
+    asks_model: ClassVar[bool] = True
     model_config = ConfigDict(extra="allow")
 
     messages: list[dict[str, Any]]

@@ -8,13 +8,15 @@ import gc
 import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated, Any, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import orjson
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from headstart.server.errors import shorten
+from headstart.server.kept import HEADER
 from headstart.server.limits import (
     ANY_LENGTH,
     MAX_ENTRIES,
@@ -44,6 +46,8 @@ class Body(BaseModel):
 
     A class's validator is built with its first body: building all at the start takes 0.1 s.
     """
+
+    asks_model: ClassVar[bool] = False  # nothing but that: if its client has left, it is not parsed
 
     model_config = ConfigDict(
         strict=True, extra="ignore", protected_namespaces=(), defer_build=True
@@ -83,8 +87,13 @@ async def read_body(request: HttpRequest, schema: type[B]) -> B:
     Raises:
         RequestError: the body is not JSON in UTF-8 or does not fit the schema.
         CapacityError: too many bodies wait.
+        ClientDisconnect: the client disconnected at once, and its answer does not go on without it.
     """
     data, kind = await request.body(), request.headers.get("content-type", "")
+    if schema.asks_model and HEADER not in request.headers:
+        for _ in range(2):  # turns of the event loop: what the client did next is read, and told
+            if await request.is_disconnected():
+                raise ClientDisconnect
     return await off_loop(request, lambda: parse_body(data, schema, kind))
 
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from functools import cache, partial
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
 import orjson
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headstart.server.errors import INERT, ApiError, error_body
-from headstart.server.kept import HEADER
 from headstart.structures.system import allow_files
 from headstart.types.errors import ConfigError
 
@@ -142,27 +140,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        super()._start_asgi_task(cycle, partial(self._answer, app, cycle))
-
-    async def _answer(
-        self, app: ASGIApp, cycle: RequestResponseCycle, scope: Scope, receive: Receive, send: Send
-    ) -> None:
-        """Hand on no POST request that was given up as soon as it was sent, unless its answer goes
-        on without its client: hundreds a second would keep all others waiting.
-        """
-
-        async def receive_unless_closed() -> Message:
-            message = await receive()
-            if not message.get("more_body"):
-                if self.flow.read_paused:  # behind a long body
-                    self.flow.resume_reading()
-                    await asyncio.sleep(0)
-                await asyncio.sleep(0)  # what the client did next is read in this turn of the loop
-                cycle.disconnected |= self.transport.is_closing()
-            return {"type": "http.disconnect"} if cycle.disconnected else message
-
-        is_work = scope["method"] == "POST" and HEADER.encode() not in dict(scope["headers"])
-        await app(scope, receive_unless_closed if is_work else receive, send)
+        super()._start_asgi_task(cycle, app)
 
     def on_response_complete(self) -> None:
         self._running, self.has_answered = None, True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
@@ -17,6 +17,7 @@ from headstart.types.errors import RequestError
 class ResponsesBody(Body):
     """POST /v1/responses; further fields of chat (top_k, speculative, ...) are taken too."""
 
+    asks_model: ClassVar[bool] = True
     model_config = ConfigDict(extra="allow")
 
     input: Any = Field(default=None, description="a text, or a list of items")

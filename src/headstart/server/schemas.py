@@ -7,7 +7,7 @@ are ignored, as by llama-server and OpenAI, except in `speculative`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, create_model, model_validator
 
@@ -66,6 +66,7 @@ class StreamOptions(Body):
 class GenerationBody(SamplingBody):
     """Fields of all routes that generate text."""
 
+    asks_model: ClassVar[bool] = True
     # libllama searches the vocabulary for each, which takes 20 ms if it is large
     dry_sequence_breakers: list[Annotated[str, Field(max_length=256)]] | None = Field(
         None, min_length=1, max_length=32

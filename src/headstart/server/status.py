@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
 from headstart.config import ServerConfig
@@ -24,7 +25,6 @@ from headstart.server.ollama import ollama_model
 from headstart.server.results import draft_counts
 from headstart.server.routing import Routes
 from headstart.server.schemas import SlotBody
-from headstart.server.threads import unless_left
 from headstart.server.tool_use import describe
 from headstart.types import ModelInfo
 from headstart.types.errors import EngineError, QuotaError, RequestError
@@ -152,13 +152,13 @@ async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     # a tenant's actions one after the other: many at once would hold up the engine's steps, and
     # saves would exceed a quota
     lock = service.slot_actions.setdefault(http.scope["headstart.namespace"], asyncio.Lock())
-    await unless_left(http.receive, lock.acquire())  # nothing is done for those who left by then
-    try:
+    has_to_wait = lock.locked()
+    async with lock:
+        if has_to_wait and await http.is_disconnected():  # nothing is done for those who left
+            raise ClientDisconnect
         if action == "save":
             await asyncio.to_thread(_make_room, folder, name, service.config)
         done = await single_event(service.worker, command)
-    finally:
-        lock.release()
     return _slot_answer(command, name, *done)
 
 
