@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 import openai
 import pytest
+from tests.planted import noted
 from tests.server.fake_worker import HOLD, FakeWorker, say
 from tests.server.serving import events_of, openai_of, served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
@@ -348,6 +349,39 @@ def test_a_conversation_is_put_together_off_the_event_loop(
 def test_what_a_conversation_takes_is_counted_once() -> None:
     unread: Any = object()  # nothing that JSON could hold
     before = StoredResponse({"id": "r", "output": []}, [{"text": "x" * 100}], [])
-    after = StoredResponse({"id": "s", "output": []}, [], [unread], before.num_bytes)
+    after = StoredResponse({"id": "s", "output": []}, [], [unread], before.conversation_bytes)
     assert before.num_bytes > 100
-    assert after.num_bytes > before.num_bytes
+    assert after.num_bytes > before.conversation_bytes > 100
+
+
+def test_what_a_response_tells_beside_its_items_is_not_counted_again_for_the_next(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = noted(monkeypatch, ResponseStore, "put")
+    first = {"input": "Hi", "metadata": {"a": "x" * 10_000}}
+    before = client.post("/v1/responses", json=first).json()["id"]
+    client.post("/v1/responses", json={"input": "Hi", "previous_response_id": before})
+    first_size, second_size = [stored.num_bytes for _, _, stored in kept]
+    assert first_size > 10_000 > second_size
+
+
+def test_a_kept_answer_goes_on_though_its_client_left_as_its_prompt_was_put_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, may_go_on = threading.Event(), threading.Event()
+
+    def slow(*given: Any) -> ChatBody:
+        begun.set()
+        may_go_on.wait(60)
+        return chat_body(*given)
+
+    monkeypatch.setattr(responses, "chat_body", slow)
+    with serving(worker := FakeWorker()) as client:
+        body, headers = {"input": "Hi", "stream": True}, {"X-Conversation-Id": "c"}
+        with pytest.raises(httpx2.ReadTimeout):
+            client.post("/v1/responses", json=body, headers=headers, timeout=0.3)
+        assert begun.wait(60)
+        for _ in range(3):  # the server sees that it left
+            client.get("/health")
+        may_go_on.set()
+        assert worker.started.get(timeout=60).startswith("resp_")

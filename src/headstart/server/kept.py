@@ -149,6 +149,12 @@ class StoredResponse:
         object.__setattr__(self, "num_bytes", own + self.history_bytes)
 
     @property
+    def conversation_bytes(self) -> int:
+        """Of the JSON of `conversation`."""
+        added = orjson.dumps([self.input_items, self.response["output"]])
+        return self.history_bytes + len(added)
+
+    @property
     def conversation(self) -> list[Item]:
         """All items, those of the answer included; without instructions."""
         return [*self.history, *self.input_items, *self.response["output"]]

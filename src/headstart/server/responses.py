@@ -38,7 +38,7 @@ async def create_response(http: HttpRequest) -> Response:
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
-            num_bytes = before.num_bytes if before else 0
+            num_bytes = before.conversation_bytes if before else 0
             store.put(namespace, StoredResponse(response, _items(body.input), history, num_bytes))
 
     return await answer_chat(http, chat, "resp_", partial(ResponsesDialect, body, keep))
@@ -98,7 +98,7 @@ async def _chat_after(
         history = before.conversation if before else []
         return history, chat_body(body, history)
 
-    return await service_of(http).prompt_threads.run_for(http.scope, http.receive, make)
+    return await service_of(http).prompt_threads.run(make, http.scope["headstart.namespace"])
 
 
 def _before(http: HttpRequest, body: ResponsesBody) -> StoredResponse | None:
