@@ -5,11 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.planted import noted
-from tests.server.fake_worker import HOLD, FakeWorker, hello, say
+from tests.server.fake_worker import HOLD, INFO, FakeWorker, hello, say
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
@@ -17,7 +19,8 @@ from headstart.server import body as body_module
 from headstart.server import connections, guard
 from headstart.server.connections import MAX_HEAD_BYTES, affordable
 from headstart.types.errors import ConfigError
-from headstart.types.request import ReplyEvent
+from headstart.types.report import EmbeddingInfo
+from headstart.types.request import EmbeddingEvent, ReplyEvent
 
 
 @contextmanager
@@ -254,6 +257,23 @@ def test_who_sends_no_more_is_answered_where_no_model_is_asked(client, path, bod
         push(connection, post(body, path))
         connection.shutdown(socket.SHUT_WR)
         assert answer_of(connection).startswith(b"HTTP/1.1 " + status)
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/api/embed"])
+def test_vectors_that_are_ready_are_not_refused_because_many_are(path):
+    def script(request):
+        vectors = (np.ones((1, 1024), np.float32),)
+        return [HOLD, EmbeddingEvent(request.request_id, vectors, 1, 0.0)]
+
+    worker = FakeWorker(script)
+    worker.info_when_ready = replace(INFO, embedding=EmbeddingInfo(1024, 64, "mean"))
+    with serving(worker) as client, ExitStack() as stack:
+        all_of_them = [stack.enter_context(connected(client)) for _ in range(150)]
+        for connection in all_of_them:
+            push(connection, post(b'{"input": "a"}', path))
+            worker.started.get(timeout=60)
+        worker.go_on()
+        assert all(one.recv(12) == b"HTTP/1.1 200" for one in all_of_them)
 
 
 def test_all_bodies_together_take_no_more_than_their_limit(monkeypatch):

@@ -110,7 +110,7 @@ async def _embed(http: HttpRequest, *, is_openai: bool) -> Response:
     vocab = service.served.vocab
     event = await embed(http, service, lambda: read_inputs(given, vocab, info, media), media=media)
     write = _openai_answer if is_openai else _native_answer
-    return await service.text_threads.run_for(
+    return await service.answer_threads.run_for(
         http.scope, http.receive, lambda: json_response(write(body, service, event))
     )
 

@@ -162,7 +162,7 @@ async def ollama_embed(http: HttpRequest) -> Response:
             }
         )
 
-    return await service.text_threads.run_for(http.scope, http.receive, answer)
+    return await service.answer_threads.run_for(http.scope, http.receive, answer)
 
 
 @routes.post("/api/embeddings", body=OllamaEmbedBody, answer="`embedding`: a vector")
