@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import socket
 import threading
 from contextlib import ExitStack, contextmanager, suppress
@@ -10,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.requests import Request as HttpRequest
 from tests.planted import noted
 from tests.server.fake_worker import HOLD, INFO, FakeWorker, hello, say
+from tests.server.server_process import until
 from tests.server.serving import serving
 
 from headstart.config import ServerConfig
@@ -276,24 +279,43 @@ def test_vectors_that_are_ready_are_not_refused_because_many_are(path):
         assert all(one.recv(12) == b"HTTP/1.1 200" for one in all_of_them)
 
 
-def test_all_bodies_together_take_no_more_than_their_limit(monkeypatch):
-    monkeypatch.setattr(guard, "MAX_BODY_BYTES", 0)  # eight bodies then, four of one tenant
+@pytest.mark.parametrize(("keys", "number"), [(None, 8), ("a", 8), ("a,b", 4)])
+def test_all_bodies_together_take_no_more_than_their_limit(monkeypatch, keys, number):
+    monkeypatch.setattr(guard, "MAX_BODY_BYTES", 0)  # eight bodies then, four of one of two keys
     worker = FakeWorker(lambda request: [HOLD])
-    body = post(b'{"prompt": "a", "unknown": "%b"}' % (b"x" * 900_000))
-    config = ServerConfig(max_body_mb=1)
+    body = post(b'{"prompt": "a", "unknown": "%b"}' % (b"x" * 1_000_000))
+    body = body.replace(b"Host", b"X-Api-Key: a\r\nHost", 1)
+    config = ServerConfig(max_body_mb=1, api_key=keys)
     with serving(worker, config) as client, ExitStack() as busy:
-        for _ in range(4):
+        for _ in range(number):
             push(busy.enter_context(connected(client)), body)
             worker.started.get(timeout=60)
         with connected(client) as connection:
             push(connection, body)
             assert connection.recv(1000).startswith(b"HTTP/1.1 503")
         busy.close()
-        for _ in range(4):
+        for _ in range(number):
             worker.cancelled.get(timeout=60)
         with connected(client) as connection:
             push(connection, body)
             worker.started.get(timeout=60)
+
+
+def test_a_kept_stream_whose_client_left_holds_no_body():
+    body = post(b'{"prompt": "a", "stream": true, "unknown": "%b"}' % (b"x" * 1_000_000))
+    body = body.replace(b"Host", b"X-Conversation-Id: c\r\nHost", 1)
+    with serving(worker := FakeWorker(lambda request: [*hello(request)[:1], HOLD])) as client:
+        with connected(client) as connection:
+            push(connection, body)
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+
+        def is_held():
+            gc.collect()
+            requests = [one for one in gc.get_objects() if isinstance(one, HttpRequest)]
+            return any(len(getattr(one, "_body", b"")) > 1_000_000 for one in requests)
+
+        until(lambda: not is_held(), "the body is given back")
+        assert worker.cancelled.empty()
 
 
 def test_slot_actions_whose_clients_left_before_their_turn_are_not_done(tmp_path):

@@ -134,7 +134,7 @@ async def _begin(
         if not dialect.body.stream:
             return await _whole(dialect, events, service, tenant)
         first = await events.take()  # an early failure still gets its own status
-        return _stream(dialect, events, first, stack.pop_all(), http)
+        return _stream(dialect, events, first, stack.pop_all(), http.scope)
 
 
 class _StreamedAnswer(StreamingResponse):
@@ -170,9 +170,9 @@ async def _stream(
     events: EventStream,
     first: Sequence[tuple[int, Event]],
     stack: AsyncExitStack,
-    http: HttpRequest,
+    scope: Scope,  # no request: that would hold its body
 ) -> AsyncIterator[bytes]:
-    service, tenant = service_of(http), http.scope["headstart.namespace"]
+    service, tenant = service_of(HttpRequest(scope)), scope["headstart.namespace"]
     async with stack:
         try:
             taken = first
@@ -190,7 +190,7 @@ async def _stream(
             return
         except Exception as error:  # the status is sent already
             log_failure(error)
-            yield dialect.encode_error(shaped(error_body(error), http.url.path))
+            yield dialect.encode_error(shaped(error_body(error), scope["path"]))
 
 
 def _num_parts(choice: Choice, event: Event) -> int:

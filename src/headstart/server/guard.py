@@ -28,7 +28,7 @@ from headstart.server.websites import ANY, WebsitePolicy
 from headstart.structures.tenants import counted, may_take, namespace_of_key, namespace_of_tenant
 from headstart.types.errors import CapacityError, ConfigError, QuotaError
 
-MAX_BODY_BYTES = 1 << 30  # of all requests that are being answered; of one tenant half
+MAX_BODY_BYTES = 1 << 30  # of all requests that are being answered; of one of many tenants half
 
 
 def install(
@@ -82,8 +82,10 @@ class Guard:
         if is_preflight:
             await self._preflight(headers)(scope, receive, send)
             return
-        tenant = scope["headstart.namespace"]
-        with counted(self._running, tenant), self._limited(receive, headers, tenant) as limited:
+        with (
+            counted(self._running, scope["headstart.namespace"]),
+            self._limited(receive, headers, scope) as limited,
+        ):
             await self._app(scope, limited, send)
 
     def _admit(self, scope: Scope, headers: Headers) -> bool:
@@ -156,11 +158,14 @@ class Guard:
         return matches[0] if matches else None
 
     @contextmanager
-    def _limited(self, receive: Receive, headers: Headers, tenant: str) -> Iterator[Receive]:
+    def _limited(self, receive: Receive, headers: Headers, scope: Scope) -> Iterator[Receive]:
         """Count the body's bytes while it is read; beyond the limit drop the rest and raise 413,
         and 503 where all bodies that are held would take too much.
         """
         limit, num_bytes, held = self._max_bytes, 0, self._body_bytes
+        tenant, most = scope["headstart.namespace"], max(MAX_BODY_BYTES, 8 * limit)
+        if not scope["headstart.has_tenants"]:
+            most *= 2  # of which `may_take` gives one half
         is_declared = int(headers.get("content-length") or 0) > limit
 
         async def counted() -> Message:
@@ -170,7 +175,7 @@ class Guard:
             size = len(message.get("body", b""))
             num_bytes, held[tenant] = num_bytes + size, held[tenant] + size
             if num_bytes <= limit and not is_declared:
-                if size and not may_take(held, tenant, max(MAX_BODY_BYTES, 8 * limit)):
+                if size and not may_take(held, tenant, most):
                     raise CapacityError(
                         f"the bodies of {self._running.total()} requests take "
                         f"{held.total() >> 20} MiB; try again when some are answered"
