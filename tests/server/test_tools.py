@@ -203,6 +203,11 @@ def test_what_cannot_be_asked_is_told(client, url, status):
     assert answer.status_code == status
 
 
+def test_the_proxy_tells_why_an_address_cannot_be_reached(client):
+    url = "/cors-proxy?url=http://127.0.0.1:1/"
+    assert "refused" in error_of(client.get(url, headers=FROM_PAGE), 502, "server_error").lower()
+
+
 @pytest.mark.parametrize("path", ["/tools", "/cors-proxy", "/completion"])
 async def test_who_leaves_within_the_body_is_no_error(path):
     app = create_app(

@@ -260,7 +260,8 @@ def _receiver(fd: int) -> Callable[[float | None], Sequence[Command]]:
                 items.read()
             else:
                 break
-            until = min(until, time.monotonic() + READ_SECONDS)
+            if commands or seconds == 0.0:  # else nothing better is to be done
+                until = min(until, time.monotonic() + READ_SECONDS)
         return commands
 
     return receive

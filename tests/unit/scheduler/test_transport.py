@@ -161,6 +161,20 @@ def test_a_command_of_which_some_has_come_holds_up_no_step() -> None:
         os.close(one)
 
 
+def test_who_has_nothing_else_to_do_waits_for_the_rest_of_a_command() -> None:
+    source, sink = os.pipe()
+    taken, given = multiprocessing.Pipe(duplex=False)
+    write_item(sink, Cancel("first"))
+    data, receive = os.read(source, 10_000), transport._receiver(taken.fileno())
+    os.write(given.fileno(), data[:-1])
+    late = threading.Timer(0.1, os.write, (given.fileno(), data[-1:]))
+    late.start()
+    assert receive(60.0) == [Cancel("first")]
+    late.join()
+    for one in (source, sink):
+        os.close(one)
+
+
 PROMPT = array("i", range(100_000))
 COMMANDS = [
     Request(request_id="a", prompt=PROMPT.tolist()),

@@ -28,9 +28,10 @@ class McpServerConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, given: Any) -> Any:
-        is_object = isinstance(given, dict)
-        return {k: v for k, v in given.items() if v is not None} if is_object else given
+    def _read_fields(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {k: v for k, v in given.items() if v is not None} if given.get("command") else {}
 
 
 class _McpFile(BaseModel):

@@ -128,7 +128,9 @@ def test_a_configuration_that_cannot_be_is_refused(text, reason):
 
 def test_servers_come_from_file_and_text_and_the_first_of_a_name_counts(tmp_path):
     file = tmp_path / "mcp.json"
-    file.write_text(json.dumps({"mcpServers": {"a": {"command": "one"}, "web": {"url": "x"}}}))
+    file.write_text(
+        json.dumps({"mcpServers": {"a": {"command": "one"}, "web": {"url": "x", "args": "y"}}})
+    )
     text = json.dumps({"mcpServers": {"a": {"command": "two"}, "b": {"command": "three"}}})
     config = ToolsConfig(mcp_servers_config=str(file), mcp_servers_json=text)
     found = read_mcp_servers(config)

@@ -78,7 +78,7 @@ def _read_object(reader: TextReader) -> Reading[None]:
 
 def _read_key(reader: TextReader) -> Reading[None]:
     key: list[str] = []
-    if not (yield from reader.takes_one((_QUOTE,))):
+    if not (yield from reader.takes(_QUOTE)):
         yield from reader.until((":",), key.append)
     else:
         yield from reader.until((_QUOTE,), key.append)
