@@ -13,7 +13,7 @@ import time
 
 import httpx2
 import pytest
-from tests.planted import threads_of
+from tests.planted import noted, threads_of
 from tests.server.fake_worker import INFO, FakeWorker, say
 from tests.server.serving import error_of, served_model, serving
 
@@ -286,6 +286,18 @@ def test_infill_copies_each_of_many_files_a_few_times_not_once_for_each_behind_i
     tokens = infill_prompt(body, Counting(), info)
     assert tokens.count(5) == len(files) + 1
     assert Counted.num_copied < 4 * len(tokens)
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/messages"])
+def test_a_long_body_waits_for_threads_to_be_parsed_read_as_a_chat_and_as_a_prompt(
+    monkeypatch, path
+):
+    messages = [{"role": "user", "content": "a"}]
+    with serving(FakeWorker()) as client:
+        jobs = noted(monkeypatch, Threads, "run")
+        body = {"messages": messages, "max_tokens": 9, "stream": False, "unknown": "x" * 70_000}
+        assert client.post(path, json=body).status_code == 200
+    assert len(jobs) == 3
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server import sse
-from headstart.server.body import Body, Int, make_body, off_loop, read_body
+from headstart.server.body import Body, Int, make_body, read_body
 from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
 from headstart.server.errors import not_supported, shorten, wrong_value
@@ -50,18 +50,15 @@ class MessagesBody(Body):
 )
 async def messages(http: HttpRequest) -> Response:
     """Answer messages."""
-    return await answer_chat(http, await _read(http), "msg-", MessagesDialect)
+    body = await read_body(http, MessagesBody)
+    return await answer_chat(http, lambda: chat_body(body), "msg-", MessagesDialect)
 
 
 @routes.post("/v1/messages/count_tokens", body=MessagesBody, answer="`input_tokens`")
 async def count_tokens(http: HttpRequest) -> dict[str, int]:
     """Count the tokens of the prompt that messages become."""
-    return {"input_tokens": await count_chat_tokens(http, await _read(http))}
-
-
-async def _read(http: HttpRequest) -> ChatBody:
     body = await read_body(http, MessagesBody)
-    return await off_loop(http, lambda: chat_body(body))
+    return {"input_tokens": await count_chat_tokens(http, lambda: chat_body(body))}
 
 
 def chat_body(body: MessagesBody) -> ChatBody:

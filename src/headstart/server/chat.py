@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: OpenAI's chat, with llama-server's extra fields.
 
-`answer_chat` serves the other APIs with messages too: each reads its bodies as a `ChatBody` and
-has a dialect of its own.
+`answer_chat` serves the other APIs with messages too: each makes a `ChatBody` of its own and has a
+dialect of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from headstart.server.answer import answer, make_choices, new_call
 from headstart.server.body import Body, off_loop, read_body
 from headstart.server.dialect import Choice, Chunk, Dialect, OpenAIDialect, Piece
 from headstart.server.event_stream import single_event
-from headstart.server.media import Media, read_media, take_media
+from headstart.server.media import Media, Source, read_media, take_media
 from headstart.server.model import service_of
 from headstart.server.prompts import read_chat, render_messages
 from headstart.server.routing import Routes
@@ -39,7 +39,8 @@ routes = Routes()
 )
 async def chat_completions(http: HttpRequest) -> Response:
     """Answer chat messages."""
-    return await answer_chat(http, await read_body(http, ChatBody), "chatcmpl-", ChatDialect)
+    body = await read_body(http, ChatBody)
+    return await answer_chat(http, lambda: body, "chatcmpl-", ChatDialect)
 
 
 @routes.post(
@@ -50,7 +51,8 @@ async def chat_completions(http: HttpRequest) -> Response:
 )
 async def input_tokens(http: HttpRequest) -> dict[str, Any]:
     """Count the tokens of the prompt that chat messages become."""
-    number = await count_chat_tokens(http, await read_body(http, ChatBody))
+    body = await read_body(http, ChatBody)
+    number = await count_chat_tokens(http, lambda: body)
     return {"object": "response.input_tokens", "input_tokens": number}
 
 
@@ -78,13 +80,15 @@ async def control(http: HttpRequest) -> dict[str, Any]:
 
 async def answer_chat(
     http: HttpRequest,
-    body: ChatBody,
+    make: Callable[[], ChatBody],
     prefix: str,
     dialect: Callable[[Call, ChatBody, list[Choice]], Dialect],
 ) -> Response:
-    """Answer a chat body in the form of `dialect`; the call's id begins with `prefix`."""
+    """Answer the chat body that `make` returns, off the event loop if it is long, in the form of
+    `dialect`; the call's id begins with `prefix`.
+    """
     call = new_call(http, prefix, stop=service_of(http).served.template.stop)
-    body, media = await _with_media(http, body)
+    body, media = await _with_media(http, make)
 
     def prepare() -> Dialect:
         size = call.info.context_size
@@ -97,10 +101,10 @@ async def answer_chat(
     return await answer(http, body, prepare)
 
 
-async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:
+async def count_chat_tokens(http: HttpRequest, make: Callable[[], ChatBody]) -> int:
     """Number of tokens of the prompt that a chat body becomes."""
     service = service_of(http)
-    body, media = await _with_media(http, body)
+    body, media = await _with_media(http, make)
 
     def count() -> int:
         model, size = service.served, service.info.context_size
@@ -109,9 +113,14 @@ async def count_chat_tokens(http: HttpRequest, body: ChatBody) -> int:
     return await service.text_threads.run_for(http.scope, http.receive, count)
 
 
-async def _with_media(http: HttpRequest, body: ChatBody) -> tuple[ChatBody, Media]:
+async def _with_media(http: HttpRequest, make: Callable[[], ChatBody]) -> tuple[ChatBody, Media]:
     """The body with markers in place of images and sounds, and the parts for these markers."""
-    messages, urls = await off_loop(http, lambda: take_media(body.messages))
+
+    def read() -> tuple[ChatBody, list[dict[str, Any]], list[Source]]:
+        body = make()
+        return body, *take_media(body.messages)
+
+    body, messages, urls = await off_loop(http, read)
     if not urls:
         return body, ()
     return body.model_copy(update={"messages": messages}), await read_media(http, urls)

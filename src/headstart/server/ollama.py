@@ -14,7 +14,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server.answer import answer_prompts, new_call
-from headstart.server.body import make_body, off_loop, read_body
+from headstart.server.body import make_body, read_body
 from headstart.server.chat import answer_chat
 from headstart.server.embeddings import embed, embedding_info, normalize, read_inputs, written
 from headstart.server.errors import wrong_value
@@ -104,8 +104,7 @@ async def ollama_chat(http: HttpRequest) -> Response | dict[str, Any]:
     if not request.messages:
         return _loaded(http, request.model, chat_fields())
     dialect = partial(OllamaDialect, chat_fields, request.model)
-    body = await off_loop(http, lambda: chat_body(request))
-    return await answer_chat(http, body, "ollama-", dialect)
+    return await answer_chat(http, lambda: chat_body(request), "ollama-", dialect)
 
 
 @routes.post(
@@ -121,7 +120,7 @@ async def ollama_generate(http: HttpRequest) -> Response | dict[str, Any]:
         return _loaded(http, request.model, generate_fields())
     dialect = partial(OllamaDialect, generate_fields, request.model)
     if not request.raw and request.suffix is None:
-        return await answer_chat(http, chat_of_prompt(request), "ollama-", dialect)
+        return await answer_chat(http, lambda: chat_of_prompt(request), "ollama-", dialect)
     body = make_body(NativeBody, text_fields(request) | {"prompt": request.prompt})
     call = new_call(http, "ollama-")
 

@@ -41,7 +41,7 @@ async def create_response(http: HttpRequest) -> Response:
             num_bytes = before.conversation_bytes if before else 0
             store.put(namespace, StoredResponse(response, _items(body.input), history, num_bytes))
 
-    return await answer_chat(http, chat, "resp_", partial(ResponsesDialect, body, keep))
+    return await answer_chat(http, lambda: chat, "resp_", partial(ResponsesDialect, body, keep))
 
 
 @routes.post(
@@ -54,7 +54,7 @@ async def count_response_tokens(http: HttpRequest) -> dict[str, Any]:
     """Count the tokens of the prompt that a response would answer."""
     body = await read_body(http, ResponsesBody)
     _, chat = await _chat_after(_before(http, body), http, body)
-    number = await count_chat_tokens(http, chat)
+    number = await count_chat_tokens(http, lambda: chat)
     return {"object": "response.input_tokens", "input_tokens": number}
 
 

@@ -61,7 +61,7 @@ async def transcriptions(http: HttpRequest) -> Response:
     for name in ("stream", "max_tokens", "temperature", "seed", "cache_prompt", "store"):
         fields[name] = _value(getattr(body, name))
     return await answer_chat(
-        http, make_body(ChatBody, fields), "transcription-", TranscriptionDialect
+        http, lambda: make_body(ChatBody, fields), "transcription-", TranscriptionDialect
     )
 
 
