@@ -9,12 +9,12 @@ scripts only after a preflight request.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
 import httpx2
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response, StreamingResponse
 
-from headstart.gateway.proxy import HOP_BY_HOP, Backend, ProxiedAnswer, ProxiedRequest, Proxy
 from headstart.server.body import Body
 from headstart.server.errors import INERT, ApiError, shorten
 from headstart.server.extras import Extra
@@ -50,49 +50,65 @@ async def _pass_on(http: HttpRequest) -> Response:
     if not any(name == OUR_PAGE or name.startswith(PREFIX) for name in http.headers):
         raise ApiError(403, f"send a header {PREFIX}NAME, or {OUR_PAGE}: 1, which no link can")
     url = _checked(http.query_params.get("url", ""))
-    ours = HOP_BY_HOP | {b"", b"host", b"content-length"}
-    marked = [(n[len(PREFIX) :], v) for n, v in http.headers.items() if n.startswith(PREFIX)]
-    headers = {name: value for name, value in marked if name.encode() not in ours}
-    origin = f"{url.scheme}://{url.netloc.decode()}"
-    backend = Backend(name=shorten(str(url)), url=origin, headers=headers)
-    request = ProxiedRequest(http.method, url.raw_path.decode(), (), await http.body())
-    proxy = Proxy(600.0)  # s of silence
-    opening = proxy.open(backend, request, wants_first_piece=False)
-    answer = await unless_left(http.receive, opening)
-    # what we say ourselves, or is about our origin
+    body = await http.body()
+    headers = {
+        name[len(PREFIX) :]: value
+        for name, value in http.headers.items()
+        if name.startswith(PREFIX) and name != PREFIX
+    }
+    try:
+        request = httpx2.Request(http.method, url, headers=headers, content=body)
+    except (httpx2.InvalidURL, ValueError) as error:
+        raise ApiError(400, f"{shorten(url)} cannot be asked: {error}") from error
+    client = httpx2.AsyncClient(timeout=600.0, trust_env=False)  # s of silence
+    try:
+        answer = await unless_left(http.receive, client.send(request, stream=True))
+    except httpx2.HTTPError as error:
+        await client.aclose()
+        raise ApiError(502, f"{shorten(url)} cannot be reached: {error}") from error
+    except BaseException:
+        await client.aclose()
+        raise
+    # of the connection that they came over, what we say ourselves, or about our origin
     left_out = (
-        b"content-length", b"content-security-policy", b"x-content-type-options",
-        b"content-disposition", b"clear-site-data", b"service-worker-allowed",
+        "connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "server",
+        "date", "proxy-authenticate", "set-cookie", "content-length", "content-security-policy",
+        "x-content-type-options", "content-disposition", "clear-site-data",
+        "service-worker-allowed",
     )  # fmt: skip
-    own = {"content-disposition": "attachment"} | INERT
-    response = StreamingResponse(_pieces(proxy, answer), answer.status, own)
-    response.raw_headers += [pair for pair in answer.headers if pair[0] not in left_out]
-    return response
+    passed = {
+        name: value
+        for name, value in answer.headers.items()
+        if name not in left_out and not name.startswith("access-control-")
+    }
+    passed |= {"content-disposition": "attachment"} | INERT
+    return StreamingResponse(_pieces(client, answer), answer.status_code, passed)
 
 
-async def _pieces(proxy: Proxy, answer: ProxiedAnswer) -> AsyncIterator[bytes]:
+async def _pieces(client: httpx2.AsyncClient, answer: httpx2.Response) -> AsyncIterator[bytes]:
     """The body as it arrives, not decompressed."""
     try:
-        async for piece in answer.pieces():
+        async for piece in answer.aiter_raw():
             yield piece
     finally:
-        answer.close()
-        proxy.close()
+        await answer.aclose()
+        await client.aclose()
 
 
-def _checked(url: str) -> httpx2.URL:
+def _checked(url: str) -> str:
     """The address, if one may be asked.
 
     Raises:
         ApiError: it is none.
     """
     try:
-        found = httpx2.URL(url)
-    except httpx2.InvalidURL:
-        found = httpx2.URL("")
-    is_web = found.scheme in ("http", "https") and found.host and "%" not in found.host
+        parts = urlsplit(url)
+        is_web = parts.scheme in ("http", "https") and bool(parts.hostname)
+        has_password = parts.password is not None
+    except ValueError:
+        is_web, has_password = False, False
     if not is_web:
         raise ApiError(400, f"url is {shorten(url)} but must be an http or https address")
-    if b":" in found.userinfo:
+    if has_password:
         raise ApiError(400, f"url holds a password; send it in {PREFIX}authorization")
-    return found
+    return url

@@ -200,9 +200,8 @@ class Proxy:
                 _, connection = await loop.create_connection(
                     make, parts.hostname or "", port, ssl=tls
                 )
-        except (OSError, UnicodeError) as error:  # a time-out is one; a name may be none
-            words = f"{backend.name} cannot be reached: {str(error) or type(error).__name__}"
-            raise BackendError(words, was_sent=False) from None
+        except (OSError, UnicodeError):  # a time-out is one; a name may be none
+            raise BackendError(f"{backend.name} cannot be reached", was_sent=False) from None
         return connection
 
 
