@@ -311,7 +311,8 @@ class HostPrompts:
         Args:
             lengths: of its checkpoints.
         """
-        is_held = whole <= (self._engine.window or whole)  # a state has the last window only
+        # a state has the last window only, which the next to last token sees too
+        is_held = whole <= (self._engine.window or whole) or length >= whole - 1
         is_cut = is_held and self._engine.cache_kind in (CacheKind.CUT, CacheKind.WINDOW)
         if is_cut or length == whole:
             return length

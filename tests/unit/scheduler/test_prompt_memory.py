@@ -74,6 +74,16 @@ def test_a_prompt_that_cannot_be_cut_to_what_is_wanted_stays_in_main_memory(
     asked = [conversation(1), conversation(2), replace(conversation(3), prompt=branch)]
     assert ask(scheduler, *asked) == [100, 100, 100]
     assert scheduler.counters.prompts_restored == 0
+    assert scheduler.cache.host.store.find("", packed(conversation(1).prompt))[1] == 100
+
+
+@pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.WINDOW])
+def test_a_prompt_comes_back_also_where_its_last_token_alone_is_read_again(
+    cache_kind: CacheKind,
+) -> None:
+    scheduler = make_scheduler(Model(cache_kind=cache_kind), parallel=1)
+    first, other = (replace(conversation(number), max_tokens=1) for number in (1, 2))
+    assert ask(scheduler, first, other, replace(first, request_id="again")) == [100, 100, 1]
 
 
 def test_idle_prompts_that_make_room_in_a_full_cache_come_back() -> None:

@@ -320,7 +320,7 @@ class FakeEngine:
         if parts is None or not tokens or self.lacks_cells:
             return 0
         self.cache[seq_id], self._last_rows[seq_id] = tokens, 0
-        self._slide(seq_id, len(tokens))
+        self._slide(seq_id, len(tokens) - 1)  # libllama keeps what the last one sees
         self.checkpoints.put(seq_id, parts[1])
         return len(tokens)
 
