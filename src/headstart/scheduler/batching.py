@@ -6,7 +6,7 @@ import numpy as np
 
 from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.step import StepPlan
-from headstart.types import Engine
+from headstart.types import Batch, CacheKind, Engine
 
 
 def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[int]:
@@ -141,3 +141,11 @@ def unpad(engine: Engine) -> None:
     """Forget the padding rows."""
     assert engine.padding_sequence is not None
     engine.clear(engine.padding_sequence)
+
+
+def mixes_states(batch: Batch, engine: Engine) -> bool:
+    """Whether recurrent states may be anybody's if this decode fails: beside several sequences
+    libllama notes where it moves those of others, then moves them.
+    """
+    is_recurrent = engine.cache_kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT)
+    return is_recurrent and len(set(batch.seq_ids[: batch.num_rows].tolist())) > 1

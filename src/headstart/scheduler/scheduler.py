@@ -268,14 +268,12 @@ class Scheduler:
             batching.unpad(self.engine)
         for _, sequence in plan.decoded:
             self.leave(sequence, failure(error))
-        if plan.batch.media is None:  # one image fails alone
-            self.num_failed_decodes += 1
-            if self.engine.cache_kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT):
-                # recurrent states may be anybody's: libllama notes where they move, then moves them
-                for sequence in reversed(self.running[:]):
-                    self.leave(sequence, _LOST)
-                for cells in self.cells:
-                    self.cache.empty(cells)
+        self.num_failed_decodes += plan.batch.media is None  # one image fails alone
+        if batching.mixes_states(plan.batch, self.engine):
+            for sequence in reversed(self.running[:]):
+                self.leave(sequence, _LOST)
+            for cells in self.cells:
+                self.cache.empty(cells)
         plan.decoded, plan.num_rows, plan.num_padding = [], [0] * len(plan.num_rows), 0
         plan.batch.clear()
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from statistics import median
 
 from headstart.control.cost import REFERENCE_ROWS, Sample
+from headstart.scheduler.batching import mixes_states
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.widths import SHORT, WIDE, WidthComparison, change_by_order
@@ -75,6 +76,9 @@ class WarmUp:
         except EngineError as error:
             log.warning("no more decodes are timed, because one failed: %s", error)
             self.is_done = True
+            for cells in self._cells if mixes_states(timer.batch, self._engine) else ():
+                self._engine.clear(cells.seq_id)
+                cells.hold([])
         timer.clear()
         if len(self._times.samples) > num_known:
             self._drafting.learn_costs(self._times.samples)
@@ -102,6 +106,9 @@ class WarmUp:
                 classes = replace(classes, change=max(classes.change, by_order))
         except ContextFullError:
             classes = None
+        except EngineError as error:
+            log.warning("widths of decodes are not compared, because one failed: %s", error)
+            self.compare, self.is_done, classes = None, True, None
         if classes is not None and self.compare is not None:
             self.compare(classes)
             self.compare, self.is_done = None, True
@@ -177,7 +184,7 @@ class Timer:
         """The sequences' ids, which hold nothing; the cells that are free."""
         self.last_row_ms = 0.0
         self.engine, self._clock, self._num_cells = engine, clock, num_cells
-        self._batch = Batch(engine.max_batch_tokens)
+        self.batch = Batch(engine.max_batch_tokens)
         self._sequences = sequences
         self._lengths = [0] * len(sequences)  # tokens in the cache, by sequence
         # a hybrid model's sequences get rows of one number, one more at most than was dealt
@@ -220,12 +227,12 @@ class Timer:
         self.make_room(rows)
         left = min(rows, self.engine.max_outputs) if num_outputs is None else num_outputs
         started = self._clock()
-        self._batch.clear()
+        self.batch.clear()
         for index, count in enumerate(self._deal(rows)):
             if count:
                 self._add(index, count, min(left, count))
                 left -= min(left, count)
-        self.engine.decode(self._batch)
+        self.engine.decode(self.batch)
         milliseconds = 1000.0 * (self._clock() - started)
         self.last_row_ms = milliseconds / rows
         return milliseconds
@@ -235,7 +242,7 @@ class Timer:
         first = start + index * self.engine.context_size
         # a prime: neighbours are unlike, so experts differ
         tokens = [(first + i) * 7919 % size for i in range(count)]
-        self._batch.add(self._sequences[index], start, tokens, num_outputs)
+        self.batch.add(self._sequences[index], start, tokens, num_outputs)
         self._lengths[index] += count
 
     def _deal(self, rows: int) -> list[int]:

@@ -36,7 +36,7 @@ from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import Speculator
 from headstart.structures.prefix_index import packed
-from headstart.types import Batch, Draft, DraftRequest
+from headstart.types import Batch, CacheKind, Draft, DraftRequest
 from headstart.types.errors import EngineError, RequestError
 from headstart.types.request import ErrorEvent, ReplyEvent, Request, SlotAction
 from headstart.worker.loop import make_report
@@ -71,6 +71,19 @@ def test_after_a_failed_decode_nothing_of_it_is_reused() -> None:
     engine.fail = None
     scheduler.take_events()
     run_checked(scheduler, requests)
+
+
+@pytest.mark.parametrize("num_failing", [1, 2])
+def test_a_hybrids_idle_states_outlive_a_failed_decode_of_one_sequence_and_not_of_several(
+    num_failing: int,
+) -> None:
+    scheduler = make_scheduler(engine := Model(cache_kind=CacheKind.ROLLBACK), parallel=3)
+    ask(scheduler, conversation(1))
+    fail_at(engine, [0])
+    submit_all(scheduler, make_requests(2)[:num_failing])
+    scheduler.step()
+    assert scheduler.num_failed_decodes == 1
+    assert any(cells.length for cells in scheduler.cells) == (num_failing == 1)
 
 
 def test_unknown_and_finished_requests_can_be_cancelled() -> None:

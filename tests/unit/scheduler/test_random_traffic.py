@@ -23,6 +23,7 @@ from tests.harness import (
 from tests.pictures import FakeChunk, Pictures, with_pictures
 
 from headstart.sampling import SamplingParams
+from headstart.scheduler.batching import mixes_states
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import Batch, CacheKind, Logits
 from headstart.types.errors import EngineError
@@ -88,7 +89,7 @@ class Machine(Model):
     def _may_fail(self, batch: Batch) -> None:
         if self.chance.random() >= self.traffic.failures:
             return
-        if self.cache_kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT) and not batch.media:
+        if mixes_states(batch, self):
             for tokens in self.cache.values():  # states that were to be moved
                 tokens.reverse()
         raise EngineError("broken")

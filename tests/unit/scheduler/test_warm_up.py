@@ -124,9 +124,12 @@ def test_it_goes_on_where_it_was_interrupted(num_before: int) -> None:
     assert [sample.rows for sample in times.samples] == list(ROWS * ROUNDS)
 
 
-def a_scheduler(num_slots: int, num_prompts: int) -> Scheduler:
+def a_scheduler(
+    num_slots: int, num_prompts: int, cache_kind: CacheKind = CacheKind.CUT
+) -> Scheduler:
     """Slots of which the first hold prompts that were answered."""
-    scheduler = make_scheduler(Model(num_cells=4096), parallel=num_slots)
+    engine = Model(num_cells=4096, cache_kind=cache_kind)
+    scheduler = make_scheduler(engine, parallel=num_slots)
     prompts = [[1 + index] * 20 for index in range(num_prompts)]
     wanted = [Request(request_id=str(i), prompt=p, max_tokens=4) for i, p in enumerate(prompts)]
     run(scheduler, wanted)
@@ -190,6 +193,28 @@ def test_a_decode_that_fails_or_finds_no_cells_ends_it_and_nothing_else(
     warm_up.go_on()
     assert warm_up.is_done
     assert held(scheduler) == before
+
+
+@pytest.mark.parametrize("kind", [CacheKind.ROLLBACK, CacheKind.CHECKPOINT])
+@pytest.mark.parametrize("num_unused", [1, 2])
+def test_a_failed_decode_of_several_sequences_leaves_no_recurrent_state_that_may_be_anybodys(
+    num_unused: int, kind: CacheKind
+) -> None:
+    scheduler = a_scheduler(1 + num_unused, 1, kind)
+    fail_at(fake(scheduler), [0])
+    a_warm_up(scheduler).go_on()
+    assert bool(held(scheduler)) == any(c.length for c in scheduler.cells) == (num_unused == 1)
+
+
+def test_a_decode_that_fails_ends_the_comparison_of_widths_and_nothing_else() -> None:
+    scheduler, found = a_scheduler(2, 0), list[object]()
+    a_warm_up(scheduler).go_on()
+    warm_up = a_warm_up(scheduler)
+    warm_up.compare, warm_up.is_done = found.append, False
+    fail_at(fake(scheduler), [0])
+    warm_up.go_on()
+    assert warm_up.is_done
+    assert not found
 
 
 def test_nothing_is_timed_that_is_known_from_an_earlier_start() -> None:
