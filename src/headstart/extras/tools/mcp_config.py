@@ -50,9 +50,12 @@ def read_mcp_servers(config: ToolsConfig) -> dict[str, McpServerConfig]:
             found = _McpFile.model_validate_json(text).mcpServers
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(("", *map(str, first["loc"])))
+            place, given = ".".join(("", *map(str, first["loc"]))), first["input"]
+            # what is more than the mistake may hold somebody's key
+            is_shown = place and not isinstance(given, (dict, list))
+            shown = f" is {given!r:.60};" if is_shown else ":"
             raise ConfigError(
-                f"{origin}{place} is {first['input']!r:.60}; {first['msg'].lower()}; write "
+                f"{origin}{place}{shown} {first['msg'].lower()}; write "
                 '{"mcpServers": {"NAME": {"command": "...", "args": [...]}}}'
             ) from error
         for name, one in found.items():

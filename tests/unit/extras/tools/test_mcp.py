@@ -112,9 +112,9 @@ async def test_a_server_that_does_not_start_leaves_the_others():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("no json", "is 'no json'; invalid json.*write {\"mcpServers\""),
+        ("no json", ': invalid json.*write {"mcpServers"'),
         ("[]", "should be an object"),
-        ("{}", "mcpServers is .*; field required"),
+        ("{}", "mcpServers: field required"),
         ('{"mcpServers": {"a": 1}}', "a is 1; .* object"),
         ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "args is 'y'; .* array"),
         ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env.A is 1; .* string"),
@@ -124,6 +124,13 @@ async def test_a_server_that_does_not_start_leaves_the_others():
 def test_a_configuration_that_cannot_be_is_refused(text, reason):
     with pytest.raises(ConfigError, match=reason):
         read_mcp_servers(ToolsConfig(mcp_servers_json=text))
+
+
+@pytest.mark.parametrize("text", ['{"a": "KEY"}', '["KEY"]', '"KEY', '{"mcpServers": ["KEY"]}'])
+def test_what_is_said_of_a_wrong_configuration_shows_no_key_in_it(text):
+    with pytest.raises(ConfigError) as caught:
+        read_mcp_servers(ToolsConfig(mcp_servers_json=text))
+    assert "KEY" not in str(caught.value)
 
 
 def test_servers_come_from_file_and_text_and_the_first_of_a_name_counts(tmp_path):
