@@ -71,6 +71,15 @@ def test_a_text_is_shifted_where_its_beginning_is_shared_and_no_cell_is_free() -
     assert np.allclose(*moved, atol=1e-3)
 
 
+def test_what_was_shared_and_cut_off_since_hinders_no_shift_in_a_full_cache() -> None:
+    engine = engine_of(demo.path(demo.TARGET))
+    decode(engine, list(range(40, 140)), 0)
+    assert engine.copy_prefix(0, 1, 100)
+    assert engine.truncate(1, 10)
+    decode(engine, [7 + i % 90 for i in range(156)], 10, seq_id=1)
+    assert engine.shift(1, 20, 60)
+
+
 def test_a_state_that_is_saved_at_once_after_a_shift_is_that_of_the_shifted_text(
     engine: LlamaEngine,
 ) -> None:

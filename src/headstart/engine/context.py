@@ -89,7 +89,7 @@ class LlamaEngine(Sequences):
         if self.cache_kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
             self.max_rollback = UNLIMITED  # `keep_for_draft` makes it possible
         self.can_shift = is_cut and bool(api.llama_memory_can_shift(self._memory))
-        self.has_blocks = has_spare and not self.is_exact and not self.window
+        self.has_blocks = has_spare and not self.has_own_caches and not self.window
         self.attention_tile = attention_tile(config) if is_cut else 1
         self._used = self.handle  # the context that computes
         if reads_apart(model.facts, config, limits) and is_cut:

@@ -109,7 +109,8 @@ class Sequences:
 
     def hand_over(self, seq_id: int, num_tokens: int, reader: PromptReader) -> bool:
         """Have a sequence in the reader's cache; False if it must stay where it is."""
-        is_dear = seq_id in self._sharing and num_tokens > FLASH_TILE  # cells of its own for them
+        # they would get cells of their own
+        is_dear = self._sharing.get(seq_id, 0) > 0 and num_tokens > FLASH_TILE
         state = b"" if is_dear else self._try_get(seq_id, _WHOLE)
         is_there = self._set(seq_id, state, _WHOLE, reader.handle)
         if is_there:
@@ -250,6 +251,8 @@ class Sequences:
         is_done = bool(api.llama_memory_seq_rm(memory, seq_id, start, -1))
         if is_done and self.gaps:
             self.gaps.cut(seq_id, length)
+        if is_done and seq_id in self._sharing:
+            self._sharing[seq_id] = min(length, self._sharing[seq_id])
         return is_done
 
     def _set_length(self, seq_id: int, length: int) -> None:
