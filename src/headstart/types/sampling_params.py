@@ -152,6 +152,8 @@ class SamplingParams:
                 raise RequestError(
                     f"{name} is {value!r} but must be a number from {low:g} to {high:g}"
                 )
+        if not isinstance(self.logit_bias, LogitBias):
+            raise RequestError(f"logit_bias is {self.logit_bias!r:.60} but must be a LogitBias")
         unknown = [s for s in self.samplers if s not in SAMPLERS]
         if unknown:
             raise RequestError(

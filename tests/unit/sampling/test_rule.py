@@ -389,3 +389,8 @@ def test_a_character_is_not_cut() -> None:
 
 def test_a_mark_that_may_have_begun_counts_like_any_text() -> None:
     assert read(counter(4), b"ab</").closing()
+
+
+def test_biases_of_another_type_are_refused_where_they_are_given() -> None:
+    with pytest.raises(RequestError, match=r"logit_bias is .* but must be a LogitBias"):
+        SamplingParams(logit_bias={3: 1.0})  # type: ignore[arg-type]
