@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits
 
@@ -26,9 +23,6 @@ LIMITS = LLParserLimits(
     max_grammar_size=30_000,  # symbols
     verbose_errors=False,
 )
-# A lexer takes no new answer after so many tokens of answers and drafts. The states that they made
-# stay in it and count for all that share it: ten a token where a pattern is hard.
-FRESH_TOKENS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +34,19 @@ class Trial:
     error: str = ""  # why the constraint is refused
 
 
-class Renewed(NamedTuple):
-    """A constraint that was compiled again for an answer."""
-
-    compiled: Compiled
-    matcher: LLMatcher
-    num_read: int  # tokens of the answer that `matcher` has read
-
-
 class Compiled:
-    """A compiled constraint; `begin` makes the state of one answer.
-
-    All states share its lexer, and what each of them reads counts towards the lexer's limit. So
-    it serves new answers only while it is fresh, and an answer that goes on gets one of its own,
-    compiled in a thread.
-    """
+    """A compiled constraint; `begin` makes the state of one answer."""
 
     def __init__(
-        self,
-        constraint: Constraint,
-        tokens: GrammarTokens,
-        trial: Trial | None = None,
-        executor: Executor | None = None,
+        self, constraint: Constraint, tokens: GrammarTokens, trial: Trial | None = None
     ) -> None:
         """Compile the constraint; without a trial, measure its forced text here.
-
-        Args:
-            executor: compiles it again for answers that go on; without one, nothing does.
 
         Raises:
             RequestError: it is malformed, too complex, or no text satisfies it.
         """
         self.constraint = constraint
         self.tokens = tokens
-        self.num_read = 0  # tokens read and masks made, of answers and of drafts
-        self._executor = executor
         self._matcher = self._compile(forces=trial is None or trial.forces)
         if trial is None:
             # of forced text, which takes 3 microseconds a byte
@@ -100,38 +72,14 @@ class Compiled:
                 )
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether new answers may share its lexer."""
-        return self.num_read <= FRESH_TOKENS
-
-    def wear_out(self) -> None:
-        """Take it from new answers: the lexer may have reached its limit."""
-        self.num_read += FRESH_TOKENS + 1
+    def is_exhausted(self) -> bool:
+        """Whether the lexer, which all answers share, has reached a limit."""
+        matcher = self._matcher.deep_copy()
+        matcher.compute_bitmask()
+        return matcher.is_error()
 
     def begin(self) -> GrammarState:
-        return GrammarState(self)
-
-    def matcher(self) -> LLMatcher:
-        """A matcher at the beginning of the text."""
-        return self._matcher.deep_copy()
-
-    def renew(self, read: Sequence[int]) -> Future[Renewed] | None:
-        """Compile it in a thread for the answer that consists of these tokens, to which more may be
-        added meanwhile. None while this would gain little.
-        """
-        if self._executor is None or self.num_read <= FRESH_TOKENS + len(read) // 4:
-            return None
-        return self._executor.submit(self._renew, read)
-
-    def _renew(self, read: Sequence[int]) -> Renewed:
-        compiled = Compiled(self.constraint, self.tokens, self.trial, self._executor)
-        matcher, num_read = compiled.matcher(), 0
-        while num_read < len(read):
-            matcher.consume_tokens([read[num_read]])  # one at a time: it holds the interpreter
-            num_read += 1
-        matcher.compute_bitmask()  # warm up
-        compiled._check(matcher)
-        return Renewed(compiled, matcher, num_read)
+        return GrammarState(self.constraint, self.tokens, self._matcher.deep_copy)
 
     def _compile(self, *, forces: bool) -> LLMatcher:
         text = grammar_text(self.constraint, forces=forces)

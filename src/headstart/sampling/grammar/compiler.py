@@ -29,7 +29,6 @@ class GrammarCompiler:
     def __init__(self, vocab: Vocab) -> None:
         self._vocab = vocab
         self._executor = low_priority_threads("grammar", self.num_threads)
-        self._renewals = low_priority_threads("grammar-renewal")  # holds up no new constraint
         self._tokens: Future[GrammarTokens] | None = None
         self._sandboxes: list[Sandbox] = []  # all of them
         self._idle: list[Sandbox] = []  # used by the workers alone
@@ -44,7 +43,7 @@ class GrammarCompiler:
         """The future that `compile` returned, if it is cached and of use."""
         known = self._cached.get(constraint)
         is_usable = known is not None and known.done() and known.exception() is None
-        if known is not None and is_usable and not known.result().is_fresh:
+        if known is not None and is_usable and known.result().is_exhausted:
             self.forget(constraint)
             return None
         return known
@@ -68,7 +67,6 @@ class GrammarCompiler:
     def close(self) -> None:
         """Stop compiling and end the sandboxes."""
         self._executor.shutdown(wait=False, cancel_futures=True)
-        self._renewals.shutdown(wait=False, cancel_futures=True)
         for sandbox in self._sandboxes:
             sandbox.close()
 
@@ -86,7 +84,7 @@ class GrammarCompiler:
                 trial = sandbox.compile(constraint)
             finally:
                 self._idle.append(sandbox)
-        return Compiled(constraint, tokens, trial, self._renewals)
+        return Compiled(constraint, tokens, trial)
 
     def _take_sandbox(self, tokens: GrammarTokens) -> Sandbox:
         with contextlib.suppress(IndexError):  # another worker took the last one

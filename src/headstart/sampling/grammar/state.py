@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from headstart.sampling.grammar.source import one_line
-from headstart.sampling.grammar.triggers import FreeText, Triggers
+from headstart.sampling.grammar.triggers import FreeText, GrammarTokens, Triggers
 from headstart.sampling.sampler import only
+from headstart.types.constraint import Constraint
 from headstart.types.errors import RequestError
-
-if TYPE_CHECKING:
-    from headstart.sampling.grammar.compiled import Compiled, Renewed
 
 R = TypeVar("R")
 
@@ -37,12 +34,13 @@ class GrammarState:
     over       the text is complete and nothing can follow
     """
 
-    def __init__(self, compiled: Compiled) -> None:
-        constraint, tokens = compiled.constraint, compiled.tokens
+    def __init__(
+        self, constraint: Constraint, tokens: GrammarTokens, make: Callable[[], LLMatcher]
+    ) -> None:
         self.vocab_size = tokens.size
+        self._constraint = constraint
         self._tokens = tokens
-        self._compiled = compiled
-        self._renewal: Future[Renewed] | None = None
+        self._make = make
         marks = constraint.thoughts
         # the constrained text follows the reasoning, which must be ended
         self._awaits_end = False
@@ -55,7 +53,7 @@ class GrammarState:
             self._awaits_end = True
             self._triggers = Triggers((marks.end,), None, tokens)
         self._opening = () if constraint.triggers or not marks or marks.is_open else marks.opening
-        self._matcher = compiled.matcher() if self._opening or not self._triggers else None
+        self._matcher = make() if self._opening or not self._triggers else None
         self._read: list[int] = []
         self._free = self._triggers.begin() if self._triggers else FreeText()
         self._forced: list[int] | None = None
@@ -96,7 +94,6 @@ class GrammarState:
     def _legal_matching(self) -> NDArray[np.bool_]:
         if forced := self._matcher_forced():
             return only(forced[0], self.vocab_size)
-        self._compiled.num_read += 1
         return _mask(self._ask(LLMatcher.compute_bitmask), self.vocab_size)
 
     def forced(self) -> list[int]:
@@ -126,7 +123,6 @@ class GrammarState:
         elif self._matcher is None:
             self._read_free(token)
         else:
-            self._renew()
             self._consume([token])
 
     @contextmanager
@@ -150,7 +146,6 @@ class GrammarState:
         other = copy.copy(self)
         other._read = list(self._read)
         other._matcher = self._matcher and self._matcher.deep_copy()
-        other._renewal = Future()  # never done: only the answer itself is worth one
         return other
 
     def _consume(self, tokens: Sequence[int]) -> None:
@@ -160,7 +155,6 @@ class GrammarState:
         self._ask(lambda matcher: matcher.consume_tokens(list(tokens)))
         self._forced = known[1:] if known and known[1:] and known[0] == tokens[0] else None
         self._read += tokens
-        self._compiled.num_read += len(tokens)
         if self._matcher.is_stopped():
             self.is_over = True
 
@@ -177,25 +171,15 @@ class GrammarState:
             self._rebuild()
             answer = question(self._matcher)
         if self._matcher.is_error():
-            self._compiled.wear_out()
             raise RequestError(
-                f"the {self._compiled.constraint.kind.title} cannot be followed further: "
+                f"the {self._constraint.kind.title} cannot be followed further: "
                 f"{explain(self._matcher)}"
             )
         return answer
 
-    def _renew(self) -> None:
-        """Go on with a lexer of its own, once that is compiled; see `Compiled`."""
-        if self._renewal is None:
-            self._renewal = self._compiled.renew(self._read)
-        elif self._renewal.done() and self._renewal.exception() is None:
-            self._compiled, self._matcher, num_read = self._renewal.result()
-            self._matcher.consume_tokens(self._read[num_read:])
-            self._renewal, self._has_looked = None, False
-
     def _rebuild(self) -> None:
         """Make a new matcher: llguidance's errors persist even after a rollback."""
-        self._matcher, self._has_looked = self._compiled.matcher(), False
+        self._matcher, self._has_looked = self._make(), False
         self._matcher.consume_tokens(self._read)
 
     def _allows_free(self, token: int) -> bool:
@@ -203,12 +187,12 @@ class GrammarState:
         if token in self._tokens.eog_ids:
             return not self._awaits_end
         found, _ = self._triggers.follow(self._free, token)
-        return found is None or self._triggers.is_legal(found, self._compiled.matcher)
+        return found is None or self._triggers.is_legal(found, self._make)
 
     def _legal_free(self) -> NDArray[np.bool_]:
         assert self._triggers is not None
         mask = np.ones(self.vocab_size, np.bool_)
-        mask[self._triggers.illegal_ids(self._free, self._compiled.matcher)] = False
+        mask[self._triggers.illegal_ids(self._free, self._make)] = False
         if self._awaits_end:
             mask[list(self._tokens.eog_ids)] = False
         return mask
@@ -231,7 +215,7 @@ class GrammarState:
         found, self._free = self._triggers.follow(self._free, token)
         if found is None:
             return
-        self._matcher, self._forced, self._has_looked = self._compiled.matcher(), None, False
+        self._matcher, self._forced, self._has_looked = self._make(), None, False
         if found:
             self._consume(self._tokens.encode(found))
 
@@ -265,7 +249,6 @@ class Lookahead:
             if self._matcher.try_consume_tokens([token]) != 1:
                 return index
             self._num_read += 1
-            self._state._compiled.num_read += 1
             self._forced = forced[1:]
         return len(tokens)
 
@@ -286,7 +269,6 @@ class Lookahead:
             return None if token == forced[0] else only(forced[0], size)
         if matcher.validate_tokens([token]) == 1:
             return None
-        self._state._compiled.num_read += 1
         bits = matcher.compute_bitmask()
         return np.zeros(size, np.bool_) if matcher.is_error() else _mask(bits, size)
 

@@ -22,7 +22,6 @@ from headstart.sampling.grammar.compiler import MAX_CACHED, GrammarCompiler
 from headstart.sampling.grammar.forcing import MOST_BYTES, schema_may_force_much
 from headstart.sampling.grammar.sandbox import Sandbox
 from headstart.sampling.grammar.source import grammar_text
-from headstart.sampling.grammar.state import GrammarState
 from headstart.structures.system import LOW_PRIORITY, resident_bytes
 from headstart.testing import ByteVocab
 from headstart.types.constraint import MAX_TEXT_BYTES, Constraint, ConstraintKind
@@ -215,54 +214,6 @@ def test_a_lexer_that_one_answer_exhausted_is_compiled_anew_for_the_next(
         write()
     assert shared.cached(wanted) is None
     assert shared.compile(wanted).result(60).begin().legal_mask().any()
-
-
-class Hard:
-    """A pattern that makes many lexer states, few of which are allowed."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        limits = LLParserLimits(max_lexer_states=2000, verbose_errors=False)
-        monkeypatch.setattr(compiled, "LIMITS", limits)
-        monkeypatch.setattr(compiled, "FRESH_TOKENS", 20)
-        self.compiler = GrammarCompiler(ByteVocab())
-        self.wanted = constraint("regex", "(.*[0-9]){3}.{12}x")
-
-    def begin(self) -> GrammarState:
-        known = self.compiler.cached(self.wanted) or self.compiler.compile(self.wanted)
-        return known.result(60).begin()
-
-    def write(self, *texts: int, most: int = 2000, num_drafted: int = 0) -> int:
-        """Write random texts beside each other; returns how long the first becomes."""
-        writing = [(random.Random(text), self.begin()) for text in texts]
-        drafts = random.Random("drafts")
-        for length in range(most):
-            self.compiler._renewals.submit(int).result(60)  # the thread keeps up
-            for text, state in writing:
-                try:
-                    with state.lookahead() as ahead:
-                        ahead.read_legal(drafts.choices(TEXT, k=num_drafted))
-                    state.legal_mask()
-                    state.read(text.choice(TEXT))
-                except RequestError:
-                    if state is writing[0][1]:
-                        return length
-        return most
-
-
-TEXT = b"abcdefghijklmnopqrstuvwxyz .,0123456789"
-
-
-@pytest.mark.parametrize("beside", ["after others", "beside others", "drafts"])
-def test_an_answer_lasts_as_long_as_alone(monkeypatch: pytest.MonkeyPatch, beside: str) -> None:
-    """All states of a constraint share a lexer, whose limit counts what any of them read."""
-    hard = Hard(monkeypatch)
-    alone = hard.write(0)
-    assert 1000 < alone < 2000
-    for text in range(1, 6) if beside == "after others" else ():
-        hard.write(text, most=100)
-    texts = range(4 if beside == "beside others" else 1)
-    assert hard.write(*texts, num_drafted=4 if beside == "drafts" else 0) >= 0.9 * alone
-    hard.compiler.close()
 
 
 def test_a_sandbox_that_was_ended_is_started_again(shared: GrammarCompiler) -> None:
