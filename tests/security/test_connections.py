@@ -279,13 +279,17 @@ def test_vectors_that_are_ready_are_not_refused_because_many_are(path):
         assert all(one.recv(12) == b"HTTP/1.1 200" for one in all_of_them)
 
 
-@pytest.mark.parametrize(("keys", "number"), [(None, 8), ("a", 8), ("a,b", 4)])
-def test_all_bodies_together_take_no_more_than_their_limit(monkeypatch, keys, number):
-    monkeypatch.setattr(guard, "MAX_BODY_BYTES", 0)  # eight bodies then, four of one of two keys
+@pytest.mark.parametrize(
+    ("keys", "header", "number"),
+    [(None, None, 8), ("a", None, 8), ("a,b", None, 4), ("a", "x-user", 4)],
+)
+def test_all_bodies_together_take_no_more_than_their_limit(monkeypatch, keys, header, number):
+    # eight bodies then, four of one tenant where there may be others
+    monkeypatch.setattr(guard, "MAX_BODY_BYTES", 0)
     worker = FakeWorker(lambda request: [HOLD])
     body = post(b'{"prompt": "a", "unknown": "%b"}' % (b"x" * 1_000_000))
     body = body.replace(b"Host", b"X-Api-Key: a\r\nHost", 1)
-    config = ServerConfig(max_body_mb=1, api_key=keys)
+    config = ServerConfig(max_body_mb=1, api_key=keys, tenant_header=header)
     with serving(worker, config) as client, ExitStack() as busy:
         for _ in range(number):
             push(busy.enter_context(connected(client)), body)

@@ -164,7 +164,7 @@ class Guard:
         """
         limit, num_bytes, held = self._max_bytes, 0, self._body_bytes
         tenant, most = scope["headstart.namespace"], max(MAX_BODY_BYTES, 8 * limit)
-        if not scope["headstart.has_tenants"]:
+        if len(self._keys) < 2 and not self._tenant_header:
             most *= 2  # of which `may_take` gives one half
         is_declared = int(headers.get("content-length") or 0) > limit
 

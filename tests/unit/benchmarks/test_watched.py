@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 
@@ -39,3 +41,8 @@ def test_a_decode_within_a_piece_does_not_count(capsys: pytest.CaptureFixture[st
     dog = Watchdog()
     dog.piece("plan", dog.decode(compute))(dog)
     assert not capsys.readouterr().err
+
+
+def test_all_that_it_watches_is_there() -> None:
+    watch = "from benchmarks.lib.watched import watch; watch()"
+    subprocess.run([sys.executable, "-c", watch], check=True, timeout=60)

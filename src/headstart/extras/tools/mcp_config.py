@@ -51,9 +51,9 @@ def read_mcp_servers(config: ToolsConfig) -> dict[str, McpServerConfig]:
         except ValidationError as error:
             first = error.errors()[0]
             place, given = ".".join(("", *map(str, first["loc"]))), first["input"]
-            # what is more than the mistake may hold somebody's key
-            is_shown = place and not isinstance(given, (dict, list))
-            shown = f" is {given!r:.60};" if is_shown else ":"
+            # what is no number of a setting may hold somebody's key
+            is_shown = isinstance(given, (int, float)) and ".env." not in place
+            shown = f" is {given};" if is_shown else ":"
             raise ConfigError(
                 f"{origin}{place}{shown} {first['msg'].lower()}; write "
                 '{"mcpServers": {"NAME": {"command": "...", "args": [...]}}}'

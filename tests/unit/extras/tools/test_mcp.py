@@ -116,8 +116,8 @@ async def test_a_server_that_does_not_start_leaves_the_others():
         ("[]", "should be an object"),
         ("{}", "mcpServers: field required"),
         ('{"mcpServers": {"a": 1}}', "a is 1; .* object"),
-        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "args is 'y'; .* array"),
-        ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env.A is 1; .* string"),
+        ('{"mcpServers": {"a": {"command": "x", "args": "y"}}}', "args: .* array"),
+        ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "env.A: .* string"),
         ('{"mcpServers": {"a": {"command": "x", "timeout_ms": 0}}}', "is 0; .* greater than 0"),
     ],
 )
@@ -126,7 +126,14 @@ def test_a_configuration_that_cannot_be_is_refused(text, reason):
         read_mcp_servers(ToolsConfig(mcp_servers_json=text))
 
 
-@pytest.mark.parametrize("text", ['{"a": "KEY"}', '["KEY"]', '"KEY', '{"mcpServers": ["KEY"]}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": "KEY"}', '["KEY"]', '"KEY', '{"mcpServers": ["KEY"]}', '{"mcpServers": "KEY"}',
+        '{"mcpServers": {"a": {"command": "x", "env": "A=KEY"}}}',
+        '{"mcpServers": {"a": {"command": "x", "args": "--key KEY"}}}',
+    ],
+)  # fmt: skip
 def test_what_is_said_of_a_wrong_configuration_shows_no_key_in_it(text):
     with pytest.raises(ConfigError) as caught:
         read_mcp_servers(ToolsConfig(mcp_servers_json=text))
