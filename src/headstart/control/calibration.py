@@ -41,7 +41,7 @@ EDGES = (
 PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
 MODEL_PRIOR = 0.75  # of a draft model: the user chose it, and its labels cost time
 SHIFT_VARIANCE, SHIFT_DRIFT = 0.6, 0.001  # of a request's log-odds
-MAX_TOKENS = 4096  # known of a speculator in a namespace; 32 times as many of all
+MAX_TOKENS, MAX_TOTAL = 4096, 131_072  # known of a speculator in a namespace; of all
 _NO_LABELS = (0.0, 0.0, 0.0, 1.0)  # what is known of a token never seen
 
 
@@ -234,7 +234,7 @@ class Calibration:
         sizes = {name: 1 + sum(map(len, odds.values())) for name, odds in self._tokens.items()}
         total = sum(sizes.values())
         for name in list(sizes)[:-1]:
-            if total <= 32 * MAX_TOKENS:
+            if total <= MAX_TOTAL:
                 break
             total -= sizes[name]
             del self._tokens[name]

@@ -12,10 +12,10 @@ model drafts, because half a prompt is worth nothing.
 
 What a model's drafts are expected to earn is not believed for ever: each call is settled by its
 record, tokens that were accepted against the time of the call, of its rows, and whatever more the
-step took than its rows should. A model that lost MOST_TRIALS plain steps more than it earned drafts
-nothing but what a small share of the time pays for. What it read for a request is settled at the
-end of that, so that its drafts can earn it first. So whatever is expected, a model costs so many
-steps once, and two such shares of the time.
+step took than its rows should. A model that lost more than it earned, and CREDIT, drafts nothing
+but what a small share of the time pays for. What it read for a request is settled at the end of
+that, so that its drafts can earn it first. So whatever is expected, a model costs CREDIT once, and
+two such shares of the time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from typing import ClassVar
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE
 
 PROBE_TOKENS = 3  # draft tokens
+CREDIT = 8.0  # plain steps that a model may lose at first; 8 times as many it may save up
 
 
 @dataclass(slots=True)
@@ -37,7 +38,7 @@ class Probes:
     SAVED: ClassVar = ("savings", "balance")
 
     savings: float = 0.0
-    balance: float = MOST_TRIALS  # what its drafts earned; below 0 there are none
+    balance: float = CREDIT  # what its drafts earned; below 0 there are none
     unpaid: float = 0.0  # of reading, until the request ends
     goal: float = 0.0  # what the probe that is being saved for costs
     reading: int | None = None  # the sequence whose prompt is being read for a probe
@@ -65,7 +66,7 @@ class Probes:
         """What a call's drafts saved, less what it took."""
         paid = max(0.0, min(earned, self.unpaid))
         self.unpaid -= paid
-        self.balance = min(8.0 * MOST_TRIALS, self.balance + earned - paid)
+        self.balance = min(8.0 * CREDIT, self.balance + earned - paid)
 
     def end(self, number: int, num_running: int) -> None:
         """One of so many requests is over: what was read for it was earned back or lost."""

@@ -14,8 +14,7 @@ from headstart.types import Draft
 # of the time may go into each of: plain steps while others draft; asking a speculator, and probing
 # a model, that did not earn it
 TRIAL_SHARE = 0.005
-# times of asking, or of probing, that can be saved up; plain steps that a model may lose at first
-MOST_TRIALS = 8.0
+MOST_TRIALS = 8.0  # times of asking, or of probing, that can be saved up
 # rates of moving averages: of what may change at once, and of what lasts
 FAST, SLOW = 0.2, 0.05
 WEIGHT = 6.0  # pseudo-counts of what is believed before anything was counted

@@ -46,8 +46,9 @@ log = logging.getLogger(__name__)
 
 WAIT_SECONDS = 0.005  # for a thread, in a step that has nothing else to do
 _CANCELLED = Ending("cancelled")
-_PREEMPTED, _LOST = Ending("the context is full"), Ending("a decode failed")  # it continues later
-_YIELDED = Ending("another tenant has fewer of them")  # the same
+# those that continue later, and why they have no cells
+_PREEMPTED, _LOST = Ending("the context is full"), Ending("a decode failed beside it")
+_YIELDED = Ending("another tenant has fewer of them")
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 
 
@@ -314,7 +315,7 @@ class Scheduler:
             self.waiting.appendleft(sequence)
             self.cache.share(self.running)  # before it is back: avoids a circular wait
             self.counters.preemptions += 1
-            log.info("request %s waits until cells are free: %s", name, ending.reason)
+            log.info("request %s waits for cells again: %s", name, ending.reason)
             return
         has_begun = hasattr(sequence.text, "sampler") or sequence.lookup or sequence.loading
         if has_begun and sequence.admitted is None:  # a place was kept for it

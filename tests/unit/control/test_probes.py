@@ -11,7 +11,7 @@ from benchmarks.lib.simulated_models import BothSimulation
 from benchmarks.lib.steps import decode, grant, model_call, ran
 
 from headstart.control import Allowance, Controller, ModelSlot, Step
-from headstart.control.probes import Probes
+from headstart.control.probes import CREDIT, Probes
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE, with_gap
 
 STEP = Step(1, 1, 1000)
@@ -185,7 +185,7 @@ def test_drafts_that_lose_cost_a_small_share_of_the_time_whatever_is_expected_of
         if not probes.is_closed:
             num_drafts += 1
             probes.settle(-0.5)
-    assert 0.5 * num_drafts <= MOST_TRIALS + TRIAL_SHARE * 4000 + 0.5
+    assert 0.5 * num_drafts <= CREDIT + TRIAL_SHARE * 4000 + 0.5
 
 
 def test_a_model_that_lost_its_credit_and_became_good_drafts_again_in_the_same_request() -> None:
@@ -227,7 +227,7 @@ def test_a_model_that_fails_again_and_again_costs_a_small_share_of_the_time(
                 if catch_up is None:
                     break
         controller.end(number, 100)
-    assert spent <= (3 * TRIAL_SHARE * num_steps + 2 * MOST_TRIALS + 3 * 20.0) * PLAIN_MS
+    assert spent <= (3 * TRIAL_SHARE * num_steps + 2 * CREDIT + 3 * 20.0) * PLAIN_MS
 
 
 def test_what_is_read_for_a_request_may_be_earned_back_until_its_end() -> None:
@@ -235,10 +235,10 @@ def test_what_is_read_for_a_request_may_be_earned_back_until_its_end() -> None:
     for _ in range(50):
         probes.settle(1.0)
     assert not probes.unpaid
-    assert probes.balance == MOST_TRIALS + 10.0
+    assert probes.balance == CREDIT + 10.0
     probes.unpaid = 40.0
     probes.end(7, 2)
-    assert (probes.unpaid, probes.balance) == (20.0, MOST_TRIALS - 10.0)
+    assert (probes.unpaid, probes.balance) == (20.0, CREDIT - 10.0)
     assert probes.is_closed
 
 
@@ -252,7 +252,5 @@ def test_a_draft_model_that_does_not_pay_beside_a_text_costs_little(guessed: flo
         run.warm_up(controller)
         score = policy(controller)
         lost_ms += sign * score.milliseconds
-    once = (
-        2.0 * MOST_TRIALS + 4.0
-    )  # with and without the middle of prompts; two prompts read for it
+    once = 2.0 * CREDIT + 4.0  # with and without the middle of prompts; two prompts read for it
     assert lost_ms < once * run.cost(1) + 2.0 * TRIAL_SHARE * score.milliseconds
