@@ -55,14 +55,14 @@ class Model:
         progress = Progress()
 
         def tell(share: float, _: object) -> bool:
-            progress.tell(f"loading {self.path.name}: {100 * share:.0f} %")
+            progress.tell({f"loading {self.path.name}": f"{100 * share:.0f} %"})
             loading.get()(share)
             return True
 
         params.progress_callback = callback = api.llama_progress_callback(tell)
         self.handle: Any = api.llama_model_load_from_file(str(self.path).encode(), params)
         del callback  # libllama calls it while it loads only
-        progress.end()
+        progress.tell({})
         if not self.handle:
             raise library.libllama_error(ModelError, f"cannot load {self.path}")
         self.facts = Facts.of(self.handle, config.override_kv)

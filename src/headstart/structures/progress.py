@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from typing import TextIO
 
@@ -17,31 +19,52 @@ loading: ContextVar[Callable[[float], object]] = ContextVar("loading", default=l
 
 
 class Progress:
-    """Of one piece of work. Short work is silent."""
+    """Of any pieces of work. Short ones are silent.
+
+    A thread speaks, because those who work may be in one call of libllama for a minute.
+    """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, stream: TextIO | None = None
     ) -> None:
         self._clock, self._stream = clock, stream or sys.stderr
-        self._last = clock()
+        self._works: dict[str, tuple[float, str]] = {}  # when each began, and how far it is
         self._is_shown = False
+        self._lock = threading.Lock()
+        own = weakref.ref(self)
+        threading.Thread(target=_repeat, args=(own,), name="progress", daemon=True).start()
 
-    def tell(self, words: str) -> None:
-        """Say how far it is, if it is time to."""
+    def tell(self, works: Mapping[str, str]) -> None:
+        """All that is at work, and how far; nothing takes the moving line away."""
         now = self._clock()
-        if now - self._last < SECONDS:
-            return
-        self._last = now
-        if self._stream.isatty():
-            self._is_shown = True
-            self._stream.write(f"\r{words}\x1b[K")
-            self._stream.flush()
-        else:
-            log.info("%s", words)
+        with self._lock:
+            begun = {name: began for name, (began, _) in self._works.items()}
+            self._works = {name: (begun.get(name, now), far) for name, far in works.items()}
+            if not works and self._is_shown:
+                self._is_shown = False
+                self._stream.write("\r\x1b[K")
+                self._stream.flush()
 
-    def end(self) -> None:
-        """Take the moving line away."""
-        if self._is_shown:
-            self._is_shown = False
-            self._stream.write("\r\x1b[K")
-            self._stream.flush()
+    def show(self) -> None:
+        """Say how far the long ones are."""
+        now = self._clock()
+        with self._lock:
+            words = "; ".join(
+                f"{name}: {far}, {now - began:.0f} s"
+                for name, (began, far) in self._works.items()
+                if now - began >= SECONDS
+            )
+            if words and self._stream.isatty():
+                self._is_shown = True
+                self._stream.write(f"\r{words}\x1b[K")
+                self._stream.flush()
+            elif words:
+                log.info("%s", words)
+
+
+def _repeat(progress: weakref.ref[Progress]) -> None:
+    """Show it again and again, until it is forgotten."""
+    while (own := progress()) is not None:
+        own.show()
+        del own
+        time.sleep(SECONDS)

@@ -17,6 +17,7 @@ from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import WAIT_SECONDS, Scheduler
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.slot_actions import end_thoughts
+from headstart.structures.progress import Progress
 from headstart.structures.system import resident_bytes
 from headstart.types.errors import CapacityError, EngineError, NotSupportedError, RequestError
 from headstart.types.media import MediaQuestion
@@ -100,7 +101,7 @@ class _EventSender:
     ) -> None:
         self._scheduler, self._send, self._clock = scheduler, send, clock
         self._last_report = 0.0
-        self.prompts = PromptLog(clock)
+        self.prompts = PromptLog(Progress(clock))
 
     def deliver(self) -> None:
         """What the scheduler has to tell."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from headstart.structures.progress import Progress
 from headstart.types.report import SlotReport
@@ -16,30 +16,25 @@ log = logging.getLogger(__name__)
 class PromptLog:
     """Says how far long prompts are, from the reports on slots."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._running: dict[str, Progress] = {}  # by request
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._reading: dict[str, str] = {}
 
     def begin(self, request: Request) -> None:
         """Log a request that was taken: its first step may take long."""
-        log.info(
-            "request %s: begins with %d prompt tokens", request.request_id, len(request.prompt)
-        )
-        self._running[request.request_id] = Progress(self._clock)
+        num_prompt = len(request.prompt)
+        log.info("request %s: begins with %d prompt tokens", request.request_id, num_prompt)
+        self._reading |= {f"request {request.request_id}": f"prompt, 0 of {num_prompt} tokens"}
+        self._progress.tell(self._reading)
 
     def note(self, slots: Iterable[SlotReport]) -> None:
         """Look at all slots as they are now."""
-        before, self._running = self._running, {}
-        for slot in slots:
-            if slot.is_processing and slot.num_processed < slot.num_prompt:
-                progress = before.pop(slot.request_id, None) or Progress(self._clock)
-                self._running[slot.request_id] = progress
-                progress.tell(
-                    f"request {slot.request_id}: prompt, {slot.num_processed} of "
-                    f"{slot.num_prompt} tokens"
-                )
-        for progress in before.values():
-            progress.end()
+        self._reading = {
+            f"request {one.request_id}": f"prompt, {one.num_processed} of {one.num_prompt} tokens"
+            for one in slots
+            if one.is_processing and one.num_processed < one.num_prompt
+        }
+        self._progress.tell(self._reading)
 
 
 def log_request(request_id: str, stats: RequestStats, reason: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import logging
-from collections.abc import Iterable
+import threading
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,38 +100,68 @@ class Clock:
         return self.now
 
 
-def test_every_two_seconds_a_terminal_shows_a_line_that_moves_and_goes() -> None:
+def test_on_a_terminal_long_work_is_a_line_that_moves_and_goes() -> None:
     clock, terminal = Clock(), Terminal()
     progress = Progress(clock, terminal)
-    for clock.now in (0.5, 1.9):
-        progress.tell("early")
-    progress.end()
+    progress.tell({"loading": "1 %"})
+    clock.now = 1.9
+    progress.show()
+    progress.tell({})
     assert terminal.getvalue() == ""
-    for clock.now in (2.0, 3.0, 4.1):
-        progress.tell(f"at {clock.now}")
-    progress.end()
-    assert terminal.getvalue() == "\rat 2.0\x1b[K\rat 4.1\x1b[K\r\x1b[K"
+    progress.tell({"loading": "2 %"})
+    for clock.now, share in ((4.0, "3 %"), (6.0, "9 %")):
+        progress.tell({"loading": share})
+        progress.show()
+    progress.tell({})
+    progress.show()
+    assert terminal.getvalue() == "\rloading: 3 %, 2 s\x1b[K\rloading: 9 %, 4 s\x1b[K\r\x1b[K"
 
 
-@pytest.mark.parametrize(("seconds", "told"), [(0.5, [4, 8]), (3.0, range(1, 12))])
-def test_a_long_prompt_is_in_the_log(
-    seconds: float, told: Iterable[int], caplog: pytest.LogCaptureFixture
+def test_a_thread_shows_work_that_says_nothing_until_it_is_forgotten() -> None:
+    shown = threading.Semaphore(0)
+
+    class Shown(Progress):
+        def show(self) -> None:
+            shown.release()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headstart.structures.progress.SECONDS", 0.001)
+        before = set(threading.enumerate())
+        progress = Shown()
+        (thread,) = set(threading.enumerate()) - before
+        for _ in range(3):
+            assert shown.acquire(timeout=60)
+        del progress
+        gc.collect()
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def test_a_long_prompt_is_in_the_log_also_while_a_step_takes_long(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """After its first step, too, if that takes long."""
     caplog.set_level(logging.INFO)
     clock = Clock()
-    prompts = PromptLog(clock)
+    progress = Progress(clock)
+    prompts = PromptLog(progress)
     prompts.begin(Request(request_id="r", prompt=list(range(12_000))))
-    for step in range(1, 13):
-        clock.now = step * seconds
-        slot = SlotReport(
-            slot_id=0,
-            request_id="r",
-            is_processing=True,
-            num_prompt=12_000,
-            num_processed=1000 * step,
-        )
-        prompts.note([slot])
-    begins, *lines = caplog.messages
-    assert begins == "request r: begins with 12000 prompt tokens"
-    assert lines == [f"request r: prompt, {n}000 of 12000 tokens" for n in told]
+    slot = SlotReport(
+        slot_id=0, request_id="r", is_processing=True, num_prompt=12_000, num_processed=1000
+    )
+    short = SlotReport(slot_id=1, request_id="s", is_processing=True, num_prompt=70)
+    for clock.now, slots in (
+        (1.0, None),
+        (3.0, None),
+        (5.0, (slot, short)),
+        (7.0, None),
+        (9.0, (replace(slot, num_processed=12_000),)),
+    ):
+        if slots is not None:
+            prompts.note(slots)
+        progress.show()
+    assert caplog.messages == [
+        "request r: begins with 12000 prompt tokens",
+        "request r: prompt, 0 of 12000 tokens, 3 s",
+        "request r: prompt, 1000 of 12000 tokens, 5 s",
+        "request r: prompt, 1000 of 12000 tokens, 7 s; request s: prompt, 0 of 70 tokens, 2 s",
+    ]

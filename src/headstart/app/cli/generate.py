@@ -89,7 +89,10 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 def _answer(scheduler: Scheduler, request: Request) -> Iterator[Event]:
     """Generate; the last event is a FinishEvent or an ErrorEvent."""
+    from headstart.types.request import ProgressEvent
+
     scheduler.submit(request)
+    yield ProgressEvent(request.request_id, len(request.prompt), 0, 0, 0.0)
     while scheduler.has_work:
         scheduler.step()
         yield from scheduler.take_events()
@@ -129,9 +132,10 @@ def show(
     pending: deque[tuple[bytes, str]] = deque()  # emitted, but may still begin a stop string
     for event in events:
         if isinstance(event, ProgressEvent):
-            progress.tell(f"prompt: {event.num_processed} of {event.num_prompt} tokens")
-        elif isinstance(event, TokenEvent):
-            progress.end()
+            progress.tell({"prompt": f"{event.num_processed} of {event.num_prompt} tokens"})
+            continue
+        progress.tell({})
+        if isinstance(event, TokenEvent):
             for token, source in zip(event.tokens, event.sources, strict=True):
                 counts[source] = counts.get(source, 0) + 1
                 pending.append((token_bytes(token), source))
