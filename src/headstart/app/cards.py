@@ -1,46 +1,10 @@
-"""Detects graphics cards that this libllama cannot use, and names the remedy."""
+"""Names graphics cards that this libllama cannot use, and the remedy."""
 
 from __future__ import annotations
 
-import ctypes.util
-import platform
-import shutil
-import subprocess
-import sys
 from collections.abc import Collection
-from pathlib import Path
 
-from headstart.engine.find_library import remedy
-
-
-def find_card(root: Path = Path("/")) -> tuple[str, str] | None:
-    """The first card that is found, and the backend of libllama that computes on it: NVIDIA's,
-    Apple's, AMD's, any other with Vulkan.
-    """
-    if name := _nvidia():
-        return name, "cuda"
-    if sys.platform == "darwin" and platform.machine() == "arm64":
-        return "Apple's GPU", "metal"
-    if (root / "dev/kfd").exists():
-        return "an AMD card", "rocm"
-    has_card = any((root / "dev/dri").glob("renderD*"))
-    if has_card and ctypes.util.find_library("vulkan"):
-        return "a card with Vulkan", "vulkan"
-    return None
-
-
-def _nvidia() -> str | None:
-    """The name of the first card according to nvidia-smi."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    # it wakes the driver, which takes seconds
-    command = [program, "--query-gpu=name", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True)
-    except (OSError, subprocess.SubprocessError):  # no driver
-        return None
-    return done.stdout.partition("\n")[0].strip() or None
+from headstart.engine.find_library import find_card, remedy
 
 
 def remarks(device_kinds: Collection[str], gpu_layers: int) -> list[str]:

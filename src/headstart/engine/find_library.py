@@ -6,11 +6,13 @@ backends.json is the table of prebuilt ones; scripts/pin_backends.py writes it f
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import importlib.util
 import json
 import os
 import platform
 import shutil
+import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -71,17 +73,55 @@ def prebuilt() -> list[dict[str, Any]]:
     return [row for row in rows if row.pop("platform") == this_platform()]
 
 
+def find_card(root: Path = Path("/")) -> tuple[str, str] | None:
+    """The first card that is found, and the backend of libllama that computes on it: NVIDIA's,
+    Apple's, AMD's, any other with Vulkan.
+    """
+    if name := _nvidia():
+        return name, "cuda"
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        return "Apple's GPU", "metal"
+    if (root / "dev/kfd").exists():
+        return "an AMD card", "rocm"
+    has_card = any((root / "dev/dri").glob("renderD*"))
+    if has_card and ctypes.util.find_library("vulkan"):
+        return "a card with Vulkan", "vulkan"
+    return None
+
+
+def _nvidia() -> str | None:
+    """The name of the first card according to nvidia-smi."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    # it wakes the driver, which takes seconds
+    command = [program, "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True)
+    except (OSError, subprocess.SubprocessError):  # no driver
+        return None
+    return done.stdout.partition("\n")[0].strip() or None
+
+
 def remedy(backend: str = "") -> str:
-    """How to get a libllama, of this backend if one is named: download it if that can be."""
-    if any(backend in ("", row["backend"]) for row in prebuilt()):
-        return f"run: headstart backend install {backend}".rstrip()
-    flag, program, kit = COMPILED.get(backend, ("", "", ""))
+    """How to get a libllama of this backend, by default the one for this machine's card: download
+    it if that can be.
+    """
+    names, card = {row["backend"] for row in prebuilt()}, ""
     again = "--force-reinstall --no-deps --no-cache-dir " if backend else ""
+    if not backend:
+        card, backend = find_card() or ("", "cpu")
+        if backend not in names and "cpu" in names:  # works at once
+            card, backend = "", "cpu"
+    wish = f"for {card} " if card else ""
+    if backend in names:
+        return f"{wish}run: headstart backend install {backend}"
+    flag, program, kit = COMPILED.get(backend, ("", "", ""))
     pip = f"{sys.executable} -m pip install {again}llama-cpp-python=={RELEASE}"
     if flag:
         pip = f"CMAKE_ARGS={flag} {pip}"
     lacks = f", {kit} (there is no {program} in PATH)" if kit and not shutil.which(program) else ""
-    return f"compile it, which needs a C++ compiler{lacks} and some minutes: {pip}"
+    return f"{wish}compile it, which needs a C++ compiler{lacks} and some minutes: {pip}"
 
 
 def load() -> tuple[ctypes.CDLL, Path]:

@@ -145,7 +145,7 @@ def test_without_libllama_the_remedy_is_a_download_only_where_there_is_one(
     compiling = f"{sys.executable} -m pip install llama-cpp-python=={binding.RELEASE}"
     for rows, told in (
         ((), compiling),
-        ((site.add("a.whl", b"x"),), "run: headstart backend install"),
+        ((site.add("a.whl", b"x"),), "run: headstart backend install cpu"),
     ):
         pin(*rows)
         assert main(["backend"]) == 0
@@ -227,6 +227,22 @@ def test_a_card_that_this_build_cannot_use_is_named_with_the_remedy(
     assert cards.remarks(["CPU", "GPU"], 99) == []
 
 
+def test_without_libllama_the_one_for_the_card_is_offered(
+    site: Site, pin: Callable[..., None], bin_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find_library, "find", lambda: None)
+    plant(bin_folder, "nvidia-smi", "NVIDIA RTX 4090")
+    cpu = site.add("a.whl", b"new")
+    for rows, told in (
+        ((), "for NVIDIA RTX 4090 compile it.*CMAKE_ARGS=-DGGML_CUDA=on .* install llama-cpp"),
+        ((cpu,), "computes; run: headstart backend install cpu"),
+        ((cpu, cpu | {"backend": "cuda"}), "for NVIDIA RTX 4090 run: .* backend install cuda"),
+    ):
+        pin(*rows)
+        with pytest.raises(ConfigError, match=told):
+            find_library.load()
+
+
 def test_layers_for_a_card_that_is_not_there_warn(
     bin_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,12 +259,12 @@ def test_other_cards_are_found_by_their_devices(
 ) -> None:
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr("ctypes.util.find_library", lambda name: f"lib{name}.so.1")
-    assert cards.find_card(tmp_path) is None
+    assert find_library.find_card(tmp_path) is None
     (tmp_path / "dev/dri").mkdir(parents=True)
     (tmp_path / "dev/dri/renderD128").touch()
-    assert cards.find_card(tmp_path) == ("a card with Vulkan", "vulkan")
+    assert find_library.find_card(tmp_path) == ("a card with Vulkan", "vulkan")
     (tmp_path / "dev/kfd").touch()
-    assert cards.find_card(tmp_path) == ("an AMD card", "rocm")
+    assert find_library.find_card(tmp_path) == ("an AMD card", "rocm")
 
 
 def test_every_backend_has_a_name_in_the_table_that_is_shipped() -> None:

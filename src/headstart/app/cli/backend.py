@@ -16,7 +16,14 @@ from typing import Any
 
 from headstart.app.cli.command import Command
 from headstart.app.cli.resolve import Resolved
-from headstart.engine.find_library import find, installed_folder, prebuilt, remedy, this_platform
+from headstart.engine.find_library import (
+    find,
+    find_card,
+    installed_folder,
+    prebuilt,
+    remedy,
+    this_platform,
+)
 from headstart.types.errors import ConfigError, ModelError
 
 NAMES = ("cpu", "cuda", "vulkan", "metal", "rocm")
@@ -109,8 +116,6 @@ def _unpack(file: Path, folder: Path) -> None:
 
 def run(resolved: Resolved, words: list[str]) -> int:
     """Show the libllama in use, or install one; return the exit code."""
-    from headstart.app.cards import find_card
-
     if not words:
         print(find(os.environ) or f"there is no libllama; {remedy()}")
         return 0
