@@ -121,7 +121,7 @@ def test_nothing_is_encoded_for_the_draft_model_once_the_request_has_left(tmp_pa
         drafter = scheduler.drafting.speculators["draft-model"]
         request = DraftRequest(0, asked.prompt, 4, media=((at, chunk.for_draft),))
         (draft,) = drafter.propose([request])
-        assert draft.reason == "draft model is reading the prompt"
+        assert draft.reason == "draft model is processing the prompt"
         chunk.drop("a")
         assert chunk.for_draft._embeddings is None
     finally:

@@ -308,4 +308,4 @@ def test_where_it_cannot_be_had_prompts_are_read_in_the_shared_cache(
         read(engine, 1, 0, 100)
         engine.clear(1)
     assert not lengths(engine)
-    assert caplog.text.count("read in the shared cache") == 1
+    assert caplog.text.count("processed in the shared cache") == 1

@@ -45,7 +45,7 @@ def with_prompts(config: Config) -> Config:
             raise OSError(f"the disk of {folder} has less than 10 MiB of room")
     except (OSError, RuntimeError) as error:  # a user may have no home
         level = logging.WARNING if scheduler.cache_disk_path else logging.INFO
-        words = "prompts are not kept on the disk, so a restart reads them again: %s"
+        words = "prompts are not kept on the disk, so a restart processes them again: %s"
         log.log(level, words, error)
         return config
     return replace(config, scheduler=replace(scheduler, cache_disk=most))

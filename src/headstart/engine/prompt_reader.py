@@ -102,7 +102,7 @@ class PromptReader:
         if self.handle is None and self._size:
             self.handle = api.llama_init_from_model(self._model, self._params)
             if not self.handle:
-                log.warning("prompts are read in the shared cache: %s", take_errors())
+                log.warning("prompts are processed in the shared cache: %s", take_errors())
                 self._size = 0
                 return False
             self.memory = api.llama_get_memory(self.handle)

@@ -131,22 +131,22 @@ class GenerationBody(SamplingBody):
     reasoning_budget_tokens: Int | None = Field(
         None,
         ge=-1,
-        description="tokens after which thoughts are ended; -1 is no limit, 0 no thoughts; "
+        description="tokens after which reasoning is ended; -1 is no limit, 0 no reasoning; "
         "outside chats with reasoning_budget_start_tag and _end_tags",
     )
     thinking_budget_tokens: Int | None = Field(
         None, ge=-1, description="the same as reasoning_budget_tokens"
     )
     reasoning_control: bool = Field(
-        False, description="thoughts can be ended by POST /v1/chat/completions/control"
+        False, description="reasoning can be ended by POST /v1/chat/completions/control"
     )
     reasoning_budget_message: str | None = Field(
-        None, max_length=4096, description="text in front of the end of thoughts that were too long"
+        None, max_length=4096, description="text in front of the end of reasoning that was too long"
     )
     reasoning_budget_start_tag: str | None = Field(
         None,
         max_length=256,
-        description="not of chats: what thoughts begin with, for reasoning_budget_tokens",
+        description="not of chats: what reasoning begins with, for reasoning_budget_tokens",
     )
     reasoning_budget_end_tags: list[Annotated[str, Field(max_length=256)]] | None = Field(
         None,
@@ -226,7 +226,7 @@ class ChatBody(GenerationBody):
     )
     parse_tool_calls: bool = Field(True, description="false leaves calls in the content")
     reasoning_format: Literal["none", "auto", "deepseek", "deepseek-legacy", ""] | None = Field(
-        None, description="none leaves thoughts in the content; auto, deepseek"
+        None, description="none leaves reasoning in the content; auto, deepseek"
     )
 
     @property

@@ -31,7 +31,7 @@ class StateSpeculator(FollowingSpeculator):
 
     scores_are_probabilities = True
     is_model = True
-    reading: ClassVar[str] = "draft model is reading the prompt"  # reasons for no draft
+    reading: ClassVar[str] = "draft model is processing the prompt"  # reasons for no draft
     unsure: ClassVar[str] = "draft model is unsure"
 
     def __init__(self, context: DraftContext, layers: Sequence[int]) -> None:

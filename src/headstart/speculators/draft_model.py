@@ -225,7 +225,7 @@ class DraftModelSpeculator(Speculator):
         del drafting.pending[drafting.next_end(known, max(0, room)) - known :]
         if num_catch_up <= len(drafting.pending):
             return
-        drafting.reason = "draft model is reading the prompt"
+        drafting.reason = "draft model is processing the prompt"
         if drafting.pending:
             self._decode([drafting])
             self.engine.checkpoint(drafting.request.seq_id)

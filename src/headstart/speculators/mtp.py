@@ -24,7 +24,7 @@ class MtpSpeculator(StateSpeculator):
 
     name = "mtp"
     needs_heads = True
-    reading = "heads are reading the prompt"
+    reading = "heads are processing the prompt"
     unsure = "heads are unsure"
 
     def __init__(self, heads: DraftContext) -> None:

@@ -189,7 +189,7 @@ def test_a_long_prompt_is_read_in_parts_and_drafted_afterwards() -> None:
     long = replace(REQUEST, prompt=[i % 31 for i in range(100)])
     answers = run_checked(make_scheduler(engine, [speculator]), [long])
     stats = answers["r"].stats
-    assert 3 <= stats.drafts.reasons["draft model is reading the prompt"] <= 8
+    assert 3 <= stats.drafts.reasons["draft model is processing the prompt"] <= 8
     assert stats.drafts.num_accepted == stats.drafts.num_drafted > 30
 
 

@@ -183,7 +183,7 @@ def test_prompts_longer_than_one_reading_are_read_over_some_steps() -> None:
     )
     run_checked(scheduler, [*(greedy(f"r{i}", prompt_of(i, 600), 24) for i in range(2))])
     stats = scheduler.counts.total.by_speculator["mtp"]
-    assert stats.reasons["heads are reading the prompt"] >= 2
+    assert stats.reasons["heads are processing the prompt"] >= 2
     assert_all_right(scheduler)
 
 

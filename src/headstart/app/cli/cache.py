@@ -49,6 +49,7 @@ COMMAND = Command(
         "Running servers notice when they write the next one."
     ),
     parts=("scheduler",),
+    shared=("cache_disk_path",),
     usage=USAGE,
     run=run,
 )

@@ -115,7 +115,7 @@ def _round_ms(control: Mapping[str, Any], drafter: str) -> float:
 
 def report(found: Mapping[str, Any]) -> Iterator[str]:
     """Lines to print of `facts`."""
-    yield table_head("drafts by", "speed in multiples of off", "", "accepted of drafted")
+    yield table_head("drafts by", "speed in multiples of the baseline", "", "accepted of drafted")
     for name, arm in found["arms"].items():
         ratio = MeanRatio(**arm["relative"])
         counts = f"{arm['draft_n_accepted']}/{arm['draft_n']}"
@@ -134,7 +134,7 @@ def _advice(control: Mapping[str, Any], drafter: str, pays: tuple[float, int] | 
         return f"can never pay here: {cost}"
     rate, length = pays
     seen = control["acceptance"].get(drafter, {"labels": 0.0})
-    here = f"; on these prompts {seen['acceptance']:.0%} came true" if seen["labels"] > 0 else ""
+    here = f"; {seen['acceptance']:.0%} were on these prompts" if seen["labels"] > 0 else ""
     return f"pays where {rate:.0%} of its tokens are accepted ({length} a draft){here}; {cost}"
 
 
@@ -142,7 +142,7 @@ COMMAND = Command(
     name="tune",
     about=(
         "Measure this machine for a minute: starts a server with these flags, times decodes of all "
-        "widths, answers prompts with every drafter that is there, says what each gives and from "
+        "widths, answers prompts with every speculator there is, says what each gives and from "
         "which acceptance it pays, and leaves what was learned in the file (--spec-state) that "
         "headstart serve with the same flags reads, so that its first answers are as fast as later "
         "ones."

@@ -156,7 +156,7 @@ export const words = {
     "shorter than n_min": "der Entwurf war kürzer als die eingestellte Mindestlänge",
     "shorter than n-min": "der Entwurf war kürzer als die eingestellte Mindestlänge",
     "draft context full": "der Text ist länger als der Kontext des Entwurfsmodells",
-    "draft model is reading the prompt": "das Entwurfsmodell hatte den Text noch nicht verarbeitet",
+    "draft model is processing the prompt": "das Entwurfsmodell hatte den Text noch nicht verarbeitet",
     "draft model is unsure": "das Entwurfsmodell hielt schon sein erstes Token für unwahrscheinlich",
     "no continuation dominates": "was auf diese Stelle früher folgte, war jedes Mal anders",
     "history too short": "der Text ist zu kurz, um etwas zu wiederholen",

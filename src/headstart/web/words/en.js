@@ -155,7 +155,7 @@ export const words = {
     "shorter than n_min": "the draft was shorter than the least length that was set",
     "shorter than n-min": "the draft was shorter than the least length that was set",
     "draft context full": "the text is longer than the draft model's context",
-    "draft model is reading the prompt": "the draft model had not processed the text yet",
+    "draft model is processing the prompt": "the draft model had not processed the text yet",
     "draft model is unsure": "the draft model itself thought its first token unlikely",
     "no continuation dominates": "what followed this place before was different each time",
     "history too short": "the text is too short to repeat anything",
