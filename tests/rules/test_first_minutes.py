@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -55,6 +56,21 @@ def test_a_suggested_prompt_is_answered_right_and_from_drafts(
         answer = httpx2.post(f"http://{server_address}/v1/chat/completions", json=body).json()
         assert answer["choices"][0]["message"]["content"] == right_answer(prompt)
         assert answer["timings"]["draft_n_accepted"] > 8
+
+
+def test_the_example_for_curl_prints_the_right_answer_twice_and_counts_of_drafts(
+    server_address: str,
+) -> None:
+    done = subprocess.run(
+        ["sh", str(ROOT / "examples/curl.sh")],
+        env=os.environ | {"HEADSTART_URL": f"http://{server_address}"},
+        capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    contents = [one["choices"][0]["message"]["content"] for one in answers]
+    assert contents == [right_answer(PROMPT)] * 2
+    assert "\nheadstart_draft_tokens_accepted_total{" in done.stdout
 
 
 def test_generate_without_a_prompt_shows_a_right_answer_and_what_drafts_did() -> None:
