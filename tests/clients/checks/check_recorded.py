@@ -1,5 +1,5 @@
 """Requests of programs that are no packages, after their sources: llama.vim, llama.vscode,
-Open WebUI and Claude Code. What each reads of the answer must be there.
+Open WebUI, Cline, Continue, aider and Claude Code. What each reads of the answer must be there.
 """
 
 import json
@@ -88,6 +88,65 @@ assert text.rstrip().endswith("data: [DONE]")
 *parts, usage = events(text)
 assert any(part["choices"] and part["choices"][0]["delta"].get("content") for part in parts)
 assert usage["usage"]["completion_tokens"] > 0
+
+# Cline, as "OpenAI Compatible": text in parts, tools and their results, the tokens at the end
+call = {"id": "call_1", "type": "function", "function": {"name": "read_file", "arguments": "{}"}}
+cline = {
+    "model": "any", "temperature": 0, "max_tokens": 24, "stream": True,
+    "stream_options": {"include_usage": True},
+    "messages": [
+        {"role": "system", "content": "You are Cline."},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "<task>Say hello.</task>"},
+                {"type": "text", "text": "<environment_details>None.</environment_details>"},
+            ],
+        },
+        {"role": "assistant", "content": "I look.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "hello"},
+    ],
+    "tools": [{"type": "function", "function": function | {"strict": False}}],
+}  # fmt: skip
+*parts, last = events(ask("/v1/chat/completions", cline, Authorization="Bearer none"))
+assert any(part["choices"][0]["delta"].get("content") for part in parts)
+assert last["usage"]["prompt_tokens"] > 10
+assert last["usage"]["prompt_tokens_details"]["cached_tokens"] >= 0
+
+# Continue: a chat with tools, and what it completes at the cursor
+del function["strict"]
+body = {
+    "messages": [
+        {"role": "system", "content": "You are in chat mode."},
+        {"role": "user", "content": "Say hello."},
+    ],
+    "model": "any", "max_tokens": 12, "stream": True, "stream_options": {"include_usage": True},
+    "tools": [{"type": "function", "function": function}],
+}  # fmt: skip
+parts = events(ask("/v1/chat/completions", body, Authorization="Bearer none"))
+assert any(part["choices"] and part["choices"][0]["delta"].get("content") for part in parts)
+body = {
+    "prompt": "<|fim_prefix|>def add(a, b):\n    <|fim_suffix|>\n<|fim_middle|>", "model": "any",
+    "max_tokens": 12, "temperature": 0.01, "stream": True,
+    "stop": ["<|endoftext|>", "<|fim_prefix|>", "<|fim_middle|>", "<|fim_suffix|>", "\n\n"],
+}  # fmt: skip
+parts = events(ask("/v1/completions", body, Authorization="Bearer none"))
+assert any(part["choices"][0]["text"] for part in parts)
+
+# aider, through LiteLLM: examples as a conversation, then the task; a commit message
+talk = [
+    {"role": "system", "content": "Act as an expert software developer."},
+    {"role": "user", "content": "I switched to a new code base."},
+    {"role": "assistant", "content": "Ok."},
+    {"role": "user", "content": "Say hello."},
+]
+aider = {"model": "any", "messages": talk, "temperature": 0, "max_tokens": 12}
+parts = events(ask("/v1/chat/completions", aider | {"stream": True}, Authorization="Bearer none"))
+assert any(part["choices"][0]["delta"].get("content") for part in parts)
+assert parts[-1]["choices"][0]["finish_reason"] in ("stop", "length")
+aider = aider | {"messages": [talk[0], talk[-1]], "stream": False}
+answer = json.loads(ask("/v1/chat/completions", aider, Authorization="Bearer none"))
+assert answer["choices"][0]["message"]["content"]
 
 # Claude Code: counts, then streams with tools and a system prompt in blocks
 tool = {"name": "Bash", "description": "Run a command.", "input_schema": schema}
