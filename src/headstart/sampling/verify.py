@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from headstart.sampling.sampler import Sampler, only
 from headstart.structures.topk import top_k
+from headstart.types.errors import RequestError
 from headstart.types.request import TokenLogprob
 
 Number = TypeVar("Number", np.float32, np.float64)
@@ -34,7 +35,10 @@ def emit(
         note: called for every token before the sampler reads it.
 
     Returns 1 to len(draft) + 1 tokens; all but the last are accepted draft tokens, and the last is
-    one too only if it is final or completes the text.
+    one too only if it is final, completes the text, or the next cannot be chosen.
+
+    Raises:
+        RequestError: the first cannot be chosen; nothing has read it.
     """
     emitted: list[int] = []
     legality, thoughts = sampler.legality, sampler.thoughts
@@ -43,14 +47,19 @@ def emit(
         if is_free:
             token, legal = sampler.sample(logits[row], position + row), None
         else:
-            token, legal = _choose(sampler, logits[row], position + row)
+            try:
+                token, legal = _choose(sampler, logits[row], position + row)
+                if legality is not None:
+                    legality.read(token)
+            except RequestError:
+                if emitted:
+                    break
+                raise
         emitted.append(token)
         if note is not None:
             note(row, token, legal)
         if sampler.reads_text:
             sampler.read((token,))
-        if legality is not None:
-            legality.read(token)
         if thoughts is not None:
             thoughts.read(token)
         if row == len(draft) or token != draft[row] or token in final:

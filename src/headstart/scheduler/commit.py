@@ -18,6 +18,7 @@ from headstart.types.errors import EngineError, HeadstartError, RequestError
 from headstart.types.request import TokenLogprob
 
 LENGTH = Ending("length")
+RENEWED = Ending("its constraint is compiled for it alone")  # it continues then
 CONTEXT_FULL = Ending("length", is_truncated=True)
 
 
@@ -101,7 +102,11 @@ class Committer:
                     continue
                 verified.append((index, self._verify(sequence, index, rows, record)))
             except (EngineError, RequestError) as error:  # of this request alone
-                endings.append((sequence, failure(error)))
+                legality, ending = sequence.text.legality, failure(error)
+                if legality is not None and legality.can_renew:
+                    self._cut(sequence, length, len(sequence.text.tokens))
+                    ending = RENEWED
+                endings.append((sequence, ending))
         return verified
 
     def _note_chunk(self, sequence: Sequence, length: int) -> None:
@@ -150,10 +155,13 @@ class Committer:
         text.tokens.grow(tokens)
         if text.words is not text.tokens:
             text.words.grow(tokens)
+        self._cut(sequence, record.lengths[index], len(text.tokens) - 1)
+
+    def _cut(self, sequence: Sequence, num_decoded: int, length: int) -> None:
         cells = sequence.cells
         assert cells is not None
-        cells.length = record.lengths[index]
-        self._cache.cut(sequence, len(text.tokens) - 1)
+        cells.length = num_decoded
+        self._cache.cut(sequence, length)
 
     def _text(
         self, sequence: Sequence, emitted: list[int], now: float

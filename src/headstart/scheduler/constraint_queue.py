@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -70,6 +71,9 @@ class ConstraintQueue:
             raise NotSupportedError(
                 "constraints are not supported here: no grammar engine is loaded"
             )
+        if (legality := sequence.text.legality) is not None:  # it goes on in a lexer of its own
+            sequence.request = replace(sequence.request, constraint=legality.renewed)
+            sequence.compiled = None
         self.waiting.setdefault(sequence.tenant, []).append(sequence)
         self._compile_next()
 
@@ -107,7 +111,7 @@ class ConstraintQueue:
         for tenant, queue in list(self.waiting.items()):
             if len(self._compiling) >= self._compiler.num_threads:
                 return
-            new = next((one for one in queue if self._cached(one) is None), None)
+            new = next((one for one in queue if self._compiled(one) is None), None)
             if new and tenant not in self._compiling and not self._wait(tenant):
                 assert new.request.constraint is not None
                 self._compiling[tenant] = self._compiler.compile(new.request.constraint)
@@ -138,22 +142,26 @@ class ConstraintQueue:
         others = (at for one, at in self._whole.items() if one != tenant)
         return wait if self.waiting.keys() - {tenant} or any(at > now for at in others) else 0.0
 
-    def _cached(self, sequence: Sequence) -> Future[Compiled] | None:
+    def _compiled(self, sequence: Sequence) -> Future[Compiled] | None:
+        """Of its constraint. Not looked for again: to compare two of a megabyte takes time."""
         assert self._compiler is not None
         assert sequence.request.constraint is not None
-        return self._compiler.cached(sequence.request.constraint)
+        if sequence.compiled is None:
+            sequence.compiled = self._compiler.cached(sequence.request.constraint)
+        return sequence.compiled
 
     def _is_settled(self, sequence: Sequence) -> bool:
-        compiling = self._cached(sequence)
+        compiling = self._compiled(sequence)
         if compiling is None:
             is_late = self._clock() - sequence.submitted > QUEUE_SECONDS
-            return is_late or self._wait(sequence.tenant) > 0.0
+            is_refused = is_late and sequence.admitted is None  # not one that has begun
+            return is_refused or self._wait(sequence.tenant) > 0.0
         return compiling.done()
 
     def _outcome(self, sequence: Sequence) -> HeadstartError | None:
         assert self._compiler is not None
-        assert sequence.request.constraint is not None
-        compiling = self._cached(sequence)
+        compiling, constraint = self._compiled(sequence), sequence.request.constraint
+        assert constraint is not None
         if compiling is None:
             if wait := math.ceil(self._wait(sequence.tenant)):
                 return QuotaError(
@@ -167,12 +175,14 @@ class ConstraintQueue:
                 f"the constraint was not begun within {QUEUE_SECONDS:g} s, because others are "
                 "compiled before it; try again later"
             )
-        error = compiling.exception()
+        error, legality = compiling.exception(), sequence.text.legality
+        # of use to no other answer, or it may be compiled another time
+        if constraint.read or not (error is None or isinstance(error, RequestError)):
+            self._compiler.forget(constraint)
         if error is None:
-            sequence.compiled = compiling.result()
+            if legality is not None:
+                legality.renew(constraint, compiling.result().make)
             return None
-        if not isinstance(error, RequestError):  # it may be compiled another time
-            self._compiler.forget(sequence.request.constraint)
         if isinstance(error, HeadstartError):
             return error
         return HeadstartError(f"the constraint could not be compiled: {error}")

@@ -17,7 +17,7 @@ import numpy as np
 from headstart.config import SchedulerConfig, read_weights
 from headstart.scheduler import admission, batching
 from headstart.scheduler.admission import Tenants, find_largest
-from headstart.scheduler.commit import CONTEXT_FULL, Committer, failure
+from headstart.scheduler.commit import CONTEXT_FULL, RENEWED, Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.host_cache import HostCache
@@ -310,12 +310,12 @@ class Scheduler:
             cells = self.cache.release(sequence, now)
             if ending is _PREEMPTED or ending.error is not None:
                 self.cache.empty(cells)
-        if ending in (_PREEMPTED, _LOST, _YIELDED):
+        if ending in (_PREEMPTED, _LOST, _YIELDED, RENEWED):
             sequence.leader, sequence.is_resumed = None, True
-            self.waiting.appendleft(sequence)
+            (self.compiling.add if ending is RENEWED else self.waiting.appendleft)(sequence)
             self.cache.share(self.running)  # before it is back: avoids a circular wait
             self.counters.preemptions += 1
-            log.info("request %s waits for cells again: %s", name, ending.reason)
+            log.info("request %s is interrupted: %s", name, ending.reason)
             return
         has_begun = hasattr(sequence.text, "sampler") or sequence.lookup or sequence.loading
         if has_begun and sequence.admitted is None:  # a place was kept for it

@@ -142,7 +142,7 @@ class Sequence:
     num_prompt: int = field(init=False)
     most_tokens: int = field(init=False)  # of prompt and answer; huge without max_tokens
     cells: Cells | None = None  # None: it waits, or has left
-    compiled: Compiled | None = None  # the request's constraint
+    compiled: Future[Compiled] | None = None  # the request's constraint, once that was begun
     leader: Sequence | None = None  # reads the same prefix; this one waits and shares it
     num_awaited: int = 0  # tokens that the leader has to read before they are shared
     loading: Future[StoredPrompt | None] | None = None  # from the disk; see `host_prompts`
@@ -178,7 +178,7 @@ class Sequence:
             if not request.sampling.ignore_eos:
                 text.final = vocab.eog_ids
             if self.compiled is not None:
-                text.legality = sampler.legality = self.compiled.begin()
+                text.legality = sampler.legality = self.compiled.result().begin()
             if request.thoughts is not None:
                 sampler.thoughts = ThoughtCounter(request.thoughts, vocab.token_text)
             text.sampler = sampler

@@ -73,6 +73,7 @@ class Constraint:
     allows_space: bool = False  # up to four characters of white space may come before it
     before: str = ""  # rules in Lark; their `before` may stand before the constrained text
     thoughts: ThoughtMarks | None = None  # in which the text is free
+    read: tuple[int, ...] = ()  # tokens of the constrained text that one answer has already
 
     def __post_init__(self) -> None:
         size = len((self.text + self.before).encode("utf-8", "replace"))

@@ -232,6 +232,24 @@ def test_requests_with_one_constraint_wait_for_one_compilation() -> None:
     assert compiler.begun == ["x", "y"]
 
 
+def test_long_constraints_of_many_requests_are_compared_once() -> None:
+    """Each comparison reads a megabyte; once in each step, hundreds took longer than the step."""
+    compared = list[str]()
+
+    class Text(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(self)
+            return str.__eq__(self, other)
+
+    queue, _ = queued(Clock(), {"a": [Text("x") for _ in range(50)]})
+    for _ in range(20):
+        assert ready(queue) == {}
+    assert len(compared) < 150
+
+
 def test_waiting_for_other_constraints_is_no_fault_of_the_constraint() -> None:
     queue, compiler = queued(clock := Clock(), {"a": ["slow", "next"]})
     clock.now += QUEUE_SECONDS + 1.0
@@ -348,6 +366,24 @@ def test_a_grammar_too_complex_for_its_text_ends_that_request_alone(
     assert answers["r0"].error is not None
     assert "max is 30" in answers["r0"].error.message
     check(engine, [good], answers)
+
+
+@pytest.mark.parametrize("cache_kind", list(CacheKind))
+@pytest.mark.parametrize("name", ["", "suffix"])
+def test_answers_that_use_up_a_lexer_together_go_on_in_one_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, name: str, cache_kind: CacheKind
+) -> None:
+    """Its limit counts the states that all answers of a constraint need, and their drafts."""
+    limits = LLParserLimits(max_lexer_states=150, verbose_errors=False)
+    monkeypatch.setattr(compiled, "LIMITS", limits)
+    engine = bytes_engine(cache_kind=cache_kind)
+    hard = Constraint(kind=ConstraintKind.REGEX, text="[ab]*a[ab]{20}xyz[ab]*a[ab]{20}xyz")
+    requests = make_constrained(4, hard, 0.8, max_tokens=100)
+    scheduler = make_scheduler(engine, speculators(name) if name else [])
+    answers = run(scheduler, requests)
+    assert scheduler.counters.preemptions > 0
+    assert not scheduler.drafting.failure
+    check(engine, requests, answers)
 
 
 def test_without_a_grammar_engine_a_constraint_is_refused() -> None:

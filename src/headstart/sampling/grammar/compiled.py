@@ -54,6 +54,8 @@ class Compiled:
             if not trial.forces:
                 self._matcher = self._compile(forces=False)
         self.trial = trial
+        for token in constraint.read:
+            self._matcher.consume_tokens([token])  # one at a time: it holds the interpreter
         # warm up: later masks reuse what the first one builds
         forced = self._matcher.compute_ff_tokens()
         self._matcher.compute_bitmask()
@@ -63,7 +65,8 @@ class Compiled:
             ahead.consume_tokens(forced)
             ahead.compute_bitmask()
             self._check(ahead)
-        for trigger in constraint.triggers if constraint.includes_trigger else ():
+        begins = constraint.includes_trigger and not constraint.read
+        for trigger in constraint.triggers if begins else ():
             pieces = tokens.encode(trigger)
             if self._matcher.validate_tokens(pieces) < len(pieces):
                 raise RequestError(
@@ -74,12 +77,16 @@ class Compiled:
     @property
     def is_exhausted(self) -> bool:
         """Whether the lexer, which all answers share, has reached a limit."""
-        matcher = self._matcher.deep_copy()
+        matcher = self.make()
         matcher.compute_bitmask()
         return matcher.is_error()
 
     def begin(self) -> GrammarState:
-        return GrammarState(self.constraint, self.tokens, self._matcher.deep_copy)
+        return GrammarState(self.constraint, self.tokens, self.make)
+
+    def make(self) -> LLMatcher:
+        """A matcher that has read `constraint.read`."""
+        return self._matcher.deep_copy()
 
     def _compile(self, *, forces: bool) -> LLMatcher:
         text = grammar_text(self.constraint, forces=forces)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -32,6 +33,9 @@ class GrammarState:
     free       before a trigger, or inside reasoning; `_matcher` is None
     matching   `_matcher` has read `_read`, the tokens of the constrained text so far
     over       the text is complete and nothing can follow
+
+    Answers of one constraint share a lexer, whose limits count what any of them reads, drafts too.
+    So where it gives up, the answer goes on in one that is compiled for it alone.
     """
 
     def __init__(
@@ -57,8 +61,26 @@ class GrammarState:
         self._read: list[int] = []
         self._free = self._triggers.begin() if self._triggers else FreeText()
         self._forced: list[int] | None = None
-        self._has_looked = False  # ahead, with this matcher
+        self._has_failed = False
+        self._is_renewed = False  # and has read nothing since
         self.is_over = False
+
+    @property
+    def can_renew(self) -> bool:
+        """Whether llguidance gave up, and may not in a lexer that knows this answer alone."""
+        return self._has_failed and not self._is_renewed and not self._opening
+
+    @property
+    def renewed(self) -> Constraint:
+        """The constraint as it has to be compiled for what follows."""
+        return replace(self._constraint, read=(*self._constraint.read, *self._read))
+
+    def renew(self, constraint: Constraint, make: Callable[[], LLMatcher]) -> None:
+        """Go on with matchers of `renewed`."""
+        self._constraint, self._make, self._read = constraint, make, []
+        self._has_failed, self._is_renewed, self._forced = False, True, None
+        if self._matcher is not None:
+            self._matcher = make()
 
     @property
     def is_active(self) -> bool:
@@ -116,7 +138,7 @@ class GrammarState:
         """The text grew by this token, which was legal.
 
         Raises:
-            RequestError: the grammar is too complex for this text.
+            RequestError: the grammar is too complex for this text, which did not grow.
         """
         if self._opening:
             self._read_opening(token)
@@ -124,6 +146,7 @@ class GrammarState:
             self._read_free(token)
         else:
             self._consume([token])
+        self._is_renewed = False
 
     @contextmanager
     def lookahead(self) -> Iterator[Lookahead]:
@@ -131,15 +154,16 @@ class GrammarState:
 
         A copy would take O(answer): 0.1 ms for one of 10 kB.
         """
-        matcher = None if self._opening or self.is_over else self._matcher
-        ahead = Lookahead(self, matcher)
+        matcher, forced = None, list[int]()
+        if not self._opening and not self.is_over:
+            with suppress(RequestError):  # what comes next is asked again when it is chosen
+                matcher, forced = self._matcher, self._matcher_forced()
+        ahead = Lookahead(self, matcher, forced)
         try:
             yield ahead
         finally:
-            if matcher is not None:
-                self._has_looked = True
-                if not ahead.end() or matcher.is_error():
-                    self._rebuild()
+            if matcher is not None and (not ahead.end() or matcher.is_error()):
+                self._rebuild()
 
     def copied(self) -> GrammarState:
         """A state of its own at the same place."""
@@ -159,40 +183,46 @@ class GrammarState:
             self.is_over = True
 
     def _ask(self, question: Callable[[LLMatcher], R]) -> R:
-        """Query the matcher; once more after a rebuild if it fails.
+        """Query the matcher.
 
-        States built by a lookahead count towards llguidance's limits, but must not affect the text.
         Raises:
             RequestError: the grammar is too complex for this text.
         """
         assert self._matcher is not None
         answer = question(self._matcher)
-        if self._matcher.is_error() and self._has_looked:
-            self._rebuild()
-            answer = question(self._matcher)
-        if self._matcher.is_error():
-            raise RequestError(
-                f"the {self._constraint.kind.title} cannot be followed further: "
-                f"{explain(self._matcher)}"
-            )
+        self._check(self._matcher)
         return answer
+
+    def _check(self, matcher: LLMatcher) -> None:
+        if matcher.is_error():
+            self._has_failed = True
+            raise RequestError(
+                f"the {self._constraint.kind.title} cannot be followed further: {explain(matcher)}"
+            )
 
     def _rebuild(self) -> None:
         """Make a new matcher: llguidance's errors persist even after a rollback."""
-        self._matcher, self._has_looked = self._make(), False
+        self._matcher = self._make()
         self._matcher.consume_tokens(self._read)
+
+    def _may_begin(self, found: bytes) -> bool:
+        """Whether the constrained text may begin with these bytes."""
+        pieces, matcher = self._tokens.encode(found), self._make()
+        num_legal = matcher.validate_tokens(pieces)
+        self._check(matcher)
+        return num_legal == len(pieces)
 
     def _allows_free(self, token: int) -> bool:
         assert self._triggers is not None
         if token in self._tokens.eog_ids:
             return not self._awaits_end
         found, _ = self._triggers.follow(self._free, token)
-        return found is None or self._triggers.is_legal(found, self._make)
+        return found is None or self._may_begin(found)
 
     def _legal_free(self) -> NDArray[np.bool_]:
         assert self._triggers is not None
         mask = np.ones(self.vocab_size, np.bool_)
-        mask[self._triggers.illegal_ids(self._free, self._make)] = False
+        mask[self._triggers.illegal_ids(self._free, self._may_begin)] = False
         if self._awaits_end:
             mask[list(self._tokens.eog_ids)] = False
         return mask
@@ -212,12 +242,14 @@ class GrammarState:
 
     def _read_free(self, token: int) -> None:
         assert self._triggers is not None
-        found, self._free = self._triggers.follow(self._free, token)
-        if found is None:
-            return
-        self._matcher, self._forced, self._has_looked = self._make(), None, False
-        if found:
-            self._consume(self._tokens.encode(found))
+        found, free = self._triggers.follow(self._free, token)
+        if found is not None:
+            matcher, pieces = self._make(), self._tokens.encode(found)
+            matcher.consume_tokens(pieces)
+            self._check(matcher)
+            self._matcher, self._read, self._forced = matcher, pieces, None
+            self.is_over = matcher.is_stopped()
+        self._free = free
 
 
 class Lookahead:
@@ -227,12 +259,12 @@ class Lookahead:
     If the matcher fails, no further token counts as legal.
     """
 
-    def __init__(self, state: GrammarState, matcher: LLMatcher | None) -> None:
+    def __init__(self, state: GrammarState, matcher: LLMatcher | None, forced: list[int]) -> None:
         self.is_over = False  # it has read the end of the turn
         self._num_read = 0
         self._state = state
         self._matcher = matcher
-        self._forced = state.forced() if matcher else []
+        self._forced = forced
 
     def read_legal(self, tokens: Sequence[int]) -> int:
         """Read tokens up to the first illegal one; returns how many are legal."""

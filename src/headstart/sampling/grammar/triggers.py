@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
 from headstart.structures.prefix import num_begun
@@ -129,12 +129,7 @@ class Triggers:
             end, length = found
             return left[end + length if self._includes_trigger else end :], FreeText()
 
-    def is_legal(self, found: bytes, make: Callable[[], LLMatcher]) -> bool:
-        """Whether the constrained text may begin with these bytes."""
-        pieces = self._tokens.encode(found)
-        return not pieces or make().validate_tokens(pieces) == len(pieces)
-
-    def illegal_ids(self, text: FreeText, make: Callable[[], LLMatcher]) -> NDArray[np.int32]:
+    def illegal_ids(self, text: FreeText, may_begin: Callable[[bytes], bool]) -> NDArray[np.int32]:
         """Tokens that complete a trigger and continue illegally.
 
         Scans part of the vocabulary at the first call for each text; there are few distinct texts.
@@ -146,7 +141,7 @@ class Triggers:
                 [
                     token
                     for token in self._tokens.with_bytes(lasts)
-                    if (found := self.follow(text, token)[0]) and not self.is_legal(found, make)
+                    if (found := self.follow(text, token)[0]) and not may_begin(found)
                 ],
                 np.int32,
             )
