@@ -11,7 +11,7 @@ from tests.server.fake_worker import HOLD, INFO, FakeWorker, say
 from tests.server.serving import error_of, serving
 
 from headstart.config import ServerConfig
-from headstart.server import events
+from headstart.server import sse
 from headstart.types.errors import QuotaError
 
 PAGE = "http://page.example"
@@ -253,7 +253,7 @@ def test_a_single_key_may_use_all_connections():
 
 
 def test_listeners_of_one_key_leave_room_for_those_of_others(monkeypatch):
-    monkeypatch.setattr(events, "MAX_LISTENERS", 4)
+    monkeypatch.setattr(sse, "MAX_LISTENERS", 4)
     with serving(config=ServerConfig(api_key="a,b")) as client, ExitStack() as stack:
         for _ in range(2):
             stack.enter_context(client.stream("GET", "/events", headers=A))

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.server.fake_worker import REPORT, FakeWorker, say
 from tests.server.serving import error_of, events_of, serving
 
-from headstart.server import events
+from headstart.server import events, sse
 from headstart.server.events import _speed, num_tokens
 from headstart.server.results import counterfactual
 from headstart.types.report import Counters, DiskReport, SlotReport, WorkerReport
@@ -122,7 +122,7 @@ def test_a_server_that_stops_ends_the_streams_at_once():
 
 
 def test_listeners_are_limited_and_make_room_when_they_leave(monkeypatch):
-    monkeypatch.setattr(events, "MAX_LISTENERS", 2)
+    monkeypatch.setattr(sse, "MAX_LISTENERS", 2)
     with serving() as client:
         with client.stream("GET", "/events"), client.stream("GET", "/events") as second:
             refused = client.get("/events")

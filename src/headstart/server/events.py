@@ -9,23 +9,17 @@ from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from headstart.server import sse
-from headstart.server.errors import ApiError
 from headstart.server.model import Service
 from headstart.server.routing import Routes
 from headstart.server.status import slot_state, speculation_state
 from headstart.structures.system import resident_bytes
-from headstart.structures.tenants import counted, may_take
-from headstart.types.errors import QuotaError
 from headstart.types.report import WorkerReport
 
 # between two states: on the machine of the model, what makes and shows them takes its time
 SECONDS = 2.0
-MAX_LISTENERS = 100  # 4 kB each, every time
-RETRY_SECONDS = 5
 
 Counts = dict[str, float]
 routes = Routes()
@@ -34,7 +28,8 @@ routes = Routes()
 @routes.get("/events", answer="server-sent events, one state each")
 async def events(http: HttpRequest) -> Response:
     """Stream the state of slots, queue, speculation and memory, every two seconds."""
-    return _Listening(http.app.state.events, http.scope)
+    feed: EventFeed = http.app.state.events
+    return sse.Listening(feed.listen(), feed.listeners, http.scope)
 
 
 class EventFeed:
@@ -48,28 +43,6 @@ class EventFeed:
         self._is_stopped = False
         # counts of the last three minutes, for those who begin to listen
         self._history: deque[Counts] = deque(maxlen=90)
-
-    def check_place(self, tenant: str, *, is_alone: bool) -> None:
-        """Check that there is a place for a listener. `is_alone`: there are no other tenants.
-
-        Raises:
-            ApiError: there are too many.
-            QuotaError: the tenant must leave as many places to others as it has.
-        """
-        if not is_alone and not may_take(self.listeners, tenant, MAX_LISTENERS):
-            raise QuotaError(
-                "listeners",
-                f"you have {self.listeners[tenant]} of {MAX_LISTENERS} places for clients of "
-                "/events, and as many must stay free for other tenants; poll /slots or /metrics",
-                RETRY_SECONDS,
-            )
-        if self.listeners.total() >= MAX_LISTENERS:
-            raise ApiError(
-                503,
-                f"{MAX_LISTENERS} clients listen to /events, and no more can; try again when one "
-                "has left, or poll /slots or /metrics",
-                retry_after=RETRY_SECONDS,
-            )
 
     async def listen(self) -> AsyncIterator[bytes]:
         """The state and the last minutes, then each new state; a slow listener skips some."""
@@ -127,19 +100,6 @@ class EventFeed:
             "slots": [slot_state(slot, self._service) for slot in report.slots],
             "speculation": speculation_state(report),
         }
-
-
-class _Listening(StreamingResponse):
-    """Counts as a listener until it ends."""
-
-    def __init__(self, feed: EventFeed, scope: Scope) -> None:
-        self._feed, self._tenant = feed, scope["headstart.namespace"]
-        feed.check_place(self._tenant, is_alone=not scope["headstart.has_tenants"])
-        super().__init__(feed.listen(), media_type="text/event-stream", headers=sse.HEADERS)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with counted(self._feed.listeners, self._tenant):
-            await super().__call__(scope, receive, send)
 
 
 def _speed(history: Iterable[Counts], now: Counts) -> float:

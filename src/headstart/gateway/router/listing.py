@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 from starlette.routing import Route
 
 import headstart
@@ -56,6 +57,7 @@ class OwnRoutes:
         self._started_at = time.time()
         self._downloads = Downloads(store, pool.events, self.reload)
         self._threads = Threads("bodies", 1, max_waiting=256)
+        self._listeners = Counter[str]()  # to /models/sse, by tenant
 
     def all(self) -> list[Route]:
         """Every route with its path."""
@@ -189,9 +191,7 @@ class OwnRoutes:
 
     async def events(self, http: HttpRequest) -> Response:
         """Stream what happens to models."""
-        return StreamingResponse(
-            self._stream(), headers=sse.HEADERS, media_type="text/event-stream"
-        )
+        return sse.Listening(self._stream(), self._listeners, http.scope)
 
     async def ollama_version(self, http: HttpRequest) -> Response:
         """Tell clients of Ollama which version's API this is."""

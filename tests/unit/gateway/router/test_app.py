@@ -15,6 +15,7 @@ from tests.unit.gateway.router.fakes import FakeChildren, FakeStore, loaded, poo
 from headstart.config import Config, RouterConfig, ServerConfig
 from headstart.gateway.router import listing
 from headstart.gateway.router.app import MAX_WAITING, Streams, create_app
+from headstart.server import sse
 from headstart.types.errors import CapacityError
 
 PROMPT = {"prompt": "a"}
@@ -258,6 +259,22 @@ async def test_events_are_streamed_as_they_happen() -> None:
         await routed.pool.close()
     assert [one["data"]["status"] for one in events] == ["loading", "loaded"]
     assert {one["model"] for one in events} == {"a"}
+
+
+async def test_listeners_of_one_key_leave_room_for_those_of_others(monkeypatch) -> None:
+    monkeypatch.setattr(sse, "MAX_LISTENERS", 2)
+    one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+    async with (
+        router("a", server=ServerConfig(api_key="one,two")) as routed,
+        routed.client.stream("GET", "/models/sse", headers=one) as stream,
+    ):
+        assert stream.status_code == 200
+        refused = await routed.client.get("/models/sse", headers=one)
+        assert refused.status_code == 429
+        assert "places for clients of /models/sse" in refused.json()["error"]["message"]
+        async with routed.client.stream("GET", "/models/sse", headers=two) as other:
+            assert other.status_code == 200
+        await routed.pool.close()
 
 
 async def test_a_model_that_streams_an_answer_is_busy() -> None:
