@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -93,6 +94,26 @@ def test_scales_of_all_requests_can_be_changed(adapted: httpx2.Client) -> None:
     assert ask(adapted, lora(1))["tokens"] == usual
     for one in ({"n_predict": 1}, {"n_predict": 2}):  # nobody gets what others left
         assert ask(adapted, **one)["tokens"] == plain[: one["n_predict"]]
+
+
+def test_scales_that_one_key_sets_are_not_those_of_another(tmp_path: Path) -> None:
+    adapter = str(write_lora(tmp_path / "lora.gguf", seed=1))
+    config = Config(
+        model=ModelConfig(model=str(tiny_llama(tmp_path / "model.gguf"))),
+        engine=EngineConfig(gpu_layers=0, threads=1, context=256, lora=adapter),
+        scheduler=SchedulerConfig(parallel=1),
+        server=ServerConfig(api_key="one,two", slot_save_path=str(tmp_path)),
+    )
+    with serving_models(config) as client:
+        for key, told in (("one", 0), ("two", 1), ("one", 0)):
+            client.headers["authorization"] = f"Bearer {key}"
+            if told == 0:
+                client.post("/lora-adapters", json=[])
+            assert client.get("/lora-adapters").json()[0]["scale"] == told
+            settings = ask(client, n_predict=1)["generation_settings"]
+            assert settings["lora"] == [{"id": 0, "scale": told}]
+        saved = client.post("/slots/0?action=save", json={"filename": "a"}).json()
+        assert saved["n_saved"] > 0  # a prompt that was read with these scales
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ class AdapterScales(RootModel[list[AdapterScale]]):
 @routes.get("/lora-adapters", answer="a list with `id`, `path` and `scale` of each adapter")
 async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
     """List the adapters with the scales of requests without `lora`."""
-    service = service_of(http)
-    scales = service.adapter_scales or loaded_scales(service.info)
+    service, tenant = service_of(http), http.scope["headstart.namespace"]
+    scales = service.adapter_scales.get(tenant, loaded_scales(service.info))
     return [
         {"id": index, **adapter, "scale": scale}
         for index, (adapter, scale) in enumerate(zip(service.info.adapters, scales, strict=True))
@@ -38,13 +38,13 @@ async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
 
 @routes.post("/lora-adapters", body=AdapterScales, answer="`success`: true")
 async def set_adapters(http: HttpRequest) -> dict[str, bool]:
-    """Set the scales of later requests without `lora`."""
-    service = service_of(http)
+    """Set the scales of later requests without `lora` that have the same API key."""
+    service, tenant = service_of(http), http.scope["headstart.namespace"]
     wanted = read_json(await http.body())
     if not isinstance(wanted, list):
         raise RequestError("Request body must be an array")
     lora = make_body(GenerationBody, {"lora": wanted}).lora
-    service.adapter_scales = read_scales(lora or (), service.info)
+    service.adapter_scales[tenant] = read_scales(lora or (), service.info)
     return {"success": True}
 
 

@@ -33,18 +33,18 @@ def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> C
     Raises:
         NotSupportedError: the model does not generate text.
     """
-    service = service_of(http)
+    service, namespace = service_of(http), http.scope["headstart.namespace"]
     if service.info.why_no_text:
         raise NotSupportedError(service.info.why_no_text)
     return Call(
         id=prefix + secrets.token_hex(12),
         created=int(service.clock()),
         fingerprint=service.fingerprint,
-        namespace=http.scope["headstart.namespace"],
+        namespace=namespace,
         model=service.served,
         info=service.info,
         stop=stop,
-        adapter_scales=service.adapter_scales,
+        adapter_scales=service.adapter_scales.get(namespace),
     )
 
 

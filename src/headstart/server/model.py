@@ -95,7 +95,7 @@ class Service:
     image_questions: WeakValueDictionary[str, asyncio.Semaphore] = field(  # likewise, so many
         default_factory=WeakValueDictionary
     )
-    adapter_scales: tuple[float, ...] | None = None  # by POST /lora-adapters
+    adapter_scales: dict[str, tuple[float, ...]] = field(default_factory=dict)  # by tenant
     counters_read: Counters = field(default_factory=Counters)  # when /metrics was last read
 
     _num_held: Counter[str] = field(default_factory=Counter)  # requests by tenant

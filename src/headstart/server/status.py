@@ -133,25 +133,25 @@ async def slots(http: HttpRequest) -> list[dict[str, Any]]:
 @routes.post("/slots/{id_slot}", body=SlotBody, answer="what was saved, restored or erased")
 async def act_on_slot(http: HttpRequest) -> dict[str, Any]:
     """Save, restore or erase what an idle slot keeps."""
-    service = service_of(http)
+    service, tenant = service_of(http), http.scope["headstart.namespace"]
     folder = _slot_folder(http)
     action = http.query_params.get("action", "")
     if action not in ("save", "restore", "erase"):
         raise RequestError(f"action is {action!r} but must be save, restore or erase")
     slot_id = _slot_id(http.path_params["id_slot"], service.info.num_slots)
     name = "" if action == "erase" else _check_name((await read_body(http, SlotBody)).filename)
-    adapters = request_scales(None, service.adapter_scales, service.info)
+    adapters = request_scales(None, service.adapter_scales.get(tenant), service.info)
     command = SlotAction(
         uuid.uuid4().hex,
         action,
         slot_id,
         str(folder / name) if name else "",
-        http.scope["headstart.namespace"] + adapter_key(adapters, service.info),
+        tenant + adapter_key(adapters, service.info),
         adapters,
     )
     # a tenant's actions one after the other: many at once would hold up the engine's steps, and
     # saves would exceed a quota
-    lock = service.slot_actions.setdefault(http.scope["headstart.namespace"], asyncio.Lock())
+    lock = service.slot_actions.setdefault(tenant, asyncio.Lock())
     has_to_wait = lock.locked()
     async with lock:
         if has_to_wait and await http.is_disconnected():  # nothing is done for those who left
