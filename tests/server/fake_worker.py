@@ -167,7 +167,7 @@ class FakeWorker:
                 await self._goes_on.wait()
             elif not isinstance(step, str):
                 if isinstance(step, (FinishEvent, EmbeddingEvent, HeadstartError)):
-                    del self._tasks[request.request_id]
+                    self._tasks.pop(request.request_id, None)
                 deliver(step)
                 await asyncio.sleep(0)
 

@@ -189,14 +189,20 @@ def test_other_servers_say_what_to_start_with(
 
 def test_without_pooling_there_is_a_vector_for_each_token() -> None:
     def script(request: EmbeddingRequest) -> list[EmbeddingEvent]:
-        vectors = tuple(np.ones((len(text), 2), np.float32) for text in request.texts)
-        return [EmbeddingEvent(request.request_id, vectors, request.num_tokens, 0.1)]
+        num, rows = request.num_tokens, np.ones((request.num_tokens, 2), np.float32)
+        name, parts = request.request_id, (rows[:1], rows[1:2], rows[2:])  # of long texts
+        return [
+            EmbeddingEvent(name, parts[:1], num, 0.1, is_last=False),
+            EmbeddingEvent(name, parts[1:], num, 0.1),
+        ]
 
     worker = FakeWorker(script)  # type: ignore[arg-type]
     worker.info_when_ready = dataclasses.replace(INFO, embedding=EmbeddingInfo(2, 64, "none"))
     with serving(worker) as client:
-        (answer,) = client.post("/embeddings", json={"input": "abc"}).json()
-        assert answer["embedding"] == [[1.0, 1.0]] * 3
+        for texts in (["abc"], ["ab", "cdef"]):
+            answers = client.post("/embeddings", json={"input": texts}).json()
+            assert [len(one["embedding"]) for one in answers] == list(map(len, texts))
+            assert {number for one in answers for row in one["embedding"] for number in row} == {1}
         refused = client.post("/v1/embeddings", json={"input": "abc"})
     assert "not OAI compatible" in error_of(refused, 400)
 

@@ -112,7 +112,7 @@ class LlamaEmbedder:
         Args:
             position: of the first token, of one text alone that goes on from the call before.
             chunk: whose cells the tokens are, of one text.
-            is_end: the texts end here; if not, there are no vectors yet.
+            is_end: the texts end here; if not, there are no vectors yet, but those of tokens.
 
         Raises:
             EngineError: libllama failed; nothing is kept.
@@ -141,7 +141,7 @@ class LlamaEmbedder:
                 words = f"llama_decode returned {status} for {batch.num_rows} tokens to embed"
                 raise libllama_error(EngineError, words)
             vectors = self._vectors(texts)
-            if len(texts) > 1:
+            if len(texts) > 1 or self.pooling == "none":
                 return vectors
             self._pieces.append((vectors[0], batch.num_rows))
             return [self._whole()] if is_end else []
@@ -152,10 +152,8 @@ class LlamaEmbedder:
                 api.llama_memory_clear(self._memory, False)
 
     def _whole(self) -> NDArray[np.float32]:
-        """The vectors of a text that was read in pieces."""
+        """The vector of a text that was read in pieces."""
         vectors, counts = zip(*self._pieces, strict=True)
-        if self.pooling == "none":
-            return np.concatenate(vectors)
         if self.pooling == "mean":
             return np.average(vectors, axis=0, weights=counts).astype(np.float32)
         found: NDArray[np.float32] = vectors[0 if self.pooling == "cls" else -1]

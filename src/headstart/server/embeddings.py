@@ -8,6 +8,7 @@ https://huggingface.github.io/text-embeddings-inference/#/Text%20Embeddings%20In
 from __future__ import annotations
 
 import base64
+import dataclasses
 import secrets
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -162,7 +163,15 @@ async def embed(
     chunks = {p.ids()[0]: p for parts in media for p in parts if isinstance(p, MediaChunk)}
     command = EmbeddingRequest(request_id, tuple(texts), namespace, tuple(chunks.items()))
     event: EmbeddingEvent = await unless_left(http.receive, single_event(service.worker, command))
-    return event
+    if info.pooling != "none":
+        return event
+    ends = np.cumsum([len(text) for text in texts])[:-1]
+
+    def joined() -> EmbeddingEvent:
+        vectors = np.split(np.concatenate(event.vectors), ends)
+        return dataclasses.replace(event, vectors=tuple(vectors))
+
+    return await service.answer_threads.run_for(http.scope, http.receive, joined)
 
 
 def _check(body: EmbeddingBody, info: EmbeddingInfo) -> None:

@@ -9,16 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any
 
+from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
 from headstart.server.threads import left
 from headstart.types.errors import CapacityError, HeadstartError
 from headstart.types.request import (
+    EmbeddingEvent,
     Event,
     FinishEvent,
     PromptEvent,
@@ -182,14 +185,21 @@ def _weight(event: Event) -> int:
 
 
 async def single_event(worker: Worker, command: Work) -> Any:
-    """Submit a command and return its reply, or its event of another kind; cancelling cancels it.
+    """Submit a command and return its reply, or its event of another kind, which has all vectors;
+    cancelling cancels it.
 
     Raises:
         HeadstartError: the command failed.
     """
     done: asyncio.Future[Event | HeadstartError] = asyncio.get_running_loop().create_future()
+    vectors: list[NDArray[Any]] = []
 
     def deliver(event: Event | HeadstartError) -> None:
+        if isinstance(event, EmbeddingEvent):
+            vectors.extend(event.vectors)
+            if not event.is_last:
+                return
+            event = replace(event, vectors=tuple(vectors))
         if not done.done():
             done.set_result(event)
 

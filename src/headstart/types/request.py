@@ -271,7 +271,7 @@ class ThoughtsEnd:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Texts to be turned into vectors or scores; answered by an `EmbeddingEvent`."""
+    """Texts to be turned into vectors or scores; answered by `EmbeddingEvent`s."""
 
     request_id: str
     texts: tuple[Sequence[int], ...]  # token ids; none empty
@@ -285,12 +285,14 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingEvent:
-    """The only event of an embedding request that was served."""
+    """The next vectors of an embedding request; together they are those of its texts, in order."""
 
     request_id: str
-    vectors: tuple[NDArray[np.float32], ...]  # of each text (1, size), unpooled (tokens, size)
-    num_tokens: int
+    # of each text (1, size); unpooled (tokens, size), of a long one in pieces
+    vectors: tuple[NDArray[np.float32], ...]
+    num_tokens: int  # of the request
     seconds: float  # since it was submitted
+    is_last: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ class Worker(Protocol):
     def submit(self, request: Work, deliver: Deliver) -> None:
         """Run a request; `deliver` is called with each event, last a FinishEvent or an exception.
 
-        Texts to embed are answered by one EmbeddingEvent, all else by one ReplyEvent, or by an
+        Texts to embed are answered by EmbeddingEvents, all else by one ReplyEvent, or by an
         exception.
 
         The exception may be a CapacityError (the queue is full), a RequestError (a value cannot be

@@ -193,7 +193,7 @@ class WorkerClient:
                     deliver = self._deliver.get(tokens.request_id)
                     if deliver is not None:
                         deliver(tokens)
-            elif isinstance(event, (ProgressEvent, PromptEvent)):  # the request goes on
+            elif _goes_on(event):
                 deliver = self._deliver.get(event.request_id)
                 if deliver is not None:
                     deliver(event)
@@ -270,6 +270,12 @@ class WorkerClient:
         for request_id, deliver in running.items():
             log.warning("request %s failed: %s", request_id, error)
             deliver(error)
+
+
+def _goes_on(event: Event) -> bool:
+    """Whether more events of the request follow."""
+    is_part = isinstance(event, EmbeddingEvent) and not event.is_last
+    return is_part or isinstance(event, (ProgressEvent, PromptEvent))
 
 
 def _delay(number: int) -> float:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 1 << 21  # tokens
 FEW_TOKENS = 128  # of a decode while others generate
+MANY_NUMBERS = 1 << 16  # of vectors that are told at once: others wait for what the pipe takes
 
 
 class EmbeddingEngine(Protocol):
@@ -65,7 +66,7 @@ class _Texts:
     request: EmbeddingRequest
     submitted: float
     chunks: dict[int, LoadedChunk]  # by the first of their ids
-    vectors: dict[int, NDArray[np.float32]] = field(default_factory=dict)  # by text
+    vectors: list[NDArray[np.float32]] = field(default_factory=list)  # not told yet
     num_taken: int = 0  # texts that were given to the engine, the one being read included
     position: int = 0  # tokens of the text that is read in pieces
 
@@ -238,14 +239,13 @@ class EmbeddingQueue:
 
     def _embed(self, group: Sequence[tuple[_Texts, int]]) -> int:
         texts = [job.request.texts[index] for job, index in group]
-        for (job, index), vectors in zip(group, self.engine.embed(texts), strict=True):
-            job.vectors[index] = vectors
+        for (job, _), vectors in zip(group, self.engine.embed(texts), strict=True):
+            job.vectors.append(vectors)
         return sum(map(len, texts))
 
     def _read(self, job: _Texts) -> int:
         """Decode the next piece of a text that is too long for one decode, or has images."""
-        index = job.num_taken - 1
-        text, start = job.request.texts[index], job.position
+        text, start = job.request.texts[job.num_taken - 1], job.position
         if (chunk := job.pending_chunk) is not None:
             piece = text[start : start + chunk.num_cells]
         else:
@@ -253,24 +253,22 @@ class EmbeddingQueue:
             piece = list(takewhile(lambda token: token >= 0, piece))
         job.position = start + len(piece)
         is_end = job.position == len(text)
-        vectors = self.engine.embed([piece], start, chunk=chunk, is_end=is_end)
+        job.vectors += self.engine.embed([piece], start, chunk=chunk, is_end=is_end)
         if is_end:
-            job.vectors[index], job.position = vectors[0], 0
-            self._long = None
+            job.position, self._long = 0, None
         return len(piece)
 
     def _finished(self) -> list[Event]:
-        now = self._clock()
-        done = [job for job in self._jobs if len(job.vectors) == len(job.request.texts)]
-        for job in done:
-            self._drop(job)
-            self._counters.embedding_requests += 1
-        return [
-            EmbeddingEvent(
-                job.request.request_id,
-                tuple(job.vectors[index] for index in range(len(job.request.texts))),
-                job.request.num_tokens,
-                now - job.submitted,
-            )
-            for job in done
-        ]
+        events, now = list[Event](), self._clock()
+        for job in list(self._jobs):
+            is_last = job.is_taken and job is not self._long
+            if not is_last and sum(one.size for one in job.vectors) < MANY_NUMBERS:
+                continue
+            name, num_tokens = job.request.request_id, job.request.num_tokens
+            vectors, seconds = tuple(job.vectors), now - job.submitted
+            events.append(EmbeddingEvent(name, vectors, num_tokens, seconds, is_last))
+            job.vectors = []
+            if is_last:
+                self._drop(job)
+                self._counters.embedding_requests += 1
+        return events

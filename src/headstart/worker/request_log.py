@@ -58,9 +58,8 @@ def log_request(request_id: str, stats: RequestStats, reason: str) -> None:
 def log_embedding(event: EmbeddingEvent) -> None:
     """Log texts that were embedded."""
     log.info(
-        "request %s: embedded %d texts of %d tokens in %.0f ms",
+        "request %s: embedded %d tokens in %.0f ms",
         event.request_id,
-        len(event.vectors),
         event.num_tokens,
         1000 * event.seconds,
     )

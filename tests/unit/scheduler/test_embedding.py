@@ -110,6 +110,23 @@ def test_a_text_longer_than_a_decode_is_read_in_pieces(
     assert vectors(events["b"]) == [[7, 1]]
 
 
+def test_many_vectors_are_told_in_pieces(
+    queue: EmbeddingQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once, they would fill the pipe, and the engine would wait until they are read."""
+    monkeypatch.setattr(embedding, "MANY_NUMBERS", 6)
+    queue.submit(EmbeddingRequest("a", tuple((number,) for number in range(7))))
+    events = finish(queue)
+    assert [vectors(event) for event in events] == [
+        [[0, 1], [1, 1], [2, 1]], [[3, 1], [4, 1], [5, 1]], [[6, 1]]
+    ]  # fmt: skip
+    assert [isinstance(one, EmbeddingEvent) and one.is_last for one in events] == [
+        False,
+        False,
+        True,
+    ]
+
+
 def test_beside_those_who_generate_a_decode_is_small(
     queue: EmbeddingQueue, engine: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
