@@ -30,6 +30,7 @@ from headstart.sampling.sampler import Sampler
 from headstart.scheduler import admission
 from headstart.scheduler.guarded_speculator import GuardedSpeculator
 from headstart.server import anthropic, chat, embeddings, media, ollama, responses, text
+from headstart.server import body as body_module
 from headstart.speculators.base import Speculator
 from headstart.testing import FakeEngine
 from headstart.types import Draft, DraftRequest
@@ -312,6 +313,34 @@ def test_one_bias_list_is_not_told_by_hundreds_of_answers(client):
     answer = client.post("/completion", json=body)
     assert (answer.status_code, "logit_bias" in answer.text) == (400, True)
     assert client.post("/completion", json=body | {"prompt": ["a"] * 200}).status_code == 200
+
+
+def test_a_megabyte_is_not_told_by_hundreds_of_answers(client):
+    long = {"json_schema": {"description": "a" * 1_000_000}}
+    refused = client.post("/completion", json={"prompt": ["a"] * 256, **long})
+    assert (refused.status_code, "characters of prompts" in refused.text) == (400, True)
+    taken = client.post("/completion", json={"prompt": ["a"] * 8, **long})
+    assert taken.status_code == 200, taken.text[:1000]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/api/chat"])
+def test_thousands_of_wrong_entries_are_not_described_one_by_one(client, path, monkeypatch):
+    described = noted(monkeypatch, body_module, "_explain")
+    for name in ("messages", "stop_sequences", "context"):
+        answer = client.post(path, json={"messages": [], name: [1.5] * 30_000})
+        assert answer.status_code in (200, 400)
+    assert {error.error_count() for error, _ in described} == {1}
+
+
+def test_a_name_of_a_megabyte_is_not_told_with_every_token(client):
+    body = {"model": "a" * 1_000_000, "stream": True, "prompt": "a"}
+    chat = body | {"messages": [{"role": "user", "content": "a"}], "input": "a"}
+    del chat["prompt"]
+    for path in ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/completion"):
+        answer = client.post(path, json=body if path == "/completion" else chat)
+        assert (answer.status_code, len(answer.content) < 100_000) == (200, True)
+    for path in ("/api/chat", "/api/generate"):
+        assert client.post(path, json=chat | body).status_code == 400
 
 
 @pytest.mark.parametrize("num_seen", [2_000, 45_000])

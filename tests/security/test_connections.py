@@ -77,6 +77,17 @@ def test_a_head_without_end_is_refused_early(client, head):
         assert client.get("/health").status_code == 200
 
 
+def test_what_stands_behind_a_body_is_no_header():
+    """A proxy in front has removed it from the head."""
+    with serving(config=ServerConfig(api_key="a")) as client, connected(client) as connection:
+        push(
+            connection,
+            b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+            b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\nAuthorization: Bearer a\r\n\r\n",
+        )
+        assert answer_of(connection).startswith(b"HTTP/1.1 401")
+
+
 def test_a_head_that_came_at_once_has_the_same_limit(client):
     for size, status in ((MAX_HEAD_BYTES // 2, b"200"), (MAX_HEAD_BYTES + 1, b"431")):
         with connected(client) as connection:

@@ -11,7 +11,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headstart.server import sse
-from headstart.server.body import Body, Int, make_body, read_body
+from headstart.server.body import Body, Int, Many, make_body, read_body
 from headstart.server.chat import answer_chat, count_chat_tokens
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
 from headstart.server.errors import not_supported, shorten, wrong_value
@@ -30,11 +30,11 @@ class MessagesBody(Body):
     asks_model: ClassVar[bool] = True
     model_config = ConfigDict(extra="allow")
 
-    messages: list[dict[str, Any]]
+    messages: Many[dict[str, Any]]
     system: Any = Field(default=None, description="a text, or a list of text blocks")
     max_tokens: Int | None = None
-    stop_sequences: list[str] = Field(default_factory=list)
-    tools: list[dict[str, Any]] = Field(default_factory=list)
+    stop_sequences: Many[str] = Field(default_factory=list)
+    tools: Many[dict[str, Any]] = Field(default_factory=list)
     tool_choice: dict[str, Any] | None = Field(
         default=None, description="{type: auto, any, none, or tool with a name}"
     )

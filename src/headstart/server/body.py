@@ -11,7 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, ClassVar, TypeVar, get_args
 
 import orjson
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    FailFast,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 
@@ -65,6 +73,7 @@ class Body(BaseModel):
 
 B = TypeVar("B", bound=Body)
 T = TypeVar("T")
+Many = Annotated[list[T], FailFast()]  # to describe 30,000 wrong entries takes 0.1 s
 _parsing, _building = threading.Lock(), threading.Lock()
 MAX_DEPTH = 250
 # pydantic's names of types -> JSON's

@@ -109,6 +109,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._num_head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._is_reading_body:  # behind it: what proxies check and remove is in front
+            return
         super().on_header(name, value)
         self._num_head_bytes += len(name) + len(value)
 

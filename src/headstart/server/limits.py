@@ -13,6 +13,7 @@ from headstart.types.errors import RequestError
 MAX_PROMPTS = 256  # answers of one call
 MAX_INPUTS = 2048  # texts to embed or rank in one call, as at OpenAI
 MAX_NAMES = 64  # of speculators, of fields of the answer
+MAX_TOLD = 1 << 24  # characters of prompts and constraints that several answers repeat
 
 # Of the whole body: parsing blocks all threads, and small JSON becomes large objects.
 MAX_FIELDS = 256

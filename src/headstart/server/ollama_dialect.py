@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 from pydantic import Field
 
-from headstart.server.body import Body, Int, make_body
+from headstart.server.body import Body, Int, Many, make_body
 from headstart.server.dialect import Choice, Chunk, Dialect, Piece, call_arguments
 from headstart.server.errors import not_supported, wrong_value
 from headstart.server.schemas import ChatBody, GenerationBody
@@ -31,7 +31,9 @@ OPTIONS = {
 class OllamaBody(Body):
     """POST /api/show, and fields of all requests."""
 
-    model: str | None = Field(default=None, description="any name: there is one model")
+    model: str | None = Field(  # each line of the answer has it
+        default=None, max_length=1024, description="any name: there is one model"
+    )
     options: dict[str, Any] = Field(
         default_factory=dict, description="temperature, num_predict, ...; those of loading: ignored"
     )
@@ -51,7 +53,7 @@ class OllamaTextBody(OllamaBody):
 class OllamaChatBody(OllamaTextBody):
     """POST /api/chat."""
 
-    messages: list[dict[str, Any]] = Field(default_factory=list)
+    messages: Many[dict[str, Any]] = Field(default_factory=list)
     tools: list[Any] = Field(default_factory=list)
 
 
@@ -64,7 +66,7 @@ class OllamaGenerateBody(OllamaTextBody):
     raw: bool = Field(default=False, description="the prompt as it is, without the chat template")
     images: list[Any] = Field(default_factory=list, description="base64")
     template: str | None = Field(default=None, description="refused")
-    context: list[Int] = Field(default_factory=list, description="refused")
+    context: Many[Int] = Field(default_factory=list, description="refused")
 
 
 class OllamaEmbedBody(OllamaBody):

@@ -56,7 +56,8 @@ class ResponsesDialect(Dialect):
         return [{"type": kind, "response": response} for kind in kinds]
 
     def progress(self, choice: Choice, event: ProgressEvent) -> list[Chunk]:
-        response = self._response(choice, "in_progress")
+        # without what the request said, which may be megabytes, in every step of the prompt
+        response = {"id": self.call.id, "object": "response", "status": "in_progress"}
         added = {"type": "response.in_progress", "response": response}
         return [added | self.prompt_progress(event)]
 

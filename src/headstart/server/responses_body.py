@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import ConfigDict, Field
 
-from headstart.server.body import Body, Int, make_body
+from headstart.server.body import Body, Int, Many, make_body
 from headstart.server.errors import not_supported, shorten, wrong_value
 from headstart.server.kept import Item
 from headstart.server.schemas import ChatBody
@@ -30,7 +30,7 @@ class ResponsesBody(Body):
     store: bool = Field(default=True, description="keep the response for GET and for the next one")
     max_output_tokens: Int | None = None
     stream: bool = False
-    tools: list[dict[str, Any]] = Field(
+    tools: Many[dict[str, Any]] = Field(
         default_factory=list, description="of type function; others are left out"
     )
     tool_choice: Any = None
@@ -38,7 +38,7 @@ class ResponsesBody(Body):
         default_factory=dict, description="{format: {type: text, json_object or json_schema}}"
     )
     reasoning: dict[str, Any] = Field(default_factory=dict, description="{effort}")
-    include: list[str] = Field(
+    include: Many[str] = Field(
         default_factory=list, description="message.output_text.logprobs has an effect"
     )
     top_logprobs: Int | None = None

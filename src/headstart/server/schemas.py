@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, create_model, model_validator
 
-from headstart.server.body import Body, Count, Int, Seed
+from headstart.server.body import Body, Count, Int, Many, Seed
 from headstart.server.errors import wrong_value
 from headstart.types import DraftMode
 from headstart.types.errors import RequestError
@@ -204,7 +204,7 @@ class GenerationBody(SamplingBody):
 class ChatBody(GenerationBody):
     """POST /v1/chat/completions and /apply-template."""
 
-    messages: list[dict[str, Any]]
+    messages: Many[dict[str, Any]]
     logprobs: bool = False
     top_logprobs: Int | None = None
     add_generation_prompt: bool | None = None

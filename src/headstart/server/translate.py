@@ -11,12 +11,12 @@ from headstart.server.adapters import adapter_key, request_scales
 from headstart.server.constraints import read_constraint
 from headstart.server.conversation import tagged_thoughts
 from headstart.server.errors import not_supported, wrong_value
-from headstart.server.limits import MAX_PROMPTS, check_length
+from headstart.server.limits import MAX_PROMPTS, MAX_TOLD, check_length
 from headstart.server.model import RequestDefaults, ServedModel
 from headstart.server.prompts import Prompt
 from headstart.server.sampling import read_names, sampling_params
 from headstart.server.schemas import ChatBody, CompletionBody, GenerationBody, SpeculativeBody
-from headstart.types import DraftMode
+from headstart.types import DraftMode, Vocab
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 from headstart.types.request import Request, SpeculativeParams
@@ -56,12 +56,6 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
     max_tokens = _max_tokens(body, defaults)
     num_logprobs = _num_logprobs(body, max_tokens, call)
     sampling = sampling_params(body, defaults, vocab)
-    num_biases = len(sampling.logit_bias) * len(prompts) * num_choices
-    if num_biases > (limit := max(1 << 16, vocab.size)):  # each answer tells all of its own
-        raise RequestError(
-            f"logit_bias holds {len(sampling.logit_bias)} entries for each of {len(prompts)} "
-            f"prompts with n = {num_choices}, but at most {limit} are taken in all; send fewer"
-        )
     adapters = request_scales(body.lora, call.adapter_scales, call.info)
     # OpenAI's `echo` with log probabilities includes those of the prompt
     scores_prompt = isinstance(body, CompletionBody) and body.echo and num_logprobs is not None
@@ -93,6 +87,7 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         wants_prompt_scores=scores_prompt,
         store=body.store,
     )
+    _check_told(first, prompts, num_choices, vocab)
     return [
         dataclasses.replace(
             first,
@@ -107,6 +102,23 @@ def make_requests(body: GenerationBody, prompts: list[Prompt], call: Call) -> li
         )
         for index, prompt in enumerate(prompt for prompt in prompts for _ in range(num_choices))
     ]
+
+
+def _check_told(first: Request, prompts: list[Prompt], num_choices: int, vocab: Vocab) -> None:
+    """Limit what the answers of a call repeat of their requests: each tells all of its own."""
+    num_biases = len(first.sampling.logit_bias)
+    if num_biases * len(prompts) * num_choices > (limit := max(1 << 16, vocab.size)):
+        raise RequestError(
+            f"logit_bias holds {num_biases} entries for each of {len(prompts)} "
+            f"prompts with n = {num_choices}, but at most {limit} are taken in all; send fewer"
+        )
+    text = first.constraint.text if first.constraint else ""
+    size = num_choices * sum(len(text) + len(prompt.text) for prompt in prompts)
+    if size > MAX_TOLD and len(prompts) * num_choices > 1:
+        raise RequestError(
+            f"the answers would repeat {size} characters of prompts and the constraint but at most "
+            f"{MAX_TOLD} are sent; ask for fewer at once"
+        )
 
 
 def _given(value: T | None, default: T) -> T:
