@@ -320,11 +320,11 @@ def test_an_image_that_was_read_in_part_is_read_again(target: str, tmp_path: Pat
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_text_with_images_has_the_mean_of_its_vectors(target: str, tmp_path: Path) -> None:
-    found, vectors = models(tmp_path, *TARGETS[target]), {}
+    files, vectors = models(tmp_path, *TARGETS[target]), {}
     for pooling in ("none", "mean", "last"):
         wanted = EmbeddingConfig(embeddings=True, pooling=pooling)
         config = replace(Setting(exact=False).config(), embedding=wanted)
-        scheduler = build_scheduler(config, found)[0]
+        scheduler = build_scheduler(config, files)[0]
         asked = [
             ask(scheduler, "a", BYTES[:9], picture(1), BYTES[:5], picture(2, 56, 40), BYTES),
             ask(scheduler, "b", BYTES[:9], picture(3), BYTES[:5], picture(2, 56, 40), BYTES),
@@ -339,9 +339,11 @@ def test_a_text_with_images_has_the_mean_of_its_vectors(target: str, tmp_path: P
             events = queue.step(is_alone=True)
         (event,) = events
         assert isinstance(event, EmbeddingEvent), event
-        vectors[pooling] = event.vectors
-        np.testing.assert_allclose(event.vectors[0], event.vectors[2], rtol=1e-6)
-        assert not np.allclose(event.vectors[0], event.vectors[3])
+        rows = np.concatenate(event.vectors)
+        lengths = [len(text) if pooling == "none" else 1 for text in request.texts]
+        vectors[pooling] = found = np.split(rows, np.cumsum(lengths)[:-1])
+        np.testing.assert_allclose(found[0], found[2], rtol=1e-6)
+        assert not np.allclose(found[0], found[3])
     assert [len(rows) for rows in vectors["none"]] == [len(asked[0].prompt)] * 4
     for rows, mean, last in zip(*vectors.values(), strict=True):
         np.testing.assert_allclose(rows.mean(axis=0), mean[0], atol=1e-5)
