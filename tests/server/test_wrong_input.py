@@ -141,27 +141,26 @@ def test_a_value_that_cannot_be_honoured_is_400_and_named(client, worker, field,
         {"lora": [{"id": 0, "scale": 1.0}]},
         {"adaptive_target": 0.5},
         {"adaptive_target": 0},
-        {
-            "messages": [
-                {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-            ]
-        },
-        {
-            "messages": [
-                {
-                    "role": "user",
-                    "content": [
-                        {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}}
-                    ],
-                }
-            ]
-        },
         {"continue_final_message": "role"},
     ],
     ids=str,
 )
 def test_what_is_not_built_is_refused_not_ignored(client, worker, field):
     error_of(client.post(CHAT, json={"messages": MESSAGES} | field), 400, "not_supported_error")
+    assert worker.requests == []
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "x"}},
+        {"type": "input_audio", "input_audio": {"data": "x", "format": "wav"}},
+    ],
+    ids=["image", "sound"],
+)
+def test_what_a_model_cannot_read_has_the_status_of_llama_server(client, worker, part):
+    answer = client.post(CHAT, json={"messages": [{"role": "user", "content": [part]}]})
+    assert "input is not supported" in error_of(answer, 500, "server_error")
     assert worker.requests == []
 
 

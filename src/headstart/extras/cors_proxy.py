@@ -1,9 +1,9 @@
 """GET and POST /cors-proxy: passes a page's request on to any address (`--ui-mcp-proxy`).
 
 For pages that talk to MCP servers which answer no page of another origin. Only headers that the
-client marked are passed on, so that no key and no cookie leaves by accident. A request needs such a
-header, or that of our page: links, forms and images of other sites can send neither, and their
-scripts only after a preflight request.
+client marked are passed on, so that no key and no cookie leaves by accident. A browser must send
+such a header, or that of our page: links, forms and images of other sites can send neither, and
+their scripts only after a preflight request.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ async def proxy_post(http: HttpRequest) -> Response:
 
 
 async def _pass_on(http: HttpRequest) -> Response:
-    if not any(name == OUR_PAGE or name.startswith(PREFIX) for name in http.headers):
+    # all browsers say so, and no link, form or image of a page can have them say anything else
+    is_browser = http.headers.get("user-agent", "").startswith("Mozilla/")
+    is_marked = any(name == OUR_PAGE or name.startswith(PREFIX) for name in http.headers)
+    if is_browser and not is_marked:
         raise ApiError(403, f"send a header {PREFIX}NAME, or {OUR_PAGE}: 1, which no link can")
     url = _checked(http.query_params.get("url", ""))
     body = await http.body()

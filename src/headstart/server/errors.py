@@ -38,7 +38,7 @@ ANSWERS = (
         403,
         "permission_error",
         "a host name or web page that `--allowed-hosts`, `--cors-origins` lack; an address other "
-        "than the page's that is opened in a browser; `/cors-proxy` without its header",
+        "than the page's that is opened in a browser; a browser's `/cors-proxy` without its header",
     ),
     (403, "feature_disabled", "`/tools` and `/cors-proxy` without the flags that enable them"),
     (404, "not_found_error", "no such path or model"),
@@ -62,7 +62,12 @@ ANSWERS = (
         "rate_limit_error",
         "this API key has its share of something; the message says of what and until when",
     ),
-    (500, "server_error", "libllama or the server failed; see its log"),
+    (
+        500,
+        "server_error",
+        "libllama or the server failed, see its log; an image or a sound for a model that reads "
+        "none; a tool for a machine that there is not",
+    ),
     (501, "not_supported_error", "this server or model cannot do it, such as `/slots` when off"),
     (502, "server_error", "behind a router: the model's process ended; try again"),
     (503, "unavailable_error", "loading, restarting, or a full queue; retry after `Retry-After`"),

@@ -21,7 +21,7 @@ from starlette.requests import Request as HttpRequest
 
 from headstart.config import ServerConfig
 from headstart.server.body import off_loop
-from headstart.server.errors import not_supported, shorten
+from headstart.server.errors import ApiError, not_supported, shorten
 from headstart.server.event_stream import single_event
 from headstart.server.limits import check_length
 from headstart.server.media_files import MOST_BYTES, safe_file
@@ -135,9 +135,10 @@ async def read_media(http: HttpRequest, sources: Sequence[Source]) -> Media:
 def _check_kind(kind: str, modalities: Sequence[str]) -> None:
     if kind not in modalities:
         reads = " and ".join(("text", *modalities))
-        raise not_supported(
+        raise ApiError(
+            500,  # as at llama-server: the request is right, and what this server loaded is not
             f"{kind} input is not supported: this model reads {reads} only; start with --mmproj, "
-            "if there is a projector for it"
+            "if there is a projector for it",
         )
 
 

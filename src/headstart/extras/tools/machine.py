@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Literal
 
 from headstart.extras.tools.command import CommandLimits, Finished, run_command
-from headstart.types.errors import RequestError
+from headstart.types.errors import HeadstartError
 
 MAX_LINES = 2**31 - 1  # that every head and tail can count
 LISTING_BYTES = 8 * 2**20
@@ -132,14 +132,14 @@ def machine_of(runtime: str, folder: str) -> Machine:
     """The machine of a runtime name; an empty name is this one.
 
     Raises:
-        RequestError: there is no such runtime, or it may not be named so.
+        HeadstartError: there is no such runtime, or it may not be named so; 500, as there.
     """
     if not runtime:
         return Machine(folder)
     scheme, _, name = runtime.partition(":")
     if scheme == "ssh":
         if not re.fullmatch(r"[A-Za-z0-9._@][A-Za-z0-9._@-]*", name):
-            raise RequestError(f"invalid ssh target: {name!r:.80}")
+            raise HeadstartError(f"invalid ssh target: {name!r:.80}")
         # without questions to a user: keys only, and a host that is known
         options = (
             "BatchMode=yes", "PasswordAuthentication=no", "KbdInteractiveAuthentication=no",
@@ -150,12 +150,12 @@ def machine_of(runtime: str, folder: str) -> Machine:
     engine = scheme.removesuffix("-container")
     if engine in ENGINES and scheme != engine:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise RequestError(f"invalid container id: {name!r:.80}")
+            raise HeadstartError(f"invalid container id: {name!r:.80}")
         return Machine(folder, lambda inner: (engine, "exec", "-i", name, *inner))
     if engine in ENGINES:
-        raise RequestError(f"a call can only use a container that runs, not {runtime!r:.80}")
+        raise HeadstartError(f"a call can only use a container that runs, not {runtime!r:.80}")
     # no fallback to this machine: the client asked for another
-    raise RequestError(f"unknown tool runtime: {runtime!r:.80}")
+    raise HeadstartError(f"unknown tool runtime: {runtime!r:.80}")
 
 
 def _paths(output: bytes) -> list[str]:

@@ -14,7 +14,7 @@ from headstart.extras.tools.command import end_process
 from headstart.extras.tools.environment import shared_environment
 from headstart.extras.tools.machine import ENGINES, machine_of
 from headstart.extras.tools.tool import ToolError
-from headstart.types.errors import ConfigError, RequestError
+from headstart.types.errors import ConfigError, HeadstartError
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Runtime:
         if not self._starts_container:
             try:
                 machine_of(setting, "")
-            except RequestError as error:
+            except HeadstartError as error:
                 raise ConfigError(f"--tools-runtime {setting}: {error}") from error
 
     async def name(self) -> str:

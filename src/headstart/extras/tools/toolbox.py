@@ -76,7 +76,7 @@ class Toolbox:
             folder, runtime: where it works; if empty, where the server's settings say.
 
         Raises:
-            RequestError: the call cannot work where it should.
+            HeadstartError: the call cannot work where it should.
             CapacityError: the server ends.
         """
         try:

@@ -28,7 +28,7 @@ from headstart.extras.tools.command import CommandLimits
 from headstart.extras.tools.files import normalize, replace_texts
 from headstart.extras.tools.tool import ToolError
 from headstart.extras.tools.toolbox import Toolbox
-from headstart.types.errors import ConfigError, RequestError
+from headstart.types.errors import ConfigError, HeadstartError
 
 # `docker run --rm -i --cidfile FILE IMAGE sh` and `docker exec -i ID COMMAND...`
 FAKE_ENGINE = """#!/bin/sh
@@ -287,7 +287,7 @@ def test_what_cannot_be_read_is_told(arguments, reason):
 )
 def test_a_runtime_is_never_an_option_and_never_this_machine_instead(tmp_path, runtime, reason):
     command = f"touch {tmp_path}/escaped"
-    with pytest.raises(RequestError, match=reason):
+    with pytest.raises(HeadstartError, match=reason):
         run_tool("exec_shell_command", {"runtime": runtime}, command=command)
     assert not (tmp_path / "escaped").exists()
     if runtime != "docker:image":
