@@ -8,8 +8,10 @@ from pathlib import Path
 import httpx2
 import pytest
 from tests.real.support import serving_demo
+from tests.server.serving import error_of
 
 from headstart.config import SchedulerConfig, ServerConfig
+from headstart.structures import sequence_files
 
 PROMPT = (
     "def add(first, second):\n    return first + second\n\n\ndef multiply(first, second):\n" * 3
@@ -69,6 +71,18 @@ def test_a_file_that_is_none_is_refused_and_the_server_lives(
         assert name in answer.json()["error"]["message"]
     assert act(client, "restore", name="absent.bin").status_code == 400
     assert client.post("/completion", json=BODY).status_code == 200
+
+
+def test_a_file_with_images_is_refused_where_no_request_can_ask_for_them(
+    client: httpx2.Client, folder: Path
+) -> None:
+    client.post("/completion", json=BODY)
+    act(client, "save")
+    saved = sequence_files.read(folder / "a.bin", 10**6, 10**6)
+    tokens = [-5, *saved.tokens[1:]]
+    sequence_files.write(folder / "images.bin", tokens, saved.data, saved.num_exact)
+    answer = act(client, "restore", name="images.bin")
+    assert "restore media tokens without an mmproj" in error_of(answer, 400)
 
 
 @pytest.mark.parametrize("name", ["../a.bin", "/etc/passwd", "a/b", ".hidden", "", "x" * 300])

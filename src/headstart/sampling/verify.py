@@ -44,7 +44,9 @@ def emit(
     legality, thoughts = sampler.legality, sampler.thoughts
     is_free = legality is None and thoughts is None
     for row in range(len(draft) + 1):
-        if is_free:
+        if row < sampler.num_given:
+            token, legal = draft[row], None
+        elif is_free:
             token, legal = sampler.sample(logits[row], position + row), None
         else:
             try:

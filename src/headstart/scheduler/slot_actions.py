@@ -18,6 +18,7 @@ from headstart.structures import sequence_files
 from headstart.structures.sequence_files import SavedSequence
 from headstart.types import Engine
 from headstart.types.errors import CapacityError, EngineError, RequestError
+from headstart.types.media import MediaStore
 from headstart.types.request import ErrorEvent, ReplyEvent, SlotAction, ThoughtsEnd, error_event
 
 MOST_WAITING = 64  # each that saves may hold a copy of its slot's state
@@ -33,6 +34,7 @@ class SlotActions:
     def __init__(self, cache: PromptCache, engine: Engine, clock: Callable[[], float]) -> None:
         self._cache, self._engine, self._clock = cache, engine, clock
         self._thread = ThreadPoolExecutor(1, "headstart-slots")
+        self.media: MediaStore | None = None  # where the model reads images
         self.waiting: deque[tuple[SlotAction, Steps]] = deque()
         self.file: Future[Any] | None = None  # that the first of them waits for
 
@@ -88,6 +90,11 @@ class SlotActions:
             saved = yield self._thread.submit(
                 sequence_files.read, path, engine.context_size, engine.vocab_size
             )
+            if self.media is None and min(saved.tokens, default=0) < 0:
+                raise RequestError(
+                    f"Cannot restore media tokens without an mmproj: {path.name} has images or "
+                    "sounds, and no request can ask for them again; start with --mmproj"
+                )
             self._restore(self._idle(action.slot_id), saved, path.name)
             cells.namespace, cells.is_private = action.namespace, False
             num_tokens, num_bytes = len(saved.tokens), saved.num_bytes
