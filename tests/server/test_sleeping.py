@@ -40,6 +40,7 @@ def test_the_model_sleeps_and_is_woken_by_several_requests_at_once(tmp_path: Pat
         until(lambda: not os.path.exists(f"/proc/{engine}"), "its memory is free")
         for path in ("/health", "/v1/models", "/metrics", "/slots", "/props"):
             assert client.get(path).status_code == 200
+        assert "\nheadstart_engine_memory_bytes 0\n" in client.get("/metrics").text
         assert is_sleeping()  # who only looks does not wake it
         with ThreadPoolExecutor(4) as pool:
             answers = list(pool.map(lambda _: client.post("/completion", json=PROMPT), "1234"))

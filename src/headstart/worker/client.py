@@ -100,6 +100,7 @@ class WorkerClient:
         log.info("nobody asks for anything: the model is unloaded until the next request")
         self.status, self._closing = "sleeping", transport
         self._transport = self._hearing = None
+        self._report = dataclasses.replace(self._report, memory_bytes=0)
         self._unloading = asyncio.create_task(asyncio.to_thread(transport.close))
         self.on_change("sleeping")
 
