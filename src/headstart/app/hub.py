@@ -174,18 +174,22 @@ class Hub:
             )
 
     def check(self, name: str) -> None:
-        """Ask the hub whether there is such a model.
+        """Ask the hub whether there is such a model, unless it must not be asked.
 
         Raises:
-            ConfigError, ModelError: there is none, or the hub must not or cannot be asked.
+            ConfigError, ModelError: there is none, or the hub cannot be asked.
         """
         repo, quant = parse_reference(name)
-        if self.offline:
-            raise ConfigError(f"{name} cannot be downloaded: --offline forbids the network")
-        select_files(repo, list(self.sizes(repo)), quant, None)
+        if not self.offline:
+            select_files(repo, list(self.sizes(repo)), quant, None)
 
     def download(self, name: str) -> tuple[list[str], dict[str, str]]:
-        """The program that downloads a model, and its environment."""
+        """The program that downloads a model, and its environment; as at llama-server one that
+        does nothing where --offline forbids the network.
+        """
+        if self.offline:
+            logger.warning("%s is not fetched: --offline forbids the network", name)
+            return [sys.executable, "-c", ""], dict(self.environment)
         token = {"HF_TOKEN": self.token} if self.token else {}
         command = [sys.executable, "-m", "headstart.app.hub", name, *self.drafters]
         return command, {**self.environment, **token}
