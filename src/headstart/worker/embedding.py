@@ -87,6 +87,18 @@ class _Texts:
     def is_taken(self) -> bool:
         return self.num_taken == len(self.request.texts)
 
+    def add(self, vectors: NDArray[np.float32]) -> None:
+        """Keep vectors of a text until they are told."""
+        rows = max(1, MANY_NUMBERS // vectors.shape[1])
+        self.vectors += [vectors[at : at + rows] for at in range(0, len(vectors), rows)]
+
+    def take(self) -> tuple[NDArray[np.float32], ...]:
+        """The next vectors to tell."""
+        sizes = np.cumsum([one.size for one in self.vectors])
+        number = max(1, int(np.searchsorted(sizes, MANY_NUMBERS, "right")))
+        taken, self.vectors = tuple(self.vectors[:number]), self.vectors[number:]
+        return taken
+
 
 class EmbeddingQueue:
     """Embedding requests of a worker. Owned by the engine's loop."""
@@ -194,6 +206,8 @@ class EmbeddingQueue:
             return []
         room = self.engine.max_batch_tokens
         group = self._group(room if is_alone else min(room, FEW_TOKENS))
+        if not group and not self._long:  # all is read, but not told
+            return self._finished()
         chunk = self._long.pending_chunk if self._long else None
         if chunk is not None and not chunk.is_ready(self._long):
             chunk.wait(WAIT_SECONDS if is_alone else 0.0)
@@ -240,7 +254,7 @@ class EmbeddingQueue:
     def _embed(self, group: Sequence[tuple[_Texts, int]]) -> int:
         texts = [job.request.texts[index] for job, index in group]
         for (job, _), vectors in zip(group, self.engine.embed(texts), strict=True):
-            job.vectors.append(vectors)
+            job.add(vectors)
         return sum(map(len, texts))
 
     def _read(self, job: _Texts) -> int:
@@ -253,7 +267,8 @@ class EmbeddingQueue:
             piece = list(takewhile(lambda token: token >= 0, piece))
         job.position = start + len(piece)
         is_end = job.position == len(text)
-        job.vectors += self.engine.embed([piece], start, chunk=chunk, is_end=is_end)
+        for vectors in self.engine.embed([piece], start, chunk=chunk, is_end=is_end):
+            job.add(vectors)
         if is_end:
             job.position, self._long = 0, None
         return len(piece)
@@ -261,13 +276,14 @@ class EmbeddingQueue:
     def _finished(self) -> list[Event]:
         events, now = list[Event](), self._clock()
         for job in list(self._jobs):
-            is_last = job.is_taken and job is not self._long
-            if not is_last and sum(one.size for one in job.vectors) < MANY_NUMBERS:
+            is_read = job.is_taken and job is not self._long
+            if not is_read and sum(one.size for one in job.vectors) < MANY_NUMBERS:
                 continue
+            vectors = job.take()
+            is_last = is_read and not job.vectors
             name, num_tokens = job.request.request_id, job.request.num_tokens
-            vectors, seconds = tuple(job.vectors), now - job.submitted
+            seconds = now - job.submitted
             events.append(EmbeddingEvent(name, vectors, num_tokens, seconds, is_last))
-            job.vectors = []
             if is_last:
                 self._drop(job)
                 self._counters.embedding_requests += 1

@@ -127,6 +127,22 @@ def test_many_vectors_are_told_in_pieces(
     ]
 
 
+def test_many_vectors_of_one_text_are_told_in_pieces(
+    queue: EmbeddingQueue, engine: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "MANY_NUMBERS", 6)
+    rows = np.arange(20, dtype=np.float32).reshape(10, 2)
+    monkeypatch.setattr(engine, "embed", lambda texts, *place, **more: [rows for _ in texts])
+    queue.submit(EmbeddingRequest("a", ((1,), (2,))))
+    found = []
+    for event in finish(queue):
+        assert isinstance(event, EmbeddingEvent)
+        assert sum(one.size for one in event.vectors) <= 6
+        found += event.vectors
+    assert event.is_last
+    assert np.concatenate(found).tolist() == [*rows.tolist(), *rows.tolist()]
+
+
 def test_beside_those_who_generate_a_decode_is_small(
     queue: EmbeddingQueue, engine: FakeEmbedder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
