@@ -5,11 +5,11 @@
     python -m benchmarks.fuzz --images --requests 5000            # damaged images
 
 A request depends on its number and the seed alone, so that a million can be sent in slices. Paths
-and fields come from /openapi.json. Each answer must come within a minute and be no 500, and every
-other error must have the body that docs/errors.md promises; the same greedy text must come before
-and after; memory of all processes is printed. The tools are those that only
-read, because a random command line is not to be run on anybody's machine; nothing is downloaded.
-The exit code is 1 if anything was found.
+and fields come from /openapi.json. Each answer must come within a minute and be no 500 that
+docs/errors.md does not name, and every error must have the body that is promised there; the same
+greedy text must come before and after; memory of all processes is printed. The tools are those that
+only read, because a random command line is not to be run on anybody's machine; nothing is
+downloaded. The exit code is 1 if anything was found.
 """
 
 from __future__ import annotations
@@ -45,6 +45,9 @@ CONTEXT = 256
 # the demo model is sure of each token behind it: other widths of decodes change none
 SURE = "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return"
 DOCUMENTED = (501, 502, 503)  # of 5xx
+# of 500: what the server was started without
+MISSING = (b"input is not supported: ", b"unknown tool runtime", b"invalid ssh target",
+           b"invalid container id", b"use a container that runs")  # fmt: skip
 SHARES = {"server": 6, "router": 2, "balancer": 2}
 TOOLS = ("read_file", "grep_search", "file_glob_search", "get_datetime", "no_such_tool")
 # of the router and the balancer; not those that download, or stop all others
@@ -239,7 +242,8 @@ class Run:
         status = response.status
         if status < 400 or sent.method == "HEAD":
             return str(status), ""
-        if status >= 500 and status not in DOCUMENTED:
+        is_missing = status == 500 and any(words in data for words in MISSING)
+        if status >= 500 and status not in DOCUMENTED and not is_missing:
             return str(status), f"undocumented: {data[:300]!r}"
         is_promised = _is_promised(sent.path, status, data)
         return str(status), "" if is_promised else f"not the promised body: {data[:300]!r}"
