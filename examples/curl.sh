@@ -14,4 +14,4 @@ ask() {
 ask '"speculative": {"mode": "auto"}'
 ask '"speculative": {"mode": "off"}'
 
-curl -sSf -H "Authorization: Bearer ${HEADSTART_API_KEY:-none}" "$URL/metrics" | grep '^headstart_draft_tokens'
+curl -sSf -H "Authorization: Bearer ${HEADSTART_API_KEY:-none}" "$URL/metrics" | grep -E '^headstart_draft_tokens(_accepted)?_total'
