@@ -52,10 +52,11 @@ def find(environment: Mapping[str, str] = os.environ) -> Path | None:
     for variable in VARIABLES:
         if value := environment.get(variable):
             path = Path(value).expanduser()
-            folder = path if path.is_dir() else path.parent
+            folder = path.parent if path.is_file() else path
             if found := _library_in(folder):
                 return found
-            raise ConfigError(f"{variable} is {value!r}, but there is no libllama in {folder}")
+            flag = "--libllama or " if variable == VARIABLES[0] else ""
+            raise ConfigError(f"{flag}{variable} is {value!r}, but there is no libllama in it")
     if found := _library_in(installed_folder(environment)):
         return found
     spec = importlib.util.find_spec("llama_cpp")

@@ -298,11 +298,11 @@ class _Fitting:
             )
         now = part.config.context
         most = _most_context(lambda n: self._uses_of(part, n), name, now, free - needed)
-        context = f"-cd ({now}{most})"
+        own = largest.total - (largest.weights if needed < use.total else 0)  # mapped files
         return (
             f"the draft model {part.path.name} does not fit beside {target.path.name}: {words}"
-            f"they need {_size(needed)}, the draft model {_size(largest.total)} "
-            f"({_shown(largest)}); lower {context}, or leave out -md"
+            f"they need {_size(needed)}, the draft model {_size(own)} of them "
+            f"({_shown(largest)}); lower -cd ({now}{most}), or leave out -md"
         )
 
 

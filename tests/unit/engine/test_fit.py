@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -205,6 +206,21 @@ def test_a_draft_model_that_does_not_fit_is_named_with_its_flags() -> None:
             measure=machine(),
             free=lambda: {"CUDA0": 24 * GIB, HOST: 64 * GIB},
         )
+
+
+def test_a_draft_model_is_not_said_to_need_more_than_it_does_with_its_target() -> None:
+    """Weights in files that are mapped are left out of both."""
+    target, draft = (EngineConfig(context=n, gpu_layers=0) for n in (512, 999936))
+    with pytest.raises(ConfigError) as told:
+        fit(
+            Part(MODEL, target, Limits(4, 4, 0)),
+            lambda target: [Part(Path("draft.gguf"), draft, Limits(4, 4, 0))],
+            measure=machine(),
+            free=lambda: {"CUDA0": 24 * GIB, HOST: 64 * GIB},
+        )
+    sizes = re.search(r"they need ([\d.]+) GiB, the draft model ([\d.]+) GiB", str(told.value))
+    assert sizes is not None
+    assert float(sizes[2]) <= float(sizes[1])
 
 
 def test_a_hundred_million_tokens_are_measured_without_planning_them(
