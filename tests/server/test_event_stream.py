@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import threading
 import time
@@ -19,7 +20,7 @@ from tests.server.serving import served_model, serving
 from tests.server.test_tool_calls import TEMPLATE
 
 from headstart.config import ServerConfig
-from headstart.server import completions, dialect
+from headstart.server import answer, completions, dialect
 from headstart.server.event_stream import MOST_AT_ONCE, EventStream
 from headstart.server.threads import Threads
 from headstart.testing import ByteVocab
@@ -84,6 +85,46 @@ async def test_of_very_many_events_only_some_are_read_without_a_pause() -> None:
         assert len(await events.take()) == MOST_AT_ONCE
         rest = range(MOST_AT_ONCE, MOST_AT_ONCE + 3)
         assert await events.take() == [(0, token("a", number)) for number in rest]
+
+
+async def test_what_comes_while_somebody_waits_can_be_dealt_with_at_once() -> None:
+    worker, told, is_busy = Silent(), list[tuple[int, Event]](), False
+
+    def deal(index: int, event: Event) -> bool:
+        told.append((index, event))
+        return not is_busy
+
+    async with EventStream(worker, REQUESTS, stay) as events:
+        worker.deliver["a"](token("a", 1))
+        events.at_once = deal
+        worker.deliver["a"](token("a", 2))  # behind one that waits to be taken
+        assert await events.take() == [(0, token("a", 1)), (0, token("a", 2))]
+        taking = asyncio.create_task(events.take())
+        await asyncio.sleep(0)
+        worker.deliver["a"](token("a", 3))
+        worker.deliver["b"](token("b", 4))
+        assert told == [(0, token("a", 3)), (1, token("b", 4))]
+        is_busy = True
+        for number in (5, 6):
+            worker.deliver["a"](token("a", number))
+        worker.deliver["a"](end("a"))
+        assert (await taking)[:-1] == [(0, token("a", 5)), (0, token("a", 6))]
+        taking = asyncio.create_task(events.take())
+        await asyncio.sleep(0)
+        worker.deliver["b"](end("b"))  # an end is always taken
+        assert await taking == [(1, end("b"))]
+        assert len(told) == 3
+
+
+async def test_what_fails_at_once_ends_the_call() -> None:
+    worker = Silent()
+    async with EventStream(worker, REQUESTS, stay) as events:
+        events.at_once = lambda index, event: 1 / 0 > 0
+        taking = asyncio.create_task(events.take())
+        await asyncio.sleep(0)
+        worker.deliver["a"](token("a"))
+        with pytest.raises(ZeroDivisionError):
+            await taking
 
 
 async def test_a_failure_is_told_after_what_came_before_it() -> None:
@@ -217,6 +258,36 @@ def test_a_stream_goes_on_while_no_more_requests_can_be_read(
     assert "x" * 1500 in text
 
 
+def test_a_client_that_pauses_gets_every_token_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are sent where they arrive until the connection is full, and taken from then on."""
+    sent = list[bool]()
+    words = [b"%06d " % number + b"x" * 500 for number in range(20_000)]
+
+    def script(request: Request) -> list[Event]:
+        told = [TokenEvent(request.request_id, (1,), word, ("",)) for word in words]
+        return [*told, *say(request)]
+
+    send_now = answer._StreamedAnswer._send_now
+
+    def noted(*given: Any) -> bool:
+        sent.append(send_now(*given))
+        return sent[-1]
+
+    monkeypatch.setattr(answer._StreamedAnswer, "_send_now", noted)
+    with serving(FakeWorker(script)) as client:
+        connection = connect(client, {"stream": True})
+        received = connection.recv(1000)
+        until = time.monotonic() + 60
+        while False not in sent and time.monotonic() < until:  # it is full
+            time.sleep(0.01)
+        while b'"stop":true' not in received[-10_000:]:
+            received += connection.recv(1 << 20)
+        connection.close()
+    assert {True, False} <= {*sent}
+    found = [int(one) for one in re.findall(rb'"content":"(\d{6}) x', received)]
+    assert found == [*range(20_000)]
+
+
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize(
     ("path", "owner", "name"),
@@ -244,6 +315,6 @@ def test_what_is_told_of_a_long_prompt_or_counted_of_a_long_answer_holds_up_no_o
     if path == "/v1/completions":
         body |= {"prompt": "a", "echo": True, "logprobs": 0}
     with serving(FakeWorker(script), model=served_model(TEMPLATE)) as client:
-        answer = client.post(path, json=body, timeout=60)
-    assert answer.status_code == 200
+        reply = client.post(path, json=body, timeout=60)
+    assert reply.status_code == 200
     assert any("answers" in one for one in threads)

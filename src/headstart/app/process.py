@@ -15,7 +15,8 @@ from typing import Any
 
 from headstart.config import Config, EngineConfig
 from headstart.config.logs import start_logging
-from headstart.structures.system import allowed_cpus, set_niceness, use_cpus
+from headstart.engine.machine import cores, default_threads
+from headstart.structures.system import allowed_cpus, bind_threads, set_niceness, use_cpus
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -33,6 +34,19 @@ def prepare_engine_process(config: Config) -> None:
             log.warning("--prio %d is not possible for this user: %s", priority, error.strerror)
     if cpus := cpus_of(config.engine):
         use_cpus(cpus)
+    if has_core_each(config.engine):
+        bind_threads(cores())
+
+
+def has_core_each(config: EngineConfig) -> bool:
+    """Whether the engine's threads are as many as the known cores, and nothing else says where they
+    run. Of fewer, those of two servers would be bound to the same cores.
+    """
+    threads = config.threads or default_threads()
+    is_chosen = config.numa or {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"} & {*os.environ}
+    if is_chosen or allowed_cpus() is None or len(cores()) < 2 or cores()[0] & cores()[1]:
+        return False
+    return threads == (config.threads_batch or threads) == len(cores())
 
 
 def cpus_of(config: EngineConfig) -> frozenset[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import cache
 from pathlib import Path
 
 from headstart.structures.system import allowed_cpus
@@ -17,10 +18,22 @@ def default_threads(cpus: Path = _CPUS, groups: Path = _GROUPS) -> int:
     Siblings of one core slow each other down, and with more threads than the quota pays for, all
     are stopped for the rest of each period.
     """
-    allowed = allowed_cpus() or set(range(os.cpu_count() or 1))
-    num_cores = _num_cores(_fast(allowed, cpus), cpus)
-    quota = cpu_quota(groups)
-    return max(1, num_cores if quota is None else min(num_cores, int(quota + 0.5)))
+    num_cores, quota = len(cores(cpus)), cpu_quota(groups)
+    return num_cores if quota is None else max(1, min(num_cores, int(quota + 0.5)))
+
+
+@cache  # the main thread may use a single one once threads are bound to cores
+def cores(cpus: Path = _CPUS) -> list[set[int]]:
+    """The processors of each physical core that this process may use; fast ones only."""
+    allowed = _fast(allowed_cpus() or set(range(os.cpu_count() or 1)), cpus)
+    found: dict[str, set[int]] = {}
+    for cpu in sorted(allowed):
+        siblings = _read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list")
+        if siblings is None:  # then it is assumed that there are two of each in a larger machine
+            num_cores = len(allowed) // 2 if len(allowed) > 4 else len(allowed)
+            return [set(allowed) for _ in range(num_cores)]
+        found.setdefault(siblings, set()).add(cpu)
+    return list(found.values())
 
 
 def cpu_quota(groups: Path = _GROUPS) -> float | None:
@@ -79,16 +92,6 @@ def _fast(allowed: set[int], cpus: Path) -> set[int]:
             most = max(int(value) for value in speeds.values())
             return {cpu for cpu, value in speeds.items() if int(value) >= 0.8 * most}
     return allowed
-
-
-def _num_cores(allowed: set[int], cpus: Path) -> int:
-    cores = set()
-    for cpu in allowed:
-        siblings = _read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list")
-        if siblings is None:
-            return max(1, len(allowed) // 2) if len(allowed) > 4 else len(allowed)
-        cores.add(siblings)
-    return len(cores)
 
 
 def _statistic(path: Path, name: str) -> int:

@@ -43,7 +43,7 @@ from headstart.structures.prompt_names import (
     owner_of,
     root_of,
 )
-from headstart.structures.system import low_priority_threads
+from headstart.structures.system import low_priority_threads, use_any_core
 from headstart.structures.tenants import TenantQueue
 from headstart.types.report import DiskReport
 
@@ -92,7 +92,7 @@ class DiskCache:
         self._worked = 0.0  # seconds of the writer's thread up to its last rest
         self._seconds_per_byte = _SECONDS_PER_BYTE
         self._writer = low_priority_threads("disk-writer")
-        self._reader = ThreadPoolExecutor(1, "headstart-disk-reader")
+        self._reader = ThreadPoolExecutor(1, "headstart-disk-reader", use_any_core)
         self._unread = TenantQueue[tuple[Future[StoredPrompt | None], str, Sequence[StoredFile]]]()
         self._writer.submit(self._look)
 

@@ -55,8 +55,7 @@ _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
 class Scheduler:
     """Runs requests on the cells of one engine; not thread-safe.
 
-    `step()` returns what it did; events go out through `take_events()`. Nothing here waits or
-    knows who listens.
+    `step()` returns what it did; events go out through `take_events()`. It knows no listeners.
     """
 
     def __init__(
@@ -80,9 +79,8 @@ class Scheduler:
         self.counters = Counters()
         self.counts = Counts(drafting.speculators)
         self.events = Events(self.counts, self.counters)
-        # hands on what `take_events` returns, whenever a record was read
-        self.deliver: Callable[[], object] = lambda: None
-        self.readers: list[ReadRecord] = [drafting.read, self.counts.read, self.events.read]
+        self.deliver: Callable[[], object] = lambda: None  # hands on what `take_events` returns
+        self.readers: list[ReadRecord] = [drafting.read]
         self.record: StepRecord | None = None  # that was not read yet
         self.num_failed_decodes = 0  # since the last one that worked
         self.warm_up: WarmUp | None = None  # goes on while there is no work; the loop's
@@ -207,12 +205,15 @@ class Scheduler:
         return record
 
     def read(self) -> None:
-        """Let the readers have the last record, and hand on the events."""
+        """Hand on the last record's events, which the web process sends beside what follows."""
         record, self.record = self.record, None
+        if record is not None:
+            self.counts.read(record)
+            self.events.read(record)
+        self.deliver()
         if record is not None:
             for read in self.readers:
                 read(record)
-        self.deliver()
 
     def finish(self) -> None:
         """Let the readers have the last record, and the requests that left after it."""

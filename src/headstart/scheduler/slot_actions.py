@@ -16,6 +16,7 @@ from headstart.scheduler.prompt_cache import PromptCache
 from headstart.scheduler.sequence import Cells, Sequence
 from headstart.structures import sequence_files
 from headstart.structures.sequence_files import SavedSequence
+from headstart.structures.system import use_any_core
 from headstart.types import Engine
 from headstart.types.errors import CapacityError, EngineError, RequestError
 from headstart.types.media import MediaStore
@@ -33,7 +34,7 @@ class SlotActions:
 
     def __init__(self, cache: PromptCache, engine: Engine, clock: Callable[[], float]) -> None:
         self._cache, self._engine, self._clock = cache, engine, clock
-        self._thread = ThreadPoolExecutor(1, "headstart-slots")
+        self._thread = ThreadPoolExecutor(1, "headstart-slots", use_any_core)
         self.media: MediaStore | None = None  # where the model reads images
         self.waiting: deque[tuple[SlotAction, Steps]] = deque()
         self.file: Future[Any] | None = None  # that the first of them waits for

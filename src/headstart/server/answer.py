@@ -26,6 +26,8 @@ from headstart.server.translate import Call, make_requests
 from headstart.types.errors import NotSupportedError
 from headstart.types.request import Event, FinishEvent, ProgressEvent, TokenEvent, TokenLogprob
 
+MAX_PARTS = 2000  # of an answer that are encoded faster than a thread takes over
+
 
 def new_call(http: HttpRequest, prefix: str, *, stop: tuple[str, ...] = ()) -> Call:
     """Start a call whose id begins with `prefix`.
@@ -86,7 +88,8 @@ async def answer(
     begun = await _begin(http, dialect, http.receive)
     if isinstance(begun, Response):
         return begun
-    return _StreamedAnswer(begun, media_type=dialect.media_type, headers=sse.HEADERS)
+    chunks, events = begun
+    return _StreamedAnswer(dialect, events, chunks)
 
 
 async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation: str) -> Response:
@@ -111,13 +114,13 @@ async def _kept(http: HttpRequest, prepare: Callable[[], Dialect], conversation:
             raise ApiError(409, "this answer was stopped before it began") from error
         raise
     assert not isinstance(begun, Response)
-    kept.write(begun)
+    kept.write(begun[0])
     return StreamingResponse(kept.read(), media_type=dialect.media_type, headers=sse.HEADERS)
 
 
 async def _begin(
     http: HttpRequest, dialect: Dialect, receive: Receive
-) -> Response | AsyncIterator[bytes]:
+) -> Response | tuple[AsyncIterator[bytes], EventStream]:
     """The whole answer, or the pieces of a streamed one; `receive` reports a disconnect."""
     service = service_of(http)
     tenant = http.scope["headstart.namespace"]
@@ -134,17 +137,45 @@ async def _begin(
         if not dialect.body.stream:
             return await _whole(dialect, events, service, tenant)
         first = await events.take()  # an early failure still gets its own status
-        return _stream(dialect, events, first, stack.pop_all(), http.scope)
+        return _stream(dialect, events, first, stack.pop_all(), http.scope), events
 
 
 class _StreamedAnswer(StreamingResponse):
-    """Omits Starlette's task that waits for a disconnect: the event stream has one."""
+    """Omits Starlette's task that waits for a disconnect: the event stream has one. Events are sent
+    where they arrive while the client reads: to wake the answer's task takes longer.
+    """
+
+    def __init__(self, dialect: Dialect, events: EventStream, chunks: AsyncIterator[bytes]) -> None:
+        super().__init__(chunks, media_type=dialect.media_type, headers=sse.HEADERS)
+        self._dialect, self._events = dialect, events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if is_paused := scope.get("headstart.is_paused"):
+            self._events.at_once = partial(self._send_now, is_paused, send)
         await self.stream_response(send)
+
+    def _send_now(
+        self, is_paused: Callable[[], bool], send: Send, index: int, event: Event
+    ) -> bool:
+        """Whether it could be sent without waiting."""
+        if is_paused() or _num_parts(self._dialect.choices[index], event) > MAX_PARTS:
+            return False
+        if data := _chunks(self._dialect, index, event):
+            try:
+                message = {"type": "http.response.body", "body": data, "more_body": True}
+                send(message).__await__().send(None)
+            except StopIteration:
+                return True
+            raise AssertionError("sent to a connection that is paused")
+        return True
 
 
 async def _whole(dialect: Dialect, events: EventStream, service: Service, tenant: str) -> Response:
+    def add(index: int, event: Event) -> bool:
+        dialect.choices[index].take(event)
+        return True
+
+    events.at_once = add
     while not events.is_over:
         for index, event in await events.take():
             dialect.choices[index].take(event)
@@ -160,7 +191,7 @@ async def _encoded(
     encode: Callable[[], bytes], num_parts: int, service: Service, tenant: str
 ) -> bytes:
     """What `encode` returns; where it has many parts a thread calls it."""
-    if num_parts <= 2000:  # faster than a thread takes over
+    if num_parts <= MAX_PARTS:
         return encode()
     return await service.answer_threads.run(encode, tenant)
 

@@ -100,6 +100,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        scope: Any = self.scope
+        scope["headstart.is_paused"] = lambda: self.flow.write_paused
         self._num_head_bytes = 0
         if self._timer is None:  # the next request on this connection
             self._wait_for_head()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
@@ -56,6 +56,8 @@ class EventStream:
         self._requests = requests
         self._receive = receive
         self._max_silence = max_silence
+        # may deal with an event that comes while `take` waits, and returns whether it did
+        self.at_once: Callable[[int, Event], bool] = lambda index, event: False
         self._unread: deque[tuple[int, Event]] = deque()
         self._failure: Exception | None = None
         self._num_unread = 0  # alternatives in `_unread`, and tokens as so many
@@ -134,6 +136,14 @@ class EventStream:
         if isinstance(event, HeadstartError):
             self._fail(event)
             return
+        if not (self._changed.is_set() or isinstance(event, FinishEvent)):
+            try:
+                if self.at_once(index, event):
+                    self._waits_since = self._loop.time()
+                    return
+            except Exception as error:
+                self._fail(error)
+                return
         self._num_unread += _weight(event)
         if self._num_unread > MAX_UNREAD and not isinstance(event, FinishEvent):
             self._drop_reader()
@@ -170,7 +180,7 @@ class EventStream:
 
 def num_alternatives(event: Event) -> int:
     """Those of all tokens that it tells of."""
-    if not isinstance(event, TokenEvent | PromptEvent):
+    if not isinstance(event, TokenEvent | PromptEvent) or not event.logprobs:
         return 0
     return sum(one.num_alternatives for one in event.logprobs)
 

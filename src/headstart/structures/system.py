@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ if sys.platform != "win32":
     import resource
 
 LOW_PRIORITY = 10  # added to the niceness
+_cpus_of_others: set[int] | None = None  # where threads are bound to cores: of those that are not
 KILLED = -9  # exit code of a process that the system ended, mostly for want of memory
 
 
@@ -59,13 +60,32 @@ def switch_threads_often() -> None:
     sys.setswitchinterval(0.0005)  # instead of 5 ms
 
 
+def bind_threads(cores: Sequence[Collection[int]]) -> None:
+    """Bind the threads of OpenMP, which is loaded later, to a core each.
+
+    They sleep and wake hundreds of times a decode. Beside one other busy program the system wakes
+    several on the same core, and a decode takes two to three times as long.
+    """
+    global _cpus_of_others
+    _cpus_of_others = allowed_cpus()
+    places = ("{" + ",".join(map(str, sorted(core))) + "}" for core in cores)
+    os.environ |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(places)}
+
+
 def low_priority_threads(name: str, count: int = 1) -> ThreadPoolExecutor:
     """So many threads; each does one thing after another."""
-    return ThreadPoolExecutor(count, f"headstart-{name}", _lower_priority)
+    return ThreadPoolExecutor(count, f"headstart-{name}", _make_way)
 
 
-def _lower_priority() -> None:
+def use_any_core() -> None:
+    """Let this thread run where there is room; the one that started it may be bound to a core."""
+    if _cpus_of_others is not None:
+        use_cpus(_cpus_of_others)
+
+
+def _make_way() -> None:
     """Lower this thread's priority; only Linux has a niceness per thread."""
+    use_any_core()
     if sys.platform == "linux":
         niceness = min(19, os.getpriority(os.PRIO_PROCESS, 0) + LOW_PRIORITY)
         with contextlib.suppress(OSError):

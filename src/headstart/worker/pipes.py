@@ -191,13 +191,13 @@ class Items:
         self._fd, self._unread = fd, bytearray()
 
     def read(self) -> None:
-        """Take in what is there, up to a megabyte.
+        """Take in what is there, up to 64 KiB.
 
         Raises:
             EOFError: the other side is closed.
         """
         try:
-            data = os.read(self._fd, 1 << 20)
+            data = os.read(self._fd, 1 << 16)
         except BlockingIOError:
             return
         except OSError:
