@@ -72,6 +72,8 @@ class ConstraintQueue:
                 "constraints are not supported here: no grammar engine is loaded"
             )
         if (legality := sequence.text.legality) is not None:  # it goes on in a lexer of its own
+            assert sequence.request.constraint is not None
+            self._compiler.forget(sequence.request.constraint)  # the next one needs another too
             sequence.request = replace(sequence.request, constraint=legality.renewed)
             sequence.compiled = None
         self.waiting.setdefault(sequence.tenant, []).append(sequence)

@@ -381,9 +381,12 @@ def test_answers_that_use_up_a_lexer_together_go_on_in_one_of_their_own(
     requests = make_constrained(4, hard, 0.8, max_tokens=100)
     scheduler = make_scheduler(engine, speculators(name) if name else [])
     answers = run(scheduler, requests)
-    assert scheduler.counters.preemptions > 0
+    num_renewed = scheduler.counters.preemptions
+    assert num_renewed > 0
     assert not scheduler.drafting.failure
     check(engine, requests, answers)
+    check(engine, requests[:1], run(scheduler, requests[:1]))  # in another, which is new
+    assert scheduler.counters.preemptions == num_renewed or name
 
 
 def test_without_a_grammar_engine_a_constraint_is_refused() -> None:

@@ -74,13 +74,6 @@ class Compiled:
                     f"of a text that the {constraint.kind.title} allows"
                 )
 
-    @property
-    def is_exhausted(self) -> bool:
-        """Whether the lexer, which all answers share, has reached a limit."""
-        matcher = self.make()
-        matcher.compute_bitmask()
-        return matcher.is_error()
-
     def begin(self) -> GrammarState:
         return GrammarState(self.constraint, self.tokens, self.make)
 

@@ -40,13 +40,8 @@ class GrammarCompiler:
             self._tokens = self._executor.submit(GrammarTokens.read, self._vocab)
 
     def cached(self, constraint: Constraint) -> Future[Compiled] | None:
-        """The future that `compile` returned, if it is cached and of use."""
-        known = self._cached.get(constraint)
-        is_usable = known is not None and known.done() and known.exception() is None
-        if known is not None and is_usable and known.result().is_exhausted:
-            self.forget(constraint)
-            return None
-        return known
+        """The future that `compile` returned, if it is cached."""
+        return self._cached.get(constraint)
 
     def compile(self, constraint: Constraint) -> Future[Compiled]:
         """Compile in the background; the future's exception is a HeadstartError."""

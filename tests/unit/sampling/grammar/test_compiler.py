@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import random
 import sys
 import threading
 import time
@@ -13,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from llguidance import LLParserLimits
 from tests.unit.sampling.grammar.test_state import TOKENS, begin, constraint
 
 from headstart.sampling.grammar import compiled, compiler
@@ -195,25 +193,6 @@ def test_compiled_constraints_are_kept_up_to_a_number_of_bytes(
     shared.compile(constraint("regex", "abc")).result(60)
     assert shared.cached(constraint("json_schema", large)) is None
     assert shared.cached(constraint("regex", "abc")) is not None
-
-
-def test_a_lexer_that_one_answer_exhausted_is_compiled_anew_for_the_next(
-    monkeypatch: pytest.MonkeyPatch, shared: GrammarCompiler
-) -> None:
-    limits = LLParserLimits(max_lexer_states=100, verbose_errors=False)
-    monkeypatch.setattr(compiled, "LIMITS", limits)
-    wanted = constraint("regex", "(a|b)*a(a|b){20}")
-    state = shared.compile(wanted).result(60).begin()
-
-    def write() -> None:
-        for letter in random.Random(1).choices(b"ab", k=1000):
-            state.legal_mask()
-            state.read(letter)
-
-    with pytest.raises(RequestError, match="too many states"):
-        write()
-    assert shared.cached(wanted) is None
-    assert shared.compile(wanted).result(60).begin().legal_mask().any()
 
 
 def test_a_sandbox_that_was_ended_is_started_again(shared: GrammarCompiler) -> None:
