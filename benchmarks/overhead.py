@@ -3,7 +3,8 @@
     python -m benchmarks.overhead
         time per step with a model that costs nothing
     python -m benchmarks.overhead --model models/0.5b-q8.gguf
-        and serving: against bare llama_decode calls, and what streams cost the web process
+        and serving: against bare llama_decode calls, what streams cost the web process, and a
+        token beside busy programs, also from the server of --against
     python -m benchmarks.overhead --masks ggml-vocab-qwen2.gguf ggml-vocab-gemma-4.gguf
         and what a constraint costs with these vocabularies
 
@@ -37,7 +38,7 @@ import numpy as np
 from benchmarks.lib.arms import OFF, Arm, Machine
 from benchmarks.lib.engines import SilentEngine
 from benchmarks.lib.masks import print_masks
-from benchmarks.lib.serving import print_serving, print_streams
+from benchmarks.lib.serving import print_busy, print_serving, print_streams
 
 from headstart.app.speculation import AUTO_TYPES
 from headstart.engine.filters import LlamaFilters
@@ -262,6 +263,7 @@ def main() -> None:
     parser.add_argument(
         "--masks", type=Path, nargs="+", default=[], help="GGUF files whose vocabularies to mask"
     )
+    parser.add_argument("--against", default="", help="command of another server of this model")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--threads", type=int)
@@ -273,6 +275,7 @@ def main() -> None:
     if args.model:
         print_serving(args.model, args.tokens, args.repeats, args.threads)
         print_streams(args.model, args.repeats, args.threads)
+        print_busy(args.model, args.repeats, args.threads, args.against)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,14 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
+import shlex
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +122,34 @@ def print_serving(model: Path, num_tokens: int, repeats: int, threads: int | Non
         )
         turns = " ".join(f"{one:.3f}" for one in ratios)
         print(table_row(name, statistics.median(values), f"{ratio:.3f}", turns, verdict))
+
+
+def print_busy(model: Path, rounds: int, threads: int | None, against: str) -> None:
+    """Milliseconds a token beside programs that never sleep: with threads bound to cores, with
+    unbound ones and from another server, in turn.
+    """
+    ours = serving(model, threads, 1)
+    servers = {"bound": (ours, None), "unbound": (ours, {**os.environ, "OMP_PROC_BIND": "false"})}
+    if against:
+        servers["other"] = shlex.split(against), None
+    print(f"\n{table_head('busy programs', *(f'{name}, ms a token' for name in servers))}")
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        clients = {}
+        for name, (command, environment) in servers.items():
+            begun = started(command, Path(folder, name), environment)
+            clients[name] = Client(stack.enter_context(begun)[1])
+            server_rate(clients[name], [1] * 16, 48)
+        for num_programs in range(3):
+            if num_programs:
+                program = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+                stack.callback(program.kill)
+            spent: dict[str, list[float]] = {name: [] for name in servers}
+            for number in range(rounds):
+                for name, client in clients.items():
+                    prompt = [2 + number] * 16
+                    spent[name].append(1000.0 / server_rate(client, prompt, 48))
+            medians = (f"{statistics.median(of_one):.2f}" for of_one in spent.values())
+            print(table_row(num_programs, *medians), flush=True)
 
 
 def serving(model: Path, threads: int | None, users: int) -> list[str]:
