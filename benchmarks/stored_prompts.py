@@ -97,6 +97,7 @@ def look_up(folder: Path, count: int, length: int) -> None:
     began = time.perf_counter()
     disk = DiskCache(place)
     made = time.perf_counter() - began
+    disk.begin()
     busy = disk._writer.submit(time.thread_time).result()
     times = []
     for text in texts[:: max(1, count // 200)]:

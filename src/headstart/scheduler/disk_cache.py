@@ -31,6 +31,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from shutil import disk_usage
+from typing import Any
 
 from headstart.scheduler.host_cache import StoredBlock, StoredPrompt
 from headstart.structures.checkpoints import Data, unpack
@@ -94,7 +95,15 @@ class DiskCache:
         self._writer = low_priority_threads("disk-writer")
         self._reader = ThreadPoolExecutor(1, "headstart-disk-reader", use_any_core)
         self._unread = TenantQueue[tuple[Future[StoredPrompt | None], str, Sequence[StoredFile]]]()
-        self._writer.submit(self._look)
+        self._listed: Future[Any] | None = None
+
+    def begin(self) -> Future[Any]:
+        """See what is there, once: not before the server is ready, because it takes a thread long
+        where there are thousands of files.
+        """
+        if self._listed is None:
+            self._listed = self._writer.submit(self._look)
+        return self._listed
 
     def knows(self, namespace: str, tokens: array[int]) -> bool:
         """Whether all of these tokens are there, or will be."""
@@ -168,19 +177,22 @@ class DiskCache:
             self._own.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts are private
             missing, used = list[tuple[StoredFile, PromptHead, list[Data]]](), prompt.last_used
             for file, head, caches in self._files_of(prompt):
-                if (there := self.index.same_text(file)) is None:
-                    missing.append((file, head, caches))
-                else:
-                    with suppress(FileNotFoundError):
+                if there := self.index.same_text(file):
+                    try:
                         os.utime(there.path, (used, used))
+                        continue
+                    except FileNotFoundError:  # another server or its owner removed it
+                        self.index.remove(there)
+                missing.append((file, head, caches))
             if not self._make_room(prompt, sum(file.num_bytes for file, _, _ in missing)):
                 return
             for file, head, caches in missing:
                 write_prompt(file.path, head, caches, self._rest)
-                os.utime(file.path, (used, used))
-                num_bytes = file.path.stat().st_size
-                self._held[file.owner] += num_bytes - file.num_bytes
-                self.index.add(replace(file, num_bytes=num_bytes))
+                with suppress(FileNotFoundError):  # removed at once
+                    os.utime(file.path, (used, used))
+                    num_bytes = file.path.stat().st_size
+                    self._held[file.owner] += num_bytes - file.num_bytes
+                    self.index.add(replace(file, num_bytes=num_bytes))
             self._drop_shorter(prompt)
             with self._lock:
                 self._counts = replace(self._counts, num_written=self._counts.num_written + 1)
@@ -254,14 +266,14 @@ class DiskCache:
                 if (head.identity, head.namespace, head.start, key_of(parent, head.tokens)) != own:
                     raise ValueError("it is another prompt's")
                 os.utime(file.path)
+                blocks.append(StoredBlock(len(text), file.length, caches.pop(_TARGET)))
             except FileNotFoundError:  # another server removed it
                 self.index.remove(file)
                 break
-            except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
+            except Exception as error:  # whatever it holds, the prompt is read again
                 log.warning("a prompt on the disk is not used: %s: %s", file.path, error)
                 self._drop(file)
                 break
-            blocks.append(StoredBlock(len(text), file.length, caches.pop(_TARGET)))
             parent = file.keys[file.length]
             text.extend(head.tokens)
             num_prompt, others, num_bytes = head.num_prompt, caches, num_bytes + file.num_bytes
@@ -313,15 +325,13 @@ class DiskCache:
     def _look(self) -> None:
         """List the folder: the index follows what other servers did."""
         found: list[tuple[float, int, StoredFile]] = []
-        try:
-            for folder in self._place.folder.glob("*/"):
+        for folder in self._place.folder.glob("*/"):
+            with suppress(OSError):  # another user's, or removed meanwhile
                 for number, entry in enumerate(os.scandir(folder), 1):
                     with suppress(FileNotFoundError, ValueError):
                         self._note(Path(entry.path), entry.stat(), found)
                     if not number % 64 and self._look_at:  # not at the start
                         self._rest()
-        except OSError as error:
-            self._fail(f"{self._place.folder}: {error}")
         there = {file.path.stem: file for _, _, file in found if file.path.parent == self._own}
         for file in self.index:
             if file.path.stem not in there:

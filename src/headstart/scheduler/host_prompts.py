@@ -214,7 +214,10 @@ class HostPrompts:
         """Whether a request waits for its prompt from the disk, which is looked for once."""
         if self.disk is None:
             return False
-        if sequence.loading is None:
+        if not (listed := self.disk.begin()).done():
+            sequence.loading = listed
+            return True
+        if sequence.loading in (None, listed):
             sequence.loading = self._load(sequence, self.disk)
         if not sequence.loading.done():
             return True

@@ -56,7 +56,8 @@ def write_prompt(
     facts |= {"num_prompt": head.num_prompt, "sizes": dict(head.sizes)}
     text, tokens = json.dumps(facts).encode(), head.tokens.tobytes()
     first = hashlib.blake2b(text + tokens, digest_size=_CHECKSUM_SIZE).digest()
-    temporary = path.with_suffix(f".{os.getpid()}.tmp")
+    # another container's server may have the same process id
+    temporary = path.with_suffix(f".{os.urandom(8).hex()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         with open(descriptor, "wb", buffering=0) as file:

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import replace
 
 from headstart.scheduler.admission import find_media
@@ -140,6 +141,8 @@ def run_loop(
     saver, sender = _StateSaver(scheduler.drafting, clock()), _EventSender(scheduler, send, clock)
     writer = _PromptWriter(scheduler.cache.host)
     scheduler.deliver = sender.deliver
+    if (disk := scheduler.cache.host.disk) is not None:
+        wait([disk.begin()], WAIT_SECONDS)  # enough for a hundred files, which the report counts
     send(Message(report=make_report(scheduler)))
     scheduler.compiling.prepare()
     commands = deque[Command]()

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import random
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.harness import Model, make_scheduler
 from tests.planted import noted
-from tests.unit.scheduler.test_disk_cache import cache, files, settled, stored
+from tests.unit.scheduler.test_disk_cache import cache, files, place, settled, stored
 
 from headstart.scheduler import disk_cache
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.host_cache import StoredPrompt
 from headstart.structures.prefix_index import packed
+from headstart.structures.prompt_files import _HEADER as HEADER
+from headstart.structures.prompt_files import PromptHead, read_prompt, write_prompt
 from headstart.structures.prompt_names import PromptIndex, StoredFile, root_of
+from headstart.worker.loop import run_loop
+from headstart.worker.pipes import Stop
 
 
 def put(disk: DiskCache, prompt: StoredPrompt) -> bool:
@@ -123,3 +134,74 @@ def test_a_server_sees_what_another_wrote_and_removed(tmp_path: Path, monkeypatc
     assert other.index.find("", packed([1] * 40)) == ([], 0)
     settled(other)
     assert other.report().num_prompts == 1
+
+
+def test_the_folder_is_not_listed_before_the_server_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(cache(tmp_path), stored(1))
+    disk = DiskCache(place(tmp_path))
+    listed = noted(monkeypatch, disk, "_look")
+    scheduler = make_scheduler(Model())
+    scheduler.cache.host.use_disk(settled(disk))
+    assert not listed
+    run_loop(scheduler, lambda _: [Stop()], lambda _: None)
+    assert len(listed) == 1
+
+
+def test_what_was_removed_by_hand_is_written_again_with_what_follows(tmp_path: Path) -> None:
+    disk, prompt = cache(tmp_path), stored(1)
+    assert put(disk, prompt)
+    shutil.rmtree(tmp_path)
+    longer = replace(prompt, tokens=prompt.tokens + packed([7] * 40))
+    longer = replace(longer, blocks=(*prompt.blocks, replace(prompt.blocks[0], start=40, end=80)))
+    assert put(disk, longer)
+    assert cache(tmp_path).index.find("", longer.tokens)[1] == 80
+
+
+def test_a_folder_that_may_not_be_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(cache(tmp_path), stored(1))
+    scan = os.scandir
+
+    def refuse(folder: Path) -> Any:  # root may read whatever the mode says
+        if "other" in Path(folder).name:
+            raise PermissionError(folder)
+        return scan(folder)
+
+    for name in ("0 other", "~ other"):  # one of them comes first
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert length_of(cache(tmp_path), 1) == 40
+    assert not caplog.records
+
+
+def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """In containers all servers may have the same process id."""
+    head = PromptHead("model", "", 0, packed([1] * 40), 40, {"target": 4})
+    file, again = tmp_path / "x.prompt", list[Callable[[], object]]()
+    again.append(lambda: again and write_prompt(file, head, [b"once"], again.pop()))
+    write_prompt(file, head, [b"once"], again[0])
+    assert read_prompt(file)[1] == {"target": b"once"}
+    assert list(tmp_path.iterdir()) == [file]
+
+
+@pytest.mark.parametrize(
+    "facts", [[], {"sizes": []}, {"sizes": {}}, {"sizes": {"target": -1}}, {"num_prompt": None}]
+)
+def test_a_file_that_says_what_makes_no_sense_is_dropped(facts: Any, tmp_path: Path) -> None:
+    disk = cache(tmp_path)
+    assert put(disk, stored(1))
+    (file,) = files(tmp_path)
+    data = file.read_bytes()
+    _, text_size, num_tokens, _ = HEADER.unpack_from(data)
+    end = HEADER.size + text_size
+    said, tokens = json.loads(data[HEADER.size : end]), data[end : end + 4 * num_tokens]
+    text = json.dumps(facts and said | facts).encode()
+    first = hashlib.blake2b(text + tokens, digest_size=16).digest()
+    last = hashlib.blake2b(first, digest_size=16).digest()
+    file.write_bytes(HEADER.pack(data[:8], len(text), num_tokens, first) + text + tokens + last)
+    found, _ = disk.index.find("", packed([1] * 40))
+    assert disk.load("", found, "").result() is None
+    assert not files(tmp_path)

@@ -67,7 +67,7 @@ def test_what_killed_servers_left_is_whole(
             end.close()
         with caplog.at_level(logging.WARNING):
             disk = opened(tmp_path)
-            disk._writer.submit(int).result()
+            disk.begin().result()
         there = {file.path for file in disk.index}
         for path in there - seen:
             read_prompt(path)  # whole, or it is not there
