@@ -27,10 +27,10 @@ LIMITS = LLParserLimits(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What the sandbox measured when it compiled a constraint."""
+    """What the sandbox found when it compiled a constraint."""
 
     num_bytes: int = 0  # of memory
-    forces: bool = True  # whether forced tokens are computed; not where forced text is long
+    text: str = ""  # llguidance's form of it: to find that takes the interpreter for seconds
     error: str = ""  # why the constraint is refused
 
 
@@ -40,20 +40,20 @@ class Compiled:
     def __init__(
         self, constraint: Constraint, tokens: GrammarTokens, trial: Trial | None = None
     ) -> None:
-        """Compile the constraint; without a trial, measure its forced text here.
+        """Compile the constraint; without a trial, find `text` here.
 
         Raises:
             RequestError: it is malformed, too complex, or no text satisfies it.
         """
         self.constraint = constraint
         self.tokens = tokens
-        self._matcher = self._compile(forces=trial is None or trial.forces)
-        if trial is None:
-            # of forced text, which takes 3 microseconds a byte
-            trial = Trial(forces=len(self._matcher.compute_ff_bytes()) <= 4096)
-            if not trial.forces:
-                self._matcher = self._compile(forces=False)
-        self.trial = trial
+        self.num_bytes = trial.num_bytes if trial else 0
+        self.text = "" if trial else grammar_text(constraint)
+        self._matcher = self._compile(trial.text if trial else self.text)
+        # of forced text, which takes 3 microseconds a byte
+        if not trial and len(self._matcher.compute_ff_bytes()) > 4096:
+            self.text = grammar_text(constraint, forces=False)
+            self._matcher = self._compile(self.text)
         for token in constraint.read:
             self._matcher.consume_tokens([token])  # one at a time: it holds the interpreter
         # warm up: later masks reuse what the first one builds
@@ -81,8 +81,7 @@ class Compiled:
         """A matcher that has read `constraint.read`."""
         return self._matcher.deep_copy()
 
-    def _compile(self, *, forces: bool) -> LLMatcher:
-        text = grammar_text(self.constraint, forces=forces)
+    def _compile(self, text: str) -> LLMatcher:
         matcher = LLMatcher(self.tokens.native, text, log_level=0, limits=LIMITS)
         self._check(matcher)
         return matcher

@@ -72,7 +72,7 @@ class GrammarCompiler:
     def _compile(self, constraint: Constraint) -> Compiled:
         assert self._tokens is not None
         tokens = self._tokens.result()
-        trial = Trial()
+        trial: Trial | None = None
         if constraint.kind is not ConstraintKind.JSON_OBJECT:  # a fixed, small grammar
             sandbox = self._take_sandbox(tokens)
             try:
@@ -96,4 +96,4 @@ class GrammarCompiler:
 def _num_bytes(entry: tuple[Constraint, Future[Compiled]]) -> int:
     constraint, compiling = entry
     is_usable = compiling.done() and compiling.exception() is None
-    return len(constraint.text) + (compiling.result().trial.num_bytes if is_usable else 0)
+    return len(constraint.text) + (compiling.result().num_bytes if is_usable else 0)

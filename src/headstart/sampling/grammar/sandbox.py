@@ -2,7 +2,7 @@
 
 llguidance can neither be interrupted nor send its compiled form to another process. So every
 constraint is compiled here first, in a fork that the operating system ends at a limit. The engine
-then compiles only what is known to stay within the limits.
+then compiles only what is known to stay within the limits, from the text that was found here.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _try(constraint: Constraint, tokens: GrammarTokens, sink: BinaryIO) -> None:
     except RequestError as error:
         _answer(sink, Trial(error=str(error)))
     else:
-        _answer(sink, Trial(peak_bytes() - before, compiled.trial.forces))
+        _answer(sink, Trial(peak_bytes() - before, compiled.text))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ SCHEMA_OPTIONS: JsonCompileOptions = {
 }
 OBJECT_OPTIONS: JsonCompileOptions = {"whitespace_pattern": r"[ \t\r\n]{1,20}"}
 # llguidance would ignore these options, or could no longer roll back a token
-_UNUSABLE = re.compile(r"\[[^\]\"/]*\b(temperature|max_tokens|stop)\s*=")
+_UNUSABLE = re.compile(r"\[[^\[\]\"/]*\b(temperature|max_tokens|stop)\s*=")
 _SPACE = "SPACE: /[ \\t\\r\\n]{1,4}/"
 # llguidance computes all of the forced text at once, which could delay a step by seconds: within
 # the limits of a step, a literal of 128 bytes, a counted group or terminal, or a count of three

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 from tests.unit.sampling.grammar.test_state import TOKENS, begin, constraint
 
 from headstart.sampling.grammar import compiled, compiler
@@ -188,7 +189,7 @@ def test_compiled_constraints_are_kept_up_to_a_number_of_bytes(
 ) -> None:
     large = {"enum": [f"value {number}" for number in range(20_000)]}
     first = shared.compile(constraint("json_schema", large))
-    assert first.result(60).trial.num_bytes > 1 << 20
+    assert first.result(60).num_bytes > 1 << 20
     monkeypatch.setattr(compiler, "MAX_CACHED_BYTES", 1 << 20)
     shared.compile(constraint("regex", "abc")).result(60)
     assert shared.cached(constraint("json_schema", large)) is None
@@ -214,16 +215,26 @@ def test_answers_of_one_constraint_do_not_know_of_each_other() -> None:
 def test_nothing_is_compiled_in_the_caller_s_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     threads = []
 
-    def text(wanted: Constraint, **options: bool) -> str:
+    def check(self: Compiled, text: str) -> LLMatcher:
         threads.append(threading.current_thread())
-        return grammar_text(wanted, **options)
+        return make(self, text)
 
-    monkeypatch.setattr(compiled, "grammar_text", text)
+    make = Compiled._compile
+    monkeypatch.setattr(Compiled, "_compile", check)
     one = GrammarCompiler(ByteVocab())
     one.compile(constraint("regex", "a")).result(60)
     assert threading.current_thread() not in threads
     assert len(threads) == 1
     one.close()
+
+
+def test_what_takes_the_interpreter_is_done_in_the_sandbox(
+    monkeypatch: pytest.MonkeyPatch, shared: GrammarCompiler
+) -> None:
+    """A search for options in 20 kB of brackets took it for 6 s, from the engine's loop too."""
+    monkeypatch.setattr(compiled, "grammar_text", None)
+    text = 'start: "a" | "b"\n// ' + "[" * 100_000
+    assert shared.compile(constraint("lark", text)).result(60).begin().allows(ord("b"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread's niceness is Linux's")
