@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
+from operator import mul
 
 from headstart.config import SchedulerConfig
 from headstart.scheduler.admission import Tenants
@@ -200,7 +201,7 @@ class _Reader:
 
 def _context(num_rows: list[int], starts: list[int]) -> int:
     """Tokens in front of a row on average."""
-    attended = sum(rows * start for rows, start in zip(num_rows, starts, strict=True))
+    attended: int = sum(map(mul, num_rows, starts))
     return attended // max(1, sum(num_rows))
 
 
