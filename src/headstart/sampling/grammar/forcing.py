@@ -14,11 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 MOST_BYTES = 2048  # that a step may compute
-_RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)\s*(?:\.-?\d+|\[[^\]\n]*\])?\s*:", re.MULTILINE)
+_RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)\s*(?:(?:\.-?\d+|\[[^\]\n]*\])\s*)?:", re.MULTILINE)
 # comments, texts and regexes; what is left are names, numbers and signs
 _LITERAL = re.compile(r'//[^\n]*|#[^\n]*|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/')
 _SCHEMA = re.compile(rf"{_LITERAL.pattern}|(%json)\s*")
-_WORD = re.compile(r"\{\s*(\d+)\s*(?:,\s*(\d*)\s*)?\}|~\s*(\d+)|([A-Za-z_]\w*)")
+_BAR = re.compile(rf"{_LITERAL.pattern}|(\|)")
+_WORD = re.compile(r"\{\s*(\d+)\s*(?:,\s*(?:(\d+)\s*)?)?\}|~\s*(\d+)|([A-Za-z_]\w*)")
 
 
 def lark_may_force_much(text: str) -> bool:
@@ -94,13 +95,7 @@ def _expand(
 
 def _alternatives(text: str) -> list[str]:
     """The parts between two `|` that are no part of a literal."""
-    marks = [0]
-    literals = [(one.start(), one.end()) for one in _LITERAL.finditer(text)]
-    marks += [
-        one.start()
-        for one in re.finditer(r"\|", text)
-        if not any(start <= one.start() < end for start, end in literals)
-    ]
+    marks = [0, *(one.start() for one in _BAR.finditer(text) if one[1])]
     return [text[a:b] for a, b in zip(marks, [*marks[1:], len(text)], strict=True)]
 
 

@@ -95,6 +95,8 @@ def test_what_cannot_be_compiled_is_refused_soon_and_says_why(
         ("regex", "(.*a){20}"),
         ("regex", "(a|b)*a(a|b){20}"),
         ("lark", 'start: s{1000000}\ns: "a" | "b"'),
+        ("lark", 'start: "a" | b\nb' + " " * 200_000 + ': "b"'),
+        ("lark", "start: " + '"a" | ' * 9_000 + '"b"'),
     ],
 )
 def test_what_only_looks_expensive_is_taken(kind: str, text: Any) -> None:
