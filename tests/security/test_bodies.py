@@ -110,7 +110,8 @@ def test_no_large_value_of_any_field_hurts(client, kind):
             started = time.process_time()
             response = client.post(path, content=data)
             assert time.process_time() - started < SLOW, (path, field)
-            assert response.status_code < 500 or response.status_code == 501, (path, field)
+            is_told = response.status_code == 501 or "input is not supported" in response.text
+            assert response.status_code < 500 or is_told, (path, field)
             if response.status_code >= 400:
                 assert len(response.content) < 20_000, (path, field)
     assert resident_mb() - before < 250
