@@ -301,7 +301,8 @@ class DiskCache:
         free = disk_usage(self._own).free - LEAST_FREE
         bound = min(self._place.max_bytes, held.total() + free)
         if num_bytes > bound:
-            self._fail(f"{self._place.folder}: the disk has no room for {num_bytes >> 20} MiB")
+            left = f"{LEAST_FREE >> 20} MiB of its disk are left to others"
+            self._fail(f"{self._place.folder} has no room: {left}")
             return False
         while held.total() + num_bytes > bound:
             held[owner] += 0  # it may be new
