@@ -67,7 +67,7 @@ def wanted_types(config: SpeculationConfig, drafter: str | None) -> tuple[str, .
     options, names = config.options, tuple[str, ...]()
     if config.spec_type is None:
         with_file = () if drafter is None or drafter == ANY else (drafter,)
-        if config.mode is DraftMode.FIXED:
+        if config.spec == DraftMode.FIXED.value:
             names = with_file or ("ngram-simple",)
         else:
             names = (*AUTO_TYPES, *with_file)
@@ -85,12 +85,10 @@ def type_names(spec_type: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in names))
 
 
-def speculation_warnings(config: SpeculationConfig) -> list[str]:
-    """Warnings about options that change answers, or allow longer drafts than are verified."""
+def capped_options(config: SpeculationConfig) -> list[str]:
+    """Warnings about options that allow longer drafts than are verified."""
     longest = config.longest_draft(config.mode)
     found = []
-    if config.spec_synth_rates:
-        found.append("--spec-synth-rates: drafts are accepted at random, no answer is the model's")
     for name, given in config.options.items():
         options = SPECULATORS[name].Options if name in SPECULATORS else None
         for one in fields(options) if options and config.mode is not DraftMode.OFF else ():

@@ -27,4 +27,3 @@ from headstart.config.settings import ModelConfig as ModelConfig
 from headstart.config.settings import SchedulerConfig as SchedulerConfig
 from headstart.config.settings import SpeculationConfig as SpeculationConfig
 from headstart.config.settings import read_weights as read_weights
-from headstart.config.settings import synthetic_chances as synthetic_chances

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 from headstart.config.chat import ChatConfig, SamplingConfig
@@ -221,12 +220,6 @@ class SpeculationConfig:
         is_pair=True,
         separator="\n",
     )
-    spec_synth_rates: str | None = option(
-        None,
-        "accept draft tokens at random, to measure what drafts would earn: P0,P1,... is how often "
-        "the first is accepted, the first two, ... Answers are not the model's then; sets --spec "
-        "fixed",
-    )
     spec_state: str | None = option(
         None,
         "file that keeps what control learned for the next start, or none. Default: in the cache "
@@ -238,7 +231,6 @@ class SpeculationConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        synthetic_chances(self.spec_synth_rates)
         longest = self.longest_draft(self.mode)
         if self.mode is not DraftMode.OFF and self.draft_min > longest:
             raise ConfigError(
@@ -250,32 +242,13 @@ class SpeculationConfig:
     @property
     def mode(self) -> DraftMode:
         """The mode of requests that do not set one."""
-        default = DraftMode.FIXED if self.spec_synth_rates else DraftMode.AUTO
-        return DraftMode(self.spec) if self.spec else default
+        return DraftMode(self.spec) if self.spec else DraftMode.AUTO
 
     def longest_draft(self, mode: DraftMode) -> int:
         """Most draft tokens a step in this mode."""
         if self.draft_max is not None:
             return self.draft_max
         return {DraftMode.FIXED: 16, DraftMode.AUTO: 32, DraftMode.OFF: 0}[mode]
-
-
-def synthetic_chances(rates: str | None) -> list[float]:
-    """Of each draft token to be accepted behind those before it, as `P0,P1,...` has it.
-
-    Raises:
-        ConfigError: these are no such probabilities.
-    """
-    try:
-        found = [1.0, *map(float, rates.split(",") if rates else ())]
-    except ValueError:
-        found = [1.0, -1.0]
-    if not all(one >= following >= 0.0 for one, following in pairwise(found)):
-        raise ConfigError(
-            f"--spec-synth-rates is {rates!r} but must be numbers from 1 to 0, none larger than "
-            "the one before"
-        )
-    return [following / one if one else 0.0 for one, following in pairwise(found)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -49,7 +49,6 @@ class Sampler:
         self.legality: GrammarState | None = None  # of a constrained request
         self.num_dropped = 0  # tokens that a context shift took out; the noise still counts them
         self.thoughts: ThoughtCounter | None = None  # of a request with a reasoning budget
-        self.num_given = 0  # tokens of the next draft that are taken whatever the model says
         self.vocab_size = engine.vocab_size
         bias, ends = params.logit_bias, list(eog_ids) if params.ignore_eos else []
         # of a token that is there twice the last bias counts

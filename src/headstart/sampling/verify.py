@@ -44,9 +44,7 @@ def emit(
     legality, thoughts = sampler.legality, sampler.thoughts
     is_free = legality is None and thoughts is None
     for row in range(len(draft) + 1):
-        if row < sampler.num_given:
-            token, legal = draft[row], None
-        elif is_free:
+        if is_free:
             token, legal = sampler.sample(logits[row], position + row), None
         else:
             try:

@@ -7,13 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.config import synthetic_chances
-from headstart.sampling.noise import uniform
 from headstart.sampling.verify import Note, emit, filtered_logprobs, token_logprobs
 from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_cache import PromptCache
-from headstart.scheduler.sequence import Ending, Sequence, Text
+from headstart.scheduler.sequence import Ending, Sequence
 from headstart.scheduler.step import StepPlan, StepRecord
 from headstart.types import Engine, Logits, Vocab
 from headstart.types.errors import EngineError, HeadstartError, RequestError
@@ -41,7 +39,6 @@ class Committer:
         self._cache = cache
         self._drafting = drafting
         self._shifts_context = shifts_context
-        self._chances = synthetic_chances(drafting.config.spec_synth_rates)
 
     def commit(
         self, plan: StepPlan, logits: Logits, record: StepRecord
@@ -129,9 +126,6 @@ class Committer:
         position, draft = len(text.tokens), list[int]()
         if index < plan.num_generating:
             draft = plan.drafts[index][: plan.lengths[index]]
-        if self._chances:
-            draft = draft[: self._num_accepted_by_chance(draft, position, text)]
-            text.sampler.num_given = len(draft)
         noted: list[TokenLogprob] = []
         note = (
             _note_into(noted, sequence, rows, position)
@@ -145,14 +139,6 @@ class Committer:
         record.num_accepted[index] = num_drafted
         record.logprobs[index] = tuple(noted)
         return emitted
-
-    def _num_accepted_by_chance(self, draft: list[int], position: int, text: Text) -> int:
-        """How many draft tokens --spec-synth-rates accept; none that would end the answer."""
-        seed = text.sampler.params.seed
-        for number, (token, chance) in enumerate(zip(draft, self._chances, strict=False)):
-            if token in text.final or uniform(seed, position + number, salt=2) >= chance:
-                return number
-        return min(len(draft), len(self._chances))
 
     def _write(
         self, sequence: Sequence, index: int, emitted: list[int], record: StepRecord

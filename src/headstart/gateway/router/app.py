@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager
@@ -33,8 +32,6 @@ from headstart.server.routing import json_response
 from headstart.server.threads import unless_left
 from headstart.structures.tenants import may_take
 from headstart.types.errors import CapacityError
-
-FAKE_SECONDS = 2.0
 
 
 def create_app(
@@ -81,8 +78,6 @@ class Forward:
     def __init__(self, own: OwnRoutes, proxy: Proxy) -> None:
         self._own, self._pool, self.proxy = own, own.pool, proxy
         self._streams = Streams()
-        # llama-server's tests of its queue ask for requests that keep their model for this long
-        self._is_slow = bool(os.environ.get("LLAMA_SERVER_DEBUG_FAKE_TIMING"))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -157,8 +152,6 @@ class Forward:
             backend = await unless_left(receive, acquiring)
         with ExitStack() as lease:
             lease.callback(self._pool.release, model, is_use=is_task)
-            if self._is_slow:
-                await asyncio.sleep(FAKE_SECONDS)
             backend = _for_tenant(backend, scope)
             opening = self.proxy.open(backend, request, wants_first_piece=is_task)
             answer = await (opening if conversation else unless_left(receive, opening))

@@ -291,19 +291,6 @@ async def test_a_model_that_streams_an_answer_is_busy() -> None:
         assert loaded(routed.pool) == {"b"}
 
 
-async def test_a_request_keeps_its_model_as_long_as_llama_servers_tests_ask(monkeypatch) -> None:
-    monkeypatch.setenv("LLAMA_SERVER_DEBUG_FAKE_TIMING", "1")
-    monkeypatch.setattr("headstart.gateway.router.app.FAKE_SECONDS", 3600)
-    async with router("a", "b", max_models=1) as routed:
-        asking = asyncio.create_task(routed.client.post("/x", json={"model": "a"}))
-        while not routed.pool.models["a"].num_requests:
-            await asyncio.sleep(0.01)
-        with pytest.raises(httpx2.ReadTimeout):  # it waits for that, and leaves
-            await routed.client.post("/x", json={"model": "b"}, timeout=0.2)
-        assert (loaded(routed.pool), routed.echo.tenants) == ({"a"}, [])
-        asking.cancel()
-
-
 async def test_who_only_watches_a_model_does_not_keep_it_loaded() -> None:
     async with (
         router("a", "b", max_models=1) as routed,
