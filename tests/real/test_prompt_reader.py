@@ -24,13 +24,11 @@ from headstart.engine.library import api
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.sampling import SamplingParams
-from headstart.scheduler import batching
 from headstart.scheduler.copies import Copies
 from headstart.scheduler.host_cache import HostCache, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells
 from headstart.structures.prefix_index import packed
 from headstart.types import Batch, ContextFullError
-from headstart.types.request import Request
 
 CONFIG = EngineConfig(
     context=2048, batch=512, threads=1, gpu_layers=0, cache_type_k="f32", cache_type_v="f32"
@@ -311,24 +309,3 @@ def test_where_it_cannot_be_had_prompts_are_read_in_the_shared_cache(
         engine.clear(1)
     assert not lengths(engine)
     assert caplog.text.count("processed in the shared cache") == 1
-
-
-def test_a_short_turn_far_behind_that_is_padded_to_a_tile_has_the_same_text(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text, texts, added = [97 + i * i % 25 for i in range(850)], list[list[int]](), list[int]()
-    for least in (512, 2**30):
-        monkeypatch.setattr(batching, "LEAST_CONTEXT", least)
-        config = Config(
-            engine=CONFIG,
-            scheduler=SchedulerConfig(parallel=2),
-            speculation=SpeculationConfig(spec="off", spec_state="none"),
-        )
-        scheduler, _ = build_scheduler(config, without_draft(path))
-        for length in (700, 755, 850):
-            asked = Request(request_id="r", prompt=text[:length], max_tokens=20)
-            (answer,) = play(scheduler, [asked]).values()
-            texts.append(answer.tokens)
-        added.append(scheduler.counters.padding_rows)
-    assert texts[:3] == texts[3:]
-    assert added[0] > 0 == added[1]

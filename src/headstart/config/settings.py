@@ -76,16 +76,14 @@ class SchedulerConfig:
     max_queue: int = option(256, "requests that may wait before new ones get 503", least=0)
     prefill_chunk: int = option(
         64,
-        "prompt tokens that a step always processes while other requests generate, unless "
-        "--prefill-ms is given; on a CPU rounded so that steps have multiples of 64 rows",
+        "prompt tokens that a step may always process while other requests generate; on a CPU "
+        "rounded so that steps have multiples of 64 rows",
         least=1,
     )
-    prefill_ms: float | None = option(
-        None,
-        "milliseconds that a step with prompt tokens may take while other requests generate: it "
-        "has as few tokens as that needs, and on a CPU each of fewer than 64 takes longer; "
-        "default: --prefill-chunk tokens, and more that take no more than 100; five times as many "
-        "beside a tenant with two requests more; 0: --prefill-chunk tokens and no more",
+    prefill_ms: float = option(
+        100.0,
+        "milliseconds that a step may take to process more prompt tokens than --prefill-chunk "
+        "while other requests generate; five times as many beside a tenant with two requests more",
         least=0,
     )
     checkpoint_min_step: int = option(

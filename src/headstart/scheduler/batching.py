@@ -8,10 +8,6 @@ from headstart.scheduler.prompt_order import PromptOrder
 from headstart.scheduler.step import StepPlan
 from headstart.types import Batch, CacheKind, Engine
 
-# share of a tile's rows, and tokens in front of them, from which on it is faster to compute a tile:
-# 48 rows behind 4,000 tokens take 1.4 times as long as 64, 32 rows 0.8 times
-LEAST_SHARE, LEAST_CONTEXT = 0.7, 512
-
 
 def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[int]:
     """Bound each answer's draft; returns those that may have one, and notes why others may not.
@@ -52,7 +48,7 @@ def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[int]:
 
 def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     """Fill the batch anew from the plan as it is now: without sequences that have left."""
-    batch, num, is_new = plan.batch, plan.num_generating, not plan.decoded
+    batch, num = plan.batch, plan.num_generating
     batch.clear()
     del plan.sequences[num:]
     plan.num_rows, plan.starts, plan.decoded = [0] * num, [0] * num, []
@@ -73,8 +69,6 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     plan.num_outputs = list(plan.num_rows)
     if plan.prompts:
         _add_prompts(plan, engine, order)
-        if is_new:  # afterwards there was no room for it
-            _fill_tile(plan, engine)
     if plan.num_padding:
         _pad(plan, engine)
 
@@ -110,7 +104,7 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
             continue
         num_pending, start = sequence.num_pending, sequence.num_decoded
         # a rest of less than a tile would take as long as a tile in the next step, or longer
-        if 0 < (rest := num_pending - rows) <= min(order.most_rest, room):
+        if 0 < (rest := num_pending - rows) < min(tile, room + 1):
             rows += rest
             room -= rest
         if sequence.pauses:
@@ -129,17 +123,6 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
         plan.num_rows.append(rows)
         plan.starts.append(start)
         plan.num_outputs.append(num_outputs)
-
-
-def _fill_tile(plan: StepPlan, engine: Engine) -> None:
-    """Pad the rows of prompts to a tile, if that takes less time: without one they look at all
-    tokens one after the other, which takes about twice as long.
-    """
-    batch, num, tile = plan.batch, plan.num_generating, engine.attention_tile
-    is_far = min(plan.starts[num:], default=0) >= LEAST_CONTEXT
-    is_wide = LEAST_SHARE * tile <= batch.num_rows < tile <= plan.max_prompt_rows
-    if is_far and is_wide and batch.media is None:
-        plan.num_padding = tile - batch.num_rows
 
 
 def _pad(plan: StepPlan, engine: Engine) -> None:

@@ -2,9 +2,7 @@
 
 Requests that generate wait for these rows, so there are as many as the time limit of a step allows.
 The time is estimated from the last steps, because attention makes each row of a long prompt dearer
-than the one before. Where a whole tile of rows (`Engine.attention_tile`) would take longer than
-`--prefill-ms`, a step has the few rows that do not, each of which takes longer then. So that limit
-is kept only where it is given: by default a step has at least `--prefill-chunk` rows.
+than the one before.
 
 Tenants share the time of steps by weight: first come the prompts of the tenant whose rows, those of
 answers included, took least so far, of equals the one that asks for least. A tenant that asks now
@@ -25,7 +23,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from operator import mul
 
 from headstart.config import SchedulerConfig
 from headstart.scheduler.admission import Tenants
@@ -35,8 +32,6 @@ from headstart.scheduler.step import StepPlan
 # prompt rows of a step that no answer waits for, or only such as give way, and how much longer than
 # others it may take: bounds how long a cancel waits, too
 _ALONE, _ALONE_SHARE = 512, 5
-_MILLISECONDS = 100.0  # of a step with more rows than `--prefill-chunk`, unless told otherwise
-_NEAR = 256  # tokens: what a row takes is known for each so many in front of it
 
 
 class PromptOrder:
@@ -49,10 +44,6 @@ class PromptOrder:
         self._took: dict[str, float] = {}  # milliseconds of steps over its weight, by tenant
         self._num_in_a_row = 0
         self._last_rows, self._row_ms = 0, 0.0  # of the last step that read as much as it might
-        # by whether a step had whole tiles, and by tokens in front of a row: its milliseconds, and
-        # how many tokens there were
-        self._paces: dict[bool, dict[int, tuple[float, int]]] = {True: {}, False: {}}
-        self.most_rest = tile - 1  # rows that a step may have beyond, so that they need no other
 
     def num_rows(self, least: int, most: int, milliseconds: float) -> int:
         """Prompt rows of the next step.
@@ -77,38 +68,15 @@ class PromptOrder:
         answering = {sequence.tenant for sequence in running if sequence.is_generating}
         others = answering or {sequence.tenant for sequence in prompts} - {tenant}
         gives_way = bool(others) and all(self._tenants.gives_way(one, tenant) for one in others)
-        milliseconds = _MILLISECONDS if config.prefill_ms is None else config.prefill_ms
-        self.most_rest = self._tile - 1
+        milliseconds = config.prefill_ms
         if not answering:
             rows = self.num_rows(_ALONE, most, _ALONE_SHARE * milliseconds)
             return min(rows, max(config.prefill_chunk, num_pending)) if gives_way else rows
         rows = self.num_rows(config.prefill_chunk, most, milliseconds)
         if self._row_ms and gives_way:
-            milliseconds *= _ALONE_SHARE
-            rows = max(rows, min(_ALONE, most, int(milliseconds / self._row_ms), num_pending))
-        return self._within(milliseconds, rows, prompts) if config.prefill_ms else rows
-
-    def _within(self, milliseconds: float, rows: int, prompts: list[Sequence]) -> int:
-        """So many of these rows that they take no longer: whole tiles, or less than one."""
-        reading = [one for one in prompts if one.leader is None] or prompts
-        shares = self.share(reading, rows, [one for one in prompts if one.leader is not None])
-        context, tile = _context(shares, [one.num_decoded for one in reading]), self._tile
-        in_tiles, alone = (self._pace(is_whole, context) for is_whole in (True, False))
-        if rows >= tile and tile * in_tiles <= milliseconds:
-            num_tiles = int(milliseconds / in_tiles / tile) if in_tiles else 1
-            self.most_rest = (tile - 1) * (rows // tile < num_tiles)
-            return min(rows, num_tiles * tile)
-        self.most_rest = 0
-        return max(1, min(rows, tile - 1, int(milliseconds / alone) if alone else 1))
-
-    def _pace(self, is_whole: bool, context: int) -> float:
-        """Milliseconds of a row behind so many tokens, at most; 0: none was read."""
-        paces, place = self._paces[is_whole], context // _NEAR
-        near = max((one for one in paces if one <= place), default=min(paces, default=0))
-        row_ms, known = paces.get(near, (0.0, 0))
-        # tokens whose attention is taken to last as long as the rest of a row
-        rest = max(64, 8 * self._tile * is_whole)
-        return row_ms * max(1.0, (context + rest) / (known + rest))
+            affordable = int(_ALONE_SHARE * milliseconds / self._row_ms)
+            rows = max(rows, min(_ALONE, most, affordable, num_pending))
+        return rows
 
     def share(
         self,
@@ -140,21 +108,16 @@ class PromptOrder:
 
     def count(self, plan: StepPlan, milliseconds: float) -> None:
         """Note what a step did in how long, before any of its prompts begins to answer."""
-        num = plan.num_generating
-        num_read = sum(plan.num_rows[num:])
+        num_read = sum(plan.num_rows[plan.num_generating :])
         if 2 * num_read >= plan.max_prompt_rows > 0:  # not the short rest of a prompt
             # what it might: a step of whole tiles has some rows more or fewer
             self._last_rows, self._row_ms = plan.max_prompt_rows, milliseconds / num_read
-        if num_read:
-            context = _context(plan.num_rows[num:], plan.starts[num:])
-            is_whole = sum(plan.num_rows) + plan.num_padding >= self._tile
-            self._paces[is_whole][context // _NEAR] = milliseconds / num_read, context
         row_ms, readers = milliseconds / (sum(plan.num_rows) or 1), dict[str, _Reader]()
         for index, sequence in plan.decoded:
             tenant, num_rows = sequence.tenant, plan.num_rows[index]
             took = num_rows * row_ms / self._tenants.weight(tenant)
             self._took[tenant] = self._took.get(tenant, 0.0) + took
-            if index >= num:
+            if index >= plan.num_generating:
                 reader = readers[tenant] = self._readers[tenant]
                 reader.num_owed += -num_rows if sequence is reader.oldest else num_rows
         for tenant, reader in self._readers.items():
@@ -197,12 +160,6 @@ class _Reader:
     waited: float = 0.0  # milliseconds since it had rows
     num_owed: int = 0  # rows that the others read, less those of the oldest
     is_oldest_first: bool = False
-
-
-def _context(num_rows: list[int], starts: list[int]) -> int:
-    """Tokens in front of a row on average."""
-    attended: int = sum(map(mul, num_rows, starts))
-    return attended // max(1, sum(num_rows))
 
 
 def _lengths(reading: list[Sequence], followers: list[Sequence]) -> dict[Sequence, int]:

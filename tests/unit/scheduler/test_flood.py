@@ -42,7 +42,7 @@ class Timed(Model):
 def first_tokens(flood: int, length: tuple[int, int], answer: tuple[int, int]) -> list[float]:
     """Seconds to the first token of 30 requests, beside so many others that never end."""
     engine, random = Timed(), Random(1)
-    scheduler = make_scheduler(engine, clock=lambda: engine.now, prefill_ms=None)
+    scheduler = make_scheduler(engine, clock=lambda: engine.now, prefill_ms=100.0)
     arrivals = [(0.0, number) for number in range(1, flood + 1)]  # 0 is the visitor
     heapq.heappush(arrivals, (10.0, 0))
     sampling = SamplingParams(temperature=0.0, ignore_eos=True)
