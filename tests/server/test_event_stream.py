@@ -46,9 +46,13 @@ class Silent(FakeWorker):
     def __init__(self) -> None:
         super().__init__()
         self.deliver: dict[str, Any] = {}
+        self.ended: list[str] = []
 
     def submit(self, request: Any, deliver: Any) -> None:
         self.deliver[request.request_id] = deliver
+
+    def cancel(self, request_id: str) -> None:
+        self.ended.append(request_id)
 
 
 async def stay() -> dict[str, Any]:
@@ -123,6 +127,7 @@ async def test_what_fails_at_once_ends_the_call() -> None:
         taking = asyncio.create_task(events.take())
         await asyncio.sleep(0)
         worker.deliver["a"](token("a"))
+        assert worker.ended == ["a", "b"]  # so that nothing comes behind what was lost
         with pytest.raises(ZeroDivisionError):
             await taking
 

@@ -22,6 +22,7 @@ if not os.environ.get("OMP_WAIT_POLICY"):
 
 from headstart.engine import binding  # after the variables, which it reads when it loads
 from headstart.engine.find_library import remedy
+from headstart.structures.system import use_any_core
 from headstart.types.errors import ConfigError, HeadstartError
 
 log = logging.getLogger("headstart.libllama")
@@ -87,6 +88,8 @@ def start(numa: str | None = None) -> None:
         api.llama_backend_init()
         if numa:
             api.llama_numa_init({"distribute": 1, "isolate": 2, "numactl": 3}[numa])
+        if api.ggml_backend_dev_count() > 1:  # not the processor alone: it may not compute
+            use_any_core()
         _started = True
 
 

@@ -32,6 +32,7 @@ from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.library import api
 from headstart.engine.machine import default_threads
 from headstart.engine.model import Model
+from headstart.structures.system import use_any_core
 from headstart.types.errors import EngineError, ModelError, RequestError
 from headstart.types.media import MediaChunk, MediaPart, MediaQuestion
 from headstart.types.request import ErrorEvent, ReplyEvent, error_event
@@ -187,7 +188,7 @@ class Projector:
         ).encode()
         self.is_exact, self._most_whole = config.exact, most_rows
         self._model = model  # it is used for as long
-        self._thread = ThreadPoolExecutor(1, "headstart-media")
+        self._thread = ThreadPoolExecutor(1, "headstart-media", use_any_core)
         self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # the one used last is last
         self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # by file; likewise
         # with their files, which a thread that encodes for seconds must not keep

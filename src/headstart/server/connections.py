@@ -11,7 +11,7 @@ import asyncio
 import logging
 from functools import cache
 from http import HTTPStatus
-from typing import Any
+from typing import Any, cast
 
 import orjson
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -100,8 +100,8 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        scope: Any = self.scope
-        scope["headstart.is_paused"] = lambda: self.flow.write_paused
+        scope, flow = cast("dict[str, Any]", self.scope), self.flow
+        scope["headstart.is_paused"] = lambda: flow.write_paused
         self._num_head_bytes = 0
         if self._timer is None:  # the next request on this connection
             self._wait_for_head()

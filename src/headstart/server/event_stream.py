@@ -90,6 +90,7 @@ class EventStream:
         trace: TracebackType | None,
     ) -> None:
         self._cancel()
+        self.at_once = lambda index, event: False  # it may hold the body of the request
         if self._alarm is not None:
             self._alarm.cancel()
         if self._watcher is not None:
@@ -142,6 +143,7 @@ class EventStream:
                     self._waits_since = self._loop.time()
                     return
             except Exception as error:
+                self._cancel()  # what follows would be told without it
                 self._fail(error)
                 return
         self._num_unread += _weight(event)

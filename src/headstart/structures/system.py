@@ -68,7 +68,10 @@ def bind_threads(cores: Sequence[Collection[int]]) -> None:
     """
     global _cpus_of_others
     _cpus_of_others = allowed_cpus()
-    places = ("{" + ",".join(map(str, sorted(core))) + "}" for core in cores)
+    first = os.getpid() % len(cores)  # that of the main thread: another server's has another
+    places = (
+        "{" + ",".join(map(str, sorted(core))) + "}" for core in (*cores[first:], *cores[:first])
+    )
     os.environ |= {"OMP_PROC_BIND": "true", "OMP_PLACES": ",".join(places)}
 
 
@@ -80,7 +83,8 @@ def low_priority_threads(name: str, count: int = 1) -> ThreadPoolExecutor:
 def use_any_core() -> None:
     """Let this thread run where there is room; the one that started it may be bound to a core."""
     if _cpus_of_others is not None:
-        use_cpus(_cpus_of_others)
+        with contextlib.suppress(OSError):  # this process may use others by now
+            use_cpus(_cpus_of_others)
 
 
 def _make_way() -> None:

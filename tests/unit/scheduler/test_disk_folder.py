@@ -7,7 +7,6 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -180,9 +179,14 @@ def test_a_folder_that_may_not_be_read_hides_no_other(
 def test_two_writers_of_one_file_do_not_disturb_each_other(tmp_path: Path) -> None:
     """In containers all servers may have the same process id."""
     head = PromptHead("model", "", 0, packed([1] * 40), 40, {"target": 4})
-    file, again = tmp_path / "x.prompt", list[Callable[[], object]]()
-    again.append(lambda: again and write_prompt(file, head, [b"once"], again.pop()))
-    write_prompt(file, head, [b"once"], again[0])
+    file, left = tmp_path / "x.prompt", [1]
+
+    def again() -> None:
+        if left:
+            left.clear()
+            write_prompt(file, head, [b"once"], again)
+
+    write_prompt(file, head, [b"once"], again)
     assert read_prompt(file)[1] == {"target": b"once"}
     assert list(tmp_path.iterdir()) == [file]
 

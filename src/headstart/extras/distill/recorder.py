@@ -19,6 +19,7 @@ from headstart.extras.distill.texts import RecordedText, TextFiles
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import End, StepRecord
 from headstart.structures.model_id import ModelId
+from headstart.structures.system import use_any_core
 from headstart.structures.tenants import namespaces_of, tenant_of
 
 log = logging.getLogger(__name__)
@@ -40,7 +41,9 @@ class TextRecorder:
         self._tenants = None if "all" in names else namespaces_of(names) | {""}
         self._model = ModelId.of(target).digest
         self._answers: dict[int, list[int]] = {}  # by number of the sequence
-        self._writer = ThreadPoolExecutor(1, "recorder")  # joined when the process ends
+        self._writer = ThreadPoolExecutor(
+            1, "recorder", use_any_core
+        )  # joined when the process ends
         self._room = threading.Semaphore(256)  # texts that may wait for the disk
         self._has_failed = False
 
