@@ -211,7 +211,7 @@ class EmbeddingQueue:
         chunk = self._long.pending_chunk if self._long else None
         if chunk is not None and not chunk.is_ready(self._long):
             chunk.wait(WAIT_SECONDS if is_alone else 0.0)
-            return []
+            return self._finished()
         began = self._clock()
         try:
             num_tokens = self._read(self._long) if self._long else self._embed(group)

@@ -92,6 +92,17 @@ def test_a_text_beside_one_with_an_image_has_its_vector(
     assert sorted(found) == sorted([[3, 2], [0, 3]])
 
 
+def test_vectors_are_told_while_a_text_waits_for_its_image(
+    queue: EmbeddingQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedding, "MANY_NUMBERS", 2)
+    queue.submit(EmbeddingRequest("a", ((1,), (2,), (3,))))
+    image = FakeChunk(MediaChunk(b"", 2), 10**6, is_whole=True)
+    queue.submit(EmbeddingRequest("b", ((5, -2, -3),)), {-2: image})
+    told = [vectors(event) for _ in range(9) for event in queue.step(is_alone=True)]
+    assert told == [[[1, 1]], [[2, 1]], [[3, 1]]]
+
+
 def test_requests_take_turns(queue: EmbeddingQueue) -> None:
     queue.submit(EmbeddingRequest("long", tuple((1,) * 8 for _ in range(20))))
     queue.submit(EmbeddingRequest("short", ((2,) * 8,)))
