@@ -14,6 +14,7 @@ from tests.real.test_adapters import write_lora
 from tests.server.serving import serving_models
 
 from headstart.config import Config, EngineConfig, ModelConfig, SchedulerConfig, ServerConfig
+from headstart.server import adapters
 
 PROMPT = "the theatre and the other thing in an inn " * 3
 
@@ -114,6 +115,35 @@ def test_scales_that_one_key_sets_are_not_those_of_another(tmp_path: Path) -> No
             assert settings["lora"] == [{"id": 0, "scale": told}]
         saved = client.post("/slots/0?action=save", json={"filename": "a"}).json()
         assert saved["n_saved"] > 0  # a prompt that was read with these scales
+
+
+def test_scales_are_kept_of_the_tenants_that_set_other_ones_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A proxy may name any number of tenants."""
+    monkeypatch.setattr(adapters, "MAX_TENANTS", 2)
+    adapter = str(write_lora(tmp_path / "lora.gguf", seed=1))
+    config = Config(
+        model=ModelConfig(model=str(tiny_llama(tmp_path / "model.gguf"))),
+        engine=EngineConfig(gpu_layers=0, threads=1, context=256, lora=adapter),
+        server=ServerConfig(api_key="key", tenant_header="X-Tenant"),
+    )
+    with serving_models(config) as client:
+        client.headers["authorization"] = "Bearer key"
+
+        def kept() -> str:
+            told = {
+                name: client.get("/lora-adapters", headers={"X-Tenant": name}).json()[0]["scale"]
+                for name in "abcd"
+            }
+            return "".join(name for name, scale in told.items() if scale != 1)
+
+        found = []
+        for name, scale in (("a", 0), ("b", 0), ("a", 0.5), ("c", 0), ("c", 1), ("d", 0)):
+            wanted = [{"id": 0, "scale": scale}]
+            client.post("/lora-adapters", json=wanted, headers={"X-Tenant": name})
+            found.append(kept())
+        assert found == ["a", "ab", "ab", "ac", "a", "ad"]
 
 
 @pytest.mark.parametrize(

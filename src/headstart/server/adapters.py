@@ -16,6 +16,7 @@ from headstart.server.schemas import AdapterScale, GenerationBody
 from headstart.types.errors import RequestError
 from headstart.types.report import WorkerInfo
 
+MAX_TENANTS = 4096  # whose scales are kept: a proxy may name any number of them
 Scales = tuple[float, ...]
 
 routes = Routes()
@@ -38,13 +39,18 @@ async def list_adapters(http: HttpRequest) -> list[dict[str, Any]]:
 
 @routes.post("/lora-adapters", body=AdapterScales, answer="`success`: true")
 async def set_adapters(http: HttpRequest) -> dict[str, bool]:
-    """Set the scales of later requests without `lora` that have the same API key."""
+    """Set the scales of later requests without `lora` of the same tenant."""
     service, tenant = service_of(http), http.scope["headstart.namespace"]
     wanted = read_json(await http.body())
     if not isinstance(wanted, list):
         raise RequestError("Request body must be an array")
     lora = make_body(GenerationBody, {"lora": wanted}).lora
-    service.adapter_scales[tenant] = read_scales(lora or (), service.info)
+    scales, by_tenant = read_scales(lora or (), service.info), service.adapter_scales
+    by_tenant.pop(tenant, None)  # what was set last is at the end
+    if scales != loaded_scales(service.info):
+        by_tenant[tenant] = scales
+        while len(by_tenant) > MAX_TENANTS:
+            del by_tenant[next(iter(by_tenant))]
     return {"success": True}
 
 
