@@ -190,6 +190,18 @@ def test_the_proxy_answers_no_link_of_another_site(client, target):
         assert answer.status_code == 404  # the target's
 
 
+@pytest.mark.parametrize("name", ["Sec-Fetch-Mode", "Origin", "Referer", "Cookie"])
+def test_a_browser_may_call_itself_anything(target, name):
+    target.may_go_on.set()
+    url, browser = f"/cors-proxy?url={target.url}/", {"User-Agent": "Browser/1.0"}
+    with serving(extras=Extras.of(ToolsConfig(ui_mcp_proxy=True), {})) as open_to_all:
+        own = str(open_to_all.base_url).rstrip("/")
+        browser[name] = own if name in ("Origin", "Referer") else "cors"
+        answer = open_to_all.get(url, headers=browser)
+        assert "x-headstart-page" in error_of(answer, 403, "permission_error")
+        assert open_to_all.get(url, headers=browser | FROM_PAGE).status_code == 404
+
+
 def test_a_program_needs_no_header_to_use_the_proxy(target):
     target.may_go_on.set()
     url = f"/cors-proxy?url={target.url}/"

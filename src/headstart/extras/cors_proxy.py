@@ -47,8 +47,11 @@ async def proxy_post(http: HttpRequest) -> Response:
 
 
 async def _pass_on(http: HttpRequest) -> Response:
-    # all browsers say so, and no link, form or image of a page can have them say anything else
-    is_browser = http.headers.get("user-agent", "").startswith("Mozilla/")
+    # no link, form or image of a page can have a browser leave out all of these
+    is_browser = http.headers.get("user-agent", "").startswith("Mozilla/") or any(
+        name.startswith("sec-fetch-") or name in ("origin", "referer", "cookie")
+        for name in http.headers
+    )
     is_marked = any(name == OUR_PAGE or name.startswith(PREFIX) for name in http.headers)
     if is_browser and not is_marked:
         raise ApiError(403, f"send a header {PREFIX}NAME, or {OUR_PAGE}: 1, which no link can")
