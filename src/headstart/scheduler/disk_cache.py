@@ -53,6 +53,7 @@ log = logging.getLogger(__name__)
 MAX_WAITING_BYTES = 1 << 30  # of prompts that wait to be written; further ones are lost
 LEAST_FREE = 1 << 30  # bytes of the disk that are left to others
 LOOK_SECONDS = 10.0  # between two lists of the folder, while there is room: others may use it
+LATE_SECONDS = 5.0  # of the first list, after which no request waits for it
 RETRY_SECONDS = 60.0  # after a file could not be written
 _TARGET = "target"  # the model whose cache it is, among those in a file
 _SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of reading: prior, and of the average that follows
@@ -96,6 +97,7 @@ class DiskCache:
         self._reader = ThreadPoolExecutor(1, "headstart-disk-reader", use_any_core)
         self._unread = TenantQueue[tuple[Future[StoredPrompt | None], str, Sequence[StoredFile]]]()
         self._listed: Future[Any] | None = None
+        self._late_at = 0.0  # when nobody waits for that any more; 0: said already
 
     def begin(self) -> Future[Any]:
         """See what is there, once: not before the server is ready, because it takes a thread long
@@ -103,7 +105,16 @@ class DiskCache:
         """
         if self._listed is None:
             self._listed = self._writer.submit(self._look)
+            self._late_at = time.monotonic() + LATE_SECONDS
         return self._listed
+
+    def is_late(self) -> bool:
+        """Whether that takes so long that no request should wait for it: a disk may not answer."""
+        is_late = time.monotonic() >= self._late_at
+        if is_late and self._late_at:
+            folder, self._late_at = self._place.folder, 0.0
+            log.warning("prompts are processed again until %s is listed, which takes long", folder)
+        return is_late
 
     def knows(self, namespace: str, tokens: array[int]) -> bool:
         """Whether all of these tokens are there, or will be."""
@@ -134,14 +145,20 @@ class DiskCache:
         return True
 
     def erase(self, namespace: str, tokens: array[int]) -> None:
-        """Remove the files of a text, but for a beginning that others share."""
+        """Remove the files of a text, but for a beginning that others share. Nobody finds them from
+        now on; what is not listed or not written yet goes as soon as it is.
+        """
+        known = self._forget(namespace, tokens)
+        self._writer.submit(lambda: [*map(self._drop, known + self._forget(namespace, tokens))])
+
+    def _forget(self, namespace: str, tokens: array[int]) -> list[StoredFile]:
+        """Take the files of a text out of the index, but for a beginning that others share."""
         chain, length = self.index.find(namespace, tokens)
-        if length == len(tokens):
-            for file in reversed(chain):
-                if not self.index.is_end(file):
-                    break
-                self.index.remove(file)
-                self._writer.submit(self._drop, file)
+        gone = list[StoredFile]()
+        while length == len(tokens) and chain and self.index.is_end(chain[-1]):
+            gone.append(chain.pop())
+            self.index.remove(gone[-1])
+        return gone
 
     def load(
         self, namespace: str, files: Sequence[StoredFile], tenant: str

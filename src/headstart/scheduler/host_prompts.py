@@ -212,12 +212,14 @@ class HostPrompts:
 
     def is_loading(self, sequence: Sequence) -> bool:
         """Whether a request waits for its prompt from the disk, which is looked for once."""
-        if self.disk is None:
+        is_long = len(sequence.text.tokens) > LEAST_TOKENS
+        if self.disk is None or not is_long or not sequence.request.cache_prompt:
             return False
-        if not (listed := self.disk.begin()).done():
-            sequence.loading = listed
-            return True
+        listed = self.disk.begin()
         if sequence.loading in (None, listed):
+            if not listed.done() and not self.disk.is_late():
+                sequence.loading = listed
+                return True
             sequence.loading = self._load(sequence, self.disk)
         if not sequence.loading.done():
             return True
@@ -229,8 +231,6 @@ class HostPrompts:
 
     def _load(self, sequence: Sequence, disk: DiskCache) -> Future[StoredPrompt | None]:
         """Bring the longest prompt on the disk to main memory, if that saves time."""
-        if not sequence.request.cache_prompt:
-            return _NOTHING
         tokens, namespace = sequence.packed, sequence.prompt_namespace
         files, length = disk.index.find(namespace, tokens)
         num_bytes = sum(file.num_bytes for file in files)

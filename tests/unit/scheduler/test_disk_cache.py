@@ -306,19 +306,6 @@ def test_prompts_are_read_for_the_tenants_in_turn(
     assert read.index(found[-1][0]) <= 2  # behind the one that was begun, and one more
 
 
-def test_a_request_waits_until_the_folder_is_listed_and_finds_its_prompt(
-    folder: Path, monkeypatch
-) -> None:
-    go_on, look = Event(), DiskCache._look
-    monkeypatch.setattr(DiskCache, "_look", lambda self: go_on.wait(60) and look(self))
-    scheduler = make_scheduler(Model(context_size=1024), parallel=2)
-    scheduler.cache.host.use_disk(DiskCache(place(folder)))
-    submit_all(scheduler, [conversation(1, 1)], 1)
-    assert not scheduler.running
-    go_on.set()
-    assert run(scheduler)["c1.1"].stats.num_cached == 100
-
-
 @pytest.mark.parametrize("is_full", [True, False])
 def test_a_disk_that_takes_nothing_costs_nothing_else(
     is_full: bool, tmp_path: Path, monkeypatch, caplog: pytest.LogCaptureFixture

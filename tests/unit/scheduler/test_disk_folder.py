@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import random
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
-from tests.harness import Model, make_scheduler
+from tests.harness import Model, make_scheduler, run, submit_all
 from tests.planted import noted
-from tests.unit.scheduler.test_disk_cache import cache, files, place, settled, stored
+from tests.unit.scheduler.conversations import ask, conversation
+from tests.unit.scheduler.test_disk_cache import cache, files, place, served, settled, stored
 
 from headstart.scheduler import disk_cache
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.host_cache import StoredPrompt
+from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.prefix_index import packed
 from headstart.structures.prompt_files import _HEADER as HEADER
 from headstart.structures.prompt_files import PromptHead, read_prompt, write_prompt
@@ -146,6 +151,75 @@ def test_the_folder_is_not_listed_before_the_server_is_ready(
     assert not listed
     run_loop(scheduler, lambda _: [Stop()], lambda _: None)
     assert len(listed) == 1
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Event]:
+    """The disk lists no folder before that."""
+    event, look = Event(), DiskCache._look
+    monkeypatch.setattr(DiskCache, "_look", lambda self: event.wait(60) and look(self))
+    yield event
+    event.set()
+
+
+@pytest.fixture
+def listing(tmp_path: Path, answers: Event, monkeypatch: pytest.MonkeyPatch) -> Scheduler:
+    """One that has just started, with a conversation in its folder."""
+    answers.set()
+    monkeypatch.setattr(DiskCache, "reading_seconds", lambda self, file: 0.0)
+    served(tmp_path, conversation(1))
+    answers.clear()
+    scheduler = make_scheduler(Model(context_size=1024), parallel=2)
+    scheduler.cache.host.use_disk(DiskCache(place(tmp_path)))
+    return scheduler
+
+
+def test_a_request_waits_until_the_folder_is_listed_and_finds_its_prompt(
+    listing: Scheduler, answers: Event
+) -> None:
+    submit_all(listing, [conversation(1, 1)], 1)
+    assert not listing.running
+    answers.set()
+    assert run(listing)["c1.1"].stats.num_cached == 100
+
+
+def test_who_cannot_use_a_stored_prompt_does_not_wait_for_the_list(listing: Scheduler) -> None:
+    short = replace(conversation(1, 1), prompt=conversation(1, 1).prompt[:32])
+    submit_all(listing, [short, replace(conversation(2), cache_prompt=False)], 1)
+    assert len(listing.running) == 2
+
+
+def test_nobody_waits_long_for_the_list_and_what_it_has_is_found_later(
+    listing: Scheduler,
+    answers: Event,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(disk_cache, "LATE_SECONDS", 0.0)
+    with caplog.at_level(logging.WARNING):
+        submit_all(listing, [conversation(5), conversation(6)], 1)
+    assert len(listing.running) == 2
+    assert ["is listed" in one.message for one in caplog.records] == [True]
+    answers.set()
+    run(listing)
+    settled(listing.cache.host.disk)
+    assert ask(listing, conversation(1, 1)) == [20]
+
+
+def test_what_is_erased_while_the_folder_is_listed_is_not_found_later(
+    tmp_path: Path, answers: Event
+) -> None:
+    answers.set()
+    for number in (1, 2):
+        put(cache(tmp_path), stored(number))
+    answers.clear()
+    disk = DiskCache(place(tmp_path))
+    disk.begin()
+    disk.erase("", packed([1] * 40))
+    answers.set()
+    settled(disk)
+    assert [length_of(disk, number) for number in (1, 2)] == [0, 40]
+    assert len(files(tmp_path)) == 1
 
 
 def test_what_was_removed_by_hand_is_written_again_with_what_follows(tmp_path: Path) -> None:
