@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headstart.sampling.verify import Note, emit, filtered_logprobs, token_logprobs
+from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.context_shift import shift_context
 from headstart.scheduler.drafting import Drafting
 from headstart.scheduler.prompt_cache import PromptCache
@@ -31,6 +32,7 @@ class Committer:
         vocab: Vocab,
         cache: PromptCache,
         drafting: Drafting,
+        compiling: ConstraintQueue,
         *,
         shifts_context: bool = False,
     ) -> None:
@@ -38,6 +40,7 @@ class Committer:
         self._vocab = vocab
         self._cache = cache
         self._drafting = drafting
+        self._compiling = compiling
         self._shifts_context = shifts_context
 
     def commit(
@@ -102,8 +105,8 @@ class Committer:
                     continue
                 verified.append((index, self._verify(sequence, index, rows, record)))
             except (EngineError, RequestError) as error:  # of this request alone
-                legality, ending = sequence.text.legality, failure(error)
-                if legality is not None and legality.can_renew:
+                ending = failure(error)
+                if self._compiling.renews(sequence, error):
                     self._cut(sequence, length, len(sequence.text.tokens))
                     ending = RENEWED
                 endings.append((sequence, ending))

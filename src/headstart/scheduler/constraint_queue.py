@@ -10,11 +10,13 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from headstart.scheduler.sequence import Sequence
 from headstart.types.errors import (
     CapacityError,
     HeadstartError,
+    LexerLimitError,
     NotSupportedError,
     QuotaError,
     RequestError,
@@ -23,9 +25,11 @@ from headstart.types.errors import (
 if TYPE_CHECKING:
     from headstart.sampling.grammar.compiled import Compiled
     from headstart.sampling.grammar.compiler import GrammarCompiler
+    from headstart.sampling.grammar.state import GrammarState
 
 QUEUE_SECONDS = 30.0  # before a request is refused whose constraint was not begun
 SHARE_SECONDS = 600.0  # in which a tenant has its share of compiling
+MAX_RENEWED = 4  # answers with a lexer of their own, which may take 100 MB
 
 
 class ConstraintQueue:
@@ -49,6 +53,7 @@ class ConstraintQueue:
         self._times: deque[tuple[str, float, float]] = deque()
         self.waiting: dict[str, list[Sequence]] = {}  # by tenant, whose turn is next first
         self._compiling: dict[str, Future[Compiled]] = {}  # by tenant
+        self._renewed: WeakSet[GrammarState] = WeakSet()  # or to be
 
     def __len__(self) -> int:
         return sum(map(len, self.waiting.values()))
@@ -72,12 +77,28 @@ class ConstraintQueue:
                 "constraints are not supported here: no grammar engine is loaded"
             )
         if (legality := sequence.text.legality) is not None:  # it goes on in a lexer of its own
-            assert sequence.request.constraint is not None
-            self._compiler.forget(sequence.request.constraint)  # the next one needs another too
-            sequence.request = replace(sequence.request, constraint=legality.renewed)
+            sequence.request = replace(sequence.request, constraint=legality.interrupt())
             sequence.compiled = None
-        self.waiting.setdefault(sequence.tenant, []).append(sequence)
+        queue = self.waiting.setdefault(sequence.tenant, [])
+        queue.insert(len(queue) if sequence.admitted is None else 0, sequence)
         self._compile_next()
+
+    def renews(self, sequence: Sequence, error: HeadstartError) -> bool:
+        """Whether an answer that failed goes on in a lexer of its own, for which it is to be added.
+        Answers that begin get another in any case.
+        """
+        legality, constraint = sequence.text.legality, sequence.request.constraint
+        if legality is None or constraint is None or not isinstance(error, LexerLimitError):
+            return False
+        assert self._compiler is not None
+        if self._compiler.cached(constraint) is sequence.compiled:
+            self._compiler.forget(constraint)
+        self._renewed.discard(legality)
+        if not legality.can_renew or (legality.has_read and len(self._renewed) >= MAX_RENEWED):
+            return False
+        if legality.has_read:  # else it shares the lexer of those that begin
+            self._renewed.add(legality)
+        return True
 
     def remove(self, request_id: str) -> list[Sequence]:
         """Forget the requests of this name; returns them."""
@@ -114,7 +135,9 @@ class ConstraintQueue:
             if len(self._compiling) >= self._compiler.num_threads:
                 return
             new = next((one for one in queue if self._compiled(one) is None), None)
-            if new and tenant not in self._compiling and not self._wait(tenant):
+            if new is None or tenant in self._compiling:
+                continue
+            if new.admitted is not None or not self._wait(tenant):
                 assert new.request.constraint is not None
                 self._compiling[tenant] = self._compiler.compile(new.request.constraint)
                 self._compiling[tenant].add_done_callback(
@@ -154,11 +177,12 @@ class ConstraintQueue:
 
     def _is_settled(self, sequence: Sequence) -> bool:
         compiling = self._compiled(sequence)
-        if compiling is None:
-            is_late = self._clock() - sequence.submitted > QUEUE_SECONDS
-            is_refused = is_late and sequence.admitted is None  # not one that has begun
-            return is_refused or self._wait(sequence.tenant) > 0.0
-        return compiling.done()
+        if compiling is not None:
+            return compiling.done()
+        if sequence.admitted is not None:  # it has begun, and is not refused any more
+            return False
+        is_late = self._clock() - sequence.submitted > QUEUE_SECONDS
+        return is_late or self._wait(sequence.tenant) > 0.0
 
     def _outcome(self, sequence: Sequence) -> HeadstartError | None:
         assert self._compiler is not None
@@ -183,7 +207,7 @@ class ConstraintQueue:
             self._compiler.forget(constraint)
         if error is None:
             if legality is not None:
-                legality.renew(constraint, compiling.result().make)
+                legality.renew(compiling.result().make)
             return None
         if isinstance(error, HeadstartError):
             return error

@@ -95,7 +95,7 @@ class Scheduler:
         self.media: MediaStore | None = None  # where the model reads images
         self.slot_actions = SlotActions(self.cache, engine, clock)
         self._committer = Committer(
-            engine, vocab, self.cache, drafting, shifts_context=config.context_shift
+            engine, vocab, self.cache, drafting, self.compiling, shifts_context=config.context_shift
         )
         self._tenants = Tenants(read_weights(config.tenant_weights))
         self._order = PromptOrder(engine.attention_tile, self._tenants)
@@ -156,7 +156,7 @@ class Scheduler:
 
     def _queue(self, sequence: Sequence) -> None:
         """Let it wait for cells; a tenant that uses two more than its own gives up some."""
-        self.waiting.append(sequence)
+        (self.waiting.appendleft if sequence.is_resumed else self.waiting.append)(sequence)
         if len(self.running) == len(self.cells):
             last = self._tenants.find_surplus(self.running, sequence.tenant)
             if last is not None:

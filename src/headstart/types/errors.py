@@ -6,6 +6,7 @@ HeadstartError
   ModelError               this GGUF cannot do what was asked (missing, damaged, not capable)
   RequestError             a request, or a value in it, cannot be honoured; 400
     ContextLengthError     the prompt does not fit the context; 400 exceed_context_size_error
+    LexerLimitError        an answer cannot be followed further in its constraint; 400
     NotSupportedError      this server or model cannot do that; 501
   CapacityError            try again later: too much waits, the engine starts, the server ends; 503
     QuotaError             a tenant has its share of something and others want it too; 429
@@ -58,6 +59,10 @@ class ContextLengthError(RequestError):
         )
         self.num_prompt_tokens = num_prompt_tokens
         self.context_size = context_size
+
+
+class LexerLimitError(RequestError):
+    """An answer cannot be followed further in its constraint: llguidance gave up."""
 
 
 class NotSupportedError(RequestError):

@@ -20,9 +20,12 @@ from headstart.sampling.grammar.source import one_line
 from headstart.sampling.grammar.triggers import FreeText, GrammarTokens, Triggers
 from headstart.sampling.sampler import only
 from headstart.types.constraint import Constraint
-from headstart.types.errors import RequestError
+from headstart.types.errors import LexerLimitError, RequestError
 
 R = TypeVar("R")
+
+# tokens between one compilation for an answer and the next, which reads all its tokens again
+MIN_RENEWED = 100
 
 
 class GrammarState:
@@ -35,7 +38,8 @@ class GrammarState:
     over       the text is complete and nothing can follow
 
     Answers of one constraint share a lexer, whose limits count what any of them reads, drafts too.
-    So where it gives up, the answer goes on in one that is compiled for it alone.
+    So where it gives up, the answer goes on in one that is compiled for it alone, which no draft
+    uses up until it may have another.
     """
 
     def __init__(
@@ -61,25 +65,34 @@ class GrammarState:
         self._read: list[int] = []
         self._free = self._triggers.begin() if self._triggers else FreeText()
         self._forced: list[int] | None = None
-        self._has_failed = False
-        self._is_renewed = False  # and has read nothing since
+        self._num_unread = 0  # tokens to read until it may be renewed again
         self.is_over = False
 
     @property
     def can_renew(self) -> bool:
-        """Whether llguidance gave up, and may not in a lexer that knows this answer alone."""
-        return self._has_failed and not self._is_renewed and not self._opening
+        """Whether it may go on in a lexer that knows this answer alone, where llguidance gave up;
+        not amid a marker, which is no part of the text behind it.
+        """
+        return not self._num_unread and not (self._opening and self._read)
 
     @property
-    def renewed(self) -> Constraint:
-        """The constraint as it has to be compiled for what follows."""
-        return replace(self._constraint, read=(*self._constraint.read, *self._read))
+    def has_read(self) -> bool:
+        """Whether a part of the constrained text is read."""
+        return bool(self._constraint.read or self._read)
 
-    def renew(self, constraint: Constraint, make: Callable[[], LLMatcher]) -> None:
-        """Go on with matchers of `renewed`."""
-        self._constraint, self._make, self._read = constraint, make, []
-        self._has_failed, self._is_renewed, self._forced = False, True, None
-        if self._matcher is not None:
+    def interrupt(self) -> Constraint:
+        """Let go of the lexer until `renew`; returns the constraint to compile for that."""
+        constraint = self._constraint
+        constraint = replace(constraint, read=(*constraint.read, *self._read))
+        self._constraint, self._read, self._forced = constraint, [], None
+        self._is_matching, self._matcher = self._matcher is not None, None
+        del self._make
+        return constraint
+
+    def renew(self, make: Callable[[], LLMatcher]) -> None:
+        """Go on with matchers of the constraint that `interrupt` returned."""
+        self._make, self._num_unread = make, MIN_RENEWED
+        if self._is_matching:
             self._matcher = make()
 
     @property
@@ -146,7 +159,7 @@ class GrammarState:
             self._read_free(token)
         else:
             self._consume([token])
-        self._is_renewed = False
+        self._num_unread = max(0, self._num_unread - 1)
 
     @contextmanager
     def lookahead(self) -> Iterator[Lookahead]:
@@ -155,7 +168,7 @@ class GrammarState:
         A copy would take O(answer): 0.1 ms for one of 10 kB.
         """
         matcher, forced = None, list[int]()
-        if not self._opening and not self.is_over:
+        if not self._opening and not self.is_over and not self._num_unread:
             with suppress(RequestError):  # what comes next is asked again when it is chosen
                 matcher, forced = self._matcher, self._matcher_forced()
         ahead = Lookahead(self, matcher, forced)
@@ -195,8 +208,7 @@ class GrammarState:
 
     def _check(self, matcher: LLMatcher) -> None:
         if matcher.is_error():
-            self._has_failed = True
-            raise RequestError(
+            raise LexerLimitError(
                 f"the {self._constraint.kind.title} cannot be followed further: {explain(matcher)}"
             )
 
@@ -230,15 +242,16 @@ class GrammarState:
     def _read_opening(self, token: int) -> None:
         """Read the next token of the reasoning marker, or the first one of text without it."""
         if token != self._opening[0]:
-            self._opening = ()
             self._consume([token])
+            self._opening = ()
             return
-        self._opening = self._opening[1:]
-        is_thinking = not self._opening
-        if is_thinking or self._matcher is None or self._matcher.validate_tokens([token]) != 1:
+        is_thinking = len(self._opening) == 1 or self._matcher is None
+        # a mask tells whether the matcher gave up; `validate_tokens` would call the token illegal
+        if is_thinking or not self._legal_matching()[token]:
             self._matcher, self._read, self._forced = None, [], None
         else:
             self._consume([token])
+        self._opening = self._opening[1:]
 
     def _read_free(self, token: int) -> None:
         assert self._triggers is not None
@@ -315,6 +328,8 @@ class Lookahead:
 
     def _count_free(self, tokens: Sequence[int]) -> int:
         """Where the text is free, a copy of the state reads the draft."""
+        if self._state._num_unread:
+            return 0
         state = self._state.copied()
         for index, token in enumerate(tokens):
             try:

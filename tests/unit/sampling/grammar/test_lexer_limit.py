@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import random
+import weakref
 from typing import Any
 
 import pytest
 from llguidance import LLParserLimits
-from tests.unit.sampling.grammar.test_state import EOS, TOKENS, constraint, legal, read
+from tests.unit.sampling.grammar.test_state import EOS, TOKENS, begin, constraint, legal, read
 
 from headstart.sampling.grammar import compiled
+from headstart.sampling.grammar import state as states
 from headstart.sampling.grammar.compiled import Compiled
-from headstart.sampling.grammar.state import GrammarState
-from headstart.types.errors import RequestError
+from headstart.sampling.grammar.state import MIN_RENEWED, GrammarState
+from headstart.types.constraint import ThoughtMarks
+from headstart.types.errors import LexerLimitError, RequestError
 
 
 def write(state: GrammarState, text: bytes) -> None:
@@ -33,15 +37,19 @@ def exhausted(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Compiled:
     return made
 
 
+def renew(state: GrammarState) -> None:
+    assert state.can_renew
+    state.renew(Compiled(state.interrupt(), TOKENS).make)
+
+
 def write_renewed(state: GrammarState, text: bytes, lengths: list[int]) -> None:
     """As `write`; `lengths` gets those at which another lexer was made."""
     for length, token in enumerate(text):
         try:
             state.legal_mask()
         except RequestError:
-            made = Compiled(state.renewed, TOKENS)
-            assert bytes(made.constraint.read) == text[:length]
-            state.renew(made.constraint, made.make)
+            renew(state)
+            assert bytes(state._constraint.read) == text[:length]
             lengths.append(length)
         may_end = length > 20 and text[length - 21] == ord("a")
         assert legal(state) == {EOS, *b"ab"} - (set() if may_end else {EOS})
@@ -50,6 +58,7 @@ def write_renewed(state: GrammarState, text: bytes, lengths: list[int]) -> None:
 
 def test_an_answer_goes_on_in_lexers_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Again and again, until what it has read takes all that one may hold."""
+    monkeypatch.setattr(states, "MIN_RENEWED", 1)
     text, lengths = bytes(random.Random(2).choices(b"ab", k=200)), list[int]()
     with pytest.raises(RequestError, match="too many states"):
         write_renewed(exhausted(monkeypatch).begin(), text, lengths)
@@ -63,6 +72,67 @@ def test_a_used_up_lexer_does_not_make_a_call_illegal(monkeypatch: pytest.Monkey
     with pytest.raises(RequestError, match="too many states"):
         read(state, b"!ab")
     assert state.can_renew
-    made = Compiled(state.renewed, TOKENS)
-    state.renew(made.constraint, made.make)
+    renew(state)
     read(state, b"!ab" if not state.is_active else b"ab")
+
+
+def test_an_answer_that_may_open_with_thoughts_is_renewed_before_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks = ThoughtMarks(b"ab!", b"</>", is_open=False, opening=tuple(b"ab!"))
+    made = exhausted(monkeypatch, thoughts=marks)
+    for text in (b"aba", b"ab!free</>ab"):
+        state = made.begin()
+        with pytest.raises(LexerLimitError):
+            state.legal_mask()
+        renew(state)
+        read(state, text)
+        assert state.is_active
+
+
+def test_a_used_up_lexer_does_not_make_a_text_a_thought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What both may begin with is read without asking first whether it is legal."""
+    marks = ThoughtMarks(b"ab!", b"</>", is_open=False, opening=tuple(b"ab!"))
+    state = exhausted(monkeypatch, thoughts=marks).begin()
+    with pytest.raises(LexerLimitError):
+        state.read(ord("a"))
+    renew(state)
+    read(state, b"aba")
+
+
+def test_drafts_do_not_use_up_the_lexer_that_an_answer_was_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drafts, state = random.Random(3), exhausted(monkeypatch).begin()
+    renew(state)
+    for token in b"abbab":
+        for _ in range(20):
+            with state.lookahead() as ahead:
+                ahead.read_legal(drafts.choices(b"ab", k=20))
+        assert state.allows(token)
+        state.read(token)
+
+
+def test_drafts_are_made_again_where_the_answer_may_be_renewed_again() -> None:
+    state = begin("regex", "[ab]*")
+    renew(state)
+    for token in b"a" * MIN_RENEWED:
+        assert not state.can_renew
+        with state.lookahead() as ahead:
+            assert ahead.read_legal(b"ab") == 0
+        state.read(token)
+    assert state.can_renew
+    with state.lookahead() as ahead:
+        assert ahead.read_legal(b"ab") == 2
+
+
+def test_an_answer_that_waits_for_its_lexer_holds_no_other() -> None:
+    made = Compiled(constraint("regex", "[ab]*"), TOKENS)
+    state, old = made.begin(), weakref.ref(made)
+    read(state, b"ab")
+    del made
+    wanted = state.interrupt()
+    gc.collect()
+    assert old() is None
+    state.renew(Compiled(wanted, TOKENS).make)
+    read(state, b"ab")

@@ -1,0 +1,301 @@
+"""Whose constraint is compiled when, and which answers get a lexer of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from typing import Any
+
+from tests.harness import (
+    Clock,
+    sequence_of,
+    submit_all,
+)
+from tests.unit.scheduler.constrained import (
+    CONSTRAINTS,
+    TOKENS,
+    bytes_engine,
+    make_constrained,
+    make_scheduler,
+)
+
+from headstart.sampling.grammar.compiled import Compiled
+from headstart.sampling.grammar.compiler import GrammarCompiler
+from headstart.scheduler.constraint_queue import (
+    MAX_RENEWED,
+    QUEUE_SECONDS,
+    SHARE_SECONDS,
+    ConstraintQueue,
+)
+from headstart.scheduler.sequence import Sequence as Active
+from headstart.testing import ByteVocab
+from headstart.types.constraint import Constraint, ConstraintKind
+from headstart.types.errors import (
+    CapacityError,
+    HeadstartError,
+    LexerLimitError,
+    QuotaError,
+    RequestError,
+)
+
+SHARE = 20.0  # seconds of compiling that a tenant has
+
+
+class HandCompiler(GrammarCompiler):
+    """Compiles when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(ByteVocab())
+        self.begun: list[str] = []
+
+    def compile(self, constraint: Constraint) -> Future[Compiled]:
+        self.begun.append(constraint.text)
+        future: Future[Compiled] = Future()
+        self._cached[constraint] = future
+        return future
+
+    def finish(self, text: str) -> None:
+        (future,) = (one for key, one in self._cached.items() if key.text == text)
+        future.set_result(Compiled(Constraint(kind=ConstraintKind.REGEX, text="a"), TOKENS))
+
+
+def queued(clock: Clock, texts: dict[str, Sequence[str]]) -> tuple[ConstraintQueue, HandCompiler]:
+    """A queue with these constraints of each tenant."""
+    compiler = HandCompiler()
+    queue = ConstraintQueue(compiler, SHARE, clock)
+    for tenant, constraints in texts.items():
+        for text in constraints:
+            add(queue, clock, tenant, text)
+    return queue, compiler
+
+
+def add(queue: ConstraintQueue, clock: Clock, tenant: str, text: str) -> None:
+    queue.add(active(clock, tenant, text))
+
+
+def active(clock: Clock, tenant: str, text: str, read: bytes = b"") -> Active:
+    """A request; with `read`, one whose answer has begun."""
+    constraint = Constraint(kind=ConstraintKind.REGEX, text=text)
+    (request,) = make_constrained(1, constraint, 0.8)
+    sequence = sequence_of(replace(request, request_id=text, namespace=tenant))
+    sequence.submitted = clock.now
+    if read:
+        sequence.admitted = clock.now
+        sequence.text.legality = Compiled(constraint, TOKENS).begin()
+        for token in read:
+            sequence.text.legality.read(token)
+    return sequence
+
+
+def ready(queue: ConstraintQueue) -> dict[str, object]:
+    return {active.request.request_id: error for active, error in queue.take_ready()}
+
+
+def test_constraints_are_compiled_of_two_tenants_at_once_and_of_each_in_turn() -> None:
+    """Slow constraints of one tenant hold up no other's."""
+    queue, compiler = queued(Clock(), {"a": ["a1", "a2", "a3"], "b": ["b1"], "c": ["c1", "c2"]})
+    assert compiler.begun == ["a1", "b1"]
+    for text, next_one in (("b1", "c1"), ("c1", "c2"), ("a1", "a2"), ("c2", None), ("a2", "a3")):
+        compiler.finish(text)
+        assert ready(queue) == {text: None}
+        assert next_one is None or compiler.begun[-1] == next_one
+    compiler.finish("a3")
+    assert ready(queue) == {"a3": None}
+    assert not queue
+
+
+def test_requests_with_one_constraint_wait_for_one_compilation() -> None:
+    queue, compiler = queued(Clock(), {"a": ["x", "y"], "b": ["x"]})
+    compiler.finish("x")
+    assert len(queue.take_ready()) == 2
+    assert compiler.begun == ["x", "y"]
+
+
+def test_long_constraints_of_many_requests_are_compared_once() -> None:
+    """Each comparison reads a megabyte; once in each step, hundreds took longer than the step."""
+    compared = list[str]()
+
+    class Text(str):
+        __slots__ = ()
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(self)
+            return str.__eq__(self, other)
+
+    queue, _ = queued(Clock(), {"a": [Text("x") for _ in range(50)]})
+    for _ in range(20):
+        assert ready(queue) == {}
+    assert len(compared) < 150
+
+
+def test_waiting_for_other_constraints_is_no_fault_of_the_constraint() -> None:
+    queue, compiler = queued(clock := Clock(), {"a": ["slow", "next"]})
+    clock.now += QUEUE_SECONDS + 1.0
+    assert isinstance(ready(queue)["next"], CapacityError)
+    assert len(queue) == 1
+    compiler.finish("slow")
+    assert ready(queue) == {"slow": None}
+    assert compiler.begun == ["slow"]
+
+
+def test_a_tenant_has_its_share_of_compiling_while_others_have_constraints_too() -> None:
+    """Issue 28: what takes long may be asked for in turn, but not without end."""
+    clock = Clock()
+    queue, compiler = queued(clock, {})
+    for text in ("a1", "a2", "a3"):  # it is alone
+        add(queue, clock, "a", text)
+        clock.now += SHARE
+        compiler.finish(text)
+        assert ready(queue) == {text: None}
+    add(queue, clock, "b", "b1")
+    add(queue, clock, "a", "a4")
+    refusal = ready(queue)["a4"]
+    assert isinstance(refusal, QuotaError)
+    assert refusal.quota == "constraints"
+    assert refusal.retry_after <= SHARE_SECONDS
+    assert "took more than 20 s" in str(refusal)
+    add(queue, clock, "a", "a1")  # is compiled
+    assert ready(queue) == {"a1": None}
+    clock.now += refusal.retry_after
+    compiler.finish("b1")
+    add(queue, clock, "a", "a5")
+    compiler.finish("a5")
+    assert ready(queue) == {"b1": None, "a5": None}
+
+
+def test_an_answer_that_has_begun_goes_on_whatever_its_tenant_s_share_is() -> None:
+    """What it takes to compile is counted all the same."""
+    clock = Clock()
+    queue, compiler = queued(clock, {"a": ["a1"]})
+    clock.now += 3 * SHARE
+    compiler.finish("a1")
+    assert ready(queue) == {"a1": None}
+    add(queue, clock, "a", "a2")  # it is alone
+    add(queue, clock, "b", "b1")
+    queue.add(active(clock, "a", "x+", b"xx"))
+    add(queue, clock, "a", "a3")
+    assert isinstance(ready(queue)["a3"], QuotaError)
+    compiler.finish("a2")
+    assert ready(queue) == {"a2": None}
+    assert compiler.begun == ["a1", "a2", "b1", "x+"]
+    before = queue._whole["a"]
+    clock.now += 1.0
+    compiler.finish("x+")
+    assert ready(queue) == {"x+": None}
+    assert queue._whole["a"] > before
+
+
+def test_an_answer_that_has_begun_is_compiled_before_those_that_have_not() -> None:
+    queue, compiler = queued(clock := Clock(), {"a": ["a1", "a2"]})
+    queue.add(active(clock, "a", "x+", b"xx"))
+    compiler.finish("a1")
+    assert ready(queue) == {"a1": None}
+    assert compiler.begun == ["a1", "x+"]
+
+
+def test_few_answers_have_a_lexer_of_their_own() -> None:
+    clock, error = Clock(), LexerLimitError("too many states")
+    queue, _ = queued(clock, {})
+    answers = [active(clock, "a", f"{number}x+", b"%dxx" % number) for number in range(9)]
+    assert [queue.renews(one, error) for one in answers] == [
+        number < MAX_RENEWED for number in range(9)
+    ]
+    assert queue.renews(answers[0], error)  # again
+    assert queue.renews(active(clock, "a", "x+", b"x"), error) is False
+    unread = active(clock, "a", "x+", b"x")
+    assert unread.request.constraint is not None
+    unread.text.legality = Compiled(unread.request.constraint, TOKENS).begin()
+    assert queue.renews(unread, error)  # shares the next one
+    answers.pop(0)
+    assert queue.renews(answers[-1], error)
+
+
+def test_only_what_ends_a_lexer_gives_an_answer_another() -> None:
+    queue, _ = queued(clock := Clock(), {})
+    answer = active(clock, "a", "x+", b"x")
+    assert not queue.renews(answer, RequestError("no token is left"))
+    assert queue.renews(answer, LexerLimitError("too many states"))
+
+
+def test_a_used_up_lexer_is_forgotten_by_an_answer_that_ends_with_it() -> None:
+    queue, compiler = queued(clock := Clock(), {"a": ["x+"]})
+    ((constraint, future),) = compiler._cached.items()
+    answer = active(clock, "a", "x+", b"x")
+    assert answer.text.legality is not None
+    answer.text.legality._num_unread = 1  # it was renewed just now
+    assert not queue.renews(answer, LexerLimitError("too many states"))
+    assert compiler.cached(constraint) is future  # another one
+    answer.compiled = future
+    assert not queue.renews(answer, LexerLimitError("too many states"))
+    assert compiler.cached(constraint) is None
+
+
+def test_an_answer_with_a_new_lexer_goes_on_before_those_that_wait() -> None:
+    scheduler = make_scheduler(bytes_engine(), parallel=1)
+    first, *others = make_constrained(3, CONSTRAINTS["regex"], 0.8)
+    submit_all(scheduler, [first, *(replace(one, constraint=None) for one in others)])
+    (sequence,) = scheduler.compiling
+    sequence.is_resumed = True
+    wait(scheduler.compiling.futures, 60)
+    scheduler._take_ready()
+    assert scheduler.waiting[0] is sequence
+
+
+def test_a_tenant_whose_neighbour_has_its_whole_share_again_is_alone() -> None:
+    clock = Clock()
+    queue, compiler = queued(clock, {"b": ["b1"]})
+    clock.now += 1.0
+    compiler.finish("b1")  # it has its whole share again in 30 s
+    assert ready(queue) == {"b1": None}
+    add(queue, clock, "a", "a1")
+    clock.now += 60.0
+    compiler.finish("a1")
+    assert ready(queue) == {"a1": None}
+    add(queue, clock, "a", "a2")
+    assert ready(queue) == {}
+    assert compiler.begun == ["b1", "a1", "a2"]
+
+
+def test_requests_that_wait_do_not_each_look_at_the_shares_of_all_tenants() -> None:
+    looks = list[None]()
+
+    class Shares(dict[str, float]):
+        def items(self) -> Any:
+            looks.append(None)
+            return super().items()
+
+    queue, _ = queued(Clock(), {"a": [f"a{number}" for number in range(200)], "b": ["b1"]})
+    queue._whole = Shares({"c": 100.0})
+    assert ready(queue) == {}
+    assert len(looks) < 10
+
+
+def test_what_is_compiled_while_the_shares_are_looked_at_counts_too() -> None:
+    clock = Clock()
+    queue, compiler = queued(clock, {"a": ["a1"], "b": ["b1"]})
+    compiled = list[str]()
+
+    class Shares(dict[str, float]):
+        def items(self) -> Any:  # a thread compiles a1 just then
+            found = [*super().items()]
+            if not compiled:
+                compiled.append("a1")
+                compiler.finish("a1")
+            return found
+
+    clock.now += SHARE
+    queue._whole = Shares()
+    compiler.finish("b1")
+    add(queue, clock, "b", "b2")
+    ready(queue)
+    assert queue._whole.keys() == {"a", "b"}
+
+
+def test_only_a_refusal_is_kept() -> None:
+    queue, compiler = queued(Clock(), {"a": ["x"]})
+    ((constraint, future),) = compiler._cached.items()
+    future.set_exception(OSError("no more processes"))
+    assert isinstance(ready(queue)["x"], HeadstartError)
+    assert compiler.cached(constraint) is None
