@@ -134,6 +134,8 @@ class EventStream:
         self._alarm = self._loop.call_later(left, self._watch_silence, max_silence)
 
     def _deliver(self, index: int, event: Event | HeadstartError) -> None:
+        if self._failure is not None:  # nothing is told behind it
+            return
         if isinstance(event, HeadstartError):
             self._fail(event)
             return

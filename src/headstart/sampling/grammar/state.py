@@ -91,7 +91,8 @@ class GrammarState:
 
     def renew(self, make: Callable[[], LLMatcher]) -> None:
         """Go on with matchers of the constraint that `interrupt` returned."""
-        self._make, self._num_unread = make, MIN_RENEWED
+        # without any others share the new lexer: then what they read may use it up at any time
+        self._make, self._num_unread = make, MIN_RENEWED if self._constraint.read else 1
         if self._is_matching:
             self._matcher = make()
 

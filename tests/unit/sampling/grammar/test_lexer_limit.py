@@ -103,7 +103,9 @@ def test_a_used_up_lexer_does_not_make_a_text_a_thought(monkeypatch: pytest.Monk
 def test_drafts_do_not_use_up_the_lexer_that_an_answer_was_given(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    drafts, state = random.Random(3), exhausted(monkeypatch).begin()
+    drafts, made = random.Random(3), exhausted(monkeypatch)
+    state = Compiled(made.constraint, TOKENS).begin()
+    state.read(ord("b"))
     renew(state)
     for token in b"abbab":
         for _ in range(20):
@@ -115,6 +117,7 @@ def test_drafts_do_not_use_up_the_lexer_that_an_answer_was_given(
 
 def test_drafts_are_made_again_where_the_answer_may_be_renewed_again() -> None:
     state = begin("regex", "[ab]*")
+    state.read(ord("a"))
     renew(state)
     for token in b"a" * MIN_RENEWED:
         assert not state.can_renew
@@ -124,6 +127,14 @@ def test_drafts_are_made_again_where_the_answer_may_be_renewed_again() -> None:
     assert state.can_renew
     with state.lookahead() as ahead:
         assert ahead.read_legal(b"ab") == 2
+
+
+def test_one_that_shares_its_new_lexer_may_be_renewed_again_behind_a_token() -> None:
+    state = begin("regex", "[ab]*")
+    renew(state)
+    assert not state.can_renew  # or it could be renewed for ever
+    state.read(ord("a"))
+    assert state.can_renew
 
 
 def test_an_answer_that_waits_for_its_lexer_holds_no_other() -> None:
