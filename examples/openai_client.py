@@ -2,7 +2,7 @@
 
 pip install openai
 headstart serve &
-python examples/openai_client.py      # or with a prompt of your own
+python examples/openai_client.py      # or with a prompt; HEADSTART_URL names another server
 """
 
 from __future__ import annotations
