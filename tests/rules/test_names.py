@@ -43,6 +43,19 @@ def test_a_class_name_stands_for_one_class() -> None:
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 
+def test_no_function_named_as_a_question_changes_anything() -> None:
+    """Who skips a condition must not miss an action."""
+    breaches = [
+        f"{source}:{node.lineno} {node.name}"
+        for source in sources()
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.FunctionDef) and re.match("_?(is|has|can)_", node.name)
+        for one in ast.walk(node)
+        if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+    ]
+    assert breaches == []
+
+
 def _names(source: Source) -> Iterator[str]:
     """All names that the module defines or uses, and its own."""
     yield source.path.stem

@@ -109,7 +109,7 @@ class Budget:
                     given[index], left = length, left - length
         num_fixed = sum(given)
         speedup = self.speedup
-        is_bare = not num_fixed and self._is_plain_again(step, speedup)
+        is_bare = not num_fixed and self._try_plain(step, speedup)
         if not is_bare and any(survivals):
             free = [[] if i in fixed else own for i, own in enumerate(survivals)]
             shared = (self._evenly if step.is_even else self._by_rows)(free, given, left, step)
@@ -137,8 +137,8 @@ class Budget:
             self._num_unseen = 0
         plan.lengths, plan.num_padding = given, padding
 
-    def _is_plain_again(self, step: Step, speedup: float) -> bool:
-        """Whether this step has neither drafts nor padding, so that it is known what that takes."""
+    def _try_plain(self, step: Step, speedup: float) -> bool:
+        """Take neither drafts nor padding now and then, so that it is known what that takes."""
         num_slots, lost = step.num_slots, 1.0 - 1.0 / speedup
         if step.num_base_rows > num_slots:
             return False

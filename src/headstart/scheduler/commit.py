@@ -106,7 +106,7 @@ class Committer:
                 verified.append((index, self._verify(sequence, index, rows, record)))
             except (EngineError, RequestError) as error:  # of this request alone
                 ending = failure(error)
-                if self._compiling.renews(sequence, error):
+                if self._compiling.renew(sequence, error):
                     self._cut(sequence, length, len(sequence.text.tokens))
                     ending = RENEWED
                 endings.append((sequence, ending))

@@ -83,9 +83,9 @@ class ConstraintQueue:
         queue.insert(len(queue) if sequence.admitted is None else 0, sequence)
         self._compile_next()
 
-    def renews(self, sequence: Sequence, error: HeadstartError) -> bool:
-        """Whether an answer that failed goes on in a lexer of its own, for which it is to be added.
-        Answers that begin get another in any case.
+    def renew(self, sequence: Sequence, error: HeadstartError) -> bool:
+        """Let an answer that failed go on in a lexer of its own, for which it is to be added; False
+        if it may not. Answers that begin get another in any case.
         """
         legality, constraint = sequence.text.legality, sequence.request.constraint
         if legality is None or constraint is None or not isinstance(error, LexerLimitError):

@@ -108,8 +108,10 @@ class DiskCache:
             self._late_at = time.monotonic() + LATE_SECONDS
         return self._listed
 
-    def is_late(self) -> bool:
-        """Whether that takes so long that no request should wait for it: a disk may not answer."""
+    def warn_if_late(self) -> bool:
+        """Whether that takes so long that no request should wait for it, which is logged once: a
+        disk may not answer.
+        """
         is_late = time.monotonic() >= self._late_at
         if is_late and self._late_at:
             folder, self._late_at = self._place.folder, 0.0

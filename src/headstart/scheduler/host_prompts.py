@@ -210,24 +210,26 @@ class HostPrompts:
                 pass
             self.disk.finish(max(0.0, until - self._clock()))
 
-    def is_loading(self, sequence: Sequence) -> bool:
-        """Whether a request waits for its prompt from the disk, which is looked for once."""
+    def load(self, sequence: Sequence) -> bool:
+        """Bring a request's prompt from the disk, where it is looked for once; False if that goes
+        on in the next step.
+        """
         is_long = len(sequence.text.tokens) > LEAST_TOKENS
         if self.disk is None or not is_long or not sequence.request.cache_prompt:
-            return False
+            return True
         listed = self.disk.begin()
         if sequence.loading in (None, listed):
-            if not listed.done() and not self.disk.is_late():
+            if not listed.done() and not self.disk.warn_if_late():
                 sequence.loading = listed
-                return True
+                return False
             sequence.loading = self._load(sequence, self.disk)
         if not sequence.loading.done():
-            return True
+            return False
         stored, sequence.loading = sequence.loading.result(), _NOTHING
         # another server of this folder may have blocks where this one has none
         if stored is not None and (stored.is_whole or self._engine.has_blocks):
             self.store.put(stored)
-        return False
+        return True
 
     def _load(self, sequence: Sequence, disk: DiskCache) -> Future[StoredPrompt | None]:
         """Bring the longest prompt on the disk to main memory, if that saves time."""

@@ -113,11 +113,11 @@ class PromptCache:
             is_other = is_another(num_kept, cells.num_prompt)
             # of blocks only those of the end are copied
             if 2 * num_kept < cells.length or (is_other and self._engine.has_blocks):
-                return placement if self._is_kept(cells) else None
+                return placement if self._keep(cells) else None
             return placement
         host.store.take(stored)  # what is kept now may need its place in the store
         if common_prefix_length(stored.tokens, packed(cells.tokens)) < cells.length:
-            if not self._is_kept(cells):
+            if not self._keep(cells):
                 host.store.put(stored)
                 return None
             cells.hold([])
@@ -139,7 +139,7 @@ class PromptCache:
             host.store.put(stored)
         return Placement(cells, self._engine.reusable(cells.seq_id, known))
 
-    def _is_kept(self, cells: Cells) -> bool:
+    def _keep(self, cells: Cells) -> bool:
         """Copy what they lose; False if that goes on in the next step."""
         is_kept = self.host.keep(cells)
         return is_kept or self.host.copies.has_time or self.host.is_too_long(cells)

@@ -353,7 +353,7 @@ class Scheduler:
                 continue
             if len(self.cells) - len(self.running) <= num_loading:  # which are for these
                 break
-            if self.cache.host.is_loading(sequence) or not self._has_begun(sequence):
+            if not (self.cache.host.load(sequence) and self._prepare(sequence)):
                 num_loading += 1
                 continue
             placement = self.cache.find(sequence)
@@ -369,7 +369,7 @@ class Scheduler:
             self.cache.place(sequence, placement)
             self._start(sequence)
 
-    def _has_begun(self, sequence: Sequence) -> bool:
+    def _prepare(self, sequence: Sequence) -> bool:
         """Make what chooses its tokens. False if that failed, or goes on in the next step."""
         if not hasattr(sequence.text, "sampler"):
             if sequence.lookup is None or sequence.lookup.done():

@@ -82,8 +82,8 @@ class _ReadDict(dict[str, Any]):
         return super().__repr__()
 
 
-def is_text(value: Any) -> bool:
-    """Jinja's test `is string`, recorded by a `ReadText`."""
+def test_and_note_text(value: Any) -> bool:
+    """Jinja's test `is string`, which a `ReadText` notes."""
     if isinstance(value, ReadText):
         value.was_tested = True
     return isinstance(value, str)

@@ -33,8 +33,8 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.text.capabilities import (
     Capabilities,
     find_capabilities,
-    is_text,
     preserve_reasoning,
+    test_and_note_text,
 )
 from headstart.text.messages import Message, adapt_messages, adapt_tools, content_text
 from headstart.text.quirks import find_quirks, patch_source, sort_results
@@ -131,7 +131,7 @@ class ChatTemplate:
 
     def _compile(self) -> None:
         environment = chat_environment(self._now)
-        environment.tests["string"] = is_text
+        environment.tests["string"] = test_and_note_text
         try:
             tree = environment.parse(patch_source(self.source))
             self._variables = frozenset(meta.find_undeclared_variables(tree))

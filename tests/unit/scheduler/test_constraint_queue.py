@@ -199,24 +199,24 @@ def test_few_answers_have_a_lexer_of_their_own() -> None:
     clock, error = Clock(), LexerLimitError("too many states")
     queue, _ = queued(clock, {})
     answers = [active(clock, "a", f"{number}x+", b"%dxx" % number) for number in range(9)]
-    assert [queue.renews(one, error) for one in answers] == [
+    assert [queue.renew(one, error) for one in answers] == [
         number < MAX_RENEWED for number in range(9)
     ]
-    assert queue.renews(answers[0], error)  # again
-    assert queue.renews(active(clock, "a", "x+", b"x"), error) is False
+    assert queue.renew(answers[0], error)  # again
+    assert queue.renew(active(clock, "a", "x+", b"x"), error) is False
     unread = active(clock, "a", "x+", b"x")
     assert unread.request.constraint is not None
     unread.text.legality = Compiled(unread.request.constraint, TOKENS).begin()
-    assert queue.renews(unread, error)  # shares the next one
+    assert queue.renew(unread, error)  # shares the next one
     answers.pop(0)
-    assert queue.renews(answers[-1], error)
+    assert queue.renew(answers[-1], error)
 
 
 def test_only_what_ends_a_lexer_gives_an_answer_another() -> None:
     queue, _ = queued(clock := Clock(), {})
     answer = active(clock, "a", "x+", b"x")
-    assert not queue.renews(answer, RequestError("no token is left"))
-    assert queue.renews(answer, LexerLimitError("too many states"))
+    assert not queue.renew(answer, RequestError("no token is left"))
+    assert queue.renew(answer, LexerLimitError("too many states"))
 
 
 def test_a_used_up_lexer_is_forgotten_by_an_answer_that_ends_with_it() -> None:
@@ -225,10 +225,10 @@ def test_a_used_up_lexer_is_forgotten_by_an_answer_that_ends_with_it() -> None:
     answer = active(clock, "a", "x+", b"x")
     assert answer.text.legality is not None
     answer.text.legality._num_unread = 1  # it was renewed just now
-    assert not queue.renews(answer, LexerLimitError("too many states"))
+    assert not queue.renew(answer, LexerLimitError("too many states"))
     assert compiler.cached(constraint) is future  # another one
     answer.compiled = future
-    assert not queue.renews(answer, LexerLimitError("too many states"))
+    assert not queue.renew(answer, LexerLimitError("too many states"))
     assert compiler.cached(constraint) is None
 
 
