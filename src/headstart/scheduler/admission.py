@@ -1,4 +1,4 @@
-"""Which requests may wait for cells at all, and which tenant's are next."""
+"""Admission control: which requests may wait for cells, and which tenant's request is next."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def check(request: Request, engine: Engine, num_slots: int) -> None:
 def find_media(
     media: Collection[tuple[int, MediaChunk]], store: MediaStore | None
 ) -> tuple[tuple[int, LoadedChunk], ...]:
-    """The chunks of a request, each with its number.
+    """Look up the loaded chunks of a request's media; returns them with their positions.
 
     Raises:
-        CapacityError: they were forgotten.
+        CapacityError: they were evicted.
     """
     found = [(number, store.find(chunk)) for number, chunk in media if store is not None]
     known = tuple((number, chunk) for number, chunk in found if chunk is not None)
@@ -70,7 +70,7 @@ def find_media(
 
 
 def find_largest(running: Iterable[Sequence]) -> Sequence:
-    """The newest request of the tenant whose requests take most cells."""
+    """The newest request of the tenant whose requests hold the most cells."""
     sequences, held = list(running), Counter[str]()
     for one in sequences:
         held[one.tenant] += one.num_decoded
@@ -79,60 +79,58 @@ def find_largest(running: Iterable[Sequence]) -> Sequence:
 
 
 class Tenants:
-    """Who goes first: what each tenant asked for, and how much of it has begun."""
+    """Fair order of tenants: the requests of each, and the turns each has had."""
 
     def __init__(self, weights: Mapping[str, float]) -> None:
-        """`weights`: of keys or tenants that have another than 1, by name."""
+        """`weights`: by name of a key or tenant; others have weight 1."""
         self._weights = {
             made: weight for name, weight in weights.items() for made in namespaces_of([name])
         }
         self._held = Counter[str]()  # requests, waiting and running
-        # by tenant, when its next turn is due. Source: Parekh and Gallager 1993, "A generalized
+        # by tenant, when its next turn comes. Source: Parekh and Gallager 1993, "A generalized
         # processor sharing approach to flow control", https://doi.org/10.1109/90.234856
         self._due: dict[str, float] = {}
-        self._now = 0.0  # turns that a tenant would have had who always wanted one
+        self._now = 0.0  # virtual time: turns of a tenant that always has requests waiting
 
     @property
     def are_several(self) -> bool:
-        """Whether more than one has requests."""
+        """Whether more than one tenant has requests."""
         return len(self._held) > 1
 
     def add(self, tenant: str) -> None:
-        """A request came. One of a tenant that had none is due before those that were just
-        served.
-        """
+        """Count a new request. A tenant that was idle is scheduled ahead of tenants just served."""
         if not self._held[tenant]:
             self._due[tenant] = max(self._due.get(tenant, 0.0), self._now - 1.0)
         self._held[tenant] += 1
 
     def remove(self, tenant: str) -> None:
-        """A request ended."""
+        """Count a request that ended."""
         self._held[tenant] -= 1
         if not self._held[tenant]:
             del self._held[tenant]
-        if len(self._due) > 1000 + len(self._held):  # those who have had more than others stay
+        if len(self._due) > 1000 + len(self._held):  # tenants ahead of their share are kept
             due = self._due.items()
             self._due = {one: at for one, at in due if one in self._held or at > self._now}
 
     def serve(self, tenant: str) -> None:
-        """A request of this tenant begins."""
+        """Charge the tenant for a request that starts."""
         self._now += 1.0 / sum(map(self.weight, self._held))
         self._due[tenant] += 1.0 / self.weight(tenant)
 
     def weight(self, tenant: str) -> float:
-        """Its share, as a multiple of that of a tenant without a weight."""
+        """The tenant's share, as a multiple of that of a tenant without a weight."""
         return self._weights.get(tenant, 1.0)
 
     def load(self, tenant: str) -> float:
-        """Requests of the tenant, by its weight."""
+        """Number of the tenant's requests divided by its weight."""
         return self._held[tenant] / self.weight(tenant)
 
     def order(self, waiting: Iterable[Sequence], running: Iterable[Sequence]) -> list[Sequence]:
-        """The first request of each tenant, then the second ..., those that run included; of a
-        tenant with a weight of two, its third comes with the second of others.
+        """Round robin over tenants: the first request of each, then the second ..., counting
+        running ones; the third of a tenant with weight two comes with the second of others.
 
-        Among equals the tenant goes first whose turn is due first. The requests of a tenant keep
-        their order, but for their priority.
+        Ties go to the tenant whose turn comes first. Requests of one tenant are ordered by
+        priority, then by arrival.
         """
         ranks = Counter(one.tenant for one in running)
         places: dict[Sequence, tuple[float, float]] = {}
@@ -143,8 +141,8 @@ class Tenants:
         return sorted(places, key=places.__getitem__)
 
     def gives_way(self, tenant: str, other: str, held: Mapping[str, int] | None = None) -> bool:
-        """Whether a tenant still has no less than the other, by weight, when it has one request
-        less and the other one more.
+        """Whether moving one request from `tenant` to `other` still leaves `tenant` with at least
+        as much, by weight.
 
         Args:
             held: requests of each; all they have if left out.
@@ -154,7 +152,7 @@ class Tenants:
         return mine / self.weight(tenant) >= others / self.weight(other)
 
     def find_surplus(self, sequences: Iterable[Sequence], tenant: str) -> Sequence | None:
-        """The last request of the tenant that has most of these, if it gives way to this tenant."""
+        """The last of `sequences` of the tenant with the most, if that gives way to `tenant`."""
         sequences = list(sequences)
         held = Counter(one.tenant for one in sequences)
         most = max(held, key=lambda one: held[one] / self.weight(one), default=tenant)
@@ -165,13 +163,13 @@ class Tenants:
     def make_place(
         self, sequence: Sequence, waiting: list[Sequence], max_queue: int, seconds: float
     ) -> tuple[Sequence, QuotaError]:
-        """Which request leaves a full queue for another tenant's, and what it is told.
+        """Choose a request to evict from a full queue; returns it with the error it gets.
 
         Args:
-            seconds: that the queue takes to move on by one request.
+            seconds: mean time until the queue advances by one request.
 
         Raises:
-            CapacityError: none, because the tenant of the new one has as many as any other.
+            CapacityError: the new request's tenant has as many as any other.
         """
         last = self.find_surplus((one for one in waiting if not one.is_resumed), sequence.tenant)
         if last is None:
@@ -190,5 +188,5 @@ class Tenants:
 
 
 def _place(sequence: Sequence) -> tuple[int, int]:
-    """Among the requests of its tenant."""
+    """Rank of a request among those of its tenant."""
     return sequence.request.priority, sequence.number

@@ -10,7 +10,7 @@ from headstart.types import Batch, CacheKind, Engine
 
 
 def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[int]:
-    """Bound each answer's draft; returns those that may have one, and notes why others may not.
+    """Bound each answer's draft; returns the answers that may draft. The plan notes other reasons.
 
     Bounded by what it may still emit (the step adds one token of its own), by its context, by
     what the cache can roll back, by a fair share of the batch's rows and outputs, and by what the
@@ -47,7 +47,7 @@ def limit_drafts(plan: StepPlan, engine: Engine, num_slots: int) -> list[int]:
 
 
 def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
-    """Fill the batch anew from the plan as it is now: without sequences that have left."""
+    """Fill the batch from the current plan, without sequences that have left."""
     batch, num = plan.batch, plan.num_generating
     batch.clear()
     del plan.sequences[num:]
@@ -74,7 +74,7 @@ def build(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
 
 
 def prompt_rows(num_others: int, wanted: int, tile: int) -> int:
-    """Prompt rows beside so many others: close to `wanted`, so that the step has whole tiles.
+    """Prompt rows beside `num_others` other rows: near `wanted`, so that the step has whole tiles.
 
     The last tile of a step takes as long with one row as with all.
     """
@@ -95,7 +95,7 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
     most = engine.max_batch_tokens - batch.num_rows
     num_rows = min(most, prompt_rows(batch.num_rows, plan.max_prompt_rows, tile))
     shares = order.share(reading, num_rows, followers)
-    # rows that libllama computes at once unless told otherwise
+    # rows that libllama computes at once by default
     room = min(engine.max_batch_tokens, 512) - batch.num_rows - sum(shares)
     # outputs for scores; each prompt may need that of its last row
     num_free = engine.max_outputs - batch.num_outputs - sum(share > 0 for share in shares)
@@ -103,7 +103,7 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
         if not rows:
             continue
         num_pending, start = sequence.num_pending, sequence.num_decoded
-        # a rest of less than a tile would take as long as a tile in the next step, or longer
+        # a remainder below a tile would still cost a whole tile in the next step
         if 0 < (rest := num_pending - rows) < min(tile, room + 1):
             rows += rest
             room -= rest
@@ -126,8 +126,8 @@ def _add_prompts(plan: StepPlan, engine: Engine, order: PromptOrder) -> None:
 
 
 def _pad(plan: StepPlan, engine: Engine) -> None:
-    """Add the rows that make the decode faster, of a spare sequence and without outputs; `unpad`
-    takes them out again.
+    """Add rows that make the decode faster: of a spare sequence, without outputs. `unpad` removes
+    them.
     """
     batch, spare = plan.batch, engine.padding_sequence
     if spare is None or not batch.num_rows:
@@ -138,14 +138,14 @@ def _pad(plan: StepPlan, engine: Engine) -> None:
 
 
 def unpad(engine: Engine) -> None:
-    """Forget the padding rows."""
+    """Remove the padding rows from the cache."""
     assert engine.padding_sequence is not None
     engine.clear(engine.padding_sequence)
 
 
 def mixes_states(batch: Batch, engine: Engine) -> bool:
-    """Whether recurrent states may be anybody's if this decode fails: beside several sequences
-    libllama notes where it moves those of others, then moves them.
+    """Whether a failed decode may leave wrong recurrent states: with several sequences libllama
+    first records that it moves others, then moves them.
     """
     is_recurrent = engine.cache_kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT)
     return is_recurrent and len(set(batch.seq_ids[: batch.num_rows].tolist())) > 1

@@ -1,4 +1,4 @@
-"""After the decode: what the rows say, and how the text grows by it."""
+"""After the decode: sample from the logits and append the tokens to the texts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headstart.types.errors import EngineError, HeadstartError, RequestError
 from headstart.types.request import TokenLogprob
 
 LENGTH = Ending("length")
-RENEWED = Ending("its constraint is compiled for it alone")  # it continues then
+RENEWED = Ending("its constraint is compiled for it alone")  # continues once that is done
 CONTEXT_FULL = Ending("length", is_truncated=True)
 
 
@@ -46,10 +46,10 @@ class Committer:
     def commit(
         self, plan: StepPlan, logits: Logits, record: StepRecord
     ) -> Iterator[tuple[Sequence, Ending]]:
-        """Write what the rows say into the record and the texts; yields sequences that are over.
+        """Write the sampled tokens into the record and the texts; yields sequences that are over.
 
-        All rows are read before anything else is done: they go through the processor's caches,
-        and would throw out again and again what the rest of the work needs.
+        All rows are sampled before anything else is done: logits fill the processor's caches, so
+        alternating with other work would evict that work's data each time.
         """
         num = len(plan.sequences)
         record.emitted, record.num_accepted = [()] * num, [0] * num
@@ -71,7 +71,7 @@ class Committer:
             sequence, last = plan.sequences[index], record.emitted[index][-1]
             try:
                 ending = self._ending(sequence, last, record.now)
-            except EngineError as error:  # of a context shift
+            except EngineError as error:  # from the context shift
                 ending = failure(error)
             if ending is not None:
                 yield sequence, ending
@@ -83,7 +83,7 @@ class Committer:
         record: StepRecord,
         endings: list[tuple[Sequence, Ending]],
     ) -> list[tuple[int, list[int]]]:
-        """What was sampled for each sequence that has come to the end of what it knows."""
+        """Sampled tokens for each sequence whose known tokens are all decoded."""
         offset, verified = 0, list[tuple[int, list[int]]]()
         for index, sequence in plan.decoded:
             end = offset + plan.num_outputs[index]
@@ -113,8 +113,8 @@ class Committer:
         return verified
 
     def _note_chunk(self, sequence: Sequence, length: int) -> None:
-        """A chunk of its prompt was read: make a checkpoint if one is due there."""
-        self._cache.cut(sequence, length)  # it may have been padded
+        """After a prompt chunk: take a checkpoint if one is due at this length."""
+        self._cache.cut(sequence, length)  # the chunk may have been padded
         if sequence.pauses and length == sequence.pauses[0]:
             self._engine.checkpoint(sequence.seq_id)
             sequence.pauses.pop(0)
@@ -122,9 +122,7 @@ class Committer:
     def _verify(
         self, sequence: Sequence, index: int, rows: Logits, record: StepRecord
     ) -> list[int]:
-        """What to emit: 1 to len(draft) + 1 tokens, from logits of shape (len(draft) + 1,
-        vocab_size).
-        """
+        """Sample 1 to len(draft) + 1 tokens from logits of shape (len(draft) + 1, vocab_size)."""
         text, request, plan = sequence.text, sequence.request, record.plan
         position, draft = len(text.tokens), list[int]()
         if index < plan.num_generating:
@@ -136,7 +134,7 @@ class Committer:
             else None
         )
         emitted = emit(text.sampler, rows, draft, position, text.final, note)
-        # all but the last, and that too if the turn ended inside the draft
+        # all but the last; the last too if the turn ended inside the draft
         num_drafted = len(emitted) - 1
         num_drafted += num_drafted < len(draft) and emitted[-1] == draft[num_drafted]
         record.num_accepted[index] = num_drafted
@@ -146,7 +144,7 @@ class Committer:
     def _write(
         self, sequence: Sequence, index: int, emitted: list[int], record: StepRecord
     ) -> None:
-        """Append the tokens to the text, up to where it ends, and cut the cache behind them."""
+        """Append the tokens to the text, up to where it ends, and truncate the cache to it."""
         if sequence.first_token is None:
             sequence.first_token = record.now
         shown, tokens = self._text(sequence, emitted, record.now)
@@ -169,7 +167,7 @@ class Committer:
     def _text(
         self, sequence: Sequence, emitted: list[int], now: float
     ) -> tuple[bytes, tuple[int, ...]]:
-        """Text that is certain to belong to the answer, and the tokens up to where it ends."""
+        """Text that certainly belongs to the answer, and the tokens up to where it ends."""
         request, text = sequence.request, sequence.text
         is_late = request.max_seconds is not None and _is_late(sequence, now)
         if not request.stop and not request.min_indent and not is_late:
@@ -185,12 +183,12 @@ class Committer:
         return b"".join(shown), tuple(emitted)
 
     def _shown(self, sequence: Sequence, token: int) -> bytes:
-        """What the client reads of a token."""
+        """Bytes of a token as the client sees them."""
         is_spelled = token in sequence.request.shown_tokens
         return self._vocab.token_text(token) if is_spelled else self._vocab.token_bytes(token)
 
     def _ending(self, sequence: Sequence, last: int, now: float) -> Ending | None:
-        """Why the request is over after this token, if it is."""
+        """Why the request ends after this token, or None."""
         text = sequence.text
         if text.stop.found:
             return Ending("word")
@@ -206,7 +204,7 @@ class Committer:
         return LENGTH if self._ends_line(last) else None
 
     def _shift(self, sequence: Sequence) -> bool:
-        """Make room in the context, where that is wanted; speculators begin anew behind it."""
+        """Shift the context if the server allows it; speculators start over after that."""
         if not self._shifts_context or not shift_context(sequence, self._engine, self._vocab):
             return False
         self._drafting.end(sequence)
@@ -222,7 +220,7 @@ def failure(error: HeadstartError) -> Ending:
 
 
 def _is_late(sequence: Sequence, now: float) -> bool:
-    """Whether its time is over: it ends with the line it is in, as at llama-server, not inside a
+    """Whether its time is up. As in llama-server it then ends with its current line, not inside a
     word.
     """
     limit, first = sequence.request.max_seconds, sequence.first_token
@@ -230,10 +228,10 @@ def _is_late(sequence: Sequence, now: float) -> bool:
 
 
 def _score(sequence: Sequence, logits: Logits, start: int, end: int) -> tuple[TokenLogprob, ...]:
-    """Log probabilities of the prompt's tokens behind those from `start` to `end`.
+    """Log probabilities of the prompt tokens that follow those from `start` to `end`.
 
-    The prompt's last row tells of the answer. A request that was preempted reads its prompt again,
-    and does not tell it twice.
+    The prompt's last row predicts the answer, so it is excluded. After preemption the prompt is
+    decoded again, but its scores are not reported again.
     """
     prompt, num_top = sequence.request.prompt, sequence.request.num_logprobs or 0
     scores: list[TokenLogprob] = []
@@ -248,7 +246,7 @@ def _score(sequence: Sequence, logits: Logits, start: int, end: int) -> tuple[To
 def _note_into(
     logprobs: list[TokenLogprob], sequence: Sequence, logits: Logits, position: int
 ) -> Note:
-    """What tells clients of each token while the sampler stands before it."""
+    """Returns a callback that records log probabilities before the sampler consumes the token."""
     request, sampler = sequence.request, sequence.text.sampler
     num_top = request.num_logprobs or 0
 

@@ -1,4 +1,4 @@
-"""Requests whose constraint is being compiled; they wait here before they wait for a slot."""
+"""Requests whose constraint is being compiled; they wait here before they queue for a slot."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from headstart.sampling.grammar.compiler import GrammarCompiler
     from headstart.sampling.grammar.state import GrammarState
 
-QUEUE_SECONDS = 30.0  # before a request is refused whose constraint was not begun
-SHARE_SECONDS = 600.0  # in which a tenant has its share of compiling
-MAX_RENEWED = 4  # answers with a lexer of their own, which may take 100 MB
+QUEUE_SECONDS = 30.0  # after which a request is refused if its constraint is still queued
+SHARE_SECONDS = 600.0  # window in which a tenant has its share of compile time
+MAX_RENEWED = 4  # answers with private lexers, each of which may take 100 MB
 
 
 class ConstraintQueue:
-    """Compiles off the step loop, one constraint of a tenant at a time and few in all, the tenants
-    in turn.
+    """Compiles outside the step loop: one constraint per tenant at a time, few in all, tenants in
+    turn.
 
     Args:
-        share: seconds of compiling that a tenant has in SHARE_SECONDS beside other tenants.
+        share: seconds of compile time per tenant in SHARE_SECONDS while other tenants compete.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class ConstraintQueue:
         self._compiler = compiler
         self._share = share
         self._clock = clock
-        # by tenant, when it will have its whole share again. Source: the virtual scheduling
+        # by tenant, when its whole share is available again. Source: the virtual scheduling
         # algorithm of ITU-T I.371, https://www.itu.int/rec/T-REC-I.371
         self._whole: dict[str, float] = {}
-        # tenant, begin and end of what was compiled since
+        # tenant, start and end of compilations not charged yet
         self._times: deque[tuple[str, float, float]] = deque()
-        self.waiting: dict[str, list[Sequence]] = {}  # by tenant, whose turn is next first
+        self.waiting: dict[str, list[Sequence]] = {}  # by tenant; the next one first
         self._compiling: dict[str, Future[Compiled]] = {}  # by tenant
-        self._renewed: WeakSet[GrammarState] = WeakSet()  # or to be
+        self._renewed: WeakSet[GrammarState] = WeakSet()  # with private lexers, or queued for one
 
     def __len__(self) -> int:
         return sum(map(len, self.waiting.values()))
@@ -62,7 +62,7 @@ class ConstraintQueue:
         return chain.from_iterable(self.waiting.values())
 
     def prepare(self) -> None:
-        """Begin to read the vocabulary, which the first constraint would else wait for."""
+        """Start reading the vocabulary, so that the first constraint need not wait for it."""
         if self._compiler is not None:
             self._compiler.prepare()
 
@@ -70,13 +70,13 @@ class ConstraintQueue:
         """Queue a request until its constraint is compiled.
 
         Raises:
-            NotSupportedError: nothing here can compile.
+            NotSupportedError: no compiler is loaded.
         """
         if self._compiler is None:
             raise NotSupportedError(
                 "constraints are not supported here: no grammar engine is loaded"
             )
-        if (legality := sequence.text.legality) is not None:  # it goes on in a lexer of its own
+        if (legality := sequence.text.legality) is not None:  # it continues in a private lexer
             sequence.request = replace(sequence.request, constraint=legality.interrupt())
             sequence.compiled = None
         queue = self.waiting.setdefault(sequence.tenant, [])
@@ -96,23 +96,23 @@ class ConstraintQueue:
         self._renewed.discard(legality)
         if not legality.can_renew or (legality.has_read and len(self._renewed) >= MAX_RENEWED):
             return False
-        if legality.has_read:  # else it shares the lexer of those that begin
+        if legality.has_read:  # otherwise it shares the lexer of new answers
             self._renewed.add(legality)
         return True
 
     def remove(self, request_id: str) -> list[Sequence]:
-        """Forget the requests of this name; returns them."""
+        """Remove and return the requests with this id."""
         return self._take(lambda sequence: sequence.request.request_id == request_id)
 
     def take_ready(self) -> list[tuple[Sequence, HeadstartError | None]]:
-        """Requests that are ready to run, or the reason why they never will be."""
+        """Requests whose constraint is ready, and those refused, with the error."""
         ready = [(sequence, self._outcome(sequence)) for sequence in self._take(self._is_settled)]
         self._compile_next()
         return ready
 
     @property
     def futures(self) -> Collection[Future[Compiled]]:
-        """What is being compiled."""
+        """Compilations in progress."""
         return self._compiling.values()
 
     def _take(self, belongs: Callable[[Sequence], bool]) -> list[Sequence]:
@@ -143,32 +143,32 @@ class ConstraintQueue:
                 self._compiling[tenant].add_done_callback(
                     partial(self._note, tenant, self._clock())
                 )
-                self.waiting[tenant] = self.waiting.pop(tenant)  # the others are next
+                self.waiting[tenant] = self.waiting.pop(tenant)  # move it to the end of the queue
 
     def _note(self, tenant: str, begun: float, _: object) -> None:
-        """Called in the thread that compiled it."""
+        """Record the time of a compilation. Called in the thread that compiled."""
         self._times.append((tenant, begun, self._clock()))
 
     def _count(self) -> None:
-        """Take what was compiled off the shares."""
+        """Charge finished compilations to their tenants' shares."""
         while self._times:
             tenant, begun, now = self._times.popleft()
             self._whole = whole = {one: at for one, at in self._whole.items() if at > now}
             cost = (now - begun) * SHARE_SECONDS / self._share
-            longest = now + 2 * SHARE_SECONDS  # what it took while it was alone counts no more
+            longest = now + 2 * SHARE_SECONDS  # caps the debt from compiling without competitors
             whole[tenant] = min(longest, max(now, whole.get(tenant, 0.0)) + cost)
 
     def _wait(self, tenant: str) -> float:
-        """Seconds until constraints of the tenant are compiled again; 0 if they are now."""
+        """Seconds until the tenant may compile again; 0 if it may now."""
         now = self._clock()
         wait = self._whole.get(tenant, 0.0) - now - SHARE_SECONDS
-        if wait <= 0.0:  # of very many tenants at most times
+        if wait <= 0.0:  # usual case, even with very many tenants
             return 0.0
         others = (at for one, at in self._whole.items() if one != tenant)
         return wait if self.waiting.keys() - {tenant} or any(at > now for at in others) else 0.0
 
     def _compiled(self, sequence: Sequence) -> Future[Compiled] | None:
-        """Of its constraint. Not looked for again: to compare two of a megabyte takes time."""
+        """The compiled constraint, looked up once: comparing constraints of a megabyte is slow."""
         assert self._compiler is not None
         assert sequence.request.constraint is not None
         if sequence.compiled is None:
@@ -179,7 +179,7 @@ class ConstraintQueue:
         compiling = self._compiled(sequence)
         if compiling is not None:
             return compiling.done()
-        if sequence.admitted is not None:  # it has begun, and is not refused any more
+        if sequence.admitted is not None:  # already started: never refuse it
             return False
         is_late = self._clock() - sequence.submitted > QUEUE_SECONDS
         return is_late or self._wait(sequence.tenant) > 0.0
@@ -202,7 +202,7 @@ class ConstraintQueue:
                 "compiled before it; try again later"
             )
         error, legality = compiling.exception(), sequence.text.legality
-        # of use to no other answer, or it may be compiled another time
+        # no other answer can use it, or it may be compiled another time
         if constraint.read or not (error is None or isinstance(error, RequestError)):
             self._compiler.forget(constraint)
         if error is None:

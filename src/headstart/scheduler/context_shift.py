@@ -1,10 +1,9 @@
-"""Takes tokens out of the middle of a sequence, so that what stands behind them moves forward.
+"""Removes tokens from the middle of a sequence and moves the rest forward to close the gap.
 
-A context shift makes room for a text that is longer than the context. Cache reuse takes pieces of a
-kept prompt for a new one in which they stand further in front. In both cases the cells that moved
-were computed behind other tokens than those that now stand before them: an approximation, which
-only requests get that ask for it (`Cells.num_exact`). Where a cache cannot be moved, what is left
-of a text is read again.
+A context shift makes room for a text that is longer than the context. Cache reuse takes chunks of a
+cached prompt for a new one in which they come earlier. In both cases the moved cells were computed
+after other tokens than those that now precede them: an approximation, used only for requests that
+ask for it (`Cells.num_exact`). If a cache cannot be shifted, the rest of the text is decoded again.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence
 from headstart.structures.prefix import common_prefix_length
 from headstart.types import Engine, Vocab
 
-MOST_CHUNKS = 32  # of a prompt: libllama goes through all cells for each, while the engine waits
+MOST_CHUNKS = 32  # of a prompt: libllama scans all cells for each, while the engine waits
 
 
 class Chunk(NamedTuple):
-    """Tokens that a cache holds and that a prompt has further in front."""
+    """A run of cached tokens that a prompt contains at an earlier position."""
 
-    start: int  # in the cache
-    target: int  # in the prompt
+    start: int  # position in the cache
+    target: int  # position in the prompt
     length: int
 
 
 def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
-    """Drop tokens behind those that the request keeps; False if there are none to drop.
+    """Drop tokens after those that the request keeps; False if there are none to drop.
 
-    All but the last token of the text are in the cache. The numbers are llama-server's.
+    All but the last token of the text are in the cache. How many are dropped is as in llama-server.
     """
     request, text, cells = sequence.request, sequence.text, sequence.cells
     assert cells is not None
-    if request.media:  # a shift would cut one, or move what stands behind it
+    if request.media:  # a shift would cut an image, or move the tokens after it
         return False
     num_keep = request.num_keep if request.num_keep >= 0 else len(request.prompt)
-    num_keep = min(num_keep + vocab.add_bos, engine.context_size - 4)  # what is always moved
+    num_keep = min(num_keep + vocab.add_bos, engine.context_size - 4)  # can always be shifted
     num_left = cells.length - num_keep
     num_discard = min(request.num_discard or num_left // 2, num_left - 1)
     if num_discard <= 0:
@@ -54,10 +53,10 @@ def shift_context(sequence: Sequence, engine: Engine, vocab: Vocab) -> bool:
 
 
 def _cut(cells: Cells, engine: Engine, start: int, num_tokens: int) -> int:
-    """Take tokens out of the cache; returns how many are left. Others are read again."""
+    """Remove tokens from the cache; returns how many are left. The rest is decoded again."""
     if not engine.can_shift:
         return engine.rewind(cells.seq_id, start)
-    if not engine.shift(cells.seq_id, start, start + num_tokens):  # no room to do it in
+    if not engine.shift(cells.seq_id, start, start + num_tokens):  # no memory to shift in
         return 0
     cells.num_exact = min(cells.num_exact, start)
     return cells.length - num_tokens
@@ -66,11 +65,11 @@ def _cut(cells: Cells, engine: Engine, start: int, num_tokens: int) -> int:
 def find_chunks(
     cached: list[int], tokens: list[int], num_shared: int, least: int
 ) -> tuple[Chunk, ...]:
-    """Pieces of at least `least` tokens behind the shared beginning, in the order of both texts.
+    """Chunks of at least `least` tokens after the shared prefix, in the order of both texts.
 
-    Each is the first in the cache that goes on with the prompt where the one before ended; at most
-    MOST_CHUNKS. O(len(cached) + len(tokens)): texts of one character a token are searched, at C
-    speed, because the engine waits.
+    Each chunk is the first in the cache that matches the prompt where the previous chunk ended; at
+    most MOST_CHUNKS. O(len(cached) + len(tokens)): strings of one character per token are searched
+    at C speed, because the engine waits.
     """
     held, wanted = _characters(cached), _characters(tokens)
     chunks: list[Chunk] = []
@@ -82,7 +81,7 @@ def find_chunks(
             break
         length = common_prefix_length(held[start:], wanted[target:end])
         if cached[start : start + length] != tokens[target : target + length]:
-            break  # another id has the same character
+            break  # different ids with the same character
         chunks.append(Chunk(start, target, length))
         start, target = start + length, target + length
     return tuple(chunks)
@@ -94,7 +93,7 @@ def _characters(tokens: list[int]) -> str:
 
 
 def move_chunks(seq_id: int, chunks: tuple[Chunk, ...], engine: Engine) -> bool:
-    """Move the pieces to where the prompt has them; False (and the sequence is empty) if not."""
+    """Move the chunks to their positions in the prompt; on failure False and an empty sequence."""
     num_dropped = 0
     for chunk in chunks:
         start = chunk.start - num_dropped

@@ -1,7 +1,7 @@
 """Copies between the model's cache and main memory, block by block.
 
-Only the loop can make them, because that needs libllama's context; so beside requests they take a
-small part of a step, and go on in the next. A cache without blocks is copied at once.
+Only the engine loop can copy, because that needs libllama's context. Beside requests they take a
+small part of a step and continue in the next. A cache without blocks is copied at once.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from headstart.structures.prefix_index import packed
 from headstart.types import Engine
 
 BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
-# of copies in a step, or so much of the last step; the block that is copied then is finished
+# time for copies in a step, or this share of the last step; a block once started is finished
 STEP_SECONDS, STEP_SHARE = 0.003, 0.04
 
 
 class Copies:
-    """What a step may copy, and how."""
+    """Copies blocks within the time limit of each step."""
 
     def __init__(
         self, cells: list[Cells], store: HostCache, engine: Engine, clock: Callable[[], float]
@@ -30,23 +30,23 @@ class Copies:
         self._until = inf  # when the copies of this step end
 
     def begin_step(self, last_seconds: float) -> None:
-        """Copies get their time again, after a step that took so long; inf: without a limit."""
+        """Reset the time limit of copies, given how long the last step took; inf: no limit."""
         self._until = self._clock() + max(STEP_SECONDS, STEP_SHARE * last_seconds)
 
     @property
     def has_time(self) -> bool:
-        """Whether copies of this step may go on."""
+        """Whether this step has time for more copies."""
         return self._until == inf or self._clock() < self._until
 
     def save(self, cells: Cells) -> tuple[StoredBlock, ...]:
-        """Copy what idle cells hold, or its beginning if the step has no time left. Blocks that
-        main memory has of a text that begins alike are not copied again.
+        """Copy an idle slot, or its beginning if the step runs out of time. Blocks already in main
+        memory, of a text with the same prefix, are not copied again.
 
         Raises:
-            EngineError, MemoryError: they cannot be copied.
+            EngineError, MemoryError: copying failed.
         """
         seq_id, length = cells.seq_id, cells.length
-        # cells of an image share positions, in which libllama counts
+        # the cells of an image share positions, and libllama addresses cells by position
         if not self._engine.has_blocks or min(cells.tokens) < 0:
             return (StoredBlock(0, length, self._engine.save_sequence(seq_id)),)
         alike, num_common = self._store.find(cells.namespace, packed(cells.tokens))
@@ -60,10 +60,10 @@ class Copies:
     def restore(
         self, stored: StoredPrompt, cells: Cells, num_tokens: int | None
     ) -> tuple[int, int, bool | None]:
-        """Put blocks into idle cells, see `HostPrompts.restore`.
+        """Copy blocks into an idle slot, see `HostPrompts.restore`.
 
-        Returns how many tokens the cells held of them before, how many they hold now, and whether
-        all are back; None: not yet.
+        Returns how many of the tokens the slot held before, how many it holds now, and whether all
+        are restored; None: not yet.
         """
         wanted = len(stored.tokens) if num_tokens is None else num_tokens
         before = length = cells.length

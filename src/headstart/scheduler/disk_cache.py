@@ -1,18 +1,18 @@
-"""Prompts in files: what leaves main memory, and what was used last when the server stops.
+"""Prompt cache on disk: prompts evicted from main memory, and the last ones before a stop.
 
-The way of a prompt: a request reads it into cells; cells that are needed for others leave it to
-main memory (`host_prompts`); what main memory drops, and what is idle for a while or at a stop, a
-thread writes here. After a restart a request that begins like it waits while a thread reads the
-file into main memory, and from there it goes on as any other prompt.
+The life of a prompt: a request decodes it into cells; when these are needed for others it moves to
+main memory (`host_prompts`); when main memory evicts it, or when it was idle for a while or the
+server stops, a thread writes it here. After a restart a request with the same prefix waits while a
+thread reads the file into main memory, and from there it is restored as any other prompt.
 
-A file has a block of tokens (see `host_cache`); its name is a hash of these, of all before them and
-of the tenant, in a folder of all that share a model and settings. So conversations that begin alike
-share the files of that beginning, and names alone tell what is there. Where a cache has no blocks,
-a file has a whole text, and its name a hash for each of the lengths to which it can be cut.
+A file holds a block of tokens (see `host_cache`). Its name is a hash of these, of all before them
+and of the tenant; its folder is that of the model and its settings. So conversations share the
+files of a common prefix, and the names alone tell what is stored. If a cache has no blocks, a file
+holds a whole text, and its name has a hash for each length to which it can be cut.
 
-All servers that use the folder bound it together, and see what the others wrote when they write,
-ten seconds later at most. Of the tenant that has most there, the file used longest ago goes first;
-of one text its end. A thread does all that touches the disk.
+Servers that share the folder share its limit, and notice each other's files when they write, at
+most ten seconds late. Eviction takes the least recently used file of the tenant with the most
+bytes, and the end of a text before its beginning. All disk access is in threads.
 """
 
 from __future__ import annotations
@@ -50,58 +50,58 @@ from headstart.types.report import DiskReport
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING_BYTES = 1 << 30  # of prompts that wait to be written; further ones are lost
-LEAST_FREE = 1 << 30  # bytes of the disk that are left to others
-LOOK_SECONDS = 10.0  # between two lists of the folder, while there is room: others may use it
-LATE_SECONDS = 5.0  # of the first list, after which no request waits for it
+MAX_WAITING_BYTES = 1 << 30  # of prompts waiting to be written; further ones are dropped
+LEAST_FREE = 1 << 30  # bytes of disk space that are left free
+LOOK_SECONDS = 10.0  # between listings of the folder while there is room: others may use it
+LATE_SECONDS = 5.0  # for the first listing; requests then proceed without it
 RETRY_SECONDS = 60.0  # after a file could not be written
-_TARGET = "target"  # the model whose cache it is, among those in a file
-_SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of reading: prior, and of the average that follows
+_TARGET = "target"  # key of the target's cache among the caches in a file
+_SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of reading: prior, and rate of the moving average
 
 
 @dataclass(frozen=True, slots=True)
 class DiskPlace:
-    """Where prompts are kept, and what they depend on."""
+    """Where prompts are kept, and what their validity depends on."""
 
     folder: Path
     max_bytes: int
-    identity: str  # of the model and its settings: its digest names the folder
-    drafters: str  # of draft models and theirs: only their caches depend on that
-    name: str  # of the model, for people
+    identity: str  # of the model and its settings; its digest names the folder
+    drafters: str  # of draft models and their settings; only their caches depend on it
+    name: str  # of the model, readable
 
 
 class DiskCache:
-    """The files of one model and one set of settings, in a folder that others use too."""
+    """The files of one model and one set of settings, in a folder that servers may share."""
 
     def __init__(self, place: DiskPlace) -> None:
         self._place = place
         digest = hashlib.sha256(place.identity.encode()).hexdigest()[:16]
         self._own = place.folder / f"{place.name}-{digest}"
         self.index = PromptIndex()
-        self._lock = threading.Lock()  # around what follows
-        self._waiting: dict[str, int] = {}  # bytes of what is to be written, by key
+        self._lock = threading.Lock()  # guards the fields below
+        self._waiting: dict[str, int] = {}  # bytes of prompts to be written, by key
         self._counts = DiskReport(folder=str(place.folder), max_bytes=place.max_bytes)
         self._loading: dict[str, Future[StoredPrompt | None]] = {}
-        self._is_over = threading.Event()  # nothing is decoded any more
-        self._too_old = 0.0  # what was not used since then finds no room
-        self._failure = ""  # why nothing can be written; told once
+        self._is_over = threading.Event()  # the engine has stopped decoding
+        self._too_old = 0.0  # prompts last used before this find no room
+        self._failure = ""  # why nothing can be written; logged once
         self._retry_at = 0.0
-        # of the whole folder, as far as the writer knows, by owner: bytes, and what may go, the
-        # file used longest ago last
+        # of the whole folder, as the writer last saw it, by owner: bytes, and evictable files, the
+        # least recently used last
         self._held: Counter[str] = Counter()
         self._by_age: defaultdict[str, list[tuple[float, int, StoredFile]]] = defaultdict(list)
-        self._look_at = 0.0  # when it lists the folder again
-        self._worked = 0.0  # seconds of the writer's thread up to its last rest
+        self._look_at = 0.0  # when to list the folder again
+        self._worked = 0.0  # seconds of the writer's thread up to its last pause
         self._seconds_per_byte = _SECONDS_PER_BYTE
         self._writer = low_priority_threads("disk-writer")
         self._reader = ThreadPoolExecutor(1, "headstart-disk-reader", use_any_core)
         self._unread = TenantQueue[tuple[Future[StoredPrompt | None], str, Sequence[StoredFile]]]()
         self._listed: Future[Any] | None = None
-        self._late_at = 0.0  # when nobody waits for that any more; 0: said already
+        self._late_at = 0.0  # deadline for the listing; 0 once the warning was logged
 
     def begin(self) -> Future[Any]:
-        """See what is there, once: not before the server is ready, because it takes a thread long
-        where there are thousands of files.
+        """Start listing the folder, once. Called after the server is ready, because a listing is
+        slow if there are thousands of files.
         """
         if self._listed is None:
             self._listed = self._writer.submit(self._look)
@@ -119,17 +119,17 @@ class DiskCache:
         return is_late
 
     def knows(self, namespace: str, tokens: array[int]) -> bool:
-        """Whether all of these tokens are there, or will be."""
+        """Whether all of these tokens are stored, or queued to be written."""
         is_there = self.index.find(namespace, tokens)[1] == len(tokens)
         return is_there or key_of(root_of(namespace), tokens) in self._waiting
 
     def reading_seconds(self, files: Sequence[StoredFile]) -> float:
-        """How long it takes to bring files to main memory, as measured."""
+        """Estimated seconds to read files into main memory, from measured reads."""
         return sum(file.num_bytes for file in files) * self._seconds_per_byte
 
     def put(self, prompt: StoredPrompt) -> bool:
-        """Write a prompt in the background; False if it is private or known, if all files were used
-        later, or if too much waits.
+        """Write a prompt in the background. Returns False if it is private or known, if all files
+        were used later, or if the queue is full.
         """
         num_bytes = prompt.num_bytes
         is_too_old = prompt.last_used <= self._too_old
@@ -147,14 +147,14 @@ class DiskCache:
         return True
 
     def erase(self, namespace: str, tokens: array[int]) -> None:
-        """Remove the files of a text, but for a beginning that others share. Nobody finds them from
-        now on; what is not listed or not written yet goes as soon as it is.
+        """Remove the files of a text, except for a prefix that others share. They are no longer
+        found from now on; files not listed or not written yet are removed as soon as they are.
         """
         known = self._forget(namespace, tokens)
         self._writer.submit(lambda: [*map(self._drop, known + self._forget(namespace, tokens))])
 
     def _forget(self, namespace: str, tokens: array[int]) -> list[StoredFile]:
-        """Take the files of a text out of the index, but for a beginning that others share."""
+        """Remove the files of a text from the index, except for a prefix that others share."""
         chain, length = self.index.find(namespace, tokens)
         gone = list[StoredFile]()
         while length == len(tokens) and chain and self.index.is_end(chain[-1]):
@@ -165,7 +165,7 @@ class DiskCache:
     def load(
         self, namespace: str, files: Sequence[StoredFile], tenant: str
     ) -> Future[StoredPrompt | None]:
-        """Read what `find` found in a thread, the tenants in turn; None if it cannot be used."""
+        """Read the files that `find` found, in a thread, tenants in turn; None if not usable."""
         name = files[-1].path.stem
         with self._lock:
             loading = self._loading.get(name)
@@ -176,14 +176,14 @@ class DiskCache:
         return loading
 
     def report(self) -> DiskReport:
-        """What is there and what was done."""
+        """Counts of stored, written and restored prompts."""
         with self._lock:
             return replace(
                 self._counts, num_prompts=self.index.num_texts, num_bytes=self.index.num_bytes
             )
 
     def finish(self, seconds: float) -> None:
-        """Write what waits, for so long at most."""
+        """Write what is queued, for at most `seconds`."""
         self._is_over.set()
         done = threading.Event()
         self._writer.submit(done.set)
@@ -200,14 +200,14 @@ class DiskCache:
                     try:
                         os.utime(there.path, (used, used))
                         continue
-                    except FileNotFoundError:  # another server or its owner removed it
+                    except FileNotFoundError:  # removed by another server or by the user
                         self.index.remove(there)
                 missing.append((file, head, caches))
             if not self._make_room(prompt, sum(file.num_bytes for file, _, _ in missing)):
                 return
             for file, head, caches in missing:
                 write_prompt(file.path, head, caches, self._rest)
-                with suppress(FileNotFoundError):  # removed at once
+                with suppress(FileNotFoundError):  # already removed again
                     os.utime(file.path, (used, used))
                     num_bytes = file.path.stat().st_size
                     self._held[file.owner] += num_bytes - file.num_bytes
@@ -223,15 +223,15 @@ class DiskCache:
                 del self._waiting[key]
 
     def _rest(self) -> None:
-        """Let decodes have the processor and the interpreter for 40 times as long as it worked."""
+        """Pause for 40 times as long as it worked, which leaves the processor to decodes."""
         self._is_over.wait(40.0 * (time.thread_time() - self._worked))
         self._worked = time.thread_time()
 
     def _files_of(self, prompt: StoredPrompt) -> list[tuple[StoredFile, PromptHead, list[Data]]]:
-        """What a prompt's files are called and hold, in order.
+        """Names and contents of a prompt's files, in order.
 
-        Where the prompt ends in the text is only said of what may be its end, so that conversations
-        of any length share what they begin with.
+        Only the file that may contain the end of the prompt records its length, so that
+        conversations of any length share their prefix.
         """
         parent, owner = root_of(prompt.namespace), owner_of(prompt.namespace)
         made = list[tuple[StoredFile, PromptHead, list[Data]]]()
@@ -253,7 +253,7 @@ class DiskCache:
         return made
 
     def _drop_shorter(self, prompt: StoredPrompt) -> None:
-        """Remove ends of texts that this one continues, perhaps without the answer."""
+        """Remove ends of texts that this one continues, even if without their answer."""
         parent, start = root_of(prompt.namespace), 0
         for block in prompt.blocks:
             for length, (_, file) in self.index.matches(parent, start, prompt.tokens).items():
@@ -274,7 +274,7 @@ class DiskCache:
 
     def _load(self, namespace: str, files: Sequence[StoredFile]) -> StoredPrompt | None:
         started, num_bytes = time.perf_counter(), 0
-        with self._lock:  # what begins like it from now on finds it in main memory
+        with self._lock:  # later requests with this prefix find it in main memory
             self._loading.pop(files[-1].path.stem, None)
         text, blocks, num_prompt = array("i"), list[StoredBlock](), 0
         parent, others = root_of(namespace), dict[str, Data]()
@@ -286,10 +286,10 @@ class DiskCache:
                     raise ValueError("it is another prompt's")
                 os.utime(file.path)
                 blocks.append(StoredBlock(len(text), file.length, caches.pop(_TARGET)))
-            except FileNotFoundError:  # another server removed it
+            except FileNotFoundError:  # removed by another server
                 self.index.remove(file)
                 break
-            except Exception as error:  # whatever it holds, the prompt is read again
+            except Exception as error:  # whatever the file holds, the prompt is decoded again
                 log.warning("a prompt on the disk is not used: %s: %s", file.path, error)
                 self._drop(file)
                 break
@@ -306,13 +306,13 @@ class DiskCache:
                 num_restored=self._counts.num_restored + 1,
                 num_tokens_restored=self._counts.num_tokens_restored + len(text),
             )
-        ending = f" {self._place.drafters}"  # others may have other drafters
+        ending = f" {self._place.drafters}"  # files may come from servers with other draft models
         known = {n.removesuffix(ending): data for n, data in others.items() if n.endswith(ending)}
         return StoredPrompt(namespace, text, tuple(blocks), num_prompt, others=known)
 
     def _make_room(self, prompt: StoredPrompt, num_bytes: int) -> bool:
-        """Remove files that were not used since, until there is room for so many bytes. The folder
-        is listed now and then, and when what the last list said may go is gone.
+        """Remove less recently used files until `num_bytes` fit. The folder is listed periodically,
+        and again when all files known to be evictable are gone.
         """
         if time.monotonic() >= self._look_at:
             self._look()
@@ -324,7 +324,7 @@ class DiskCache:
             self._fail(f"{self._place.folder} has no room: {left}")
             return False
         while held.total() + num_bytes > bound:
-            held[owner] += 0  # it may be new
+            held[owner] += 0  # creates the entry of a new owner
             most = max(held, key=lambda one: held[one] + num_bytes * (one == owner))
             if not self._by_age[most] and not has_looked:
                 self._look()
@@ -335,7 +335,7 @@ class DiskCache:
                 self._too_old = prompt.last_used
                 return False
             with suppress(FileNotFoundError):
-                if file.path.stat().st_mtime > used:  # since the folder was listed
+                if file.path.stat().st_mtime > used:  # used since the folder was listed
                     continue
             held[most] -= file.num_bytes
             self._drop(file)
@@ -343,10 +343,10 @@ class DiskCache:
         return True
 
     def _look(self) -> None:
-        """List the folder: the index follows what other servers did."""
+        """List the folder, so that the index includes what other servers did."""
         found: list[tuple[float, int, StoredFile]] = []
         for folder in self._place.folder.glob("*/"):
-            with suppress(OSError):  # another user's, or removed meanwhile
+            with suppress(OSError):  # owned by another user, or removed meanwhile
                 for number, entry in enumerate(os.scandir(folder), 1):
                     with suppress(FileNotFoundError, ValueError):
                         self._note(Path(entry.path), entry.stat(), found)
@@ -368,15 +368,15 @@ class DiskCache:
     def _note(
         self, path: Path, stat: os.stat_result, found: list[tuple[float, int, StoredFile]]
     ) -> None:
-        """A file of the folder.
+        """Record a file of the folder.
 
         Raises:
-            ValueError: it is none of ours.
+            ValueError: its name is not one of ours.
         """
         if path.suffix == SUFFIX:
             file = StoredFile.of(path, stat.st_size)
             found.append((stat.st_mtime, -file.length, file))
-        elif path.suffix == ".tmp" and time.time() - stat.st_mtime > 3600.0:  # nobody's
+        elif path.suffix == ".tmp" and time.time() - stat.st_mtime > 3600.0:  # of a dead process
             path.unlink()
 
     def _drop(self, file: StoredFile) -> None:
@@ -391,9 +391,9 @@ class DiskCache:
 
 
 def _lengths(prompt: StoredPrompt, block: StoredBlock) -> list[int]:
-    """To which a file's text can be cut, as far as its name has room."""
+    """Lengths to which a file's text can be truncated, as many as its name has room for."""
     parts = unpack(block.data)
     lengths = {checkpoint.length for checkpoint in parts[1]} if parts else set()
-    lengths.add(prompt.num_prompt)  # the next turn may lack the answer: thoughts are not sent
+    lengths.add(prompt.num_prompt)  # the next turn may lack the answer: thoughts are not sent back
     inner = sorted(one for one in lengths if block.start < one < block.end)
     return [*inner[:1], *inner[1:][-5:], block.end]  # a file's name has at most 255 bytes

@@ -1,9 +1,9 @@
-"""Who drafts for which answer, and how many of the tokens are verified.
+"""Chooses who drafts for each answer, and how many of the draft tokens are verified.
 
-Text speculators are asked first: a draft costs microseconds. Control then says whether a model
-should run, for whom and how far, which draft each answer verifies, and how many of its tokens.
-Lengths set by hand ("fixed") take the same path: the first speculator with a draft wins and all of
-it is verified.
+Text speculators are asked first: a draft costs microseconds. Control then decides whether a draft
+model runs, for which answers and how far, which draft each answer verifies, and how many of its
+tokens. Lengths set by hand ("fixed") take the same path: the first speculator with a draft wins and
+all of it is verified.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CONTROL_FAILED = "control failed"
 
 
 class Drafting:
-    """All speculators of a worker, and control over them."""
+    """All speculators of a worker, and the control over them."""
 
     def __init__(
         self,
@@ -59,18 +59,18 @@ class Drafting:
         state: Path | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Take the speculators in order of preference.
+        """`speculators` are in order of preference.
 
         Args:
-            unusable: why no draft can be verified, if so.
-            state: file that keeps what control learned.
-            clock: times the asking, so that control can stop asking where that does not pay.
+            unusable: reason if no draft can be verified.
+            state: file for the state of control.
+            clock: times the speculators, so that control stops asking those that do not pay.
         """
         self.speculators = {speculator.name: speculator for speculator in speculators}
         self.controller = controller
         self.config = config
         self.unusable = unusable
-        self.failure = ""  # of control
+        self.failure = ""  # of control, if it raised
         self._state = state
         self._clock = clock
         everyone = self.speculators.values()
@@ -78,8 +78,8 @@ class Drafting:
         self._text_names = [one.name for one in self._texts]
         self._model_names = [one.name for one in everyone if one.is_model]
         self._models = ModelDrafting([one for one in everyone if one.is_model], controller)
-        self._reading_ms = 0.0  # that control took for the last record with drafts
-        self._begun: set[int] = set()  # numbers of the sequences that speculators know
+        self._reading_ms = 0.0  # control's time for the last record with drafts
+        self._begun: set[int] = set()  # numbers of the sequences that speculators have begun
         for speculator in everyone:
             if speculator.speculator.scores_are_probabilities:
                 names = [speculator.name]
@@ -90,16 +90,16 @@ class Drafting:
                     controller.trust_scores(constrained_name(name))
 
     def policy(self, params: SpeculativeParams) -> Policy:
-        """Merge a request's wishes with the server's settings.
+        """Merge a request's parameters with the server's settings.
 
         Raises:
-            RequestError: it asks for drafts that cannot be made here.
+            RequestError: it asks for drafts that this server cannot make.
         """
         check_wishes(params, self.config, self.speculators)
         return make_policy(params, self.config, self.speculators, self.unusable)
 
     def draft(self, plan: StepPlan, engine: Engine, num_slots: int) -> None:
-        """Write the drafts of all answers into the plan, and rows to add that nobody needs."""
+        """Write the drafts of all answers into the plan, and padding rows if they save time."""
         if self.failure:
             plan.drop_all(_CONTROL_FAILED)
             return
@@ -108,7 +108,7 @@ class Drafting:
                 if not sequence.policy.reason and sequence.number not in self._begun:
                     self._begin(sequence)
             indices = limit_drafts(plan, engine, num_slots)
-            # rows may be added where a wider step takes less time
+            # padding may help: a wider step can take less time
             can_pad = engine.padding_sequence is not None and not plan.prompts
             if not indices or self.controller.sleeps(plan, self._text_names, self._model_names):
                 for name in self._model_names:
@@ -130,20 +130,20 @@ class Drafting:
                     _note_reasons(plan, index, length)
             asking = asked - started + self._clock() - resumed
             plan.asking_ms = self._reading_ms + 1000.0 * asking
-        except Exception as error:  # a draft is never worth a request
+        except Exception as error:  # a failed draft must not fail a request
             self.fail(error)
             plan.answer(plan.sequences)
             plan.drop_all(_CONTROL_FAILED)
 
     def read(self, record: StepRecord) -> None:
-        """Let control learn from a step; what that takes is part of asking."""
+        """Update control from a step; the time of that is charged to asking."""
         started = self._clock()
         self._tell(self.controller.read, record)
         if record.plan.calls:
             self._reading_ms = 1000.0 * (self._clock() - started)
 
     def _tell(self, observe: Callable[..., None], *what: Any) -> None:
-        """Tell control what was measured."""
+        """Pass a measurement to control, unless it has failed."""
         if not self.failure:
             try:
                 observe(*what)
@@ -151,12 +151,12 @@ class Drafting:
                 self.fail(error)
 
     def fail(self, error: Exception) -> None:
-        """Control failed: draft nothing from now on. Called while the exception is handled."""
+        """Disable drafting after control raised. Called while the exception is handled."""
         log.exception("control failed: nothing is drafted from now on")
         self.failure = f"{type(error).__name__}: {error}"
 
     def _price(self, plan: StepPlan, engine: Engine, *, can_pad: bool) -> None:
-        """The step as control sees it."""
+        """Describe the step to control's cost model."""
         num = plan.num_generating
         unread = sum([one.num_pending for one in plan.prompts]) if plan.prompts else 0
         context = sum([len(sequence.text.tokens) for sequence in plan.sequences]) // num
@@ -166,8 +166,8 @@ class Drafting:
         plan.price = Step(num, num_rows, context, *most, can_pad, plan.is_even, num_reading)
 
     def _ask_texts(self, plan: StepPlan, indices: list[int]) -> None:
-        """Ask each text speculator once for all answers; take for each the draft worth most."""
-        found = defaultdict[int, dict[str, Draft]](dict)  # by answer and speculator
+        """Ask each text speculator once for all answers; each answer takes the best draft."""
+        found = defaultdict[int, dict[str, Draft]](dict)  # by answer, then speculator
         for speculator in self._texts:
             name = speculator.name
             may_draft, asked, requests = askable(plan, indices, speculator, found), [], []
@@ -176,7 +176,7 @@ class Drafting:
                 sequence = plan.sequences[index]
                 cells, namespace = sequence.cells, sequence.request.namespace
                 assert cells is not None
-                # users get what they set by hand
+                # lengths set by hand are always honoured
                 if sequence.number in wanted or sequence.policy.is_fixed:
                     asked.append(index)
                     limit, words = plan.limits[index], sequence.text.words
@@ -197,7 +197,7 @@ class Drafting:
                 self._choose_text(plan, index, found[index])
 
     def _choose_text(self, plan: StepPlan, index: int, drafts: dict[str, Draft]) -> None:
-        """Fixed lengths take the first draft; auto takes the one that is worth most."""
+        """Take the first draft with fixed lengths, the most valuable one with auto."""
         sequence, control = plan.sequences[index], self.controller
         sampler = sequence.text.sampler
         if sampler.thoughts and (closing := sampler.closing()[: plan.limits[index]]):
@@ -219,23 +219,23 @@ class Drafting:
 
     def _begin(self, sequence: Sequence) -> None:
         request = sequence.request
-        self.controller.begin(sequence.number, request.namespace)  # may fail: then nobody is told
+        self.controller.begin(sequence.number, request.namespace)  # may raise: notify none
         self._begun.add(sequence.number)
         for speculator in self.speculators.values():
-            is_cached = speculator.is_model  # a model's cache is shared as the target's is
+            is_cached = speculator.is_model  # a draft model's cache is shared like the target's
             namespace = sequence.prompt_namespace if is_cached else request.namespace
             tokens = sequence.text.tokens if speculator.sees_images else sequence.text.words
             speculator.begin(sequence.seq_id, tokens, namespace)
 
     def end(self, sequence: Sequence) -> None:
-        """Speculators forget the sequence: it leaves its cells, or lost a part of its text."""
+        """Make speculators forget a sequence that leaves its cells or lost a part of its text."""
         if sequence.number in self._begun:
             self._begun.remove(sequence.number)
             for speculator in self.speculators.values():
                 speculator.end(sequence.seq_id, sequence.request.store is False)
 
     def accept(self, record: StepRecord, indices: list[int]) -> None:
-        """A step is over, in which these sequences have grown."""
+        """Notify speculators of what the sequences at `indices` emitted in this step."""
         told = []
         for index in indices:
             if record.plan.sequences[index].number in self._begun:
@@ -245,18 +245,18 @@ class Drafting:
             speculator.accept(told)
 
     def save_sequences(self, seq_id: int, namespace: str) -> dict[str, Data]:
-        """By speculator, what it has in a cache of its own of an idle sequence."""
+        """Cached state of each speculator for an idle sequence, by name."""
         everyone = self.speculators.items()
         saved = {name: one.save_sequence(seq_id, namespace) for name, one in everyone}
         return {name: data for name, data in saved.items() if data is not None}
 
     def restore_sequences(self, seq_id: int, data: dict[str, Data], namespace: str) -> None:
-        """Give speculators back what they had; the others compute it again when they need it."""
+        """Restore the saved state of speculators; the others recompute theirs when needed."""
         for name, saved in data.items():
             self.speculators[name].restore_sequence(seq_id, saved, namespace)
 
     def learn_costs(self, samples: list[Sample]) -> None:
-        """Decodes were timed before the first request."""
+        """Pass decode times measured before the first request to control."""
         self._tell(self.controller.learn_costs, samples)
 
     def time_models(self, clock: Callable[[], float]) -> None:
@@ -266,7 +266,7 @@ class Drafting:
                 self._tell(self.controller.learn_draft_costs, speculator.name, *prices)
 
     def describe(self) -> dict[str, Any]:
-        """For /props: what is on, and why not."""
+        """Settings and speculators for /props, with reasons."""
         return {
             "mode": self.config.mode.value,
             "types": list(self.speculators),
@@ -280,7 +280,7 @@ class Drafting:
         }
 
     def describe_control(self) -> dict[str, Any]:
-        """What control believes, JSON-ready; `failure` says why it is off."""
+        """The estimates of control, JSON-ready; `failure` says why it is off."""
         if not self.failure:
             try:
                 return {"failure": "", **self.controller.describe()}
@@ -289,12 +289,12 @@ class Drafting:
         return {"failure": self.failure}
 
     def close(self) -> None:
-        """Let speculators write what is durable."""
+        """Let speculators write their persistent data."""
         for speculator in self.speculators.values():
             speculator.close()
 
     def save(self) -> None:
-        """Keep what control learned; a failure costs only that."""
+        """Save the state of control; failures are logged only."""
         if self._state is None or self.failure:
             return
         try:
@@ -306,7 +306,7 @@ class Drafting:
 
 
 def _note_reasons(plan: StepPlan, index: int, length: int) -> None:
-    """Why only the first `length` tokens of the draft are verified."""
+    """Record why only the first `length` tokens of the draft are verified."""
     sources = plan.sources[index]
     if length:
         left_out = set(sources) - set(sources[:length])

@@ -1,4 +1,4 @@
-"""A speculator at work: guarded against its own failures, and its time counted."""
+"""Wraps a speculator: catches its exceptions and measures its time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FAILED = "speculator failed"
 _FAILED_DRAFT = Draft(reason=FAILED, is_ready=False)
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
 _INTS, _FLOATS = {int}, {float}
-# Calls whose time is reported under the name of another.
+# Calls whose time is reported under another name.
 _PHASES = {
     "end": "accept",
     "end_private": "accept",
@@ -34,10 +34,9 @@ _PHASES = {
 
 
 class GuardedSpeculator:
-    """One speculator. When it raises it is switched off for the sequences concerned, logged once.
+    """One speculator. An exception disables it for the affected sequences, and is logged once.
 
-    What is asked for people to read (`describe`) or when all is over (`close`) switches nothing
-    off.
+    Failures in `describe` and `close` do not disable the speculator.
     """
 
     def __init__(
@@ -46,7 +45,7 @@ class GuardedSpeculator:
         vocab_size: int,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """Guard a speculator for a target with so many token ids."""
+        """Guard a speculator for a target with `vocab_size` token ids."""
         self.speculator = speculator
         self.name = speculator.name
         self.is_model, self.sees_images = speculator.is_model, speculator.sees_images
@@ -54,18 +53,18 @@ class GuardedSpeculator:
         self.failure = ""
         self.last_seconds = 0.0  # of the last propose
         self._clock = clock
-        self.failed: set[int] = set()  # seq_ids for which it is switched off
+        self.failed: set[int] = set()  # seq_ids for which it is disabled
         self._seconds = dict.fromkeys(("begin", "propose", "observe", "accept"), 0.0)
         self._empties: dict[tuple[str, bool], Draft] = {}
-        self._has_told = False  # that `describe` fails
+        self._has_told = False  # whether a failure of `describe` was logged
 
     def begin(self, seq_id: int, history: Sequence[int], namespace: str) -> None:
         self.failed.discard(seq_id)
         self._tell("begin", [seq_id], seq_id, history, namespace)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One draft per request, no longer than asked for; empty where it failed."""
-        # Noted before the call, in which a speculator may change the requests.
+        """One draft per request, of at most `max_tokens`; empty if the speculator failed."""
+        # Copied before the call, because a speculator may change the requests.
         asked = [(request.seq_id, request.max_tokens) for request in requests]
         checked, started = list[Draft](), self._clock()
         try:
@@ -73,7 +72,7 @@ class GuardedSpeculator:
             for draft, (seq_id, limit) in zip(drafts, asked, strict=True):
                 try:
                     checked.append(self._cut(draft, limit))
-                except Exception as error:  # only this sequence loses the speculator
+                except Exception as error:  # disables it for this sequence only
                     self._fail("propose", [seq_id], explained(draft, error))
                     checked.append(_FAILED_DRAFT)
         except (Exception, SystemExit) as error:
@@ -84,10 +83,10 @@ class GuardedSpeculator:
         return checked
 
     def _cut(self, draft: Draft, max_tokens: int) -> Draft:
-        """The draft in plain numbers and no longer than asked for.
+        """Convert a draft to plain numbers and cut it to `max_tokens`.
 
-        What would fail the whole batch or mislead control for ever raises: a token that does not
-        exist, a score that is no number.
+        Raises for invalid token ids and non-finite scores, which would break the batch or corrupt
+        control's estimates.
         """
         tokens = draft.tokens[:max_tokens]
         if not len(tokens):
@@ -117,13 +116,13 @@ class GuardedSpeculator:
         return Draft(tokens, scores, self.name)
 
     def _empty(self, draft: Draft) -> Draft:
-        """No draft, with its reason; the same object each time."""
+        """An empty draft with this reason; the same object each time."""
         key = (draft.reason, draft.is_ready)
         known = self._empties.get(key)
         if known is None:
             if not isinstance(draft.reason, str):
                 raise TypeError(f"reason is {draft.reason!r} but must be a text")
-            if len(self._empties) >= 64:  # each takes memory and a line of /metrics for ever
+            if len(self._empties) >= 64:  # each takes memory and a line of /metrics permanently
                 return Draft(reason="other", is_ready=bool(draft.is_ready))
             known = self._empties[key] = Draft(
                 reason=str(draft.reason), is_ready=bool(draft.is_ready)
@@ -131,19 +130,19 @@ class GuardedSpeculator:
         return known
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
-        """Tokens a model has to read first; 0 where it failed."""
+        """Tokens that a model has to decode first; 0 if it failed."""
         return self._ask("num_catch_up", seq_id, 0, seq_id, history) or 0
 
     def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
-        """Tokens it has to read if it may leave some out; None: it reads all, or it failed."""
+        """Tokens to decode if it may skip some; None: it cannot skip, or it failed."""
         return self._ask("num_recent", seq_id, None, seq_id, history)
 
     def num_resumable(self, seq_id: int, length: int) -> int:
-        """Tokens that need not be decoded again for it; all where it failed."""
+        """Tokens that need not be decoded again for it; all if it failed."""
         return min(length, self._ask("num_resumable", seq_id, length, seq_id, length) or 0)
 
     def _ask(self, name: str, seq_id: int, otherwise: int | None, *arguments: Any) -> int | None:
-        """A number that the speculator knows, not below 0; it may be None if `otherwise` is."""
+        """Call a method that returns a count >= 0; it may be None if `otherwise` is."""
         try:
             number = getattr(self.speculator, name)(*arguments)
             return None if number is otherwise is None else max(0, int(number))
@@ -152,7 +151,7 @@ class GuardedSpeculator:
             return otherwise
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
-        """Milliseconds of a round and of a token read; None for text speculators."""
+        """Milliseconds of a drafting round and of decoding one token; None for text speculators."""
         try:
             prices = self.speculator.time_decodes(clock)
             if prices is None:
@@ -170,7 +169,7 @@ class GuardedSpeculator:
             return None
 
     def observe_states(self, decoded: DecodedStates) -> None:
-        """Show it the rows, but for those of sequences that it failed on."""
+        """Pass it the decoded rows, except those of sequences for which it is disabled."""
         seq_ids = set(decoded.seq_ids.tolist())
         if not self.failed.isdisjoint(seq_ids):
             kept = ~np.isin(decoded.seq_ids, list(self.failed))
@@ -191,13 +190,13 @@ class GuardedSpeculator:
         self._tell("checkpoint", [seq_id], seq_id)
 
     def accept(self, texts: Sequence[tuple[int, Sequence[int], int]]) -> None:
-        """A step is over; (seq_id, emitted, num_accepted) of each sequence that grew."""
+        """Report (seq_id, emitted, num_accepted) of each sequence that grew in a step."""
         started, speculator, failed = self._clock(), self.speculator, self.failed
         for seq_id, emitted, num_accepted in texts:
             if seq_id not in failed:
                 try:
                     speculator.accept(seq_id, emitted, num_accepted)
-                except (Exception, SystemExit) as error:  # of this sequence alone
+                except (Exception, SystemExit) as error:  # affects this sequence only
                     self._fail("accept", [seq_id], error)
         try:
             speculator.go_on()
@@ -206,7 +205,7 @@ class GuardedSpeculator:
         self._seconds["accept"] += self._clock() - started
 
     def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
-        """What it would have to compute again; None if there is nothing or it failed."""
+        """State that it would have to recompute; None if there is none or it failed."""
         data: bytes | bytearray | None = self._tell("save_sequence", [seq_id], seq_id, namespace)
         return data
 
@@ -219,7 +218,7 @@ class GuardedSpeculator:
         self._tell("end_private" if is_private else "end", [seq_id], seq_id)
 
     def close(self) -> None:
-        """The server stops; the others are closed too if this one cannot be."""
+        """Close the speculator. A failure is logged, so that the others are closed too."""
         try:
             self.speculator.close()
         except Exception as error:
@@ -229,9 +228,7 @@ class GuardedSpeculator:
             self.failure = _failure("close", error)
 
     def describe(self) -> dict[str, Any]:
-        """What it says about itself, in plain JSON values: they go to another process and into
-        /props.
-        """
+        """Its own description as plain JSON values: sent to another process and shown in /props."""
         try:
             details = orjson.loads(orjson.dumps(self.speculator.describe(), option=_JSON))
             if not isinstance(details, dict):
@@ -244,7 +241,7 @@ class GuardedSpeculator:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def report(self, stats: SpeculationStats) -> SpeculatorReport:
-        """What it did since the start; `stats`: what was counted of its drafts."""
+        """Counts and times since the start; `stats`: counts of its drafts."""
         return SpeculatorReport(
             name=self.name,
             stats=stats,
@@ -254,18 +251,18 @@ class GuardedSpeculator:
         )
 
     def _tell(self, name: str, seq_ids: Sequence[int] | set[int], *arguments: Any) -> Any:
-        """Call its method of this name; None if that raises."""
+        """Call the method `name`; None if that raises."""
         started = self._clock()
         try:
             return getattr(self.speculator, name)(*arguments)
-        except (Exception, SystemExit) as error:  # a draft is never worth a request
+        except (Exception, SystemExit) as error:  # a failed draft must not fail a request
             self._fail(name, seq_ids, error)
             return None
         finally:
             self._seconds[_PHASES.get(name, name)] += self._clock() - started
 
     def _fail(self, name: str, seq_ids: Sequence[int] | set[int], error: BaseException) -> None:
-        """Called while the exception is handled."""
+        """Disable it for `seq_ids`. Called while the exception is handled."""
         self.failed.update(seq_ids)
         failure = _failure(name, error)
         if not self.failure:
@@ -282,14 +279,14 @@ def _failure(name: str, error: BaseException) -> str:
     return f"{name}: {type(error).__name__}: {error}"
 
 
-_LONGEST = 60  # characters of a value in a message
+_LONGEST = 60  # characters of a value in an error message
 
 
 def listed(drafts: Iterable[Draft], num_requests: int) -> Sequence[Draft]:
     """The drafts of one call, one for each request.
 
     Raises:
-        TypeError, ValueError: there is another number of them, or they are no list.
+        TypeError, ValueError: it is not a list, or has the wrong length.
     """
     if not isinstance(drafts, list):
         if not isinstance(drafts, Iterable) or isinstance(drafts, Draft | dict | str):
@@ -307,7 +304,7 @@ def listed(drafts: Iterable[Draft], num_requests: int) -> Sequence[Draft]:
 
 
 def explained(draft: object, error: Exception) -> Exception:
-    """The error of a draft that cannot be used, or a clearer one."""
+    """The error for an unusable draft, or a clearer one."""
     if not isinstance(draft, Draft):
         return TypeError(
             f"propose returned {_shown(draft)} where a Draft was expected; return Draft() where "

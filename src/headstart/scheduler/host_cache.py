@@ -1,7 +1,7 @@
-"""Texts whose caches were copied to main memory; of the tenant that has most there, the one used
-longest ago is dropped first. Texts that begin alike share the blocks of that beginning.
+"""Texts whose caches were copied to main memory. Eviction takes the least recently used text of the
+tenant with the most bytes. Texts with a common prefix share its blocks.
 
-Knows tokens and bytes, no engine: what the bytes mean belongs to whoever put them here.
+Knows tokens and bytes, no engine: only the caller interprets the bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from headstart.types.media import chunk_begin
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StoredBlock:
-    """What the target's cache held of tokens `start` to `end` of a text: see `Engine.save_block`,
-    or, where it has no blocks, of the whole text as `Engine.save_sequence` returns it.
+    """The target's cache for tokens `start` to `end` of a text, see `Engine.save_block`; if it has
+    no blocks, for the whole text as returned by `Engine.save_sequence`.
     """
 
     start: int
@@ -30,15 +30,15 @@ class StoredBlock:
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class StoredPrompt:
-    """One text and the caches that were computed for it."""
+    """A text and the caches computed for it."""
 
     namespace: str
     tokens: array[int]  # see `prefix_index.packed`
     blocks: tuple[StoredBlock, ...]  # in order, without gaps
-    num_prompt: int = 0  # tokens that were asked; those behind them are the answer
+    num_prompt: int = 0  # tokens of the prompt; those after them are the answer
     last_used: float = 0.0  # seconds since the epoch
-    others: Mapping[str, Data] = field(default_factory=dict)  # by speculator, of its own cache
-    is_private: bool = False  # it is not written to the disk
+    others: Mapping[str, Data] = field(default_factory=dict)  # draft models' caches, by speculator
+    is_private: bool = False  # never written to the disk
 
     @property
     def num_bytes(self) -> int:
@@ -46,12 +46,12 @@ class StoredPrompt:
 
     @property
     def is_whole(self) -> bool:
-        """Whether its cache can only be put back as a whole."""
+        """Whether its cache can only be restored as a whole."""
         return unpack(self.blocks[0].data) is not None
 
     @property
     def own_bytes(self) -> int:
-        """Of what no other text shares."""
+        """Bytes not shared with other texts."""
         return sum(map(len, self.others.values())) + self.tokens.itemsize * len(self.tokens)
 
     def known(self, length: int) -> tuple[StoredBlock, ...]:
@@ -60,27 +60,27 @@ class StoredPrompt:
 
 
 class HostCache:
-    """Stored prompts up to a number of bytes."""
+    """Stored prompts, up to a limit in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        # is shown what finds no room, or no longer
+        # called with prompts that are evicted or do not fit
         self.dropped: Callable[[StoredPrompt], object] = lambda prompt: None
-        self._prompts: dict[StoredPrompt, None] = {}  # the one used last is the last
+        self._prompts: dict[StoredPrompt, None] = {}  # most recently used last
         self._held: Counter[str] = Counter()  # bytes, by tenant
-        self._uses: Counter[StoredBlock] = Counter()  # prompts that have a block
+        self._uses: Counter[StoredBlock] = Counter()  # number of prompts that contain a block
         self._indexes: defaultdict[str, PrefixIndex[StoredPrompt]] = defaultdict(PrefixIndex)
 
     def __len__(self) -> int:
         return len(self._prompts)
 
     def __iter__(self) -> Iterator[StoredPrompt]:
-        """The prompts, the one used last first."""
+        """Stored prompts, most recently used first."""
         return reversed(self._prompts)
 
     def find(self, namespace: str, tokens: array[int]) -> tuple[StoredPrompt | None, int]:
-        """A prompt with the longest common prefix, and its length. O(tokens)."""
+        """The stored prompt with the longest common prefix, and the prefix length. O(tokens)."""
         if namespace not in self._indexes:
             return None, 0
         prompt, shared = self._indexes[namespace].find(tokens)
@@ -91,7 +91,7 @@ class HostCache:
         return self.find(namespace, tokens)[1] == len(tokens)
 
     def num_dropped_for(self, num_bytes: int) -> int:
-        """How many prompts would be dropped for one of so many bytes, at least."""
+        """Minimum number of prompts evicted to store one of `num_bytes`."""
         excess, count = self.num_bytes + num_bytes - self.max_bytes, 0
         for prompt in self._prompts:
             if excess <= 0:
@@ -100,10 +100,8 @@ class HostCache:
         return count
 
     def put(self, prompt: StoredPrompt) -> bool:
-        """Store a prompt; those that it continues are forgotten, and then the oldest are dropped,
-        of the tenant that has most bytes here.
-
-        False if it is larger than the store.
+        """Store a prompt. Drops prompts that it extends, then evicts the oldest ones of the tenant
+        with the most bytes. Returns False if it is larger than the store.
         """
         if prompt.num_bytes > self.max_bytes:
             self.dropped(prompt)
@@ -137,7 +135,7 @@ class HostCache:
         self._count(prompt, -1)
 
     def _count(self, prompt: StoredPrompt, uses: int) -> None:
-        """One prompt more, or less; a block counts once."""
+        """Add (`uses` 1) or subtract (-1) a prompt; a shared block counts once."""
         num_bytes = uses * prompt.own_bytes
         for block in prompt.blocks:
             if not self._uses[block]:

@@ -1,9 +1,8 @@
-"""Brings prompts that lose their place in the model's cache to main memory and to the disk, and
-back.
+"""Moves prompts between the model's cache, main memory and the disk.
 
-A copy back costs a fraction of reading the prompt again: it moves the bytes of each token's keys
-and values once, where reading multiplies each token with all weights. Both are measured, and the
-cheaper way is taken.
+Restoring costs a fraction of decoding the prompt again: it copies each token's keys and values
+once, while decoding multiplies each token with all weights. Both are measured, and the cheaper one
+is chosen.
 """
 
 from __future__ import annotations
@@ -26,19 +25,18 @@ from headstart.types.report import Counters
 
 log = logging.getLogger(__name__)
 
-LEAST_TOKENS = 32  # of a prompt worth keeping, to gain by bringing one back or by waiting for it
-# cells of idle prompts that nobody else uses, from which on these are moved to main memory: 2,000
-# made a decode take 1.3 to 1.5 times as long, few are not worth
-# two copies
+LEAST_TOKENS = 32  # minimum for a prompt to be kept, to be restored, or to be waited for
+# unshared cells of idle prompts from which on they are moved to main memory: 2,000 made decodes 1.3
+# to 1.5 times as slow; a few are not worth two copies
 LEAST_OWN_CELLS = 256
-LEAST_ROWS = 32  # to come, prompts and answers, from which on that is worth it
-_SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and of the average that follows
+LEAST_ROWS = 32  # rows still to come, of prompts and answers, from which on that is worth it
+_SECONDS_PER_BYTE, _RATE = 1e-9, 0.3  # of a restore: prior, and rate of the moving average
 _NOTHING: Future[StoredPrompt | None] = Future()
 _NOTHING.set_result(None)
 
 
 class HostPrompts:
-    """The prompt store of a scheduler. With a store of no bytes nothing is kept."""
+    """The prompt store of a scheduler. Keeps nothing if the store's size is 0."""
 
     def __init__(
         self,
@@ -56,20 +54,20 @@ class HostPrompts:
         self._counters = counters
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
-        self._bytes_per_token = 0.0  # of what was saved last
+        self._bytes_per_token = 0.0  # of the last prompt saved
         self.copies = Copies(cells, store, engine, clock)
-        self._is_behind = False  # `set_aside` has more to do
-        self._kept_ahead = -1.0  # when the cells were used whose prompt was copied ahead last
+        self._is_behind = False  # `set_aside` was cut short
+        self._kept_ahead = -1.0  # `last_used` of the slot that was pre-copied last
         self.disk: DiskCache | None = None
 
     def use_disk(self, disk: DiskCache | None) -> None:
-        """Keep in files what finds no room in main memory, and what is there at the end."""
+        """Write to the disk what main memory evicts, and its contents at the end."""
         if disk is not None:
             self.disk, self.store.dropped = disk, disk.put
 
     def evict(self) -> bool:
-        """Free the idle cells that were used longest ago; False if there are none. Their prompt
-        goes to main memory.
+        """Empty the least recently used idle slot; its prompt goes to main memory. Returns False if
+        no slot is idle.
         """
         idle = [cells for cells in self._cells if cells.user is None and cells.length]
         if idle:
@@ -80,10 +78,10 @@ class HostPrompts:
         return bool(idle)
 
     def set_aside(self) -> None:
-        """Move to main memory what idle requests left in cells of their own.
+        """Move the unshared cells of idle slots to main memory.
 
-        A processor's attention goes over the cells of all sequences to find those of its own. For
-        answers of a few tokens, two copies take longer than that.
+        Attention on a CPU scans the cells of all sequences. For answers of a few tokens, two copies
+        would take longer than that.
         """
         self._is_behind = False
         running = (one.user for one in self._cells if one.user is not None)
@@ -96,19 +94,19 @@ class HostPrompts:
         if sum(own.values()) < LEAST_OWN_CELLS:
             return
         for cells in idle:
-            # a copy is of the whole prompt, also of what it shares
+            # copies include the shared prefix
             if own[cells.seq_id] < max(LEAST_TOKENS, cells.length // 2):
                 continue
             if self._has_room(cells) and self.keep(cells):
                 self._engine.clear(cells.seq_id)
-                cells.length = cells.num_prompt = 0  # its tokens say what was moved out of them
+                cells.length = cells.num_prompt = 0  # `tokens` records what was moved out
             elif not self.copies.has_time:
                 self._is_behind = True
                 break
 
     def go_on(self, *, is_new: bool) -> None:
-        """Set idle prompts aside, for a new request or because there was no time before; else copy
-        the one that is the next to lose its cells, where few are free.
+        """Move idle prompts to RAM if a request arrived or the last attempt was cut short.
+        Otherwise pre-copy the next prompt to be evicted.
         """
         if is_new or self._is_behind:
             self.set_aside()
@@ -121,16 +119,16 @@ class HostPrompts:
         lengths = [cells.length for cells in self._cells]
         if all(lengths) or 2 * sum(lengths) > self._engine.num_cells:
             oldest = min(idle, key=lambda one: one.last_used)
-            is_known = oldest.last_used == self._kept_ahead  # to look again is O(context)
+            is_known = oldest.last_used == self._kept_ahead  # looking it up again is O(context)
             if not is_known and self._has_room(oldest) and self.keep(oldest):
                 self._kept_ahead = oldest.last_used
 
     def is_too_long(self, cells: Cells) -> bool:
-        """Whether main memory can never take what they hold."""
+        """Whether the slot's prompt exceeds the size of main memory."""
         return cells.length * self._bytes_per_token > self.store.max_bytes
 
     def _has_room(self, cells: Cells) -> bool:
-        """Whether main memory takes a prompt and no fewer conversations stay known than the cache
+        """Whether main memory can take a prompt without knowing fewer conversations than the cache
         alone would hold.
         """
         if self.is_too_long(cells):
@@ -142,7 +140,7 @@ class HostPrompts:
         return not num_dropped or num_known >= len(self._cells)
 
     def recall(self, cells: Cells) -> None:
-        """Bring back what was moved out of idle cells: a client asks for that slot's prompt.
+        """Restore what was moved out of an idle slot, because a client asks for that slot's prompt.
 
         Raises:
             CapacityError: there is no room for it now.
@@ -150,7 +148,7 @@ class HostPrompts:
         stored, num_tokens = self._moved_out_of(cells)
         if stored is None:
             return
-        self.store.take(stored)  # what makes room may need its place in the store
+        self.store.take(stored)  # making room may need its space in the store
         is_back = self.restore(stored, cells)
         while not is_back and self.evict():
             is_back = self.restore(stored, cells)
@@ -166,7 +164,7 @@ class HostPrompts:
         cells.hold(cells.tokens[:length], num_prompt=stored.num_prompt)
 
     def erase(self, cells: Cells) -> int:
-        """Forget what was moved out of idle cells, or is on the disk; the number of its tokens."""
+        """Erase an idle slot's prompt from main memory and disk; returns its number of tokens."""
         stored, num_tokens = self._moved_out_of(cells)
         if self.disk is not None:
             self.disk.erase(cells.namespace, packed(cells.tokens))
@@ -175,19 +173,18 @@ class HostPrompts:
         return num_tokens
 
     def _moved_out_of(self, cells: Cells) -> tuple[StoredPrompt | None, int]:
-        """The stored prompt that begins with what was moved out of these cells, and its length.
+        """The stored prompt that begins with what was moved out of a slot, and its length.
 
-        None and 0 if nothing was, or if the store has lost it.
+        None and 0 if nothing was, or if it was evicted.
         """
         tokens = packed(() if cells.length else cells.tokens)
         stored, num_shared = self.store.find(cells.namespace, tokens)
         return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
 
     def write_next(self) -> bool:
-        """Have the prompt that was used last written to the disk, of those that are not there, or
-        copy some of it.
+        """Queue the most recently used prompt that is not on the disk yet, or copy part of it.
 
-        False if there is none, or too much waits to be written.
+        Returns False if there is none or the queue is full.
         """
         if self.disk is None:
             return False
@@ -203,9 +200,9 @@ class HostPrompts:
         return any(map(self.disk.put, self.store))
 
     def finish(self) -> None:
-        """Write what is not on the disk, as far as that takes a few seconds."""
+        """Write unsaved prompts to the disk, for a few seconds at most."""
         if self.disk is not None:
-            until = self._clock() + 5.0  # whoever stops the server waits
+            until = self._clock() + 5.0  # the user is waiting for the server to stop
             while self._clock() < until and self.write_next():
                 pass
             self.disk.finish(max(0.0, until - self._clock()))
@@ -226,13 +223,13 @@ class HostPrompts:
         if not sequence.loading.done():
             return False
         stored, sequence.loading = sequence.loading.result(), _NOTHING
-        # another server of this folder may have blocks where this one has none
+        # another server sharing this folder may use blocks when this one does not
         if stored is not None and (stored.is_whole or self._engine.has_blocks):
             self.store.put(stored)
         return True
 
     def _load(self, sequence: Sequence, disk: DiskCache) -> Future[StoredPrompt | None]:
-        """Bring the longest prompt on the disk to main memory, if that saves time."""
+        """Load the longest matching prompt from the disk, if that saves time."""
         tokens, namespace = sequence.packed, sequence.prompt_namespace
         files, length = disk.index.find(namespace, tokens)
         num_bytes = sum(file.num_bytes for file in files)
@@ -247,9 +244,8 @@ class HostPrompts:
         return disk.load(namespace, files, sequence.tenant) if is_faster else _NOTHING
 
     def keep(self, cells: Cells) -> bool:
-        """Copy what idle cells hold, as far as this step has time, unless it is known elsewhere.
-
-        Returns whether all of it can be brought back.
+        """Copy an idle slot, as far as this step has time, unless it is stored elsewhere. Returns
+        whether all of it can be restored.
         """
         if not self.store.max_bytes or not self._is_worth_it(cells):
             return False
@@ -263,14 +259,14 @@ class HostPrompts:
         return is_kept
 
     def _is_worth_it(self, cells: Cells) -> bool:
-        """Whether a request may use what they hold, and gains by it: what was moved is only for
-        those who asked for that.
+        """Whether the slot is worth keeping. Shifted cells do not count: only requests with
+        `cache_reuse` may use them.
         """
         return cells.length >= LEAST_TOKENS and cells.num_exact >= cells.length
 
     def _copy(self, cells: Cells) -> StoredPrompt | None:
-        """A copy of what idle cells hold, or of its beginning if this step has no more time;
-        without one it is read again, nothing else.
+        """Copy an idle slot, or as much of it as this step has time for. Failing is harmless: the
+        prompt is decoded again.
         """
         try:
             blocks, others = self.copies.save(cells), dict[str, Data]()
@@ -287,7 +283,7 @@ class HostPrompts:
         return StoredPrompt(*text, cells.is_private)
 
     def find(self, sequence: Sequence, num_cached: int) -> StoredPrompt | None:
-        """A stored prompt that saves time, where `num_cached` tokens are in the model's cache."""
+        """A stored prompt that saves time when `num_cached` tokens are in the model's cache."""
         if not sequence.request.cache_prompt or not len(self.store):
             return None
         tokens = sequence.packed
@@ -303,20 +299,21 @@ class HostPrompts:
         return stored if self._saves_time(length - num_cached, copying) else None
 
     def _saves_time(self, num_gained: int, copying: float) -> bool:
-        """Whether so many tokens are worth so many seconds; reading them is if not measured."""
+        """Whether restoring `num_gained` tokens in `copying` seconds beats decoding them; yes if
+        unmeasured.
+        """
         counters, reading = self._counters, copying
         if counters.prompt_tokens:
             reading = num_gained * counters.prompt_seconds / counters.prompt_tokens
         return num_gained >= LEAST_TOKENS and reading >= copying
 
     def _usable(self, lengths: Iterable[int], whole: int, length: int) -> int:
-        """Of a prompt's first `length` tokens, those that are still there after a restore and a
-        cut.
+        """How many of a prompt's first `length` tokens remain after restoring and truncating it.
 
         Args:
             lengths: of its checkpoints.
         """
-        # a state has the last window only, which the next to last token sees too
+        # a saved state has only the last window, which the last but one token attends to as well
         is_held = whole <= (self._engine.window or whole) or length >= whole - 1
         is_cut = is_held and self._engine.cache_kind in (CacheKind.CUT, CacheKind.WINDOW)
         if is_cut or length == whole:
@@ -326,13 +323,13 @@ class HostPrompts:
     def restore(
         self, stored: StoredPrompt, cells: Cells, num_tokens: int | None = None
     ) -> bool | None:
-        """Put a stored prompt into idle cells, whose own is lost unless it is the beginning of that
-        prompt; False if there is no room, None if there is more to do in the next step.
+        """Restore a stored prompt into an idle slot, which loses its own unless that is a prefix.
+        Returns False if there is no room, None if it needs another step.
 
-        Where its blocks are those of another sequence they share its cells.
+        Cells of blocks that another sequence holds are shared.
 
         Args:
-            num_tokens: that are needed; None: all, at once.
+            num_tokens: tokens needed; None: all, in this step.
         """
         started, before = self._clock(), cells.length
         if stored.is_whole:
@@ -360,8 +357,8 @@ class HostPrompts:
         return is_back
 
     def _num_own(self, cells: Cells) -> int:
-        """Tokens of an idle sequence behind the longest prefix that it has in common with another,
-        with which it may share that.
+        """Tokens of an idle sequence after the longest prefix that it has in common, and may share,
+        with another.
         """
         others = (one for one in self._cells if one is not cells)
         shared = (one.num_common(cells.namespace, cells.tokens) for one in others)

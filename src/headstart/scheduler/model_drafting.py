@@ -1,4 +1,4 @@
-"""Model speculators at work: planned together, because each draft of theirs takes time."""
+"""Asks draft models for all answers together, because each of their drafts takes time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headstart.scheduler.offers import GRAMMAR, askable, consider
 from headstart.scheduler.step import BELOW_BREAK_EVEN, RESTING, StepPlan
 from headstart.types import Draft, DraftRequest
 
-# tokens; only to tell whether a model should continue or replace a text draft
+# tokens; only for deciding whether a model continues or replaces a text draft
 _TYPICAL_MODEL_DRAFT = 2.0
 
 
 class ModelDrafting:
-    """Asks the models of a worker."""
+    """Asks the draft models of a worker."""
 
     def __init__(self, models: list[GuardedSpeculator], controller: Controller) -> None:
         self._models = models
@@ -25,7 +25,7 @@ class ModelDrafting:
         self._controller = controller
 
     def ask(self, plan: StepPlan, may_draft: list[int]) -> None:
-        """Let models draft where control expects it to pay, one at most for each answer."""
+        """Let models draft where control expects it to pay; at most one per answer."""
         asked: list[tuple[GuardedSpeculator, list[int]]] = []
         for model in self._models:
             candidates = askable(plan, may_draft, model, plan.sources)
@@ -35,20 +35,20 @@ class ModelDrafting:
             ):
                 asked.append((model, candidates))
                 plan.wishes[model.name] = [self._slot(plan, index, model) for index in candidates]
-            else:  # `ModelDraftPlanner.sleeps` decides it
+            else:  # decided by `ModelDraftPlanner.sleeps`
                 plan.reasons.update(((index, model.name), RESTING) for index in candidates)
         allowances = self._controller.grant(plan) if asked else {}
         for model, indices in asked:
             self._ask_one(plan, model, indices, allowances[model.name])
 
     def _continued(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> list[int]:
-        """The text's draft, if the model should continue that."""
+        """The text speculators' draft if the model should continue it, otherwise []."""
         survival, sources = plan.survivals[index], plan.sources[index]
         if not model.speculator.continues_drafts or not survival:
             return []
         if len(survival) >= plan.limits[index] or not self._names.isdisjoint(sources):
             return []
-        if plan.sequences[index].policy.is_fixed:  # then only what must come is continued
+        if plan.sequences[index].policy.is_fixed:  # continue forced tokens only
             is_worth_it = set(sources) == {GRAMMAR}
         else:
             more = _TYPICAL_MODEL_DRAFT * survival[-1]
@@ -56,7 +56,7 @@ class ModelDrafting:
         return plan.drafts[index] if is_worth_it else []
 
     def _slot(self, plan: StepPlan, index: int, model: GuardedSpeculator) -> ModelSlot:
-        """What a model could do for an answer, for control."""
+        """An answer as control's planner sees it, for one model."""
         sequence, survival = plan.sequences[index], plan.survivals[index]
         tokens, is_behind = sequence.text.words, bool(self._continued(plan, index, model))
         return ModelSlot(
@@ -77,7 +77,7 @@ class ModelDrafting:
         indices: list[int],
         allowances: list[Allowance],
     ) -> None:
-        """Let one of them draft as far as control allows."""
+        """Let one model draft as far as control allows."""
         call, num_unread = DraftCall(model.name, [], [], 0.0), 0
         slots, before = plan.wishes[model.name], list[list[int]]()
         for index, slot, allowance in zip(indices, slots, allowances, strict=True):
@@ -98,7 +98,7 @@ class ModelDrafting:
         with _requests(plan, model, call, before) as requests:
             call.drafts = model.propose(requests)
         call.milliseconds = 1000.0 * model.last_seconds
-        if call.drafts[0].reason != FAILED:  # if it is, for all
+        if call.drafts[0].reason != FAILED:  # a failure affects all drafts
             call.catch_up = max(0, num_unread - _num_left(plan, model, call, before))
         plan.calls.append(call)
         for index, known, draft in zip(call.indices, before, call.drafts, strict=True):
@@ -108,8 +108,8 @@ class ModelDrafting:
                 plan.miss(index, model.name, draft.reason or "no match")
 
     def _choose(self, plan: StepPlan, index: int, draft: Draft, before: list[int]) -> None:
-        """Append the model's draft to the text's (`before`) or, without one to continue, take it if
-        it is worth more.
+        """Append the model's draft to the text draft `before`; without one, take it if it is worth
+        more.
         """
         found = consider(plan, index, draft, self._controller, before)
         if found is None:
@@ -129,7 +129,7 @@ class ModelDrafting:
 def _num_left(
     plan: StepPlan, model: GuardedSpeculator, call: DraftCall, before: list[list[int]]
 ) -> int:
-    """Tokens that the model left for later, less those of texts' drafts that it read."""
+    """Tokens still undecoded by the model, minus tokens of text drafts that it decoded."""
     num_left = 0
     answers = zip(call.indices, call.allowances, call.drafts, before, strict=True)
     for index, allowance, draft, known in answers:
@@ -147,10 +147,10 @@ def _num_left(
 def _requests(
     plan: StepPlan, model: GuardedSpeculator, call: DraftCall, continued: list[list[int]]
 ) -> Iterator[list[DraftRequest]]:
-    """What a model is asked, for as long as it drafts.
+    """Requests to a model, valid while it drafts.
 
-    Where it continues a text draft, that draft stands at the end of the sequence's tokens
-    meanwhile: O(draft), where a copy of the history would be O(context) a step.
+    A text draft to continue is appended to the sequence's tokens meanwhile: O(draft), while copying
+    the history would be O(context) per step.
     """
     requests = []
     with ExitStack() as loans:

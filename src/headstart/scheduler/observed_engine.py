@@ -1,9 +1,8 @@
-"""The target's engine for speculators that read its hidden states: they are told of every row that
-it decodes and of every change of its sequences.
+"""Wraps the target's engine for speculators that read its hidden states: reports every decoded row
+and every change of a sequence to them.
 
-So what they keep can follow the target's cache: shared prefixes, prompts in main memory,
-checkpoints and preemptions cost no acceptance. Without such a speculator the scheduler uses the
-engine itself, at no cost.
+So their own caches can follow the target's: shared prefixes, prompts in main memory, checkpoints
+and preemptions cost no acceptance. Without such speculators the scheduler uses the engine directly.
 """
 
 from __future__ import annotations
@@ -19,10 +18,10 @@ from headstart.types.media import PLACEHOLDER
 
 
 def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine:
-    """The engine, wrapped if some of the speculators read its states, so that they are told.
+    """Wrap the engine if some of the speculators read its hidden states.
 
     Raises:
-        ModelError: the engine cannot show the states that they read.
+        ModelError: the engine cannot provide those states.
     """
     readers = [speculator for speculator in speculators if speculator.speculator.needs_states]
     if not readers:
@@ -32,13 +31,13 @@ def observed(engine: Engine, speculators: Iterable[GuardedSpeculator]) -> Engine
 
 
 class ObservedEngine:
-    """`Engine`: does what the engine does, then tells the readers."""
+    """An `Engine` that reports its operations to the readers."""
 
-    can_shift = False  # what readers have of the tokens that move cannot be moved
+    can_shift = False  # readers cannot shift their own copies of these tokens
 
     def __init__(self, engine: Engine, readers: Sequence[GuardedSpeculator]) -> None:
         self._engine, self._readers = engine, readers
-        for name in Engine.__annotations__:  # those that every step reads
+        for name in Engine.__annotations__:  # attributes read in every step
             if name != "can_shift":
                 setattr(self, name, getattr(engine, name))
 
@@ -77,7 +76,7 @@ class ObservedEngine:
         return False
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
-        """Rows whose states are needed once more are decoded again, if the memory allows it."""
+        """Reusable tokens; fewer if readers need the hidden states of some again."""
         most = self._engine.reusable(seq_id, length, by_copy=by_copy)
         wanted = min((r.num_resumable(seq_id, most) for r in self._readers), default=most)
         if wanted < most and self._engine.reusable(seq_id, wanted, by_copy=by_copy) == wanted:
@@ -109,12 +108,12 @@ class ObservedEngine:
             self._tell_length(seq_id, 0)
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
-        """Restore the target's part; readers restore theirs in their own `restore_sequence`."""
+        """Restore the target's part; readers restore theirs in `Speculator.restore_sequence`."""
         self._tell_length(seq_id, 0)
         return self._engine.restore_sequence(seq_id, data)
 
     def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
-        """As `restore_sequence`."""
+        """Like `restore_sequence`."""
         self._tell_length(seq_id, 0)
         return self._engine.restore_block(seq_id, data)
 

@@ -1,9 +1,9 @@
-"""From a speculator's draft to what can be verified of it, and what that is worth.
+"""Turns a speculator's draft into tokens that can be verified, with their value.
 
-Under a constraint a draft is cut where it is illegal, with forced tokens in between: tokens that
-must come are drafts that cost nothing and are never wrong. No speculator gets credit for them: they
-have a name of their own in the draft, and what speculators are worth next to them is learned apart
-from what they are worth in free text.
+Under a constraint a draft is cut at its first illegal token, and forced tokens are inserted: they
+cost nothing and are never wrong. No speculator gets credit for them: they have their own name in
+the draft, and the value of speculators under constraints is learned separately. from what they are
+worth in free text.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def askable(
 ) -> list[int]:
     """The answers that this speculator may draft for.
 
-    found: by answer, the speculators that made its draft, or that have one. With lengths set by
-    hand, the first in the order of `--spec-type` that has a draft wins.
+    found: by answer, the speculators of its draft, or those that have one. With fixed lengths, the
+    first in the order of `--spec-type` that has a draft wins.
     """
     name, may_draft = speculator.name, list[int]()
     for index in indices:
@@ -63,9 +63,9 @@ def consider(
     controller: Controller,
     before: list[int] | None = None,
 ) -> Candidate | None:
-    """What can be verified of a draft, with forced tokens; None if nothing of its own is legal.
+    """The legal part of a draft, with forced tokens; None if no token of the draft is legal.
 
-    before: draft tokens that it continues.
+    before: draft tokens that this draft continues.
     """
     legality = plan.sequences[index].text.legality
     if legality is None:
@@ -84,8 +84,8 @@ def candidate(
     controller: Controller,
     before: list[int] | None = None,
 ) -> Candidate:
-    """A draft, or what continues one, as it may be verified. Control follows a speculator's own
-    tokens, up to the next forced ones.
+    """A draft, or the continuation of one, as it may be verified. Control tracks the speculator's
+    own tokens up to the first forced ones.
     """
     sequence = plan.sequences[index]
     tokens, sources, survival = list[int](), list[str](), list[float]()
@@ -114,7 +114,7 @@ def candidate(
 
 
 def control_name(plan: StepPlan, index: int, speculator: str) -> str:
-    """The name under which control knows this speculator here."""
+    """The name under which control tracks this speculator for this answer."""
     if plan.gaps.get(index) == speculator:
         speculator = with_gap(speculator)
     legality = plan.sequences[index].text.legality
@@ -123,7 +123,7 @@ def control_name(plan: StepPlan, index: int, speculator: str) -> str:
 
 
 def constrained_name(speculator: str) -> str:
-    """The name under which control learns what a speculator is worth in constrained text."""
+    """The name under which control tracks a speculator in constrained text."""
     return f"{speculator}+{GRAMMAR}"
 
 
@@ -133,7 +133,7 @@ def splice(
     """The legal beginning of a draft in parts: the speculator's own tokens and forced ones.
 
     Args:
-        legality: where the text stands.
+        legality: state of the text's constraint.
         draft: what a speculator drafts; may be empty.
         max_tokens: of all parts together.
         before: tokens of the proposal that the draft continues.

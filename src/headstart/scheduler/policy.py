@@ -1,4 +1,4 @@
-"""What one request allows: the server's settings with the request's own on top."""
+"""The drafting policy of a request: the server's settings, overridden by the request's."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headstart.types.request import SpeculativeParams
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """Who may draft for one request, and how much."""
+    """Which speculators may draft for one request, and how much."""
 
     mode: DraftMode
     types: tuple[str, ...]  # speculators that may draft, in order of preference
@@ -24,28 +24,28 @@ class Policy:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the user set the length of the drafts by hand."""
+        """Whether draft lengths are set by hand."""
         return self.mode is DraftMode.FIXED
 
 
 def make_policy(
     params: SpeculativeParams, config: SpeculationConfig, loaded: Collection[str], unusable: str
 ) -> Policy:
-    """Merge a request's wishes with the server's settings.
+    """Merge a request's parameters with the server's settings.
 
-    A draft of n_max tokens is never too short: as at llama-server, a request may set one of n_min
-    and n_max and get the other from the server.
+    n_min is capped at n_max, because, as in llama-server, a request may set one of them and get the
+    other from the server.
 
     Args:
-        params: the request's wishes.
+        params: the request's parameters.
         config: the server's settings.
         loaded: names of the speculators, in order of preference.
-        unusable: why no draft can be verified, if so.
+        unusable: reason if no draft can be verified.
     """
     mode = params.mode or config.mode
     if params.mode is None and params.n_max and mode is DraftMode.OFF:
-        mode = DraftMode.AUTO  # the server drafts only on request, and this is one
-    limit = config.longest_draft(DraftMode.AUTO)  # the batch and the cache are made for no more
+        mode = DraftMode.AUTO  # the server drafts on request only, and this is such a request
+    limit = config.longest_draft(DraftMode.AUTO)  # the batch and the cache are sized for this
     n_max = min(limit, config.longest_draft(mode) if params.n_max is None else params.n_max)
     wanted = loaded if params.types is None else params.types
     types = tuple(dict.fromkeys(name for name in wanted if name in loaded))
@@ -68,7 +68,7 @@ def check_wishes(
 ) -> None:
     """Refuse a request for drafts that this server cannot make.
 
-    A bare `n_max` is no such wish: clients of llama-server always send it.
+    `n_max` alone is accepted: clients of llama-server always send it.
 
     Raises:
         RequestError: a speculator that is not loaded, or any while speculation is off.

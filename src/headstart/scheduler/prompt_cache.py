@@ -1,7 +1,7 @@
-"""The cells of the target's cache: who uses them, and what they keep between requests.
+"""The slots of the target's cache: who uses them, and what they keep between requests.
 
-A request gets cells that hold the longest known prefix of its prompt, of its own conversation or
-shared with another. What loses its cells may be kept in main memory (`host_prompts`).
+A request gets the cells with the longest known prefix of its prompt, from its own conversation or
+shared with another. Evicted prompts may be kept in main memory (`host_prompts`).
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ NO_ROOM = "no memory for the state before a draft"
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a request will run, and what of its text is known there."""
+    """Where a request will run, and how much of its text is cached there."""
 
     cells: Cells
     num_shared: int = 0  # leading tokens of the request that are in the cache
-    source: Cells | None = None  # those to share with; None: its own are used
-    chunks: tuple[Chunk, ...] = ()  # further pieces of the text, which have to be moved
+    source: Cells | None = None  # sequence to share cells with; None: its own cells are used
+    chunks: tuple[Chunk, ...] = ()  # further cached chunks, which have to be moved
 
     @property
     def num_known(self) -> int:
-        """Tokens of the request that need not be read."""
+        """Tokens of the request that need not be decoded."""
         return self.num_shared + sum(chunk.length for chunk in self.chunks)
 
 
@@ -43,18 +43,18 @@ class PromptCache:
         self.cells, self.host, self._engine = cells, host, engine
 
     def waits(self, sequence: Sequence) -> bool:
-        """Whether the slot that the request asks for is in use; those behind it go first."""
+        """Whether the requested slot is in use; the requests behind it go first."""
         wished = sequence.request.slot_id
         return wished is not None and self.cells[wished].user is not None
 
     def find(self, sequence: Sequence) -> Placement | None:
-        """Free cells with as much of the request's text as possible.
+        """Find free cells with as much of the request's text as possible.
 
-        Those that hold this conversation are continued; where none are empty, also those of
-        another which begins mostly alike. Otherwise the least recently used are emptied and share
-        the best prefix that any cells hold, those in use included: sharing costs nothing, and the
-        conversation it came from stays cached. Only text of the request's own namespace is looked
-        at, so that no tenant learns from the cache what another wrote.
+        Cells that hold this conversation are continued; if none are empty, also those of another
+        one that mostly begins alike. Otherwise the least recently used cells are emptied and share
+        the best prefix that any cells hold, even those in use: sharing costs nothing, and the other
+        conversation stays cached. Only text of the request's own namespace is considered, so that
+        no tenant learns from the cache what another wrote.
 
         Returns None if no cells are free, or for a preempted request while there is no room.
         """
@@ -82,7 +82,7 @@ class PromptCache:
         return own[chosen.seq_id]
 
     def place(self, sequence: Sequence, placement: Placement) -> None:
-        """Give the request its cells, which then hold exactly what the two have in common."""
+        """Give the request its cells, truncated to what they have in common with it."""
         cells, shared, engine = placement.cells, placement.num_shared, self._engine
         num_exact = (placement.source or cells).num_exact
         if placement.chunks:
@@ -103,25 +103,25 @@ class PromptCache:
             sequence.num_cached = shared
 
     def bring_back(self, sequence: Sequence, placement: Placement) -> Placement | None:
-        """Save what the cells lose, and restore what is longer than what the cache holds; None if
-        that goes on in the next step.
+        """Save the slot's old contents to RAM and restore a longer stored prefix. Returns None if
+        this needs another step.
         """
         cells, host = placement.cells, self.host
         num_kept = placement.num_known if placement.source is None else 0
         stored = host.find(sequence, placement.num_known)
         if stored is None:
             is_other = is_another(num_kept, cells.num_prompt)
-            # of blocks only those of the end are copied
+            # with blocks only those at the end are copied
             if 2 * num_kept < cells.length or (is_other and self._engine.has_blocks):
                 return placement if self._keep(cells) else None
             return placement
-        host.store.take(stored)  # what is kept now may need its place in the store
+        host.store.take(stored)  # making room may need its space in the store
         if common_prefix_length(stored.tokens, packed(cells.tokens)) < cells.length:
             if not self._keep(cells):
                 host.store.put(stored)
                 return None
             cells.hold([])
-        # where other cells have most of it, no other prompt makes room for the rest
+        # if other cells hold most of it, do not evict a prompt to restore the rest
         others = (one for one in self.cells if one is not cells)
         num_here = max((num_shared(one, sequence) for one in others), default=0)
         is_here = 2 * num_here > len(stored.tokens)
@@ -131,21 +131,21 @@ class PromptCache:
                 host.store.put(stored)
                 return None
             if is_here or not self._engine.lacks_cells or not host.evict():
-                if self._engine.lacks_cells:  # if not, it can never be used
+                if self._engine.lacks_cells:  # otherwise it can never be used
                     host.store.put(stored)
                 return self.find(sequence) or Placement(cells)
         known = num_shared(cells, sequence)
-        if is_another(known, stored.num_prompt):  # it will be asked for again
+        if is_another(known, stored.num_prompt):  # another request will ask for it again
             host.store.put(stored)
         return Placement(cells, self._engine.reusable(cells.seq_id, known))
 
     def _keep(self, cells: Cells) -> bool:
-        """Copy what they lose; False if that goes on in the next step."""
+        """Copy the slot's contents to RAM. Returns False if copying is unfinished."""
         is_kept = self.host.keep(cells)
         return is_kept or self.host.copies.has_time or self.host.is_too_long(cells)
 
     def release(self, sequence: Sequence, now: float) -> Cells:
-        """Take the request off its cells, which keep its tokens for the next prompt."""
+        """Detach the request from its slot; the slot keeps the tokens for reuse."""
         cells = sequence.cells
         assert cells is not None
         for _, chunk in sequence.media:
@@ -155,13 +155,13 @@ class PromptCache:
         return cells
 
     def empty(self, cells: Cells) -> None:
-        """Forget what they hold."""
+        """Empty the slot."""
         self._engine.clear(cells.seq_id)
         cells.hold([])
 
     def cut(self, sequence: Sequence, length: int) -> None:
-        """Keep so many tokens of those that were decoded; where the cache cannot take back so
-        little, more is read again.
+        """Truncate to `length` decoded tokens. If the cache cannot truncate exactly, it truncates
+        further and the rest is decoded again.
         """
         cells = sequence.cells
         assert cells is not None
@@ -170,10 +170,10 @@ class PromptCache:
         cells.length = length
 
     def keep_states(self, plan: StepPlan, clock: Callable[[], float]) -> None:
-        """Make every draft of this step one that can be taken back, or drop it.
+        """Make every draft of this step reversible, or drop it.
 
-        Where the cache takes nothing back, the state before each draft is copied, and after a
-        rejection the request reads again what was accepted, without a draft.
+        For caches that cannot be rolled back, copies the state before each draft; after a rejection
+        the accepted tokens are decoded again, without a draft.
         """
         for index, length in enumerate(plan.lengths):
             if not length:
@@ -185,15 +185,14 @@ class PromptCache:
                 plan.drop(index, NO_ROOM)
 
     def find_leader(self, running: Collection[Sequence], sequence: Sequence) -> Sequence | None:
-        """The request that is reading most of what this one has to read; None if few tokens agree.
+        """The running request whose prefill covers most of this one's; None if few tokens agree.
 
-        `num_awaited` says how far, so that no step compares the texts again.
+        Sets `num_awaited` to the common length, so that no step compares the texts again.
 
-        `running` holds requests in the order of their admission, without this one, which avoids
-        circular waits.
+        `running` is in the order of admission, without this request, which avoids circular waits.
         """
         if not sequence.request.cache_prompt or self._engine.cache_kind is not CacheKind.CUT:
-            return None  # where prefixes cannot be cut anywhere, waiting might be in vain
+            return None  # waiting could be in vain if prefixes cannot be cut anywhere
         best, most = None, sequence.num_decoded + LEAST_TOKENS - 1
         tokens = sequence.text.tokens
         for other in running:
@@ -207,10 +206,9 @@ class PromptCache:
         return best
 
     def share(self, running: list[Sequence]) -> None:
-        """Give requests that wait for a leader what it has read, once that is all that they share.
+        """Give waiting requests their leader's cells, once it has decoded the whole common prefix.
 
-        If it left before, the first of them goes on with the prompt, and the others wait for that
-        one.
+        If the leader left early, the first of them continues the prefill and leads the others.
         """
         for index, sequence in enumerate(running):
             leader, cells = sequence.leader, sequence.cells
@@ -232,7 +230,7 @@ class PromptCache:
             sequence.leader = None if is_reading else self.find_leader(running[:index], sequence)
 
     def _continuation(self, cells: Cells, num_common: int, sequence: Sequence) -> Placement:
-        """What free cells are good for by themselves."""
+        """How much of the request a free slot could reuse by continuing its own contents."""
         least = sequence.request.cache_reuse
         is_theirs = cells.namespace == sequence.prompt_namespace
         if not least or not self._engine.can_shift or not is_theirs:
@@ -242,8 +240,8 @@ class PromptCache:
         return Placement(cells, num_common, chunks=chunks)
 
     def _loses_much(self, own: Placement, num_common: int, oldest: Cells) -> bool:
-        """Whether to continue these cells would lose most of what they hold; or some of another
-        conversation, while empty ones could share what the two have in common.
+        """Whether continuing these cells would lose most of their contents; or some of another
+        conversation's, while an empty slot could share the common prefix.
         """
         cells, known = own.cells, own.num_known
         if 2 * known < cells.length or oldest.length:
@@ -252,11 +250,11 @@ class PromptCache:
         return can_share and is_another(num_common, cells.num_prompt)
 
     def _has_room(self, sequence: Sequence) -> bool:
-        """Whether a preempted request would stay.
+        """Whether a preempted request is likely to stay once readmitted.
 
-        Admitted too early it reads its prompt only to be preempted again. Its text must fit beside
-        those that run, with an eighth of all cells left to grow into. Cells that are shared count
-        for each, so it may wait too long, but not once no other request runs.
+        Admitted too early, it would decode its prompt only to be preempted again. Its text must fit
+        beside the running ones, with an eighth of all cells left to grow into. Shared cells count
+        once per request, so it may wait too long, but not once no other request runs.
         """
         busy = sum(len(cells.tokens) for cells in self.cells if cells.user is not None)
         num_cells = self._engine.num_cells
@@ -264,21 +262,21 @@ class PromptCache:
 
 
 def is_another(num_common: int, num_prompt: int) -> bool:
-    """Whether a request with so many common tokens continues another conversation than the one
-    with this prompt, which it shares only the beginning with.
+    """Whether a request with `num_common` shared tokens belongs to another conversation than the
+    one with a prompt of `num_prompt` tokens, and shares only the beginning with it.
 
-    Of the conversation that it continues, it may lack the answer: thoughts are not sent back.
+    If it continues that conversation it may still lack the answer: thoughts are not sent back.
     """
     return num_common + LEAST_TOKENS <= num_prompt
 
 
 def _age(cells: Cells) -> tuple[bool, float]:
-    """Empty ones first, then the longest unused."""
+    """Empty cells first, then the least recently used."""
     return (bool(cells.length), cells.last_used)
 
 
-_LEAST = 16  # tokens; shorter prefixes are read faster than they are restored
-_BEFORE_END = 4  # tokens, where no marker is found: what is appended may merge with the last ones
+_LEAST = 16  # tokens; shorter prefixes are decoded faster than restored
+_BEFORE_END = 4  # tokens, if no marker is found: appended text may merge with the last ones
 
 
 def choose_pauses(
@@ -286,21 +284,21 @@ def choose_pauses(
 ) -> list[int]:
     """Lengths of the prompt, after `num_cached`, that are worth a checkpoint, in order.
 
-    For engines that cannot cut a sequence anywhere. The next request of a conversation shares a
+    For engines that cannot truncate at any position. The next request of a conversation shares a
     prefix with this one, and differs from where a message was edited or where the thoughts of the
     last turn are left out. Both lie where messages begin and end: at control tokens.
 
     The end of the first message, for conversations that begin alike; the last marker, before which
-    the next turn has the same text; and others at least `min_step` tokens apart, at markers where
+    the next turn has the same text; and others at least `min_step` tokens apart, at markers if
     there are any.
     """
     controls = {token for token in set(tokens) if token >= 0 and is_control(token)}
     markers = [p for p, token in enumerate(tokens) if token in controls and p >= _LEAST]
     end = len(tokens) - _BEFORE_END
     always = {*markers[:1], end}
-    # the markers of the answer's beginning are among the last tokens
+    # markers of the answer's header are among the last tokens
     if markers and markers[-1] >= len(tokens) - 64:
-        # What follows the last marker may be long: what the turn is called, an empty thought.
+        # Long text may follow the last marker: the name of the turn, an empty thought.
         is_long = end - markers[-1] >= _BEFORE_END
         end = end if is_long else markers[-1]
         always = {*markers[:1], markers[-1], end}

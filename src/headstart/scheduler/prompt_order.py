@@ -1,22 +1,21 @@
-"""How many prompt rows a step has, of which prompts.
+"""Chooses how many prompt rows a step has, and of which prompts.
 
 Requests that generate wait for these rows, so there are as many as the time limit of a step allows.
-The time is estimated from the last steps, because attention makes each row of a long prompt dearer
-than the one before.
+The time is estimated from the last steps, because attention makes each row of a long prompt slower
+than the previous one.
 
-Tenants share the time of steps by weight: first come the prompts of the tenant whose rows, those of
-answers included, took least so far, of equals the one that asks for least. A tenant that asks now
-and then is ahead of one that always does, by as long as `_ALONE` rows take at most; where new ones
-come without end, each that waits has a step after twice that time.
-Source: Sheng et al. 2024, "Fairness in serving large language models", OSDI,
-https://arxiv.org/abs/2401.00588
+Tenants share the time of steps by weight: first come the prompts of the tenant whose rows,
+including those of answers, took least time so far; ties go to the one with fewest requests. An
+occasional tenant is ahead of a constant one by at most the time of `_ALONE` rows; if new tenants
+keep arriving, each waiting one gets a step after twice that time. Source: Sheng et al. 2024,
+"Fairness in serving large language models", OSDI, https://arxiv.org/abs/2401.00588
 
 Of a tenant's prompts the shortest come first, so that a short one is not held up by a long one.
-Half of its rows go to the prompt that has waited longest, so that a stream of short ones does not
-hold it up for ever: not half of each step, but several steps in a row of its own. Tokens that are
-read one after the other get neighbouring cells, and a processor's attention skips tiles of cells of
-which a row sees none (`Engine.attention_tile`): if two prompts took turns with every 64 rows, each
-would also compute the cells of the other.
+Half of its rows go to the prompt that has waited longest, so that a stream of short ones cannot
+starve it: not half of each step, but several whole steps in a row. Tokens decoded in succession get
+neighbouring cells, and attention on a CPU skips tiles of cells that a row does not see
+(`Engine.attention_tile`): if two prompts alternated every 64 rows, each would also compute the
+cells of the other.
 """
 
 from __future__ import annotations
@@ -29,27 +28,27 @@ from headstart.scheduler.admission import Tenants
 from headstart.scheduler.sequence import Sequence
 from headstart.scheduler.step import StepPlan
 
-# prompt rows of a step that no answer waits for, or only such as give way, and how much longer than
-# others it may take: bounds how long a cancel waits, too
+# prompt rows of a step if no answers wait, or only such as give way, and how many times longer than
+# others it may take: also bounds the latency of a cancel
 _ALONE, _ALONE_SHARE = 512, 5
 
 
 class PromptOrder:
-    """The order of the prompts that are being read."""
+    """The order of prompts in prefill."""
 
     def __init__(self, tile: int, tenants: Tenants) -> None:
-        """`tile`: rows for which attention is computed at once."""
+        """`tile`: rows that attention computes together."""
         self._tile, self._tenants = tile, tenants
         self._readers: dict[str, _Reader] = {}  # tenants that have prompts
-        self._took: dict[str, float] = {}  # milliseconds of steps over its weight, by tenant
+        self._took: dict[str, float] = {}  # weighted milliseconds of step time, by tenant
         self._num_in_a_row = 0
-        self._last_rows, self._row_ms = 0, 0.0  # of the last step that read as much as it might
+        self._last_rows, self._row_ms = 0, 0.0  # of the last step with as many as allowed
 
     def num_rows(self, least: int, most: int, milliseconds: float) -> int:
         """Prompt rows of the next step.
 
-        At least `least` whatever they take, then twice as many as long as they are expected to
-        take no more than `milliseconds`, up to `most` and to twice those of the last step.
+        At least `least`, however long they take; then doubled while they are expected to take at
+        most `milliseconds`, up to `most` and to twice the rows of the last step.
         """
         rows = min(least, most)
         while rows <= self._last_rows and rows < most and 2 * rows * self._row_ms <= milliseconds:
@@ -59,9 +58,9 @@ class PromptOrder:
     def limit(
         self, prompts: list[Sequence], running: list[Sequence], config: SchedulerConfig, most: int
     ) -> int:
-        """Most prompt rows of the next step: few while tenants wait for the next token of an
-        answer, unless all of these give way to the tenant whose prompts come first; and no more
-        than that one has, if those give way whose prompts would follow in the same step.
+        """Maximum prompt rows of the next step: few while tenants wait for the next token of an
+        answer, unless all of these give way to the tenant whose prompts come first; at most the
+        rows of that tenant, if the tenants that would follow in the same step give way.
         """
         first = self._by_tenant([one for one in prompts if one.leader is None] or prompts)[0]
         tenant, num_pending = first[0].tenant, sum(sequence.num_pending for sequence in first)
@@ -86,9 +85,9 @@ class PromptOrder:
     ) -> list[int]:
         """Rows of each prompt in a step of `num_rows`; `reading` is in the order of admission.
 
-        A prompt that a shorter one waits for, because they begin alike, comes as early as that.
+        A prompt with the prefix that a shorter one waits for is ranked like the shorter one.
         """
-        # tiles read in a row before another prompt has its turn
+        # rows read in a row before another prompt has its turn
         in_a_row = 4 * self._tile if num_rows >= self._tile else 0
         self._num_in_a_row = max(num_rows, in_a_row)
         lengths, rows, left = _lengths(reading, followers), dict[Sequence, int](), num_rows
@@ -98,8 +97,7 @@ class PromptOrder:
             if reader.is_oldest_first:
                 own.sort(key=lambda one: one is not reader.oldest)
             for one in own:
-                # a piece of less than a tile would take as long as a whole one, here and in the
-                # next step
+                # a chunk below a tile would cost as much as a whole one, in this step and the next
                 if one.num_pending > left and left < min(self._tile, num_rows):
                     continue
                 rows[one] = min(left, one.num_pending)
@@ -107,10 +105,10 @@ class PromptOrder:
         return [rows.get(one, 0) for one in reading]
 
     def count(self, plan: StepPlan, milliseconds: float) -> None:
-        """Note what a step did in how long, before any of its prompts begins to answer."""
+        """Record rows and time of a step, before any of its prompts starts generating."""
         num_read = sum(plan.num_rows[plan.num_generating :])
-        if 2 * num_read >= plan.max_prompt_rows > 0:  # not the short rest of a prompt
-            # what it might: a step of whole tiles has some rows more or fewer
+        if 2 * num_read >= plan.max_prompt_rows > 0:  # not the short remainder of a prompt
+            # the allowed rows: a step of whole tiles has some more or fewer
             self._last_rows, self._row_ms = plan.max_prompt_rows, milliseconds / num_read
         row_ms, readers = milliseconds / (sum(plan.num_rows) or 1), dict[str, _Reader]()
         for index, sequence in plan.decoded:
@@ -130,7 +128,7 @@ class PromptOrder:
                 reader.is_oldest_first = False
 
     def _by_tenant(self, reading: list[Sequence]) -> list[list[Sequence]]:
-        """The prompts of each tenant; whose turn it is first."""
+        """The prompts of each tenant, in the order of turns."""
         own = defaultdict[str, list[Sequence]](list)
         for sequence in reading:
             own[sequence.tenant].append(sequence)
@@ -154,16 +152,16 @@ class PromptOrder:
 
 @dataclass(slots=True)
 class _Reader:
-    """A tenant whose prompts are read, while one of them is the oldest."""
+    """A tenant with prompts in prefill, while one of them is the oldest."""
 
     oldest: Sequence
     waited: float = 0.0  # milliseconds since it had rows
-    num_owed: int = 0  # rows that the others read, less those of the oldest
+    num_owed: int = 0  # rows read of other prompts, minus those of the oldest
     is_oldest_first: bool = False
 
 
 def _lengths(reading: list[Sequence], followers: list[Sequence]) -> dict[Sequence, int]:
-    """What is left of each prompt, or of the shortest one that waits for it."""
+    """Remaining tokens of each prompt, or of the shortest one that waits for it."""
     lengths = {sequence: sequence.num_pending for sequence in reading}
     for follower in followers:
         leader = follower

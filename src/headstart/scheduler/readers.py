@@ -1,7 +1,7 @@
-"""Readers of step records: what is counted, learned and told after a step.
+"""Readers of step records: they count, learn and report after a step.
 
-Where a device computes by itself they read a record while it computes the next step, so they read
-nothing but the record: cells that it names may belong to another request by now.
+If the device is asynchronous they run while it computes the next step, so they read nothing but the
+record: its cells may belong to another request by then.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from headstart.types.speculation_stats import SpeculationStats
 
 
 class RequestCounts:
-    """Drafts of one request, or of several together."""
+    """Draft counts of one request, or of several together."""
 
     __slots__ = ("by_speculator", "drafts", "num_steps")
 
@@ -46,9 +46,9 @@ class RequestCounts:
 
 
 class Counts:
-    """What became of drafts, for each request; all together are their sum.
+    """Outcomes of drafts, by request; totals are sums over requests.
 
-    Each step of an answer is, for every speculator it allows, a verified draft or one reason.
+    Each step of an answer counts, per allowed speculator, as a verified draft or one reason.
     """
 
     def __init__(self, speculators: dict[str, GuardedSpeculator]) -> None:
@@ -58,18 +58,18 @@ class Counts:
 
     @property
     def total(self) -> RequestCounts:
-        """Of all requests since the start; a copy."""
+        """Counts of all requests since the start; a copy."""
         total = RequestCounts()
         for counts in (self._ended, *self._requests.values()):
             total.add(counts)
         return total
 
     def of(self, sequence: Sequence) -> RequestCounts:
-        """What was counted of a request so far."""
+        """Counts of a request so far."""
         return self._requests.get(sequence.number) or RequestCounts()
 
     def report(self) -> tuple[SpeculatorReport, ...]:
-        """What each speculator did since the start, and the forced tokens if there were any."""
+        """Counts of each speculator since the start, and of forced tokens if there were any."""
         stats = self.total.by_speculator
         reports = [one.report(stats[name]) for name, one in self._speculators.items()]
         if GRAMMAR in stats:
@@ -77,7 +77,7 @@ class Counts:
         return tuple(reports)
 
     def read(self, record: StepRecord) -> None:
-        """Count the step of every answer in it."""
+        """Count the step for each of its answers."""
         plan = record.plan
         for call in plan.calls:
             for index, draft in zip(call.indices, call.drafts, strict=True):
@@ -94,7 +94,7 @@ class Counts:
                     self._count_step(record, index, sequence.policy, counts)
 
     def take(self, sequence: Sequence) -> RequestCounts:
-        """The counts of a request that has left."""
+        """Remove and return the counts of a request that has ended."""
         counts = self._requests.pop(sequence.number, None) or RequestCounts()
         self._ended.add(counts)
         return counts
@@ -135,7 +135,7 @@ class Counts:
 
 
 class Events:
-    """What clients are told, step by step: each request's events in order."""
+    """Events for clients, step by step: each request's events in order."""
 
     def __init__(self, counts: Counts, counters: Counters) -> None:
         self._counts, self._counters = counts, counters
@@ -151,7 +151,7 @@ class Events:
         return events
 
     def take_rows(self) -> list[Event]:
-        """As `take`, the tokens of each request as its own event."""
+        """Like `take`, but with the tokens of each request as a separate event."""
         rows: list[Event] = []
         for event in self.take():
             if isinstance(event, StepTokens):
@@ -161,7 +161,7 @@ class Events:
         return rows
 
     def read(self, record: StepRecord) -> None:
-        """Report the tokens of a step, then the requests that ended in it; add up its times."""
+        """Queue events for new tokens, then those of requests that ended; sum up the times."""
         plan, counters, grown = record.plan, self._counters, list[int]()
         if record.num_rows:
             counters.num_decodes += 1
@@ -189,7 +189,7 @@ class Events:
             self._events.append(sequence.progress(record.now, num_processed))
 
     def _end(self, end: End) -> Event:
-        """The last event of a request, which is counted now."""
+        """The last event of a request; adds the request to the counters."""
         sequence, ending = end.sequence, end.ending
         counts = self._counts.take(sequence)
         request_id = sequence.request.request_id
@@ -214,7 +214,7 @@ class Events:
 
 
 def _tokens(record: StepRecord, grown: list[int]) -> StepTokens:
-    """What these sequences emitted in this step."""
+    """The emitted tokens of these sequences."""
     plan = record.plan
     told = StepTokens([], [], [], [], [], [])
     for row, index in enumerate(grown):
@@ -236,13 +236,13 @@ def _tokens(record: StepRecord, grown: list[int]) -> StepTokens:
 
 
 def _describe(record: StepRecord, index: int, sequence: Sequence) -> VerifiedDraft:
-    """What the step verified for a request that wants to see it."""
+    """What the step verified, for a request with `wants_provenance`."""
     plan, draft, sources, chances = record.plan, list[int](), list[str](), list[float]()
     if index < plan.num_generating:
         length = plan.lengths[index]
         draft, sources = plan.drafts[index][:length], plan.sources[index][:length]
         chances = plan.survivals[index][:length]
-    is_fixed = sequence.policy.is_fixed  # then control was not asked
+    is_fixed = sequence.policy.is_fixed  # control is not used with fixed lengths
     offers = [offer for offer in plan.offers if offer.index == index and not offer.after]
     return VerifiedDraft(
         tuple(map(int, draft)),

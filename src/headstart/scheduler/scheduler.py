@@ -44,9 +44,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 0.005  # for a thread, in a step that has nothing else to do
+WAIT_SECONDS = 0.005  # for threads, in a step without other work
 _CANCELLED = Ending("cancelled")
-# those that continue later, and why they have no cells
+# endings of requests that continue later, with the reason
 _PREEMPTED, _LOST = Ending("the context is full"), Ending("a decode failed beside it")
 _YIELDED = Ending("another tenant has fewer of them")
 _NO_LOGITS: Logits = np.empty((0, 0), np.float32)
@@ -79,20 +79,20 @@ class Scheduler:
         self.counters = Counters()
         self.counts = Counts(drafting.speculators)
         self.events = Events(self.counts, self.counters)
-        self.deliver: Callable[[], object] = lambda: None  # hands on what `take_events` returns
+        self.deliver: Callable[[], object] = lambda: None  # delivers the events of `take_events`
         self.readers: list[ReadRecord] = [drafting.read]
-        self.record: StepRecord | None = None  # that was not read yet
-        self.num_failed_decodes = 0  # since the last one that worked
-        self.warm_up: WarmUp | None = None  # goes on while there is no work; the loop's
-        self.widths: WidthClasses | None = None  # what was compared, where that was done
-        self.exact_cost: float | None = None  # where widths were compared
-        self.near_tie = 0.0  # of a choice that is won by less, in logits
+        self.record: StepRecord | None = None  # last record, if not read yet
+        self.num_failed_decodes = 0  # consecutive failures
+        self.warm_up: WarmUp | None = None  # runs while idle; set by the worker's loop
+        self.widths: WidthClasses | None = None  # result of comparing widths, if that was done
+        self.exact_cost: float | None = None  # if widths were compared
+        self.near_tie = 0.0  # margin, in logits, below which a choice counts as a near tie
         self.turns = Turns(engine, config.prefill_chunk)
-        self.embeddings: EmbeddingQueue | None = None  # where the worker embeds; the loop's
+        self.embeddings: EmbeddingQueue | None = None  # if the worker embeds; set by its loop
         store = HostCache(config.cache_ram * 2**20)
         host = HostPrompts(self.cells, store, engine, drafting, self.counters, clock)
         self.cache = PromptCache(self.cells, engine, host)
-        self.media: MediaStore | None = None  # where the model reads images
+        self.media: MediaStore | None = None  # if the model reads images
         self.slot_actions = SlotActions(self.cache, engine, clock)
         self._committer = Committer(
             engine, vocab, self.cache, drafting, self.compiling, shifts_context=config.context_shift
@@ -101,22 +101,22 @@ class Scheduler:
         self._order = PromptOrder(engine.attention_tile, self._tenants)
         self._batch = Batch(engine.max_batch_tokens)
         self._left: list[End] = []  # since the last record
-        self._step_seconds = 0.0  # of the last step
+        self._step_seconds = 0.0  # duration of the last step
         self._numbers = count()
         self._sets_aside = config.cache_idle_slots and engine.attention_tile > 1
 
     @property
     def has_work(self) -> bool:
-        """Whether a step has something to do, or to tell."""
+        """Whether a step would have anything to do or to report."""
         is_asked = self.compiling.waiting or self.slot_actions.waiting or self.waiting
         return bool(is_asked or self.running or self._left or self.record)
 
     def know_widths(self, classes: WidthClasses, *, is_exact: bool = False) -> None:
-        """What widths of decodes change; with `is_exact` all have widths that agree."""
+        """Record which batch widths give equal logits; with `is_exact` only such are used."""
         self.widths = classes
         self.exact_cost = classes.exact_cost(self.engine.cache_kind)
         log.info("%s", classes.promise(self.engine.cache_kind, is_exact=is_exact))
-        # choices that are won by less are counted: either of two logits may rise or fall
+        # choices won by less are counted: either of the two logits may have changed
         self.near_tie = 0.0 if is_exact else 2.0 * classes.change
 
     def submit(self, request: Request) -> None:
@@ -124,7 +124,7 @@ class Scheduler:
 
         Raises:
             CapacityError: too many are waiting.
-            ContextLengthError, RequestError: it can never run.
+            ContextLengthError, RequestError: it could never run.
         """
         admission.check(request, self.engine, len(self.cells))
         policy = self.drafting.policy(request.speculative)
@@ -155,7 +155,7 @@ class Scheduler:
             self.leave(sequence, ending)
 
     def _queue(self, sequence: Sequence) -> None:
-        """Let it wait for cells; a tenant that uses two more than its own gives up some."""
+        """Queue the sequence for a slot; a tenant with two more than its own gives one back."""
         (self.waiting.appendleft if sequence.is_resumed else self.waiting.append)(sequence)
         if len(self.running) == len(self.cells):
             last = self._tenants.find_surplus(self.running, sequence.tenant)
@@ -163,23 +163,23 @@ class Scheduler:
                 self.leave(last, _YIELDED)
 
     def act_on_slot(self, action: SlotAction) -> None:
-        """Save, restore or erase an idle slot's prompt; an event tells what became of it.
+        """Save, restore or erase an idle slot's prompt; an event reports the result.
 
         Raises:
-            CapacityError: too many such actions wait.
+            CapacityError: too many such actions are queued.
         """
         self.slot_actions.add(replace(action, namespace=self._prompt_namespace(action)))
 
     def _prompt_namespace(self, asked: Request | SlotAction) -> str:
-        """Whose prompts it may use."""
+        """Namespace of the cached prompts that it may use."""
         return str(asked.adapters or "") if self.config.share_prompts else asked.namespace
 
     def take_events(self) -> list[Event]:
-        """Events since the last call, in order; `events.take` has the tokens in columns."""
+        """Events since the last call, in order; `events.take` returns tokens in columns."""
         return self.events.take_rows()
 
     def step(self) -> StepRecord:
-        """Advance every running request by one decode; returns what was done."""
+        """Advance every running request by one decode; returns the record."""
         plan = self.plan()
         while plan.batch.num_rows:
             try:
@@ -191,8 +191,8 @@ class Scheduler:
                 self.fail(plan, error)
         logits = _NO_LOGITS
         plan.is_asynchronous = self.engine.is_asynchronous
-        if plan.is_asynchronous or self.record is not None:  # it may have been asynchronous
-            self.read()  # the last step, while the device computes this one
+        if plan.is_asynchronous or self.record is not None:  # or the last step was
+            self.read()  # the last record, while the device computes this step
         plan.launched = self.clock()
         if plan.batch.num_rows:
             try:
@@ -205,7 +205,7 @@ class Scheduler:
         return record
 
     def read(self) -> None:
-        """Hand on the last record's events, which the web process sends beside what follows."""
+        """Deliver the last record's events; the web process sends them while the next step runs."""
         record, self.record = self.record, None
         if record is not None:
             self.counts.read(record)
@@ -216,7 +216,7 @@ class Scheduler:
                 read(record)
 
     def finish(self) -> None:
-        """Let the readers have the last record, and the requests that left after it."""
+        """Pass the last record, and requests that ended after it, to the readers."""
         self.read()
         if self._left:
             self._batch.clear()
@@ -224,7 +224,7 @@ class Scheduler:
             self.read()
 
     def plan(self) -> StepPlan:
-        """What the next step does: who takes part, with which drafts; its batch is filled."""
+        """Plan the next step: who takes part, with which drafts; fills its batch."""
         is_even = self.engine.cache_kind is CacheKind.ROLLBACK
         plan = StepPlan(self._batch, self.clock(), is_even=is_even)
         self.cache.host.copies.begin_step(self._step_seconds if self.running else inf)
@@ -264,13 +264,13 @@ class Scheduler:
         batching.build(plan, self.engine, self._order)
 
     def fail(self, plan: StepPlan, error: EngineError) -> None:
-        """The decode failed: the requests of this batch fail, the others and the worker live on."""
+        """Fail the requests of a batch whose decode failed; the others and the worker continue."""
         log.error("decode failed: %s", error)
         if plan.num_padding:
             batching.unpad(self.engine)
         for _, sequence in plan.decoded:
             self.leave(sequence, failure(error))
-        self.num_failed_decodes += plan.batch.media is None  # one image fails alone
+        self.num_failed_decodes += plan.batch.media is None  # media fail alone
         if batching.mixes_states(plan.batch, self.engine):
             for sequence in reversed(self.running[:]):
                 self.leave(sequence, _LOST)
@@ -280,7 +280,7 @@ class Scheduler:
         plan.batch.clear()
 
     def commit(self, plan: StepPlan, logits: Logits) -> StepRecord:
-        """Write what the batch's rows say into a record, and end what is over."""
+        """Write the results of the batch into a record, and end finished requests."""
         record, attended = StepRecord(plan, self.clock()), 0
         spans = zip(plan.sequences, plan.starts, plan.num_rows, strict=True)
         for sequence, start, rows in spans:
@@ -302,7 +302,7 @@ class Scheduler:
         return record
 
     def leave(self, sequence: Sequence, ending: Ending) -> None:
-        """Take a request off its cells, wherever it is: for good, or until there is room."""
+        """Detach a request, wherever it is: permanently, or until there is room."""
         now, name = self.clock(), sequence.request.request_id
         stats = sequence.summarize(now)
         if sequence.cells is not None:
@@ -314,19 +314,19 @@ class Scheduler:
         if ending in (_PREEMPTED, _LOST, _YIELDED, RENEWED):
             sequence.leader, sequence.is_resumed = None, True
             (self.compiling.add if ending is RENEWED else self.waiting.appendleft)(sequence)
-            self.cache.share(self.running)  # before it is back: avoids a circular wait
+            self.cache.share(self.running)  # before it is queued again: avoids a circular wait
             self.counters.preemptions += 1
             log.info("request %s is interrupted: %s", name, ending.reason)
             return
         has_begun = hasattr(sequence.text, "sampler") or sequence.lookup or sequence.loading
-        if has_begun and sequence.admitted is None:  # a place was kept for it
+        if has_begun and sequence.admitted is None:  # a slot was reserved for it
             self._tenants.serve(sequence.tenant)
         rest = b"" if ending.error is not None else sequence.text.stop.flush()
         self._tenants.remove(sequence.tenant)
         self._left.append(End(sequence, ending, stats, rest))
 
     def wait_for_threads(self) -> None:
-        """There is nothing else to do: wait a little for what threads do."""
+        """Idle: wait briefly for background threads."""
         begun = [work for one in self.waiting for work in (one.loading, one.lookup) if work]
         begun = [work for work in begun if not work.done()]
         if len(begun) >= min(len(self.waiting), len(self.cells)):
@@ -334,8 +334,8 @@ class Scheduler:
             wait([*begun, *files, *self.compiling.futures], WAIT_SECONDS, FIRST_COMPLETED)
 
     def _take_ready(self) -> None:
-        """Go on with slots whose files are read or written; queue the requests whose constraint is
-        ready, refuse those that have none.
+        """Continue slot actions whose files are read or written; queue requests whose constraint is
+        ready, and refuse those whose constraint failed.
         """
         for event in self.slot_actions.go_on():
             self.events.add(event)
@@ -346,12 +346,12 @@ class Scheduler:
                 self.leave(sequence, failure(error))
 
     def _admit(self) -> None:
-        """Give waiting requests free cells, with the longest known prefix; the tenants in turn."""
+        """Give free cells with the longest known prefix to waiting requests, tenants in turn."""
         num_loading = 0
         for sequence in self._tenants.order(self.waiting, self.running):
             if self.cache.waits(sequence):
                 continue
-            if len(self.cells) - len(self.running) <= num_loading:  # which are for these
+            if len(self.cells) - len(self.running) <= num_loading:  # reserved for these
                 break
             if not (self.cache.host.load(sequence) and self._prepare(sequence)):
                 num_loading += 1
@@ -359,7 +359,7 @@ class Scheduler:
             placement = self.cache.find(sequence)
             if placement is None:
                 if sequence.is_resumed and len(self.running) < len(self.cells):
-                    continue  # it needs more room than those behind it
+                    continue  # it needs more room than the requests behind it
                 break
             if (placement := self.cache.bring_back(sequence, placement)) is None:
                 num_loading += 1
@@ -370,7 +370,7 @@ class Scheduler:
             self._start(sequence)
 
     def _prepare(self, sequence: Sequence) -> bool:
-        """Make what chooses its tokens. False if that failed, or goes on in the next step."""
+        """Create the sampler. Returns False if that failed or needs another step."""
         if not hasattr(sequence.text, "sampler"):
             if sequence.lookup is None or sequence.lookup.done():
                 sequence.lookup = self.engine.begin_filters(sequence.request.sampling)
@@ -387,7 +387,7 @@ class Scheduler:
         return is_done
 
     def _start(self, sequence: Sequence) -> None:
-        """It has cells, and begins to read what they lack."""
+        """Start prefill of the tokens missing from the cache."""
         if sequence.admitted is None:
             sequence.admitted = self.clock()
         if self.engine.cache_kind is not CacheKind.CUT:

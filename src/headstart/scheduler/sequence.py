@@ -1,4 +1,4 @@
-"""What the scheduler moves: a request with its text, and the cells of the cache that it uses."""
+"""The unit of scheduling: a request with its text, and the cells of the cache that it uses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from headstart.types.request import ProgressEvent, Request, RequestStats
 
 
 class OwnedTokens(list[int]):
-    """A list of tokens that is changed with `grow` and `drop` only.
+    """A list of tokens, changed only by `grow` and `drop`.
 
-    Speculators are shown this very list at every step, because a copy would take O(context). One
-    that sorted it or appended to it would change the text, so the methods that change a list raise.
+    Speculators get this list itself at every step, because a copy would take O(context). One that
+    sorted or extended it would change the text, so the mutating methods of a list raise.
     """
 
     __slots__ = ()
@@ -31,7 +31,7 @@ class OwnedTokens(list[int]):
     grow = list.extend
 
     def drop(self, start: int, end: int) -> None:
-        """Take out tokens[start:end]."""
+        """Remove tokens[start:end]."""
         list.__delitem__(self, slice(start, end))
 
     def __reduce_ex__(self, protocol: object) -> tuple[type[list[int]], tuple[list[int]]]:
@@ -66,34 +66,33 @@ ALL_EXACT = 2**30
 class Cells:
     """One sequence of the target's cache; it keeps its tokens for the next prompt.
 
-    tokens[0 : num_exact]   if decoded, computed behind the tokens before them
-    tokens[0 : length]      in the cache
-    tokens[length : ]       of a running text: prompt to read, or the one token emitted last; all
-                            of an idle one if it was moved to main memory
+    tokens[0 : num_exact] if decoded, computed behind the tokens before them tokens[0 : length] in
+    the cache tokens[length : ] of a running text: prompt to read, or the one token emitted last;
+    all of an idle one if it was moved to main memory
     """
 
     seq_id: int
-    tokens: list[int] = field(default_factory=list)  # the very list of the text that runs here
+    tokens: list[int] = field(default_factory=list)  # shared with the text that runs here
     length: int = 0
-    num_exact: int = ALL_EXACT  # less where cells were moved, see `context_shift`
-    num_prompt: int = 0  # of an idle sequence, what was asked; the rest is the answer
-    namespace: str = ""  # whose text it holds
-    is_private: bool = False  # that text is not written to the disk
+    num_exact: int = ALL_EXACT  # less if cells were shifted, see `context_shift`
+    num_prompt: int = 0  # tokens of the prompt in an idle sequence; the rest is the answer
+    namespace: str = ""  # owner of the text
+    is_private: bool = False  # the text is never written to the disk
     last_used: float = 0.0
     user: Sequence | None = None
 
     def hold(
         self, tokens: list[int], num_exact: int = ALL_EXACT, num_prompt: int | None = None
     ) -> None:
-        """Note what the cache holds while no request uses it; without `num_prompt` all of it was
-        asked.
+        """Record the cache's contents while no request uses it; without `num_prompt` all of it is
+        prompt.
         """
         self.tokens, self.length, self.num_exact = tokens, len(tokens), num_exact
         self.num_prompt = len(tokens) if num_prompt is None else min(num_prompt, len(tokens))
 
     def num_common(self, namespace: str, tokens: list[int], *, exact: bool = True) -> int:
-        """Leading tokens of a text that the cache holds here and that it may use, in whole images;
-        with `exact` only those that were computed behind the tokens before them.
+        """Leading tokens of a text that are cached here and that it may use, in whole images; with
+        `exact` only those computed after the tokens that precede them now.
         """
         if self.namespace != namespace:
             return 0
@@ -104,25 +103,25 @@ class Cells:
 
 @dataclass(slots=True, eq=False)
 class Text:
-    """A prompt and its answer so far, and what chooses and ends it.
+    """A prompt and its answer so far, with its sampler and stop conditions.
 
     Written by `Committer.write` and `context_shift` only.
     """
 
     tokens: OwnedTokens
-    words: OwnedTokens  # what reads text sees: the same list, or one with placeholders for images
+    words: OwnedTokens  # for text speculators: the same list, or with placeholders for images
     stop: StopStrings
     indent: Indentation
     sampler: Sampler = field(init=False)  # made at admission
-    legality: GrammarState | None = None  # where it stands in its constraint
+    legality: GrammarState | None = None  # state of its constraint
     final: frozenset[int] = frozenset()  # tokens that end it
-    num_dropped: int = 0  # tokens that context shifts took out
-    num_scored: int = 0  # last position of the prompt whose log probability was told
+    num_dropped: int = 0  # tokens removed by context shifts
+    num_scored: int = 0  # last position of the prompt whose log probability was reported
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """Why a request leaves its cells; `reason` as in `FinishEvent`."""
+    """Why a request leaves its cells; `reason` is that of `FinishEvent`."""
 
     reason: str
     is_truncated: bool = False
@@ -133,24 +132,24 @@ class Ending:
 class Sequence:
     """One request from submission to its last event."""
 
-    number: int  # never used twice: what is counted or learned about it is kept under this
+    number: int  # unique; counts and estimates about the request are kept under it
     request: Request
     policy: Policy
     submitted: float  # clock readings, seconds
-    prompt_namespace: str = ""  # whose cached text it may use, and whose its own is
+    prompt_namespace: str = ""  # namespace of the cached text that it may use and add to
     text: Text = field(init=False)
     num_prompt: int = field(init=False)
     most_tokens: int = field(init=False)  # of prompt and answer; huge without max_tokens
-    cells: Cells | None = None  # None: it waits, or has left
-    compiled: Future[Compiled] | None = None  # the request's constraint, once that was begun
-    leader: Sequence | None = None  # reads the same prefix; this one waits and shares it
-    num_awaited: int = 0  # tokens that the leader has to read before they are shared
+    cells: Cells | None = None  # None: it is waiting, or has left
+    compiled: Future[Compiled] | None = None  # the request's constraint, once compiling began
+    leader: Sequence | None = None  # prefills the same prefix; this request waits and shares it
+    num_awaited: int = 0  # tokens that the leader decodes before they are shared
     loading: Future[StoredPrompt | None] | None = None  # from the disk; see `host_prompts`
-    lookup: Future[Any] | None = None  # which it waits for; see `begin_filters`
-    pauses: list[int] = field(default_factory=list)  # lengths at which reading makes a checkpoint
-    media: tuple[tuple[int, LoadedChunk], ...] = ()  # images of its prompt, and where each begins
+    lookup: Future[Any] | None = None  # that it waits for; see `begin_filters`
+    pauses: list[int] = field(default_factory=list)  # prompt lengths at which to take a checkpoint
+    media: tuple[tuple[int, LoadedChunk], ...] = ()  # position and chunk of each of its images
     num_cached: int = 0  # prompt tokens that were not decoded for this request
-    is_resumed: bool = False  # it was preempted: what is read again is not counted
+    is_resumed: bool = False  # was preempted: tokens decoded again are not counted
     admitted: float | None = None
     first_token: float | None = None
 
@@ -164,12 +163,12 @@ class Sequence:
         self.text = Text(tokens, words, StopStrings(request.stop), Indentation(request.min_indent))
 
     def begin(self, engine: Engine, vocab: Vocab) -> Sampler:
-        """Make what chooses its tokens, unless it is there; returns that.
+        """Create the sampler unless it exists; returns it.
 
-        Not called at submission: hundreds of waiting requests would hold memory for nothing.
+        Not called at submission: hundreds of waiting requests would waste memory.
 
         Raises:
-            RequestError: its constraint cannot be followed.
+            RequestError: its constraint cannot be applied.
         """
         text, request = self.text, self.request
         if not hasattr(text, "sampler"):
@@ -186,17 +185,17 @@ class Sequence:
 
     @property
     def tenant(self) -> str:
-        """Whose request it is."""
+        """Owner of the request."""
         return tenant_of(self.request.namespace)
 
     @property
     def packed(self) -> array[int]:
-        """Its text as stored prompts are compared with it."""
+        """The text in the format of stored prompts."""
         return packed(self.text.tokens if self.num_emitted else self.request.prompt)
 
     @property
     def seq_id(self) -> int:
-        """Of the cells that it uses."""
+        """Sequence id of its cells."""
         assert self.cells is not None
         return self.cells.seq_id
 
@@ -210,20 +209,20 @@ class Sequence:
 
     @property
     def num_pending(self) -> int:
-        """Known tokens that are not decoded; 1 while generating."""
+        """Known tokens not decoded yet; 1 while generating."""
         return len(self.text.tokens) - self.num_decoded
 
     @property
     def is_generating(self) -> bool:
-        """Whether only a token that it emitted is left to decode, so that it may draft.
+        """Whether the only token left to decode is one that it emitted, so that it may draft.
 
-        The last token of a prompt is no such token, even if all before it came from the cache.
+        False before the last token of a prompt, even if all others came from the cache.
         """
         return self.num_pending == 1 and self.num_emitted > 0
 
     @property
     def pending_media(self) -> tuple[LoadedChunk, int] | None:
-        """The image that it reads next, and how many of its cells are decoded."""
+        """The image to decode next, and how many of its cells are decoded."""
         at = self.num_decoded
         if not self.media or self.text.tokens[at] >= 0:
             return None
@@ -231,7 +230,7 @@ class Sequence:
         return chunk, at - start
 
     def rows_alike(self, num_rows: int) -> int:
-        """How many of the next rows can be decoded together: text, or cells of one image."""
+        """Rows, up to `num_rows`, that can be decoded together: text, or one image's cells."""
         if (pending := self.pending_media) is not None:
             chunk, num_known = pending
             num_left = chunk.num_cells - num_known
@@ -246,28 +245,28 @@ class Sequence:
 
     @property
     def num_free(self) -> int:
-        """Tokens that may come before its thoughts must end; huge without such a limit."""
+        """Tokens that may precede the end of its thoughts; huge without such a limit."""
         thoughts = self.text.sampler.thoughts
         return NO_LIMIT if thoughts is None else thoughts.num_free
 
     @property
     def wants_progress(self) -> bool:
-        """Whether its client is to hear how far its prompt is read: not once it has an answer."""
+        """Whether to report prefill progress: not once there is an answer."""
         return self.request.wants_progress and self.first_token is None
 
     def progress(self, now: float, num_processed: int) -> ProgressEvent:
-        """How much of the prompt is read."""
+        """Progress of the prefill."""
         since, num_cached = now - (self.admitted or now), min(self.num_cached, num_processed)
         return ProgressEvent(
             self.request.request_id, self.num_prompt, num_cached, num_processed, since
         )
 
     def summarize(self, now: float) -> RequestStats:
-        """Counts and times so far; those of drafts are added by `readers.Counts`."""
+        """Counts and times so far; `readers.Counts` adds those of drafts."""
         admitted = now if self.admitted is None else self.admitted
         first = now if self.first_token is None else self.first_token
         num_unread = 0
-        if self.first_token is None:  # neither cached nor read
+        if self.first_token is None:  # neither cached nor decoded
             num_read = min(self.num_decoded, self.num_prompt)
             num_unread = self.num_prompt - max(self.num_cached, num_read)
         return RequestStats(
@@ -284,7 +283,7 @@ class Sequence:
 
 
 def num_shared(cells: Cells, sequence: Sequence) -> int:
-    """Leading tokens of the request that the cells hold and that it may use.
+    """Leading tokens of the request that are cached here and that it may use.
 
     The last token is always decoded again: its logits are needed.
     """

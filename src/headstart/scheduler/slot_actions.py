@@ -1,7 +1,7 @@
-"""What users may do with a slot: keep its prompt in a file, bring it back, forget it, and end the
-thoughts of its answer.
+"""Slot actions: save its prompt to a file, restore it, erase it, and end the thoughts of its
+answer.
 
-The files are libllama's own, so llama-server reads ours and we read its.
+The files have libllama's format, so llama-server reads ours and vice versa.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ from headstart.types.errors import CapacityError, EngineError, RequestError
 from headstart.types.media import MediaStore
 from headstart.types.request import ErrorEvent, ReplyEvent, SlotAction, ThoughtsEnd, error_event
 
-MOST_WAITING = 64  # each that saves may hold a copy of its slot's state
+MOST_WAITING = 64  # each save may hold a copy of its slot's state
 Steps = Generator[Future[Any], Any, ReplyEvent]
-"""An action on a slot; what it yields is done in a thread, and it goes on with the result."""
+"""An action on a slot: it yields work for a thread and continues with the result."""
 
 
 class SlotActions:
-    """One action after another, between steps. Files are read, checked and written in a thread, so
-    that no step waits for a disk.
+    """Performs one action after another, between steps. Files are read, checked and written in a
+    thread, so that no step waits for a disk.
     """
 
     def __init__(self, cache: PromptCache, engine: Engine, clock: Callable[[], float]) -> None:
         self._cache, self._engine, self._clock = cache, engine, clock
         self._thread = ThreadPoolExecutor(1, "headstart-slots", use_any_core)
-        self.media: MediaStore | None = None  # where the model reads images
+        self.media: MediaStore | None = None  # if the model reads images
         self.waiting: deque[tuple[SlotAction, Steps]] = deque()
-        self.file: Future[Any] | None = None  # that the first of them waits for
+        self.file: Future[Any] | None = None  # that the first action waits for
 
     def add(self, action: SlotAction) -> None:
-        """Do it when those before it are done.
+        """Queue an action.
 
         Raises:
-            CapacityError: too many wait.
+            CapacityError: too many actions are queued.
         """
         if len(self.waiting) >= MOST_WAITING:
             raise CapacityError(
@@ -52,7 +52,7 @@ class SlotActions:
         self.waiting.append((action, self._perform(action)))
 
     def go_on(self) -> list[ReplyEvent | ErrorEvent]:
-        """Do what needs no file; the events of the actions that are over."""
+        """Perform actions up to the next file operation; returns the events of finished ones."""
         events: list[ReplyEvent | ErrorEvent] = []
         while self.waiting and (self.file is None or self.file.done()):
             (action, steps), done = self.waiting[0], self.file
@@ -75,16 +75,16 @@ class SlotActions:
         return events
 
     def _perform(self, action: SlotAction) -> Steps:
-        """One action.
+        """Perform one action.
 
         Raises:
-            CapacityError: a request uses the slot, or there is no room for its prompt.
+            CapacityError: the slot is in use, or there is no room for its prompt.
             RequestError: there is no such slot, or the file cannot be used.
             EngineError: the file cannot be written.
         """
         cache, engine, started = self._cache, self._engine, self._clock()
         cells = self._idle(action.slot_id)
-        is_theirs = cells.namespace == action.namespace  # if not, as if nothing were there
+        is_theirs = cells.namespace == action.namespace  # otherwise treated as empty
         num_tokens = num_bytes = 0
         path = Path(action.path)
         if action.action == "restore":
@@ -122,7 +122,7 @@ class SlotActions:
         return all_cells[slot_id]
 
     def _restore(self, cells: Cells, saved: SavedSequence, name: str) -> None:
-        """Put it into a slot; what that holds goes to main memory."""
+        """Restore a saved prompt into a slot; its old contents move to main memory."""
         self._cache.host.keep(cells)
         cells.hold([])
         while self._engine.restore_sequence(cells.seq_id, saved.data) != len(saved.tokens):
@@ -141,7 +141,7 @@ class SlotActions:
 
 
 def end_thoughts(command: ThoughtsEnd, running: Iterable[Sequence]) -> str:
-    """End the thoughts of a running answer; returns why not."""
+    """End the thoughts of a running answer; returns the reason if that is not possible."""
     for sequence in running:
         request, sampler = sequence.request, sequence.text.sampler
         if request.request_id != command.answer:

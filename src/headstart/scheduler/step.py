@@ -1,7 +1,7 @@
-"""A step as two values: the plan says what it will do, the record what it did.
+"""The plan of a step says what it will do, the record what it did.
 
 `Scheduler.plan` writes the plan, the engine decodes `plan.batch`, `Scheduler.commit` writes the
-record. Whatever counts, learns, logs or shows something reads the record (`readers`).
+record. All statistics, learning and logging is based on the record (`readers`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class Offer:
     """Tokens that one speculator proposed for an answer, whether they are verified or not."""
 
     index: int  # of the answer in the plan
-    draft: Draft  # under the name by which control knows the speculator here
-    line: list[int]  # the token before the draft, then the draft's
-    after: list[int]  # draft tokens of others in front of it
+    draft: Draft  # named as control knows the speculator here
+    line: list[int]  # the token before the draft, then the draft's tokens
+    after: list[int]  # draft tokens of other speculators that precede it
 
 
 @dataclass(slots=True)
@@ -39,43 +39,42 @@ class StepPlan:
     batch: Batch
     started: float  # clock readings, seconds
     sequences: list[Sequence] = field(default_factory=list)  # in the order of their rows
-    num_generating: int = 0  # of them; the others read prompts
-    prompts: list[Sequence] = field(default_factory=list)  # that may read in this step
+    num_generating: int = 0  # answers among `sequences`; the others are prompts
+    prompts: list[Sequence] = field(default_factory=list)  # prompts that may be decoded now
     num_rows: list[int] = field(default_factory=list)
     num_outputs: list[int] = field(default_factory=list)
-    starts: list[int] = field(default_factory=list)  # tokens in the cache before the decode
-    is_even: bool = False  # every answer gets as many rows as the longest, as `Step.is_even`
-    decoded: list[tuple[int, Sequence]] = field(default_factory=list)  # those that have rows
+    starts: list[int] = field(default_factory=list)  # cached tokens before the decode
+    is_even: bool = False  # every answer gets as many rows as the longest; see `Step.is_even`
+    decoded: list[tuple[int, Sequence]] = field(default_factory=list)  # sequences that have rows
 
-    # of answers: most draft tokens; the draft under consideration, its first `lengths` tokens are
-    # verified; of each token its speculator, and the probability that it and all before it are
-    # accepted
+    # by answer: maximum draft tokens; the current draft, of which the first `lengths` tokens are
+    # verified; the speculator of each token, and its probability of survival
     limits: list[int] = field(default_factory=list)
     drafts: list[list[int]] = field(default_factory=list)
     sources: list[list[str]] = field(default_factory=list)
     survivals: list[list[float]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
-    # (answer, speculator) -> why nothing of it is verified; speculator "": why there is no draft
+    # (answer, speculator) -> why none of its tokens are verified; speculator "": why no draft
     reasons: dict[tuple[int, str], str] = field(default_factory=dict)
-    gaps: dict[int, str] = field(default_factory=dict)  # the model that leaves out text, by answer
+    gaps: dict[int, str] = field(default_factory=dict)  # answer -> model that skips text
 
     offers: list[Offer] = field(default_factory=list)
     calls: list[DraftCall] = field(default_factory=list)
-    # draft models that may draft, with what each could do for some of the answers
+    # by draft model, what it could do for each answer it may draft for
     wishes: dict[str, list[ModelSlot]] = field(default_factory=dict)
-    asking_ms: float = 0.0  # of asking text speculators, sharing, and learning from a record
-    copies_ms: list[float] = field(default_factory=list)  # of states, so that drafts can be undone
-    saved_ms: list[float] = field(default_factory=list)  # by each answer's draft, as expected
+    asking_ms: float = 0.0  # of asking text speculators, of sharing, and of learning
+    copies_ms: list[float] = field(default_factory=list)  # of saving states before drafts
+    saved_ms: list[float] = field(default_factory=list)  # expected savings of each answer's draft
     price: Step | None = None  # the step as control priced it
 
     max_prompt_rows: int = 0
     num_padding: int = 0  # rows without a token, because a wider step takes less time
     drafted: float = 0.0  # when the drafts were chosen
-    launched: float = 0.0  # when the decode was under way and the last record read
-    is_asynchronous: bool = False  # whether the device computed meanwhile
+    launched: float = 0.0  # when the decode was running and the last record read
+    is_asynchronous: bool = False  # whether the device computes in parallel
 
     def answer(self, answers: list[Sequence]) -> None:
-        """Let these generate, so far without drafts."""
+        """Set the answers that generate, without drafts so far."""
         num = len(answers)
         self.sequences, self.num_generating = answers, num
         # one empty list for all: entries are replaced, never changed
@@ -83,18 +82,18 @@ class StepPlan:
         self.lengths, self.limits = [0] * num, [0] * num
 
     def take(self, index: int, draft: list[int], sources: list[str], survival: list[float]) -> None:
-        """Consider this draft for an answer, in place of the one before."""
+        """Set the draft of an answer, replacing the one before."""
         self.drafts[index], self.sources[index], self.survivals[index] = draft, sources, survival
         self.reasons.pop((index, ""), None)
 
     def miss(self, index: int, speculator: str, reason: str) -> None:
-        """This speculator has no draft for an answer."""
+        """Record why a speculator has no draft for an answer."""
         self.reasons[index, speculator] = reason
         if not self.drafts[index]:
             self.reasons[index, ""] = reason
 
     def reason(self, index: int, speculator: str) -> str:
-        """Why nothing of this speculator is verified."""
+        """Why no token of this speculator is verified."""
         if self.limits[index] > 0 and (own := self.reasons.get((index, speculator))):
             return own
         if self.limits[index] <= 0 or self.drafts[index]:
@@ -102,21 +101,21 @@ class StepPlan:
         return BELOW_BREAK_EVEN
 
     def drop(self, index: int, reason: str) -> None:
-        """Verify nothing for this answer."""
+        """Verify no draft for this answer."""
         for name in dict.fromkeys(self.sources[index]):
             self.reasons[index, name] = reason
         self.reasons[index, ""] = reason
         self.lengths[index] = 0
 
     def drop_all(self, reason: str) -> None:
-        """Draft nothing in this step."""
+        """Disable drafts in this step."""
         for index in range(self.num_generating):
             self.drop(index, reason)
             self.limits[index] = 0
         self.num_padding, self.price = 0, None
 
     def shrink(self, reason: str) -> None:
-        """There is less room than expected: leave out padding first, then all drafts."""
+        """Save cells: drop the padding first, then all drafts."""
         if self.num_padding:
             self.num_padding = 0
             return
@@ -127,32 +126,32 @@ class StepPlan:
 
 @dataclass(slots=True)
 class End:
-    """A request that left for good."""
+    """A request that ended."""
 
     sequence: Sequence
     ending: Ending
-    stats: RequestStats  # without those of drafts
-    rest: bytes = b""  # text that was held back because it might have begun a stop string
+    stats: RequestStats  # without draft counts
+    rest: bytes = b""  # text withheld because it could have begun a stop string
 
 
 @dataclass(slots=True)
 class StepRecord:
     """What one step did. Columns have one entry per sequence of the plan.
 
-    Written by `Scheduler.commit`, then never changed. It holds no logits.
+    Written by `Scheduler.commit`, then immutable. It holds no logits.
     """
 
     plan: StepPlan
-    now: float  # when the logits had come
+    now: float  # when the logits had arrived
     finished: float = 0.0
-    emitted: list[tuple[int, ...]] = field(default_factory=list)  # empty: it read its prompt
+    emitted: list[tuple[int, ...]] = field(default_factory=list)  # empty: prefill
     num_accepted: list[int] = field(default_factory=list)
     texts: list[bytes] = field(default_factory=list)
     logprobs: list[tuple[TokenLogprob, ...]] = field(default_factory=list)
-    scores: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # of prompt tokens
-    seq_ids: list[int] = field(default_factory=list)  # of the cells it used
-    lengths: list[int] = field(default_factory=list)  # tokens in the cache after the decode
-    context: int = 0  # tokens that a row of the batch attended to on average
+    scores: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)  # by prompt's index
+    seq_ids: list[int] = field(default_factory=list)  # of the cells in use
+    lengths: list[int] = field(default_factory=list)  # cached tokens after the decode
+    context: int = 0  # mean number of tokens that a row attended to
     left: list[End] = field(default_factory=list)
     num_rows: int = field(init=False)  # of the batch, padding included
 
@@ -165,29 +164,29 @@ class StepRecord:
 
     @property
     def num_computed(self) -> int:
-        """Rows that the decode took time for."""
+        """Rows that the decode computed."""
         answers = self.plan.num_rows[: self.plan.num_generating]
         spare = len(answers) * max(answers, default=0) - sum(answers)
         return self.num_rows + spare * self.plan.is_even
 
     @property
     def target_ms(self) -> float:
-        """Of the decode."""
+        """Milliseconds of the decode."""
         return 1000.0 * (self.now - self.plan.drafted)
 
     @property
     def cost_ms(self) -> float:
-        """Of the decode and of what each row takes afterwards: sampling, the text, speculators."""
+        """Milliseconds of the decode plus per-row work after it (sampling, text, speculators)."""
         return 1000.0 * (self.finished - self.plan.drafted)
 
     @property
     def draft_ms(self) -> float:
-        """Before the decode: admitting and drafting."""
+        """Milliseconds before the decode: admission and drafting."""
         return 1000.0 * (self.plan.drafted - self.plan.started)
 
     @property
     def is_exact(self) -> bool:
-        """Whether `target_ms` is the decode's: the device did not wait for readers of the last
+        """Whether `target_ms` is the decode's time: the device did not wait for readers of the last
         record.
         """
         plan = self.plan
@@ -196,6 +195,6 @@ class StepRecord:
 
 
 ReadRecord = Callable[[StepRecord], None]
-"""Counts, learns or shows what a step did, perhaps while a device computes the next one. It calls
-neither engine nor speculators.
+"""Counts, learns or shows what a step did, perhaps while a device computes the next one. It may
+call neither engine nor speculators.
 """

@@ -1,14 +1,13 @@
-"""Which sequences take part in a step: all, or answers and prompts in turn, or those of one set of
-adapters.
+"""Chooses which sequences take part in a step: all, or answers and prompts in turn, or those of one
+set of adapters.
 
-On a GPU prompts are read beside the answers, because the weights are read from memory once for
-both. On a processor that saves little, and attention costs more than it saves: it computes whole
-tiles of rows (`Engine.attention_tile`) and skips only cells that no row of a tile sees, so in a
-tile with rows of answers 60 rows of a prompt compute the cells of all answers. There the two take
-turns: each answer gets a token after every chunk, as it would beside it. So they do in models with
-snapshots of recurrent layers: those of a draft are lost when other rows are computed behind it.
-Images always take turns with the rest, because libllama reads either tokens or embeddings in one
-decode.
+On a GPU prompts and answers share steps, because the weights are then read from memory once for
+both. On a CPU that saves less than attention costs: it computes whole tiles of rows
+(`Engine.attention_tile`) and skips only cells that no row of a tile sees, so in a tile with rows of
+answers, 60 rows of a prompt compute the cells of all answers. There the two alternate: each answer
+gets a token after every chunk, as in a shared step. Models with recurrent snapshots also alternate,
+because computing other rows overwrites a draft's snapshots. Images always take turns with the rest,
+because libllama reads either tokens or embeddings in one decode.
 """
 
 from __future__ import annotations
@@ -24,21 +23,21 @@ class Turns:
     """Chooses the sequences of each step."""
 
     def __init__(self, engine: Engine, prefill_chunk: int) -> None:
-        """`prefill_chunk`: rows that a prompt may have beside answers."""
+        """`prefill_chunk`: prompt rows per step beside answers."""
         attention_tile = engine.attention_tile
-        self.adapters: AdapterTurns | None = None  # where requests may differ in them
+        self.adapters: AdapterTurns | None = None  # if requests may differ in their adapters
         self._tile = attention_tile if prefill_chunk >= attention_tile else 1
         self._has_snapshots = engine.cache_kind is CacheKind.ROLLBACK
-        self._was_prompts = self._was_image = False  # whether the last step had only these
-        self._awaited: list[LoadedChunk] = []  # images that are encoded
+        self._was_prompts = self._was_image = False  # what the last step was limited to
+        self._awaited: list[LoadedChunk] = []  # images being encoded
 
     def choose(self, running: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """The answers and the prompts that take part in the next step."""
+        """Split the running requests into the answers and the prompts of the next step."""
         answers, prompts, at_images = list[Sequence](), list[Sequence](), list[Sequence]()
         for sequence in self.adapters.choose(running) if self.adapters else running:
             text, cells = sequence.text, sequence.cells
             num_tokens = len(text.tokens)
-            # as `Sequence.is_generating`, without a call
+            # inlined `Sequence.is_generating`
             is_known = cells is not None and num_tokens - cells.length == 1
             is_answer = is_known and num_tokens + text.num_dropped > sequence.num_prompt
             (answers if is_answer else prompts).append(sequence)
@@ -55,13 +54,13 @@ class Turns:
         return ([], prompts) if self._was_prompts else (answers, [])
 
     def wait(self, seconds: float) -> None:
-        """Wait a little for an image: there is nothing else to do."""
+        """Idle: wait briefly for an image to be encoded."""
         if self._awaited:
             self._awaited[0].wait(seconds)
 
     def _apart(self, prompts: list[Sequence]) -> tuple[list[Sequence], list[Sequence]]:
-        """Those that read text next, and those that can read an image, which is decoded by itself;
-        others wait until theirs is encoded.
+        """Prompts that continue with text, and those at an encoded image, which is decoded
+        separately; prompts at other images wait.
         """
         texts, at_images = list[Sequence](), list[Sequence]()
         for sequence in prompts:
@@ -75,37 +74,35 @@ class Turns:
         return texts, at_images
 
     def _are_apart(self, answers: list[Sequence], prompts: list[Sequence]) -> bool:
-        """Whether answers and prompts have a step each: that takes less time, or drafts need it."""
+        """Whether answers and prompts need separate steps, to save time or to keep snapshots."""
         num_unread = sum(one.num_pending for one in prompts if one.leader is None)
         if self._has_snapshots:
             return bool(answers and num_unread)
         if self._tile == 1 or not num_unread or len(answers) + num_unread < self._tile:
             return False
-        # reading the weights twice would take longer than a tile that computes all of these cells
+        # reading the weights twice would take longer than a tile that computes all these cells
         return sum(one.num_decoded for one in answers) >= 256
 
 
-STEPS = 8  # of a turn while others wait
+STEPS = 8  # per turn while others wait
 Scales = tuple[float, ...]
 
 
 class AdapterTurns:
-    """Chooses the scales of each step: a decode has one set.
+    """Chooses the adapters' scales for each step: a decode has one set.
 
-    Requests of one set share decodes as ever; sets take turns of a few steps, because libllama
-    plans its memory anew whenever the adapters change.
+    Requests with the same set share decodes; sets take turns of a few steps, because libllama plans
+    its memory again whenever the adapters change.
     """
 
     def __init__(self, use: Callable[[Scales], None]) -> None:
-        """`use`: apply these scales in decodes from now on; none: as they were loaded."""
+        """`use`: sets the scales of decodes from now on; (): as loaded."""
         self._use = use
         self._scales: Scales = ()
         self._num_steps = 0
 
     def choose(self, running: list[Sequence]) -> list[Sequence]:
-        """Those that have the scales of the next step: the present ones, or those that were not
-        used for longest.
-        """
+        """Requests with the scales of the next step: current or least recently used ones."""
         waiting = list(dict.fromkeys(sequence.request.adapters for sequence in running))
         self._num_steps += 1
         if waiting and (self._scales not in waiting or self._num_steps >= STEPS):

@@ -1,5 +1,5 @@
-"""Time some decodes while no request runs, so that control need not learn the cost of rows from the
-first texts.
+"""Times some decodes while no request runs, so that control need not learn the cost of rows from
+the first requests.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from headstart.types.widths import WidthClasses
 
 log = logging.getLogger(__name__)
 
-# Each width up to 17 by itself, because kernels like some of them; what few users need comes first.
+# All widths up to 17, because kernels favour some of them; those that few users need come first.
 ROWS = (1, 4, 3, 8, 5, 6, 7, 16, 12, 9, 17, 10, 24, 14, 11, 32, 13, 15)
-ROUNDS, MOST_ROUNDS = 3, 12  # fast steps are disturbed more, and cost nothing to repeat ...
-QUICK = 0.1  # ... as long as all of it takes no more than this share of the time there is
-MOST_PADDING = 8  # rows beyond those that can have outputs: padding has none
-FILL = 128  # tokens put in the cache after the first round
+ROUNDS, MOST_ROUNDS = 3, 12  # fast steps vary more, and are cheap to repeat ...
+QUICK = 0.1  # ... while the total stays below this share of the available time
+MOST_PADDING = 8  # rows beyond the maximum number of outputs: padding has none
+FILL = 128  # tokens added to the cache after the first round
 
-Interrupted = Callable[[], bool]  # whether a request has come
+Interrupted = Callable[[], bool]  # whether a request has arrived
 
 
 def never() -> bool:
@@ -36,10 +36,10 @@ def never() -> bool:
 
 
 class WarmUp:
-    """Tells control what steps of some widths cost.
+    """Measures for control what steps of different widths cost.
 
-    It gives way to every request and goes on later: a server that is started by its first request
-    would never know otherwise. What slots hold stays where it is.
+    It gives way to every request and continues later: a server started on demand by its first
+    request would never learn otherwise. The slots' contents are left alone.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class WarmUp:
         self._engine, self._drafting, self._cells, self._clock = engine, drafting, cells, clock
         self._times = DecodeTimes(clock, seconds)
         self._gave_way = False
-        # from an earlier start: then nothing is timed
+        # from an earlier start; then nothing is timed
         self._knows_costs = drafting.controller.knows_costs(min(8, engine.max_outputs))
-        self.compare: Callable[[WidthClasses], object] | None = None  # gets what was compared
+        self.compare: Callable[[WidthClasses], object] | None = None  # receives the comparison
         self.is_done = self._knows_costs
 
     def go_on(self, is_interrupted: Interrupted = never) -> None:
-        """Time what is left to be timed, until a request comes."""
+        """Continue the measurements until a request arrives."""
         timer = Timer(self._engine, self._clock, *self._unused())
         if self._knows_costs and self.compare is not None:
             self._compare_widths(timer, is_interrupted)
@@ -85,7 +85,7 @@ class WarmUp:
         if is_interrupted():
             self._gave_way = True
         elif self._times.is_done:
-            if not self._gave_way:  # else draft models' caches may hold something
+            if not self._gave_way:  # otherwise draft models' caches may not be empty
                 self._drafting.time_models(self._clock)
             self._knows_costs = True
             self.is_done = self.compare is None
@@ -93,7 +93,7 @@ class WarmUp:
 
     def _compare_widths(self, timer: Timer, is_interrupted: Interrupted) -> None:
         sequences, _ = self._unused()
-        if self._engine.max_outputs < max(WIDE) // 2:  # no step will ever be so wide
+        if self._engine.max_outputs < max(WIDE) // 2:  # no step can be that wide
             self.compare, self.is_done = None, True
         if self.is_done or not sequences or not timer.fits(max(WIDE) // 2):
             return
@@ -114,7 +114,7 @@ class WarmUp:
             self.compare, self.is_done = None, True
 
     def _unused(self) -> tuple[list[int], int]:
-        """Sequences that hold nothing, and cells that are free."""
+        """Empty sequences, and the number of free cells."""
         engine = self._engine
         sequences = [c.seq_id for c in self._cells if c.user is None and not c.length]
         if not sequences and engine.padding_sequence is not None:
@@ -123,16 +123,16 @@ class WarmUp:
 
 
 class DecodeTimes:
-    """Decodes of each width in ROWS, timed one after the other, some rounds of them.
+    """Times decodes of each width in ROWS, one after the other, in several rounds.
 
-    A machine may be slower for seconds: each is compared with decodes of REFERENCE_ROWS around it.
-    The rows belong to as many sequences as there are, as those of real steps do. They stay in the
-    cache until the end, so each width is seen at growing contexts, which tells what attention
-    costs. Also brings the weights into memory.
+    A machine may be slow for seconds, so each is compared with decodes of REFERENCE_ROWS around it.
+    As in real steps, the rows are spread over all sequences. They stay in the cache until the end,
+    so each width is timed at growing contexts, which shows the cost of attention. Also loads the
+    weights into memory.
     """
 
     def __init__(self, clock: Callable[[], float], seconds: float) -> None:
-        """Take little more than `seconds`."""
+        """Take at most about `seconds`."""
         self.samples: list[Sample] = []
         self._clock, self._seconds = clock, seconds
         self._turn, self._elapsed = 0, 0.0  # seconds
@@ -143,7 +143,7 @@ class DecodeTimes:
         return is_enough or self._turn >= MOST_ROUNDS * len(ROWS) or self._elapsed > self._seconds
 
     def go_on(self, timer: Timer, is_interrupted: Interrupted = never) -> None:
-        """Time decodes until all are timed, or a request comes."""
+        """Time decodes until all are timed or a request arrives."""
         started, before = self._clock(), self._elapsed
         timer.decode(REFERENCE_ROWS)
         decodes: list[tuple[int, int, float]] = []  # rows, context, milliseconds
@@ -159,7 +159,7 @@ class DecodeTimes:
             if timer.fits(rows):
                 context = timer.make_room(rows)
                 decodes.append((timer.num_computed(rows), context, timer.decode(rows)))
-                # every second one: the other has its references before it
+                # the next decode uses the same references
                 is_second = len(decodes) % 2 == 0
                 references.append(timer.decode(REFERENCE_ROWS) if is_second else references[-1])
             self._elapsed = before + self._clock() - started
@@ -172,7 +172,7 @@ class DecodeTimes:
 
 
 class Timer:
-    """Decodes tokens of some sequences."""
+    """Decodes rows of synthetic tokens."""
 
     def __init__(
         self,
@@ -181,17 +181,17 @@ class Timer:
         sequences: Sequence[int],
         num_cells: int,
     ) -> None:
-        """The sequences' ids, which hold nothing; the cells that are free."""
+        """`sequences` are ids of empty sequences, `num_cells` is the number of free cells."""
         self.last_row_ms = 0.0
         self.engine, self._clock, self._num_cells = engine, clock, num_cells
         self.batch = Batch(engine.max_batch_tokens)
         self._sequences = sequences
         self._lengths = [0] * len(sequences)  # tokens in the cache, by sequence
-        # a hybrid model's sequences get rows of one number, one more at most than was dealt
+        # a hybrid pads sequences to equal numbers of rows, at most one each
         self._spare = len(self._lengths) * (engine.cache_kind is CacheKind.ROLLBACK)
 
     def fits(self, rows: int) -> bool:
-        """Whether so many rows can be decoded twice, and whether a step can have so many."""
+        """Whether `rows` rows can be decoded twice, and whether a step can have that many."""
         engine = self.engine
         most = engine.max_outputs + MOST_PADDING * (engine.padding_sequence is not None)
         return rows <= min(most, engine.max_batch_tokens) and 2 * (rows + self._spare) <= min(
@@ -199,7 +199,7 @@ class Timer:
         )
 
     def make_room(self, rows: int) -> int:
-        """Empty the cache if so many rows do not fit; returns the context of a row on average."""
+        """Empty the cache if `rows` rows do not fit; returns the mean context of a row."""
         if not self._has_room(rows):
             self.clear()
         shares = self._deal(rows)
@@ -207,7 +207,7 @@ class Timer:
         return attended // rows
 
     def num_computed(self, rows: int) -> int:
-        """Rows that the target computes: a hybrid as many for every sequence that has some."""
+        """Rows that the target computes: in a hybrid equally many for each sequence used."""
         shares = [share for share in self._deal(rows) if share]
         return len(shares) * max(shares) if self._spare else rows
 
@@ -218,12 +218,12 @@ class Timer:
         self._lengths = [0] * len(self._sequences)
 
     def fill(self) -> None:
-        """Make the context longer, if all sizes fit behind it."""
+        """Lengthen the context, if all widths still fit."""
         if self.engine.max_batch_tokens >= FILL and self._has_room(FILL + 2 * sum(ROWS)):
             self.decode(FILL, num_outputs=1)
 
     def decode(self, rows: int, num_outputs: int | None = None) -> float:
-        """Milliseconds of a decode of so many rows; as many as may have logits unless told."""
+        """Decode `rows` rows; returns the milliseconds. Default: as many outputs as allowed."""
         self.make_room(rows)
         left = min(rows, self.engine.max_outputs) if num_outputs is None else num_outputs
         started = self._clock()
@@ -240,13 +240,13 @@ class Timer:
     def _add(self, index: int, count: int, num_outputs: int) -> None:
         start, size = self._lengths[index], self.engine.vocab_size
         first = start + index * self.engine.context_size
-        # a prime: neighbours are unlike, so experts differ
+        # a prime: neighbours differ, so experts do too
         tokens = [(first + i) * 7919 % size for i in range(count)]
         self.batch.add(self._sequences[index], start, tokens, num_outputs)
         self._lengths[index] += count
 
     def _deal(self, rows: int) -> list[int]:
-        """Rows of each sequence."""
+        """Split rows over the sequences."""
         num_sequences = len(self._lengths)
         return [rows // num_sequences + (i < rows % num_sequences) for i in range(num_sequences)]
 

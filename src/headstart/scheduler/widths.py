@@ -1,10 +1,9 @@
-"""Compare the logits of the same rows in decodes of different widths, bit for bit.
+"""Compares the logits of the same rows in decodes of different widths, bit for bit.
 
-Kernels differ in what they depend on, so each width is asked several questions: do all its rows
-agree with other widths, the last as the first; does a row change if the rows beside it are alike (a
-mixture of experts then sends them all to the same experts), or if they are another, longer
-sequence's; and again where the cache is longer than 512 cells, from which on libllama divides the
-attention of a single row.
+Kernels depend on different things, so each width is tested in several ways: whether all rows agree
+with other widths, from first to last; whether a row changes beside equal rows (which a mixture of
+experts sends to the same experts), or beside rows of another, longer sequence; and all this again
+with more than 512 cells in the cache, where libllama splits the attention of a single row.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from numpy.typing import NDArray
 from headstart.types import Batch, Engine, Logits
 from headstart.types.widths import WidthClasses
 
-WIDE = (*range(20, 64, 4), 63, 64)  # attention on a processor changes at 64
+WIDE = (*range(20, 64, 4), 63, 64)  # attention on a CPU changes at 64
 SHORT, LONG = 40, 520  # tokens in the cache
-_ROWS = 16  # that are compared of each width, or one decode of it where that is more
-CERTAIN_ROWS = 64  # of a tiny model: some rows of unlike kernels agree by chance
-_READ = 32  # rows of a decode that fills the cache
-_STEP = 7919  # prime: neighbours are unlike
+_ROWS = 16  # compared per width, or one decode if that has more
+CERTAIN_ROWS = 64  # with a tiny model: rows of different kernels may agree by chance
+_READ = 32  # rows per decode when filling the cache
+_STEP = 7919  # a prime: neighbours differ
 
 
 @dataclass(slots=True)
 class _Found:
-    """What the decodes of one width gave."""
+    """Results of the decodes of one width."""
 
     rows: list[bytes] = field(default_factory=list)  # digests of their logits
-    others: set[bytes] = field(default_factory=set)  # of the first row, beside rows alike
-    strangers: set[bytes] = field(default_factory=set)  # of the same, beside other sequences'
+    others: set[bytes] = field(default_factory=set)  # digests of the first row, beside equal rows
+    strangers: set[bytes] = field(default_factory=set)  # the same, beside other sequences' rows
     ms: float = float("inf")
 
 
@@ -50,9 +49,8 @@ class WidthComparison:
         num_rows: int = _ROWS,
     ) -> None:
         """Compare on empty sequences; several, with consecutive ids, show the effect of neighbours.
-
-        With `cuts` a sequence is cut before it is decoded again, not restored: quicker, but a fault
-        in cutting would look like a kernel's.
+        With `cuts` a sequence is truncated before it is decoded again, not restored: faster, but a
+        bug in truncation would look like one in a kernel.
         """
         self._cuts, self._num_rows = cuts, num_rows
         self._engine, self._sequences, self._clock = engine, sequences, clock
@@ -63,7 +61,7 @@ class WidthComparison:
     def run(
         self, lengths: Sequence[int] = (SHORT,), is_interrupted: Callable[[], bool] = lambda: False
     ) -> WidthClasses | None:
-        """The classes in caches of such lengths; None if it was interrupted."""
+        """The classes for caches of these lengths; None if interrupted."""
         most = min(self._engine.max_batch_tokens, self._engine.max_outputs)
         room = self._engine.context_size - max(WIDE)
         classes: WidthClasses | None = None
@@ -121,7 +119,7 @@ class WidthComparison:
         return logits
 
     def _measure(self, logits: Logits, start: int) -> None:
-        """Keep the first width's rows, and how much others differ from them."""
+        """Keep the first width's rows, and the largest difference of others from them."""
         if start == 0 and self._first is None:
             self._first = np.full((_ROWS, logits.shape[1]), np.nan, np.float32)
         first = self._first
@@ -161,9 +159,9 @@ class WidthComparison:
 
 
 def change_by_order(engine: Engine, own: int, other: int, length: int = SHORT) -> float:
-    """Largest change of a logit if half of a text lies in cells that another sequence left.
+    """Largest change of a logit if half of a text lies in cells freed by another sequence.
 
-    Attention adds in the order of the cells. Both sequences must be empty, and are again.
+    Attention sums in the order of cells. Both sequences must be empty, and are empty afterwards.
     """
     tokens = [i * _STEP % min(engine.vocab_size, _STEP) for i in range(length)]
     straight, moved = (
@@ -181,10 +179,10 @@ def logits_behind(
     num_behind: int = 0,
     num_outputs: int = 1,
 ) -> Logits:
-    """Logits behind the last of these tokens, read on the first of two empty sequences.
+    """Logits after the last of `tokens`, decoded on the first of two empty sequences.
 
-    The first `num_behind` of them are read behind the second sequence, which ends then: the rest
-    takes its cells.
+    The first `num_behind` tokens take cells after the second sequence, which is then cleared, so
+    that the rest takes its cells.
     """
     (own, other), batch = ids, Batch(engine.max_batch_tokens)
     size = min(num_rows, batch.capacity)
@@ -218,7 +216,7 @@ def _refine(before: WidthClasses | None, found: dict[int, _Found], change: float
     old = {n: i for i, one in enumerate(before.classes) for n in one} if before else {}
     mixed = set(before.mixed if before else ())
     mixed |= {n for n, one in found.items() if one.others != {one.rows[0]}}
-    # a class of its own where equal rows differ; rows beside other sequences are judged apart
+    # `mixed`: equal rows differ; `is_alone`: rows change beside other sequences
     is_alone = any(
         one.strangers - {one.rows[0]} for n, one in found.items() if n not in mixed
     ) or bool(before and before.is_alone)
