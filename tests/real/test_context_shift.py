@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.harness import play
+from tests.harness import play, submit_all
 from tests.real.answers import Setting, different, make_requests, open_config
 from tests.real.support import decode, engine_of
 
@@ -38,6 +38,37 @@ def test_a_shifted_text_is_identical_with_and_without_drafts(temperature: float)
     scheduler = scheduler_of("ngram-simple,draft-model", 2)
     assert different(expected, play(scheduler, requests)) == ()
     assert scheduler.counts.total.drafts.num_accepted > 0
+
+
+def test_an_exact_text_that_is_interrupted_behind_a_shift_goes_on_as_alone() -> None:
+    """Another tenant takes its cells; what is left of it is read again."""
+    requests = [
+        replace(
+            r,
+            prompt=r.prompt[:90],
+            num_keep=8,
+            namespace=tenant,
+            sampling=replace(r.sampling, ignore_eos=True),
+        )
+        for r, tenant in zip(make_requests(3, 0.8, max_tokens=200), "aab", strict=True)
+    ]
+    expected = play(scheduler_of("off", 1), requests)
+    scheduler = scheduler_of("off", 2)
+    submit_all(scheduler, requests[:2], 120)
+    assert all(one.text.num_dropped for one in scheduler.running)
+    assert different(expected, play(scheduler, requests[2:])) == ()
+    assert scheduler.counters.preemptions == 1
+
+
+def test_an_exact_text_does_not_depend_on_pieces_of_a_kept_prompt() -> None:
+    (first,) = make_requests(1, 0.0, max_tokens=24)
+    prompt = (*first.prompt[:10], *first.prompt[30:90])
+    request = replace(first, request_id="pieces", prompt=prompt, cache_reuse=8)
+    expected = play(scheduler_of("off", 1), [request])
+    scheduler = scheduler_of("off", 1)
+    play(scheduler, [replace(first, prompt=first.prompt[:90])])
+    assert different(expected, play(scheduler, [request])) == ()
+    assert scheduler.counters.prompt_tokens_cached == 10
 
 
 @pytest.fixture(scope="module")

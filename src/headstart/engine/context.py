@@ -88,7 +88,10 @@ class LlamaEngine(Sequences):
         self.max_rollback = self.max_padding
         if self.cache_kind is CacheKind.CHECKPOINT and config.ctx_checkpoints:
             self.max_rollback = UNLIMITED  # `keep_for_draft` makes it possible
-        self.can_shift = is_cut and bool(api.llama_memory_can_shift(self._memory))
+        # moved cells are not those of the same text when it is read again, by a request that gave
+        # way to others or beside a speculator that follows the cells
+        can_shift = is_cut and not config.exact
+        self.can_shift = can_shift and bool(api.llama_memory_can_shift(self._memory))
         self.has_blocks = has_spare and not self.has_own_caches and not self.window
         self.attention_tile = attention_tile(config) if is_cut else 1
         self._used = self.handle  # the context that computes
