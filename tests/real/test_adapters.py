@@ -8,23 +8,31 @@ import numpy as np
 import pytest
 from gguf import GGUFWriter
 from numpy.typing import NDArray
+from tests.architectures import write_model
 from tests.models import TINY, tiny_llama
 from tests.real.support import decode, engine_of
 
+from headstart.engine.gguf_header import GgufHeader
 from headstart.engine.parameters import Limits
 from headstart.types.errors import ModelError
 
 RANK = 2
 
 
-def write_lora(path: Path, *, seed: int = 1) -> Path:
-    """Write an adapter for `tiny_llama`."""
+def write_lora(
+    path: Path,
+    *,
+    seed: int = 1,
+    name: str = "blk.0.attn_q.weight",
+    sizes: tuple[int, int, int] = (TINY.width, RANK, TINY.width),
+) -> Path:
+    """Write an adapter for `tiny_llama`, or of another matrix with so many inputs and outputs."""
+    width, rank, num_outputs = sizes
     lora = GGUFWriter(path, "llama")
     lora.add_type("adapter")
     lora.add_string("adapter.type", "lora")
     lora.add_float32("adapter.lora.alpha", 2.0)
-    name, width = "blk.0.attn_q.weight", TINY.width
-    shapes = {f"{name}.lora_a": (RANK, width), f"{name}.lora_b": (width, RANK)}
+    shapes = {f"{name}.lora_a": (rank, width), f"{name}.lora_b": (num_outputs, rank)}
     return save(lora, shapes, path, seed=seed)
 
 
@@ -65,6 +73,24 @@ def test_its_scale_says_how_much_it_changes(files: dict[str, Path], kind: str, f
     np.testing.assert_allclose(none, plain, atol=1e-4)
     np.testing.assert_array_equal(whole, same)
     assert 0.1 < np.abs(half - plain).max() < np.abs(whole - plain).max()
+
+
+def test_exact_widths_agree_with_adapters_that_only_requests_use(tmp_path: Path) -> None:
+    """Their matrices are of another format than the model's, with kernels of its own."""
+    path = write_model(tmp_path / "model.gguf", "llama", is_quantized=True)
+    width, num_outputs = GgufHeader(path).shape("output.weight")
+    lora = write_lora(tmp_path / "lora.gguf", name="output.weight", sizes=(width, 16, num_outputs))
+    engine = engine_of(path, exact=True, lora=str(lora), lora_init_without_apply=True)
+    engine.adapters.use((1.0,))
+    tokens = list(range(1, 25))
+    alone = [decode(engine, [token], at)[0] for at, token in enumerate(tokens)]
+    for num_rows in (2, 3, 4, 8, 24):
+        engine.clear(0)
+        beside = [
+            decode(engine, tokens[at : at + num_rows], at, num_rows)
+            for at in range(0, len(tokens), num_rows)
+        ]
+        np.testing.assert_array_equal(np.concatenate(beside), alone)
 
 
 def test_a_file_of_another_kind_is_named(files: dict[str, Path]) -> None:

@@ -24,15 +24,17 @@ def make_exact(engine: LlamaEngine, *, is_repacked: bool = False) -> WidthClasse
         ConfigError: there are no such widths, with the processor's reference kernels neither.
     """
     sequences = range(min(engine.num_sequences, 8))
+    adapters = (1.0,) * len(engine.adapters.describe())
     for is_reference in (False,) if is_repacked else (False, True):
         if is_reference:
             engine.use_reference_kernels()
         comparison = WidthComparison(engine, sequences, perf_counter, num_rows=CERTAIN_ROWS)
+        engine.adapters.use(adapters)  # requests may: their matrices have kernels of their own
         classes = comparison.run((SHORT, LONG))
+        engine.adapters.use(())
         assert classes is not None, "nobody interrupts it"
         widths = classes.choose(engine.max_padding)
-        # a single row is padded to two at most before weights are unpacked
-        if widths and (widths.fit(1) <= 2 or not is_repacked):
+        if widths and (widths.pads_little or not is_repacked):
             engine.widths, engine.is_alone = widths, classes.is_alone
             if engine.cache_kind is CacheKind.ROLLBACK:  # of one decode, with all that pads it
                 sizes = range(1, 1 + min(MOST_SHORT, widths.most))

@@ -28,6 +28,11 @@ class Widths(NamedTuple):
         """The least of these widths with as many rows; the rows themselves if there is none."""
         return next((size for size in self.sizes if size >= num_rows), max(1, num_rows))
 
+    @property
+    def pads_little(self) -> bool:
+        """Whether one row is padded to two at most; if not, weights are rather unpacked."""
+        return self.fit(1) <= 2
+
     def fill(self, num_rows: int) -> int:
         """The most of these widths with so many rows, or else the least."""
         return max((size for size in self.sizes if size <= num_rows), default=self.fit(num_rows))
@@ -77,7 +82,7 @@ class WidthClasses:
     def exact_cost(self, kind: CacheKind = CacheKind.CUT) -> float | None:
         """What --exact adds to a step without drafts, as a share; None: it needs slower kernels."""
         widths = self.choose() if kind is CacheKind.CUT else self.choose(0)
-        if widths is None:
+        if widths is None or not widths.pads_little:
             return None
         # these texts are short: in long ones attention may part one row from two
         return max(1.0, self.cost(widths), self.cost(widths, 2)) - 1.0

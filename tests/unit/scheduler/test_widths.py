@@ -90,6 +90,8 @@ def test_a_server_says_which_widths_its_texts_depend_on_and_what_exactness_costs
     assert "(rows that agree: 1 | 2-8 | 9-64)" in promise
     assert "--exact makes a step without drafts take up to 25 % longer" in promise
     assert "slower kernels" in classes.promise(CacheKind.CHECKPOINT, is_exact=False)
+    apart = replace(classes, classes=((1, 2, 3), tuple(range(4, 17))))  # as with repacked weights
+    assert "slower kernels" in apart.promise(is_exact=False)
     assert "neither on drafts nor on other requests" in classes.promise(is_exact=True)
 
 
