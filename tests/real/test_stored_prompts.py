@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import numpy as np
@@ -22,9 +23,12 @@ from tests.real.support import (
     without_draft,
 )
 
+from headstart.app import loading
 from headstart.app.assemble import build_scheduler
 from headstart.app.cli.main import main
+from headstart.app.loading import fit_models
 from headstart.config import SchedulerConfig
+from headstart.engine.fit import Fitted
 from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import CacheKind
@@ -111,6 +115,29 @@ def test_a_prompt_is_found_with_another_context_unless_that_rotates_its_keys_oth
         num_restored.append(disk.report().num_restored)
         scheduler.cache.host.finish()
     assert num_restored == [0, 1, 0, 1, 1, 0, 0, 1]
+
+
+def test_an_exact_prompt_is_found_only_where_it_would_be_computed_by_the_same_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same settings may be loaded unpacked, or with fewer layers on a card, another time."""
+    monkeypatch.setattr(HostPrompts, "_saves_time", lambda *given: True)
+    path, request = tiny_llama(tmp_path / "tiny.gguf"), byte_requests(1)[0]
+    config = with_prompts_on_disk(Setting(), tmp_path / "prompts")
+
+    def num_restored(*, repack: bool) -> int:
+        def fit(*given: Any) -> Fitted:
+            fitted = fit_models(*given)
+            return replace(fitted, config=replace(fitted.config, repack=repack))
+
+        monkeypatch.setattr(loading, "fit_models", fit)
+        scheduler = build_scheduler(config, without_draft(path))[0]
+        disk = disk_of(scheduler)
+        play(scheduler, [replace(request, prompt=tuple(range(200)))])
+        scheduler.cache.host.finish()
+        return disk.report().num_restored
+
+    assert [num_restored(repack=repack) for repack in (True, False, True)] == [0, 0, 1]
 
 
 @pytest.mark.parametrize("name", KINDS)

@@ -18,6 +18,7 @@ from headstart.structures.atomic import cache_folder
 from headstart.structures.model_id import ModelId
 
 if TYPE_CHECKING:
+    from headstart.app.loading import Target
     from headstart.scheduler.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
@@ -60,11 +61,11 @@ def _num_bytes(folder: Path) -> int:
     return total
 
 
-def open_disk(config: Config, models: Models, target: Any, drafter: Any) -> DiskCache | None:
+def open_disk(config: Config, models: Models, target: Target, drafter: Any) -> DiskCache | None:
     """The target's prompts on the disk; None: none are kept there.
 
     Args:
-        target, drafter: the engines of the loaded models; None without a drafter.
+        drafter: the engine of its model; None without one.
 
     Raises:
         ConfigError: an adapter's file is missing, or has no scale.
@@ -79,14 +80,15 @@ def open_disk(config: Config, models: Models, target: Any, drafter: Any) -> Disk
     if not scheduler.cache_ram:
         log.warning("--cache-disk is not used: prompts go there through --cache-ram, which is 0")
         return None
-    digest, own = ModelId.of(models.target).digest, _facts(config.engine)
-    streams = scheduler.parallel if target.has_own_caches else 1  # a state names their number
+    digest, own = ModelId.of(models.target).digest, _facts(target.fitted.config)
+    engine: Any = target.engine
+    streams = scheduler.parallel if engine.has_own_caches else 1  # a state names their number
     facts = [ModelId.of(models.drafter.path).digest] if models.drafter else []
     facts += [*models.types, own, repr(config.draft_engine), *_rotation(drafter)]
     place = DiskPlace(
         folder=prompts_folder(scheduler),
         max_bytes=scheduler.cache_disk << 20,
-        identity="\0".join((digest, library.version(), str(streams), own, *_rotation(target))),
+        identity="\0".join((digest, library.version(), str(streams), own, *_rotation(engine))),
         drafters=hashlib.sha256("\0".join(facts).encode()).hexdigest()[:16],
         name=models.target.stem,
     )
@@ -128,5 +130,6 @@ def _facts(config: EngineConfig) -> str:
         files = scaled_files(files_named, scaled, flag)
         facts += [f"{flag} {ModelId.of(file).digest} {scale}" for file, scale in files]
     if config.exact:
-        facts += [platform.node(), platform.machine(), repr(config)]
+        # the context may be what fits, which is another one each time
+        facts += [platform.node(), platform.machine(), repr(replace(config, context=0))]
     return "\0".join(facts)
