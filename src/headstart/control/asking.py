@@ -1,10 +1,10 @@
-"""Whether a speculator is asked at all: its drafts have to earn the time of asking.
+"""Decides whether a speculator is asked at all: its drafts must save more time than asking takes.
 
-Asking takes time even where the answer is no: it searches, and its answer is calibrated and
-planned. With a step of 50 ms that does not show, with one of 0.5 ms it costs every fifth token. So
-a speculator is asked for a request while its drafts there save, on average, what asking takes; a
-new request begins with the average of all. Where that is less, asking is paid from savings, which
-grow by TRIAL_SHARE of the time.
+Asking takes time even if there is no draft: for the search, calibration and planning. With steps of
+50 ms that is negligible, with steps of 0.5 ms it costs every fifth token. So a speculator is asked
+for a request while its drafts there save on average what asking takes; a new request starts with
+the average of all. If they save less, asking is paid from a budget, which grows by TRIAL_SHARE of
+the time.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from headstart.control.values import FAST, MOST_TRIALS, SLOW, TRIAL_SHARE
 
 @dataclass(slots=True)
 class AskingBudget:
-    """Of one speculator. Milliseconds."""
+    """The budget of one speculator, in milliseconds."""
 
     cost: float = 0.0  # of asking for one slot
-    savings: float = 0.0  # below 0: asked only for requests in which that pays
+    savings: float = 0.0  # below 0: asked only for requests where it pays
     slot_ms: float = 0.0  # of a step without drafts, per slot
-    mean: float = 0.0  # saved by a time of asking, in all requests
-    _gains: dict[int, float] = field(default_factory=dict)  # the same of one
+    mean: float = 0.0  # mean saving per call, over all requests
+    _gains: dict[int, float] = field(default_factory=dict)  # the same by request
 
     def wanted(self, numbers: Sequence[int]) -> Sequence[int]:
-        """Of these, those to ask for in this step; call it once a step."""
+        """The `numbers` for which to ask in this step; call it once per step."""
         if self.savings >= 0.0:
             return numbers
         gains, mean, cost = self._gains, self.mean, self.cost
@@ -36,7 +36,7 @@ class AskingBudget:
         return wanted
 
     def sleeps(self, numbers: Sequence[int]) -> int:
-        """Steps in which it is to be asked for none of these."""
+        """Number of steps in which it should be asked for none of `numbers`."""
         if self.savings >= 0.0 or not self.slot_ms:
             return 0
         if max([self._gains.get(number, self.mean) for number in numbers]) >= self.cost:
@@ -44,15 +44,15 @@ class AskingBudget:
         return ceil(-self.savings / (TRIAL_SHARE * self.slot_ms * len(numbers)))
 
     def wait(self, num_steps: int) -> None:
-        """It is not asked for one slot in so many steps."""
+        """Accrue budget for `num_steps` steps in which it is not asked for one slot."""
         self.savings += num_steps * TRIAL_SHARE * self.slot_ms
 
     def earned(self, numbers: Sequence[int], milliseconds: Sequence[float], slot_ms: float) -> None:
-        """It was asked for these, and its drafts are expected to save so much; `slot_ms` is the
-        time of a step without drafts, per slot.
+        """Credit the expected savings (`milliseconds`) of the drafts for `numbers`. `slot_ms`:
+        plain step time per slot.
         """
         gains, cost = self._gains, self.cost
-        if not self.slot_ms:  # a first draft that saves nothing silences no one
+        if not self.slot_ms:  # so that a first draft that saves nothing does not disable it
             self.savings = min(MOST_TRIALS * cost, slot_ms)
         self.slot_ms = slot_ms
         for number, saved in zip(numbers, milliseconds, strict=True):
@@ -65,12 +65,12 @@ class AskingBudget:
         self.savings = min(self.savings, MOST_TRIALS * cost)
 
     def took(self, milliseconds: float) -> None:
-        """Learn what asking for one slot takes."""
-        if self.cost:  # one slow call silences no one
+        """Update the cost of asking for one slot."""
+        if self.cost:  # so that one slow call does not disable it
             rate = FAST if milliseconds < self.cost else SLOW
             milliseconds = self.cost + rate * (min(milliseconds, 2.0 * self.cost) - self.cost)
         self.cost = milliseconds
 
     def end(self, number: int) -> None:
-        """The request is over."""
+        """Forget a request that ended."""
         self._gains.pop(number, None)

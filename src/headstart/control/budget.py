@@ -1,27 +1,27 @@
-"""The budget, the last word of the planner: which tokens of all drafts are verified.
+"""The budget, last stage of the planner: decides which draft tokens are verified.
 
-In: survival in tokens, costs in milliseconds. Out: draft tokens to verify for each slot: those
-whose survival pays for their row.
+In: survival in tokens, costs in milliseconds. Out: for each slot, the draft tokens whose survival
+pays for their row.
 
-A token is worth the time it would take otherwise. In the long run that is 1 / rate, rate = tokens
-per millisecond now reached, so a step should maximise
+A token is worth the time it would take otherwise. In the long run that is 1 / rate, with rate =
+tokens per millisecond currently reached, so a step should maximise
 
     sum of survival over the rows given - rate * ms(base rows + rows given)
 
-(Dinkelbach's form of tokens / time). Maximising the quotient of each step by itself would stop too
-early in easy text, because it prices the rest of the text at the easy rate. Rows go to the highest
-survival over all slots; survival never rises within a slot, so each gets a prefix. The cost curve
-has steps, so every total is tried.
+(Dinkelbach's form of tokens / time). Maximising each step's own quotient would stop too early in
+easy text, because it prices the rest of the text at the easy rate. Rows go to the highest survival
+over all slots; survival never rises within a slot, so each gets a prefix. The cost curve has jumps,
+so every total is tried.
 
-The rate is kept as a speedup over the same slots without drafts, so that it does not depend on how
-busy the machine is, and never below 1: what does not pay against plain decoding is not drafted. A
-step that reads prompts has the same rate as one that does not: a price relative to its own, longer
-time lets drafts pay that make everybody wait (`benchmarks.control_simulation --arrivals`: busy time
-1.04 of off's and median time to the first token 1.37, against 0.98 and 0.94).
+The rate is kept as a speedup over the same slots without drafts, so that it does not depend on the
+machine's load, and never below 1: drafts must beat plain decoding. Steps with prompts have the same
+rate as others: a price relative to their own, longer time would admit drafts that delay every
+request (`benchmarks.control_simulation --arrivals`: busy time 1.04 of off's and median time to the
+first token 1.37, against 0.98 and 0.94).
 
-What plain steps take is measured even while all steps have drafts or padding: a level that is too
-high for the width in use cannot be told from a slower machine, and drafts that lose would go on for
-ever. So now and then a step is plain, out of TRIAL_SHARE of the time.
+Plain steps are timed even while all steps have drafts or padding: a level too high for the width in
+use looks like a slower machine, and losing drafts would continue forever. So occasionally a step is
+plain, within TRIAL_SHARE of the time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Budget:
-    """Gives draft tokens to slots. Owns the speedup reached."""
+    """Assigns draft tokens to slots. Owns the speedup reached."""
 
     SAVED: ClassVar = ("_tokens", "_time")
 
@@ -50,13 +50,13 @@ class Budget:
 
     @property
     def speedup(self) -> float:
-        """What is reached; never below 1."""
+        """The speedup reached; never below 1."""
         return max(1.0, self._tokens / self._time)
 
     def rate(self, step: Step, plain_ms: float) -> float:
-        """Tokens per millisecond that a draft has to beat, margin included.
+        """Tokens per millisecond that a draft must exceed, including the margin.
 
-        A millisecond delays all who have a slot, and drafts repay only those who answer.
+        A millisecond delays every slot in use, but drafts repay only those that generate.
         """
         num_delayed = step.num_slots + step.num_reading
         return self.speedup * (1.0 + MARGIN) * num_delayed / plain_ms
@@ -67,10 +67,9 @@ class Budget:
         return curve[step.num_slots]
 
     def best(self, survivals: Sequence[Sequence[float]], step: Step) -> int | None:
-        """Index of the draft worth most to a slot, the first of equals; None if no draft has a
-        token.
+        """Index of a slot's most valuable draft, the first of equals; None if all are empty.
 
-        Worth: sum of (survival - price of a row) while positive; if none pays, of survival.
+        Value: sum of (survival - price of a row) while positive; if no draft pays, of survival.
         """
         longest = min(max(map(len, survivals), default=0), max(1, step.max_draft_rows))
         if len(survivals) == 1 or not longest:
@@ -89,14 +88,14 @@ class Budget:
     def share(
         self, plan: StepPlan, survivals: Sequence[Sequence[float]], sunk_ms: float = 0.0
     ) -> None:
-        """Write into the plan how many draft tokens each answer verifies, what that saves, and rows
-        that are added because a wider step takes less time. O(n log n) in draft tokens.
+        """Write into the plan how many draft tokens each answer verifies, what that saves, and
+        padding rows if a wider step takes less time. O(n log n) in draft tokens.
 
         Args:
             plan: the batch so far.
-            survivals: by answer, empty where there is no draft.
-            sunk_ms: time already spent on these drafts, that of probes left out; lowers the
-                speedup, not this plan.
+            survivals: by answer, empty without a draft.
+            sunk_ms: time already spent on these drafts, without probes; lowers the speedup, not
+                this plan.
         """
         step = plan.price
         assert step is not None
@@ -127,7 +126,7 @@ class Budget:
                     tokens = sum(survivals[index][:length])
                     gained += tokens
                     plan.saved_ms[index] = token_ms * tokens - row_ms * length
-        if not num_fixed:  # drafts whose length was set by hand say nothing about the speedup
+        if not num_fixed:  # fixed lengths say nothing about the speedup
             time = 1.0 + (extra_ms + sunk_ms) / curve[step.num_slots]
             self._tokens += SLOW * (1.0 + gained / step.num_slots - self._tokens)
             self._time += SLOW * (time - self._time)
@@ -138,7 +137,7 @@ class Budget:
         plan.lengths, plan.num_padding = given, padding
 
     def _try_plain(self, step: Step, speedup: float) -> bool:
-        """Take neither drafts nor padding now and then, so that it is known what that takes."""
+        """Whether to time a plain step now, without drafts and padding; rarely true."""
         num_slots, lost = step.num_slots, 1.0 - 1.0 / speedup
         if step.num_base_rows > num_slots:
             return False
@@ -149,7 +148,7 @@ class Budget:
         return self._num_unseen * TRIAL_SHARE > max(lost, MARGIN)
 
     def _padding(self, num_rows: int, step: Step) -> int:
-        """Rows that are added to as many because that is faster."""
+        """Padding rows to add to `num_rows` because that is faster."""
         if not step.can_pad:
             return 0
         return max(0, min(self._cost.width(num_rows, step.context), step.max_rows) - num_rows)
@@ -187,9 +186,9 @@ class Budget:
     def _evenly(
         self, survivals: Sequence[Sequence[float]], given: Sequence[int], left: int, step: Step
     ) -> Sequence[int]:
-        """Give all slots the length that pays best where the longest draft is computed for each.
+        """Choose one length for all slots, if the longest draft is computed for each.
 
-        A length set by hand is the least: up to there, drafts of other slots cost nothing.
+        A fixed length is the minimum: up to that, drafts of other slots are free.
         """
         num_slots, least = step.num_slots, max(given)
         most = min(step.max_rows - num_slots, left) // num_slots

@@ -1,24 +1,24 @@
-"""Acceptance, the first of control's three instruments: what a speculator's score is worth.
+"""Acceptance, the first of control's three instruments: calibrates speculators' scores.
 
 In: a draft's scores. Out: for each of its tokens the probability that it and all before it are
-accepted (survival), in tokens. Learned from every draft whose text is known, verified or not.
+accepted (survival), in tokens. Learned from every draft once its text is known, verified or not.
 
 Conditional acceptance a = P(token i accepted | tokens before it accepted) is counted per speculator
-and score bucket. Counts fade: n <- d n + 1. A bucket with few counts leans on the speculator (K
-pseudo-counts), or on 0.1 + 0.8 score where scores are probabilities:
+and score bucket. Counts fade: n <- d n + 1. A bucket with few counts is shrunk towards the
+speculator's mean (K pseudo-counts), or towards 0.1 + 0.8 score if scores are probabilities:
 
     speculator = (m + K prior) / (n + K)
     bucket     = (m_bucket + K speculator) / (n_bucket + K)
 
-A request whose text is unlike the average gets a shift b of the log-odds, odds' = odds e^b, from a
-one-dimensional extended Kalman filter (p = predicted, y = 1 if accepted):
+A request whose text differs from the average gets a shift b of the log-odds, odds' = odds e^b, from
+a one-dimensional extended Kalman filter (p = predicted, y = 1 if accepted):
 
     V <- V + drift;   V <- V / (1 + V p (1 - p));   b <- d b + V (y - p)
 
-Tokens differ, too: the brackets of a JSON form are sure, names are not. So each has odds of its
-own (`TokenOdds`), kept apart by namespace and never saved, because they tell a little of what texts
-were about. Survival is the running product of all this. Labels stop at the first disagreement and
-at the end of the draft, so a fully accepted draft says nothing about the token after it (censored).
+Tokens differ, too: the brackets of a JSON form are predictable, names are not. So each token has
+its own odds (`TokenOdds`), separate by namespace and never saved, because they reveal a little
+about the texts. Survival is the running product of all this. Labels stop at the first disagreement
+and at the end of the draft, so a fully accepted draft says nothing about the next token (censored).
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from typing import Any, ClassVar
 
 from headstart.control.values import FADE, WEIGHT
 
-# of the score buckets: scores up to 1 are probabilities or shares, above 1 lengths or counts
+# edges of score buckets: scores up to 1 are probabilities or shares, above 1 lengths or counts
 EDGES = (
     *(0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.98, 0.995),
     *(1.5, 2.5, 3.5, 4.5, 6.5, 8.5, 12.5, 16.5, 24.5, 32.5, 64.5),
 )
 
-PRIOR = 0.4  # acceptance of a speculator never seen: low, because labels come without verifying
+PRIOR = 0.4  # acceptance of a new speculator: low, because labels come without verifying
 MODEL_PRIOR = 0.75  # of a draft model: the user chose it, and its labels cost time
 SHIFT_VARIANCE, SHIFT_DRIFT = 0.6, 0.001  # of a request's log-odds
-MAX_TOKENS, MAX_TOTAL = 4096, 131_072  # known of a speculator in a namespace; of all
-_NO_LABELS = (0.0, 0.0, 0.0, 1.0)  # what is known of a token never seen
+MAX_TOKENS, MAX_TOTAL = 4096, 131_072  # tracked per speculator and namespace; in total
+_NO_LABELS = (0.0, 0.0, 0.0, 1.0)  # counts of a new token
 
 
 class LabelCounts:
@@ -57,11 +57,11 @@ class LabelCounts:
 
     @property
     def num_labels(self) -> float:
-        """Tokens labelled; old ones count less."""
+        """Number of labels; old ones count less."""
         return sum(self._n)
 
     def mean(self) -> float:
-        """Acceptance of a token about which nothing is known."""
+        """Acceptance of a token without further information."""
         prior = MODEL_PRIOR if self.is_probability else PRIOR
         return (sum(self._m) + WEIGHT * prior) / (sum(self._n) + WEIGHT)
 
@@ -75,7 +75,7 @@ class LabelCounts:
             base = 0.1 + 0.8 * score if is_probability else mean
             rate = (m[bucket] + WEIGHT * base) / (n[bucket] + WEIGHT)
             rates.append(0.002 if rate < 0.002 else 0.998 if rate > 0.998 else rate)
-        return rates  # of finite log-odds
+        return rates  # finite log-odds
 
     def count(self, confidence: Sequence[float], num_matched: int) -> None:
         """Add labels: the first `num_matched` were accepted."""
@@ -86,15 +86,13 @@ class LabelCounts:
             m[bucket] = m[bucket] * FADE + (1.0 if i < num_matched else 0.0)
 
     def loosen(self) -> None:
-        """Believe what was counted as much as what is believed without counts: the texts to come
-        are others.
-        """
+        """Reduce saved counts to the weight of the prior, because later texts differ."""
         self._m = [m * WEIGHT / max(n, WEIGHT) for m, n in zip(self._m, self._n, strict=True)]
         self._n = [min(n, WEIGHT) for n in self._n]
 
 
 class RequestBias:
-    """How far one request's acceptance is from the average, in log-odds."""
+    """How far one request's acceptance deviates from the average, in log-odds."""
 
     __slots__ = ("odds", "shift", "variance")
 
@@ -102,7 +100,7 @@ class RequestBias:
         self.shift, self.variance, self.odds = 0.0, SHIFT_VARIANCE, 1.0
 
     def learn(self, rates: Sequence[float], num_matched: int) -> None:
-        """Follow a draft's labels, for which the average says `rates`."""
+        """Update from a draft's labels; `rates` are the average acceptances."""
         variance, shift, odds = self.variance, self.shift, self.odds
         for i, rate in enumerate(rates):
             right = rate * odds
@@ -142,9 +140,9 @@ class TokenOdds:
         """Count labels.
 
         Args:
-            tokens: the one before the first label, then those drafted.
+            tokens: the token before the first label, then the drafted ones.
             rates: conditional acceptance of each, by its score; `odds` is the request's factor.
-            num_matched: of them, from the first on.
+            num_matched: number of leading tokens that matched.
         """
         for i, rate in enumerate(rates):
             accepted, right = 1.0 if i < num_matched else 0.0, rate * odds
@@ -173,20 +171,20 @@ class Calibration:
         self.tables: defaultdict[str, LabelCounts] = defaultdict(LabelCounts)  # by speculator
         self._namespaces: dict[int, str] = {}  # of the running requests
         self._requests: dict[int, dict[str, Known]] = {}  # by speculator
-        # by namespace, the one used longest ago first, and speculator
+        # by namespace, least recently used first, then by speculator
         self._tokens: dict[str, dict[str, TokenOdds]] = {}
 
     def trust_scores(self, speculator: str) -> None:
-        """Believe this speculator's scores, as probabilities, until counts say otherwise."""
+        """Treat this speculator's scores as probabilities until counts show otherwise."""
         self.tables[speculator].is_probability = True
 
     def survival(
         self, speculator: str, confidence: Sequence[float], number: int, tokens: Sequence[int] = ()
     ) -> list[float]:
-        """Probability that draft tokens 0..i are all accepted, for each i: 0 where it is next to
-        nothing. O(tokens).
+        """Probability that draft tokens 0..i are all accepted, for each i; tiny ones are 0.
+        O(tokens).
 
-        tokens: the one before the draft and the draft's; empty: not known.
+        tokens: the token before the draft, then the draft's; empty: unknown.
         """
         try:
             table, bias, by_token = self._requests[number][speculator]
@@ -202,7 +200,7 @@ class Calibration:
             right = rate * odds * factor
             alive *= right / (1.0 - rate + right)
             survival.append(alive)
-            if alive < 0.01:  # the tokens behind it are hardly ever accepted
+            if alive < 0.01:  # later tokens are hardly ever accepted
                 break
         return survival + [0.0] * (len(confidence) - len(survival))
 
@@ -214,10 +212,10 @@ class Calibration:
         num_matched: int,
         tokens: Sequence[int] = (),
     ) -> None:
-        """Learn from tokens of a draft, verified or only compared with the text that followed: the
-        first `num_matched` agreed, and the next, the last one if any, did not. O(tokens).
+        """Learn from labelled draft tokens, verified or only compared with the text: the first
+        `num_matched` agreed; a further one, at most one, did not. O(tokens).
 
-        tokens: as of `survival`.
+        tokens: as in `survival`.
         """
         table, bias, by_token = self._know(number, speculator)
         rates = table.rates(confidence)
@@ -227,8 +225,8 @@ class Calibration:
         table.count(confidence, num_matched)
 
     def begin(self, number: int, namespace: str) -> None:
-        """A request begins; what its tokens teach stays in this namespace. Without this call in the
-        public one. Namespaces used longest ago make room. O(namespaces).
+        """Register a request; what is learned from its tokens stays in this namespace ("" without
+        this call). The least recently used namespaces are evicted. O(namespaces).
         """
         self._namespaces[number] = namespace
         sizes = {name: 1 + sum(map(len, odds.values())) for name, odds in self._tokens.items()}
@@ -240,16 +238,16 @@ class Calibration:
             del self._tokens[name]
 
     def end(self, number: int) -> None:
-        """The request is over: forget its shift."""
+        """Forget a request that ended, with its shift."""
         self._requests.pop(number, None)
         self._namespaces.pop(number, None)
 
     def _know(self, number: int, speculator: str) -> Known:
-        """What is known of a speculator for a request."""
+        """Statistics of a speculator for a request."""
         own = self._requests.setdefault(number, {})
         if speculator not in own:
             namespace = self._namespaces.get(number, "")
-            odds = self._tokens[namespace] = self._tokens.pop(namespace, {})  # now the newest
+            odds = self._tokens[namespace] = self._tokens.pop(namespace, {})  # most recently used
             by_token = odds.setdefault(speculator, TokenOdds())
             own[speculator] = self.tables[speculator], RequestBias(), by_token
         return own[speculator]

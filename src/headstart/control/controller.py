@@ -1,23 +1,21 @@
-"""How many tokens to draft, for which slots, by which speculator: what the scheduler calls.
+"""Decides how many tokens to draft, for which slots, by which speculator; used by the scheduler.
 
 Pure arithmetic: no clock, no model, no randomness; the caller measures, control decides. Three
 instruments, in milliseconds and tokens:
 
 - acceptance (`calibration`): the probability that a draft token is accepted;
-- cost (`cost`, with `draft_cost`): what a step of the target takes by its rows, and what a draft
-  model takes;
-- planner: `budget` gives rows to draft tokens (`rollback` says what a draft costs that cannot just
-  be cut off), `model_planner` decides how far draft models draft before they do (`forecast` says
-  what to expect of them, `probes` when to look again at one that is off), and `asking` which
-  speculators are asked at all.
+- cost (`cost`, with `draft_cost`): the time of a target step by its rows, and of a draft model;
+- planner: `budget` assigns rows to draft tokens (`rollback` prices drafts of targets that cannot
+  truncate), `model_planner` decides how far draft models draft (`forecast` predicts their drafts,
+  `probes` retries disabled ones), and `asking` which speculators are asked at all.
 
 One step:
 
     controller.sleeps(plan), wanted(...)                  which speculators are asked
-    controller.survival(...), best(...)                   what a draft is worth
+    controller.survival(...), best(...)                   the value of a draft
     controller.grant(plan)                                how far draft models draft
     controller.share(plan)                                how many tokens of each draft are verified
-    controller.read(record)                               what the step took, and what came true
+    controller.read(record)                               costs of the step, and labels
 """
 
 from __future__ import annotations
@@ -56,9 +54,9 @@ class Controller:
         self._asking: dict[str, AskingBudget] = {}  # by text speculator
         self._labels = Labels()
         self._running: set[int] = set()  # numbers of the requests
-        # steps in which no speculator is asked for these requests: to come, and past
+        # upcoming and past steps in which no speculator is asked, and for which requests
         self._num_asleep, self._num_slept, self._sleepers = 0, 0, list[int]()
-        # what one instrument answers by itself
+        # calls passed on to one instrument
         self.survival, self.label = self._calibration.survival, self._calibration.record
         self.trust_scores = self._calibration.trust_scores
         self.best, self.knows_costs = self._budget.best, self._cost.is_known
@@ -66,9 +64,9 @@ class Controller:
         self.learn_draft_costs = self._model_planner.calibrate
 
     def sleeps(self, plan: StepPlan, texts: Sequence[str], models: Sequence[str]) -> bool:
-        """Whether no speculator is to be asked in this step, because none earned it for some time.
+        """Whether to ask no speculator in this step, because none has paid for some time.
 
-        How long that lasts is found once: after that a step takes one comparison.
+        Its duration is computed once; each further step costs one comparison.
         """
         answers = plan.sequences[: plan.num_generating]
         numbers = [sequence.number for sequence in answers]
@@ -95,15 +93,15 @@ class Controller:
         return True
 
     def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
-        """The requests of these for which to ask it; call it once a step."""
+        """The requests among `numbers` for which to ask the speculator; call it once per step."""
         if speculator in self._model_planner.drafters:
             return self._model_planner.wanted(speculator, numbers)
         asking = self._asking.get(speculator)
         return numbers if asking is None else asking.wanted(numbers)
 
     def grant(self, plan: StepPlan) -> dict[str, list[Allowance]]:
-        """How far draft models may draft, for each entry of `plan.wishes`; at most one of them
-        drafts for an answer.
+        """How far draft models may draft, for each entry of `plan.wishes`; at most one per
+        answer.
         """
         assert plan.price is not None
         asked = plan.wishes
@@ -115,19 +113,19 @@ class Controller:
         return self._model_planner.plan(asked, plan.price)
 
     def share(self, plan: StepPlan) -> None:
-        """Write into the plan how many draft tokens each answer verifies, all 0: off for this
-        step; what each saves; and rows that are added because a wider step takes less time.
+        """Write into the plan how many draft tokens each answer verifies (all 0: none in this
+        step), what each saves, and padding rows if a wider step takes less time.
         """
         assert plan.price is not None
         sunk_ms = 0.0
         for call in plan.calls:
-            if call.allowances and not call.is_probe:  # the time of probes is saved for
+            if call.allowances and not call.is_probe:  # probes are paid from their own budget
                 sunk_ms += call.milliseconds
         survivals = self._rollback.discounted(plan.survivals, plan.price)
         self._budget.share(plan, survivals, sunk_ms)
 
     def read(self, record: StepRecord) -> None:
-        """Learn what a step took, and what became of every draft offered so far."""
+        """Update all estimates from a step: costs, and the fate of all offers so far."""
         plan = record.plan
         if plan.price is not None and plan.calls:
             models = [call for call in plan.calls if call.allowances]
@@ -146,13 +144,13 @@ class Controller:
                 self.end(end.sequence.number, end.stats.num_emitted)
 
     def _read_models(self, record: StepRecord, calls: Sequence[DraftCall], step: Step) -> None:
-        """What models took, and what their drafts saved: measured, against a step without them."""
+        """Compute from timings what each draft model cost or saved compared with a plain step."""
         plan = record.plan
         base, rows = step.num_base_rows, max(record.num_computed, step.num_base_rows)
         curve = self._cost.curve(rows, step.context, can_fill=step.can_pad)
         plain_ms = curve[step.num_slots]
         row_ms = (curve[rows] - curve[base]) / max(1, sum(plan.lengths))
-        more_ms = 0.0  # that the step took than its rows should
+        more_ms = 0.0  # excess of the step over its expected time
         if record.is_exact:
             expected = curve[rows]
             more_ms = max(-0.5 * expected, min(0.5 * expected, record.cost_ms - expected))
@@ -168,14 +166,14 @@ class Controller:
                     continue
                 num_right = sources[: len(record.emitted[index]) - 1].count(name)
                 to_beat = texts.get(numbers[index], 0.0)
-                # the text's would have had as many rows
+                # the text draft would have had as many rows
                 saved_ms += num_right * token_ms - num_rows * row_ms
                 saved_ms -= max(0.0, to_beat * token_ms - num_rows * row_ms)
             self._model_planner.observe(call, numbers, plain_ms, saved_ms)
 
     def _read_texts(self, plan: StepPlan, calls: Sequence[DraftCall], step: Step) -> None:
-        """What text speculators took, and what asking them is expected to save."""
-        # what a speculator took is its own, the rest is shared: a slow one silences itself only
+        """Time of text speculators, and expected savings of asking them."""
+        # charge each speculator its own time: a slow one disables only itself
         num_asked, shared_ms = 0, plan.asking_ms
         for call in calls:
             num_asked += len(call.indices)
@@ -189,7 +187,7 @@ class Controller:
             for index in call.indices:
                 sequence = plan.sequences[index]
                 if sequence.policy.mode is DraftMode.FIXED:
-                    continue  # asked whether it pays or not, and what it saves is not worked out
+                    continue  # asked in any case; its savings are not computed
                 numbers.append(sequence.number)
                 is_verified = name in plan.sources[index][: plan.lengths[index]]
                 saved.append(plan.saved_ms[index] if is_verified and plan.saved_ms else 0.0)
@@ -202,13 +200,13 @@ class Controller:
             self._cost.observe(rows, record.context, milliseconds)
 
     def begin(self, number: int, namespace: str) -> None:
-        """A request begins; what its tokens teach is used in this namespace only."""
+        """Register a request; what is learned from its tokens is used in this namespace only."""
         self._running.add(number)
         self._calibration.begin(number, namespace)
         self._model_planner.begin()
 
     def end(self, number: int, num_answered: int) -> None:
-        """The request is over, or waits again, after `num_answered` tokens."""
+        """Forget a request that ended or was preempted after `num_answered` tokens."""
         num_running = len(self._running)
         self._running.discard(number)
         self._labels.end(number)
@@ -218,7 +216,7 @@ class Controller:
         self._model_planner.end(number, num_answered, num_running)
 
     def describe(self) -> dict[str, Any]:
-        """What control believes, JSON-ready."""
+        """The estimates of control, JSON-ready."""
         return {
             "cost_ms": self._cost.describe(),
             "acceptance": self._calibration.describe(),
@@ -227,15 +225,15 @@ class Controller:
         }
 
     def save(self, path: Path) -> None:
-        """Write what was learned, atomically.
+        """Save the learned state, atomically.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         write_state(path, encode(self))
 
     def load(self, path: Path) -> str | None:
-        """Take over what was saved; None if it worked, else why not (and nothing was changed)."""
+        """Load a saved state; returns None, or the reason why not (then nothing changed)."""
         fresh = Controller()
         try:
             restore(fresh, read_state(path))

@@ -1,4 +1,4 @@
-"""Cost, the second of control's three instruments: what a step of the target takes.
+"""Cost, the second of control's three instruments: the time of a target step.
 
 In: rows of the batch and context. Out: milliseconds. Learned from every decode, and at the first
 start from a warm-up.
@@ -8,27 +8,27 @@ Weights are read once a step and multiplied once a row; attention reads each row
     ms(rows, context) = e^level (e^shape[rows] + attention * rows * context)
 
 with `context` in tokens per row. Prompts are read by other kernels: their attention counts as
-weights. Attention is measured in the warm-up. The level follows whatever slows every step alike
-(other programs, heat); the shape is what planning needs and moves slowly. With e = log ms - log
-expected, cut to +-40 %,
+weights. Attention is measured in the warm-up. The level follows everything that slows all steps
+equally (other programs, heat); the shape is what planning needs and changes slowly. With e = log ms
+- log expected, cut to +-40 %,
 
     level     += (FAST + |trend|) e
     shape     += SLOW (e - trend)
     trend     += FAST (e - trend)
 
-The trend is what steps of all widths have in common. It is left out of the shape: with a load that
-rises suddenly and falls slowly, the level would climb and the shape of the widths in use sink for
-ever, and widths not seen meanwhile would look dearer with it. While the trend is large, the machine
-has changed its speed, and the level follows at once.
+The trend is common to steps of all widths. It is excluded from the shape: under a load that rises
+suddenly and falls slowly, the level would otherwise climb and the shape of the widths in use sink
+indefinitely, and unused widths would look more expensive. While the trend is large, the machine's
+speed has changed, and the level follows at once.
 
-A cell of the shape starts as the lowest of its first two samples (disturbed steps are slow), then
-their median. Shapes are kept at knots and read by linear interpolation in rows. Past the last knot
-seen, a row costs half of what the rows so far did on average: what is thought too dear is never
-tried, and the first step that has more rows corrects what is thought too cheap.
+A cell of the shape starts as the lower of its first two samples (disturbed steps are slow), then
+becomes the median of three. Shapes are kept at knots and read by linear interpolation in rows. Past
+the last knot seen, a row costs half the average of the rows before it: an overestimate is never
+tested, while an underestimate is corrected by the first wider step.
 
-Kernels like some widths: on two cores 3 rows of Q4_0 take 36 ms and 4 rows 21. So each narrow width
-is kept as it is, and where steps may be filled, planning uses the cost of *at least* n rows: that
-of the cheapest wider step, if it was measured and takes clearly less (`width`).
+Kernels favour some widths: on two cores 3 rows of Q4_0 take 36 ms and 4 rows 21. So each narrow
+width is kept separately, and if steps may be padded, planning uses the cost of *at least* n rows:
+that of the cheapest wider step, if it was measured and is clearly cheaper (`width`).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from numpy.typing import NDArray
 
 from headstart.control.values import FAST, SLOW
 
-EACH = 32  # up to so many rows each width is kept as it is
+EACH = 32  # up to this many rows, each width is kept separately
 KNOTS = (
     *range(1, EACH + 1),
     *(40, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 4096),
@@ -53,40 +53,40 @@ KNOTS = (
 
 MAX_INNOVATION = log(1.4)
 GROWN = 3  # samples after which a cell counts as known: their median
-ROW_PRIOR = 0.2  # cost of a row never seen, in single rows: low, so that wider steps are tried
+ROW_PRIOR = 0.2  # cost of an unmeasured row, in single rows: low, so that wider steps are tried
 LONGEST_DECODE = 64  # rows; longer batches read prompts
 MARGIN = 0.05  # share by which a choice must be better, against wrong estimates
-REFERENCE_ROWS = 2  # of a warm-up: a single row often has a kernel of its own
-ATTENTION = 5e-5  # prior: a row's to a token, in single rows without context
+REFERENCE_ROWS = 2  # of a warm-up: a single row often has its own kernel
+ATTENTION = 5e-5  # prior: attention of a row to a token, in single rows without context
 
 
 class Sample(NamedTuple):
     """One decode of a warm-up."""
 
     rows: int
-    context: int  # tokens in the cache before it
+    context: int  # cached tokens before it
     milliseconds: float
-    reference_ms: float  # of REFERENCE_ROWS right beside it, at the same context
+    reference_ms: float  # of REFERENCE_ROWS next to it in time, at the same context
 
 
 class CostTable:
-    """Milliseconds of a decode by rows and context, tokens per row."""
+    """Milliseconds of a decode by rows and context (tokens per row)."""
 
-    # The level is learned anew after a start, because the machine's load changes (`_is_fresh`).
+    # The level is learned again after a start, because the machine's load changes (`_is_fresh`).
     SAVED: ClassVar = ("_level", "_attention", "_shape", "_count")
 
     def __init__(self) -> None:
         self._level = self._trend = 0.0  # log ms
-        self._is_fresh = True  # the shape may be loaded, the level is not known
+        self._is_fresh = True  # the shape may be loaded, but the level is unknown
         self._shape = [0.0] * len(KNOTS)
         self._count = [0] * len(KNOTS)  # 0: never seen
         self._attention = ATTENTION
         self._young: dict[int, list[float]] = {}  # knot -> its first samples, sorted
         self._age = 0
         self._weights = np.zeros(0)  # by rows, relative to the level, at no context
-        # by whether steps may be filled, and context
+        # by whether steps may be padded, and context
         self._curves: dict[tuple[bool, int], list[float]] = {}
-        self._widths: dict[int, list[int]] = {}  # by context, those of the filled steps
+        self._widths: dict[int, list[int]] = {}  # by context, widths of the padded steps
 
     @property
     def is_empty(self) -> bool:
@@ -94,13 +94,13 @@ class CostTable:
         return not any(self._count)
 
     def observe(self, rows: int, context: int, milliseconds: float) -> None:
-        """Learn from one decode; `context` is the mean over its rows."""
+        """Update from one decode; `context` is the mean over its rows."""
         if rows < 1 or not 0.0 < milliseconds < 1e7:
             return
         knot = _nearest_knot(rows)
         seen = self._count[knot]
         if self._is_fresh and not seen and not self.is_empty:
-            # a loaded table would take its level from a number of rows that it does not know
+            # a loaded table would derive its level from an unmeasured number of rows
             return
         at_knot = expected = self._shape[knot]
         if not seen or rows != KNOTS[knot]:
@@ -113,7 +113,7 @@ class CostTable:
             self._level, self._is_fresh = log(milliseconds / total), False
         if seen < GROWN:
             relative = milliseconds / exp(self._level)
-            if attention > 0.5 * relative:  # it is not believed to be more of a first step
+            if attention > 0.5 * relative:  # attention cannot be more of a first step
                 attention = 0.5 * relative
                 self._attention = attention / lever
             self._grow(knot, at_knot, log(relative - attention) - expected)
@@ -131,22 +131,22 @@ class CostTable:
             self._forget_curves()
 
     def calibrate(self, samples: Sequence[Sample]) -> None:
-        """Learn from a warm-up, in which the context grows and single rows come first; it replaces
-        what was known of its widths.
+        """Learn from a warm-up, in which the context grows and single rows come first; replaces the
+        estimates of its widths.
 
-        Samples of equal rows at two contexts tell what attention costs; what is left is the shape.
+        Samples of equal rows at two contexts give the cost of attention; the rest is the shape.
         """
         attention = _attention_of(samples)
         reference = median(
             s.reference_ms / (1.0 + REFERENCE_ROWS * attention * s.context) for s in samples
         )
-        if self._is_fresh:  # what was loaded knows too little, and its level would be a guess
+        if self._is_fresh:  # a loaded table knows too little, and its level would be a guess
             self._count = [0] * len(KNOTS)
             self._level, self._is_fresh = log(reference), False
         for rows, ratio in _widths_of(samples, attention).items():
             knot = _nearest_knot(rows)
             self._shape[knot] = log(reference * ratio) - self._level
-            self._count[knot] = GROWN  # each was compared with its neighbours in time
+            self._count[knot] = GROWN  # each was compared with neighbours in time
             self._young.pop(knot, None)
         self._attention = attention * reference / exp(self._level)
         self._forget_curves()
@@ -160,9 +160,9 @@ class CostTable:
 
         Before any measurement one row costs 1.
 
-        can_fill: a step may be made wider where that is cheaper: the cost of at least n rows.
+        can_fill: steps may be padded, so the values are the cost of at least n rows.
         """
-        context = 64 * ((context + 32) // 64)  # contexts of similar length share a curve
+        context = 64 * ((context + 32) // 64)  # contexts of similar lengths share a curve
         known = self._curves.get((can_fill, context))
         if known is None or len(known) <= rows:
             rows = EACH * (max(rows, EACH) // EACH + 1)  # the next step may ask for more
@@ -170,7 +170,7 @@ class CostTable:
             array = weights + self._attention * context * np.arange(rows)
             beyond = LONGEST_DECODE + 1
             array[beyond:] = np.maximum(array[beyond - 1 : beyond], weights[beyond:])
-            known = (exp(self._level) * array).tolist()  # item by item
+            known = (exp(self._level) * array).tolist()  # item by item, at Python's speed
             if can_fill:
                 widths = self._cheapest(known)
                 known[: EACH + 1] = [known[width] for width in widths]
@@ -179,16 +179,16 @@ class CostTable:
         return known
 
     def width(self, rows: int, context: int) -> int:
-        """The number of rows, at least `rows`, that a step should have: more where that was
-        measured to take clearly less time.
+        """The number of rows, at least `rows`, that a step should have: more if that was measured
+        to be clearly cheaper.
         """
         self.curve(rows, context, can_fill=True)
         return rows if rows > EACH else self._widths[64 * ((context + 32) // 64)][rows]
 
     def _cheapest(self, curve: Sequence[float]) -> list[int]:
-        """By rows, up to EACH: the cheapest width that has them."""
+        """By rows, up to EACH: the cheapest width of at least that many rows."""
         widths = list(range(EACH + 1))
-        cheapest: int | None = None  # of the wider ones that are known
+        cheapest: int | None = None  # of the wider ones with enough samples
         for rows in range(EACH, 0, -1):
             if cheapest is not None and curve[cheapest] < (1.0 - MARGIN) * curve[rows]:
                 widths[rows] = cheapest
@@ -198,11 +198,11 @@ class CostTable:
         return widths
 
     def is_known(self, rows: int) -> bool:
-        """Whether the cost of each number of rows up to `rows`, at most EACH, was measured well."""
+        """Whether every width up to `rows`, at most EACH, has enough samples."""
         return min(self._count[:rows]) >= GROWN
 
     def describe(self) -> dict[str, Any]:
-        """Measured milliseconds by rows at no context, and of a row's attention to 1000 tokens;
+        """Measured milliseconds by rows without context, and of a row's attention to 1000 tokens;
         JSON-ready.
         """
         if self.is_empty:
@@ -212,7 +212,7 @@ class CostTable:
         return {"rows": rows, "attention": round(1000.0 * scale * self._attention, 4)}
 
     def _grow(self, knot: int, expected: float, innovation: float) -> None:
-        """Take a young cell from its few samples, of which one may be far too slow."""
+        """Estimate a new cell from its few samples, one of which may be far too slow."""
         samples = self._young.setdefault(knot, [self._shape[knot]] * self._count[knot])
         samples.append(expected + innovation)
         samples.sort()
@@ -226,13 +226,13 @@ class CostTable:
         self._curves.clear()
 
     def _read(self, rows: int) -> NDArray[np.float64]:
-        """Costs relative to the level at no context, by rows, up to `rows` at least."""
+        """Costs relative to the level without context, by rows, up to at least `rows`."""
         if len(self._weights) <= rows:
             widths, points = np.arange(4 * rows), self._points()
             (first_rows, first), (last_rows, last) = points[0], points[-1]
             one = first / (1.0 + ROW_PRIOR * (first_rows - 1))
             slope = ROW_PRIOR * one
-            if last_rows > 1:  # at least: the last one may be a width that kernels like
+            if last_rows > 1:  # at least: the last one may be a favoured width
                 slope = max(0.05 * last / last_rows, 0.5 * (last - one) / (last_rows - 1))
             at, values = zip((0, 0.0), (1, one), *points[first_rows == 1 :], strict=True)
             self._weights = np.interp(widths, at, values)
@@ -242,7 +242,7 @@ class CostTable:
     def _points(self) -> list[tuple[int, float]]:
         """(rows, ms / level) at the knots seen.
 
-        Kernels like some widths, so narrow steps are as they are; wide ones never fall.
+        Kernels favour some widths, so narrow steps are kept as measured; wide ones never fall.
         """
         points, most = [], -inf
         for rows, value, num_seen in zip(KNOTS, self._shape, self._count, strict=True):
@@ -254,14 +254,14 @@ class CostTable:
 
 
 def _attention_of(samples: Sequence[Sample]) -> float:
-    """A row's attention to one token, in references at no context.
+    """Cost of a row's attention to one token, in reference decodes without context.
 
-    With r = ms / reference ms beside it, n rows, m reference rows and a context c, r (1 + a m c) =
+    With r = ms / reference ms next to it, n rows, m reference rows and a context c, r (1 + a m c) =
     shape + a n c. Two samples of equal n give
 
         a = (r2 - r1) / (c2 (n - m r2) - c1 (n - m r1))
 
-    by least squares: an error in r of 5 %, and of twice its size in what is thought beforehand.
+    by least squares, with an error of 5 % in r, and of twice its size in the prior.
     """
     prior = ATTENTION / REFERENCE_ROWS
     weights = (0.05 / (2.0 * prior)) ** 2
@@ -278,9 +278,9 @@ def _attention_of(samples: Sequence[Sample]) -> float:
 
 
 def _widths_of(samples: Sequence[Sample], attention: float) -> dict[int, float]:
-    """What decodes take by their rows, relative to REFERENCE_ROWS, at no context.
+    """Cost of decodes by rows, relative to REFERENCE_ROWS, without context.
 
-    attention: a row's to one token, in references at no context.
+    attention: of a row to one token, in reference decodes without context.
     """
     ratios: dict[int, list[float]] = {}
     for s in samples:

@@ -1,6 +1,6 @@
-"""What a draft model costs: milliseconds per round by number of slots, and per token it reads.
+"""Cost of draft models, learned from their calls.
 
-A call's time is shared by the two parts as expected; each takes its share of the innovation.
+A call's time is split as expected; each part takes its share of the innovation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headstart.control.values import DraftCall
 
 @dataclass(slots=True)
 class DraftCost:
-    """Milliseconds of one draft model: per round by number of slots, and per token read."""
+    """Milliseconds of one draft model: per round by number of slots, and per catch-up token."""
 
     SAVED: ClassVar = ("round_ms", "catch_up_ms")
 
@@ -21,12 +21,12 @@ class DraftCost:
     catch_up_ms: float | None = None
 
     def observe(self, call: DraftCall, plain_ms: float) -> None:
-        """Learn from one call; `plain_ms`, of a plain step, prices what was never measured."""
+        """Update from one call; `plain_ms`, the time of a plain step, is the base of priors."""
         num_slots, rounds, catch_up = len(call.drafted), call.rounds, call.catch_up or 0
         if not (rounds or catch_up) or call.milliseconds <= 0.0:
             return
         per_round, price = self.round(num_slots, plain_ms), self.token(plain_ms)
-        expected = rounds * per_round + catch_up * price  # above 0, as prices are
+        expected = rounds * per_round + catch_up * price  # above 0, because prices are
         share = rounds * per_round / expected
         ratio = call.milliseconds / expected - 1.0
         is_new = num_slots not in self.round_ms if rounds else self.catch_up_ms is None
@@ -37,11 +37,13 @@ class DraftCost:
             self.catch_up_ms = price * (1.0 + cut * (1.0 - share))
 
     def token(self, plain_ms: float) -> float:
-        """Of a token read; 2 % of a plain step until measured."""
+        """Milliseconds per catch-up token; 2 % of a plain step until measured."""
         return 0.02 * plain_ms if self.catch_up_ms is None else self.catch_up_ms
 
     def round(self, num_slots: int, plain_ms: float) -> float:
-        """15 % of a plain step, and a tenth more for each further slot, until measured."""
+        """Milliseconds per round; until measured 15 % of a plain step, a tenth more per further
+        slot.
+        """
         if num_slots in self.round_ms:
             return self.round_ms[num_slots]
         if not self.round_ms:

@@ -1,16 +1,17 @@
-"""What a draft model's next drafts will be like, from those it made.
+"""Predicts a draft model's next drafts from those it made.
 
-A draft that stops at the first score below a limit is described, for each of some limits, by two
-chances at its first token and two at each later one:
+A draft stops at the first score below a limit. For each of several limits it is described by two
+probabilities at its first token and two at each later one:
 
     going on = drafts that passed the limit here / drafts that came so far
     kept     = survival of those that passed     / survival of those that came so far
 
-Products of the first, over the tokens before, say what is drafted: that costs rounds and rows.
-Products of the second say what is accepted. They are weighted by the chance that the draft is still
-right, because that goes together with the next score: text that is being copied stays sure. Counts
-fade and lean on others: a request on all requests, these on the mean acceptance. A draft that
-stopped at a limit says nothing about lower limits, and is not counted for them.
+Products of the first, over the previous tokens, give the drafted tokens, which cost rounds and
+rows. Products of the second give the accepted ones. They are weighted by the probability that the
+draft is still correct, because that correlates with the next score: copied text stays predictable.
+Counts fade, and are shrunk: a request's towards those of all requests, these towards the mean
+acceptance. A draft that stopped at a limit says nothing about lower limits, and is not counted for
+them.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ Array = NDArray[np.float64]
 
 LIMITS = np.array((0.0, 0.3, 0.5, 0.7, 0.85))
 REQUEST_FADE = 0.9  # of a request's counts, per step
-# chances by limit and kind, the second relative to acceptance
+# probabilities by limit and kind, the second relative to acceptance
 _PRIOR = np.stack((1.0 - 0.5 * LIMITS, 1.0 - 0.3 * LIMITS**2), axis=1)[:, None, :]
 
 
 class Profile:
-    """Counts over drafts, by limit, place (the first token or a later one), and kind: drafts and
-    survival.
+    """Counts over drafts, by limit, place (first token or later ones), and kind (drafts or
+    survival).
     """
 
     SAVED: ClassVar = ("_came", "_passed")
@@ -42,14 +43,14 @@ class Profile:
         self._came, self._passed = [0.0] * (4 * len(LIMITS)), [0.0] * (4 * len(LIMITS))
 
     def fade(self, factor: float) -> None:
-        """Believe what was counted less."""
+        """Reduce the weight of the counts."""
         self._came = [factor * count for count in self._came]
         self._passed = [factor * count for count in self._passed]
 
     def learn(
         self, confidence: Sequence[float], survival: Sequence[float], allowance: Allowance
     ) -> None:
-        """Count one draft; shorter than granted means that the next score was below the limit."""
+        """Count one draft; if it is shorter than allowed, its next score was below the limit."""
         came, passed = self._came, self._passed
         for cell, limit in zip(range(0, len(came), 4), LIMITS.tolist(), strict=True):
             if limit < allowance.min_confidence:
@@ -69,8 +70,8 @@ class Profile:
                     came[at + 1] += before
 
     def rates(self, prior: Array) -> Array:
-        """Chances of going on and of being kept, by limit and place; `prior` where little is
-        known.
+        """Probabilities of going on and of being kept, by limit and place, shrunk towards
+        `prior`.
         """
         came, passed = np.array((self._came, self._passed)).reshape(2, -1, 2, 2)
         rates: Array = (passed + WEIGHT * prior) / (came + WEIGHT)
@@ -78,16 +79,16 @@ class Profile:
 
 
 class DraftHistory:
-    """What a model's drafts were like, in all requests and in each that runs."""
+    """Profiles of a model's drafts, over all requests and for each running one."""
 
     SAVED: ClassVar = ("_profile", "share")
 
     def __init__(self) -> None:
         self._profile = Profile()
-        # which part of an answer's tokens comes of steps with its drafts: they pay for what it
-        # reads
+        # share of an answer's tokens that come from steps with its drafts: these have to pay for
+        # catching up
         self.share = 0.5
-        # by number of the request: its own drafts, and the tokens of those steps
+        # by number of the request: the profile of its drafts, and the tokens of those steps
         self.requests: dict[int, Profile] = {}
         self._tokens: dict[int, float] = {}
 
@@ -98,7 +99,7 @@ class DraftHistory:
         survival: Sequence[float],
         allowance: Allowance,
     ) -> None:
-        """Count one draft, for the model and for the request."""
+        """Count one draft, both for the model and for the request."""
         request = self.requests.setdefault(number, Profile())
         for profile, factor in ((self._profile, FADE), (request, REQUEST_FADE)):
             profile.fade(factor)
@@ -106,23 +107,23 @@ class DraftHistory:
         self._tokens[number] = self._tokens.get(number, 0.0) + 1.0 + sum(survival)
 
     def skip(self, number: int) -> None:
-        """No draft for this request: its own rates age, so that the average counts more."""
+        """No draft for this request: fade its own counts, so that the average weighs more."""
         if (request := self.requests.get(number)) is not None:
             request.fade(REQUEST_FADE)
 
     def end(self, number: int, num_answered: int) -> None:
-        """The request is over, with an answer of so many tokens."""
+        """Forget a request that ended with an answer of `num_answered` tokens."""
         share = min(1.0, self._tokens.pop(number, 0.0) / max(1, num_answered))
         if share:
             self.share += FAST * (share - self.share)
-        else:  # another chance, some answers on
+        else:  # recovers slowly, after several answers
             self.share += 0.1 * FAST * max(0.0, 0.5 - self.share)
         self.requests.pop(number, None)
 
     def rates(self, numbers: Sequence[int], acceptance: float) -> Array:
-        """Chances by request, limit, place and kind; `acceptance` is that of an average token.
+        """Rates by request, limit, place and kind; `acceptance` is that of an average token.
 
-        Where nothing else is known, a higher limit drops worse tokens first.
+        Without further data, a higher limit is assumed to drop worse tokens first.
         """
         everyone = self._profile.rates(_PRIOR * (1.0, acceptance))
         requests = map(self.requests.get, numbers)
@@ -130,9 +131,9 @@ class DraftHistory:
 
 
 def forecast(rates: Array, lengths: NDArray[np.int64]) -> tuple[Array, Array, Array]:
-    """What to expect of drafts of up to so many tokens, by request, limit and length: tokens that
-    are accepted, tokens that are drafted, and rounds of the model, one per token and one for a
-    token below the limit.
+    """Expected values for drafts of up to `lengths` tokens, by request, limit and length: accepted
+    tokens, drafted tokens, and rounds of the model (one per token, and one for a token below the
+    limit).
 
     Args:
         rates: as `DraftHistory.rates`.
@@ -142,5 +143,5 @@ def forecast(rates: Array, lengths: NDArray[np.int64]) -> tuple[Array, Array, Ar
     first, later = rates[:, :, 0], rates[:, :, 1]
     # geometric series
     sums = first * (1.0 - later ** lengths[:, None, None, :]) / (1.0 - later)
-    before = (sums - first)[:, :, 0] / np.maximum(later[:, :, 0], 1e-9)  # one token less
+    before = (sums - first)[:, :, 0] / np.maximum(later[:, :, 0], 1e-9)  # without the last token
     return sums[:, :, 1], sums[:, :, 0], 1.0 + before

@@ -1,8 +1,7 @@
-"""Which draft tokens the text agrees with: offers are followed until their fate is known.
+"""Compares offers with the text until the fate of their tokens is known.
 
-An offer is compared with the text as it appears, whether it was verified or not. So control knows
-what a speculator would have earned, also while it is off or outbid, and at draft positions that
-were not verified.
+Offers are compared whether they were verified or not. So control knows what a speculator would have
+saved even while it is off or outbid, and at positions that were not verified.
 """
 
 from __future__ import annotations
@@ -15,25 +14,25 @@ if TYPE_CHECKING:
 
 
 class Labels:
-    """The offers of all running requests whose fate is not known."""
+    """The undecided offers of all running requests."""
 
     def __init__(self) -> None:
-        # By number of the sequence and name of the speculator, one offer at a time: what is
-        # expected, that in front of the draft included, and how much of it the text agreed with.
+        # Per sequence and speculator, one pending offer: the expected tokens (including those
+        # before the draft) and how many have matched so far.
         self._followed: dict[int, dict[str, tuple[Offer, list[int], int]]] = {}
 
     def read(self, record: StepRecord, label: Callable[..., None]) -> None:
-        """Tell what is newly known after a step to `label`, which is `Calibration.record`.
+        """Pass new labels after a step to `label`, which is `Calibration.record`.
 
-        Bit by bit: a right draft of 32 tokens that was not verified would else be known only 32
-        steps later.
+        Labels are passed token by token: otherwise an unverified correct draft of 32 tokens would
+        be counted only 32 steps later.
         """
         plan, all_followed = record.plan, self._followed
         for offer in plan.offers:
             own = all_followed.setdefault(plan.sequences[offer.index].number, {})
-            if offer.draft.speculator not in own:  # an earlier one is still undecided
+            if offer.draft.speculator not in own:  # otherwise an earlier one is still undecided
                 own[offer.draft.speculator] = offer, [*offer.after, *offer.draft.tokens], 0
-        # also the tokens behind a text that was read again
+        # including the first token after a preempted text
         for sequence, emitted in zip(plan.sequences, record.emitted, strict=True):
             own = all_followed.get(sequence.number, {})
             for name, (offer, expected, start) in list(own.items()):
@@ -61,5 +60,5 @@ class Labels:
                     )
 
     def end(self, number: int) -> None:
-        """The request is over: what is undecided of it stays so."""
+        """Forget a request that ended, with its undecided offer."""
         self._followed.pop(number, None)

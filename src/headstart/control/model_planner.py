@@ -1,13 +1,13 @@
-"""Whether and how far a draft model drafts: its time has to be earned before it is spent.
+"""Decides whether and how far a draft model drafts, before its time is spent.
 
-All slots draft together, in rounds of one token each. Of all numbers of slots, lengths and
-confidence limits those are chosen that are worth most, nothing if none is worth its time:
+All slots draft together, in rounds of one token each. Chooses the number of slots, length and
+confidence limit of the highest value, or none if no value is positive:
 
     expected accepted tokens - rate * (draft ms(slots, rounds) + ms(base + rows) - ms(base))
 
-`forecast` says what to expect; `rate` is the budget's, margin included. A model that leaves out the
-middle of long texts is planned like another model (its name is `with_gap`), with less to read and
-drafts of its own kind. At most one drafts for a slot.
+`forecast` predicts the drafts; `rate` is the budget's, including its margin. A model that skips the
+middle of long texts is planned as a separate model (named `with_gap`), with less to decode and its
+own statistics. At most one drafts for a slot.
 
 A small share of the time pays for drafts that are not expected to pay (`probes`).
 """
@@ -39,40 +39,39 @@ from headstart.control.values import (
 
 LENGTHS = np.array((1, 2, 3, 4, 6, 8, 12, 16, 24, 32))
 _ALONE = np.zeros((1, len(LIMITS)), np.intp)  # the order of one slot
-REST = 3  # steps at most in which a model is not planned for that was refused often
+REST = 3  # most steps for which a model that was often refused is not planned
 
 
 @dataclass(slots=True)
 class ModelState:
-    """What is known of one draft model, and of the same one if it leaves out text."""
+    """Statistics of one draft model, or of the same one skipping text."""
 
     SAVED: ClassVar = ("cost", "history", "probes")
 
-    cost: DraftCost = field(default_factory=DraftCost)  # not of the one that leaves out text
+    cost: DraftCost = field(default_factory=DraftCost)  # not used for the one that skips text
     history: DraftHistory = field(default_factory=DraftHistory)
     probes: Probes = field(default_factory=Probes)
-    rest: int = 0  # steps in which it is not planned for
-    num_refused: int = 0  # plans in a row that did not let it draft
+    rest: int = 0  # steps in which it is not considered
+    num_refused: int = 0  # consecutive plans in which it was not allowed to draft
 
 
 class ModelDraftPlanner:
-    """Prices draft models and grants them tokens."""
+    """Prices draft models and allows them tokens."""
 
     SAVED: ClassVar = ("drafters",)
 
     def __init__(self, cost: CostTable, budget: Budget, calibration: Calibration) -> None:
         self._cost, self._budget, self._calibration = cost, budget, calibration
         self.drafters: defaultdict[str, ModelState] = defaultdict(ModelState)  # by speculator
-        self._answer = 128.0  # tokens of one on average
+        self._answer = 128.0  # mean length of an answer, in tokens
 
     def plan(
         self, asked: Mapping[str, Sequence[ModelSlot]], step: Step
     ) -> dict[str, list[Allowance]]:
-        """How far each model may draft for each of its slots; at most one drafts for a slot.
+        """How far each model may draft for each of its slots; at most one model per slot.
 
-        What a model is expected to gain in a slot, its own time deducted, is what a later one has
-        to exceed there; then the slot is the later one's. Where lengths are set by hand, the first
-        is preferred.
+        A later model takes over a slot only if its expected net gain exceeds that of the earlier
+        one. With fixed lengths, the first model is preferred.
         """
         chosen: dict[int, tuple[str, int, Allowance]] = {}  # by number: who drafts, for which slot
         gains: dict[int, float] = {}  # by number
@@ -89,7 +88,7 @@ class ModelDraftPlanner:
             self._save(name, 1)
             tables = self._calibration.tables
             num_labels = tables[name].num_labels + tables[with_gap(name)].num_labels
-            if num_labels < WEIGHT:  # it does not read everybody's prompt
+            if num_labels < WEIGHT:  # until then it does not catch up on every prompt
                 auto = [min(auto, key=lambda i: slots[i].catch_up)]
             for can_skip in (False, True):
                 able = [i for i in auto if slots[i].can_skip or not can_skip]
@@ -127,14 +126,14 @@ class ModelDraftPlanner:
         return planned
 
     def wanted(self, speculator: str, numbers: Sequence[int]) -> Sequence[int]:
-        """Of these, those to plan for in this step: all or none."""
+        """Those of `numbers` to plan for in this step: all or none."""
         if self.sleeps(speculator):
             self.wait(speculator, 1)
             return ()
         return numbers
 
     def sleeps(self, speculator: str) -> int:
-        """Steps in which none are `wanted`."""
+        """Number of steps in which none are `wanted`."""
         drafter = self.drafters[speculator]
         probes = drafter.probes
         if probes.is_closed and self.drafters[with_gap(speculator)].probes.is_closed:
@@ -142,7 +141,7 @@ class ModelDraftPlanner:
         return 0 if probes.reading is not None else drafter.rest
 
     def wait(self, speculator: str, num_steps: int) -> None:
-        """It is not planned for in so many steps."""
+        """Record that the model was skipped for `num_steps` steps."""
         drafter = self.drafters[speculator]
         drafter.rest = max(0, drafter.rest - num_steps)
         self._save(speculator, num_steps)
@@ -152,32 +151,31 @@ class ModelDraftPlanner:
             self.drafters[name].probes.save(num_steps)
 
     def begin(self) -> None:
-        """A request begins: it may be one for which a model pays."""
+        """Reset rests for a new request: it may be one for which a model pays."""
         for drafter in self.drafters.values():
             drafter.rest = drafter.num_refused = 0
 
     def observe(
         self, call: DraftCall, numbers: Sequence[int], plain: float, saved_ms: float
     ) -> None:
-        """Learn what a call cost, and from its drafts what the next ones will be like.
+        """Update cost and draft-length statistics from one call.
 
-        numbers: of the requests, by answer.
-        plain: milliseconds of a step without drafts.
-        saved_ms: time that its drafts were seen to save, the call's own not deducted.
+        numbers: of the requests, by answer. plain: milliseconds of a plain step. saved_ms: measured
+        savings of its drafts, without subtracting the call's own time.
         """
         drafter = self.drafters[call.speculator]
         gapped = with_gap(call.speculator)
         is_gapped = any(allowance.can_skip for allowance in call.allowances)
         account = self.drafters[gapped].probes if is_gapped else drafter.probes
-        if call.catch_up is None or not (call.catch_up or call.drafted):  # it failed
-            if call.is_probe:  # which paid for one that does not
+        if call.catch_up is None or not (call.catch_up or call.drafted):  # the call failed
+            if call.is_probe:  # charged to the text-complete model, which funded it
                 drafter.probes.savings -= call.milliseconds / plain
                 drafter.probes.reading = None
             else:
                 account.settle(-call.milliseconds / plain)
             return
         drafter.cost.observe(call, plain)
-        if call.is_probe:  # it was saved for
+        if call.is_probe:  # its time was saved up in advance
             account.settle(saved_ms / plain)
         else:
             reading = call.catch_up * drafter.cost.token(plain)
@@ -192,12 +190,12 @@ class ModelDraftPlanner:
             history.learn(number, draft.confidence, survival, allowance)
 
     def calibrate(self, speculator: str, round_ms: float, token_ms: float) -> None:
-        """Prices of one slot, measured before the first request."""
-        price = token_ms if token_ms > 0.0 else None  # no more than a clock can tell: guess
+        """Set the prices for one slot, measured before the first request."""
+        price = token_ms if token_ms > 0.0 else None  # below the clock's resolution: use the prior
         self.drafters[speculator].cost = DraftCost({1: max(round_ms, 1e-6)}, price)
 
     def end(self, number: int, num_answered: int, num_running: int) -> None:
-        """The request is over; `num_running` ran, with this one."""
+        """Forget a request that ended; `num_running` counts it too."""
         self._answer += 0.1 * (num_answered - self._answer)
         for drafter in self.drafters.values():
             drafter.history.end(number, num_answered)
@@ -225,8 +223,8 @@ class ModelDraftPlanner:
         *,
         can_skip: bool,
     ) -> tuple[list[int], Allowance, float]:
-        """What is worth most in these slots, above what others are expected to gain there: indices
-        of slots, how far to draft, and the expected tokens above the price, of each of them.
+        """The best plan for these slots, beyond the expected gains of other models: indices of
+        slots, how far to draft, and the expected tokens above the price for each.
         """
         nothing = list[int](), NO_ALLOWANCE, 0.0
         if not slots or step.max_draft_rows < 1:
@@ -238,7 +236,7 @@ class ModelDraftPlanner:
         base, num_even = step.num_base_rows, step.num_slots if step.is_even else 0
         plain, num = self._budget.plain_ms(step), len(slots)
         rate = self._budget.rate(step, plain)
-        # by slot: what its draft has to earn, as such and for each token of what is read first
+        # by slot: what its draft must earn, fixed and per token of catching up
         to_beat, factor = np.empty((num, 1, 1)), np.empty((num, 1, 1))
         token_price, share = rate * cost.token(plain), state.history.share
         for i, slot in enumerate(slots):
@@ -272,13 +270,13 @@ class ModelDraftPlanner:
         return order[: n + 1, limit].tolist(), allowed, value / (n + 1)
 
     def _num_left(self, slot: ModelSlot) -> float:
-        """Tokens still to come. Lengths of answers vary so much that what was written says little
-        about what is left, so that is taken to be the mean answer, or what max_tokens leaves.
+        """Tokens still to come: the mean answer length, or the rest of max_tokens. Lengths vary so
+        much that the length so far says little about the rest.
         """
         return max(1.0, min(slot.num_left, self._answer))
 
     def _probe(self, drafter: ModelState, slots: Sequence[ModelSlot], step: Step) -> int | None:
-        """The request to probe with now, if any."""
+        """The request to probe now, if any."""
         plain = self._budget.plain_ms(step)
         token, price = drafter.cost.token(plain) / plain, drafter.cost.round(1, plain) / plain
         reading = {one.number: token * one.num_recent for one in slots}

@@ -1,21 +1,19 @@
-"""When a draft model that is off drafts a little all the same, and what that may cost.
+"""Probing: when to run a disabled draft model again, and the budget for it.
 
-A model that is off leaves no labels, so now and then it drafts a few tokens to be compared with the
-text (they need not be verified). Savings of a small share of the time pay for that.
+A disabled model yields no labels, so occasionally it drafts a few tokens to be compared with the
+text (they need not be verified). A small share of the time is saved up for that.
 
-A model that has not read a request's prompt must read some of it before it can draft. That begins
-when the savings pay for it and for some probes behind it, which are cheap then, and only where a
-model that saves half of the steps would earn it back in this request. Of a long prompt a probe
-leaves out the middle, if the model can do that: good enough to see that it is not useless, for a
-sixteenth of the price of 4,000 tokens. Reading that has begun goes on with every step until the
-model drafts, because half a prompt is worth nothing.
+A model that has not decoded a request's prompt must catch up before it can draft. A probe starts
+once the budget covers that plus several cheap probes after it, and only if a model saving half the
+steps would recoup it within this request. With a long prompt a probe skips the middle, if the model
+can: enough to see whether it is useful, for a sixteenth of the price of 4,000 tokens. Once begun,
+catching up continues every step until the model drafts, because half a prompt is worth nothing.
 
-What a model's drafts are expected to earn is not believed for ever: each call is settled by its
-record, tokens that were accepted against the time of the call, of its rows, and whatever more the
-step took than its rows should. A model that lost more than it earned, and CREDIT, drafts nothing
-but what a small share of the time pays for. What it read for a request is settled at the end of
-that, so that its drafts can earn it first. So whatever is expected, a model costs CREDIT once, and
-two such shares of the time.
+Expected savings are checked against measurements: each call is settled by its record, accepted
+tokens against the time of the call, of its rows, and any excess of the step over its expected time.
+A model that lost more than CREDIT beyond its earnings drafts only within a small share of the time.
+Catching up for a request is charged at its end, so that drafts can recoup it first. So however
+wrong the estimates, a model costs at most CREDIT once, and two such shares of the time.
 """
 
 from __future__ import annotations
@@ -28,23 +26,23 @@ from typing import ClassVar
 from headstart.control.values import MOST_TRIALS, TRIAL_SHARE
 
 PROBE_TOKENS = 3  # draft tokens
-CREDIT = 8.0  # plain steps that a model may lose at first; 8 times as many it may save up
+CREDIT = 8.0  # plain steps a model may lose at first; at most 8 times that can be saved up
 
 
 @dataclass(slots=True)
 class Probes:
-    """Of one draft model. Prices, savings and balance in plain steps."""
+    """Probes of one draft model. Prices, savings and balance in plain steps."""
 
     SAVED: ClassVar = ("savings", "balance")
 
     savings: float = 0.0
-    balance: float = CREDIT  # what its drafts earned; below 0 there are none
-    unpaid: float = 0.0  # of reading, until the request ends
-    goal: float = 0.0  # what the probe that is being saved for costs
-    reading: int | None = None  # the sequence whose prompt is being read for a probe
+    balance: float = CREDIT  # net earnings of its drafts; below 0 it is disabled
+    unpaid: float = 0.0  # catch-up costs, until the request ends
+    goal: float = 0.0  # cost of the probe to save for
+    reading: int | None = None  # the sequence whose prompt it decodes for a probe
 
     def save(self, num_steps: int) -> None:
-        """So many more steps."""
+        """Accrue budget for `num_steps` steps."""
         if self.savings < self.goal:
             self.savings += num_steps * TRIAL_SHARE
         if self.balance < 0.0:
@@ -52,24 +50,24 @@ class Probes:
 
     @property
     def num_waits(self) -> int:
-        """Steps until a model that is closed may draft again, or be probed."""
+        """Steps until a disabled model may draft again, or be probed."""
         if self.reading is not None:
             return 0
         return max(0, ceil(min(-self.balance, self.goal - self.savings) / TRIAL_SHARE))
 
     @property
     def is_closed(self) -> bool:
-        """Whether drafts lost more than may be spent on trying again."""
+        """Whether its drafts lost more than allowed."""
         return self.balance < 0.0
 
     def settle(self, earned: float) -> None:
-        """What a call's drafts saved, less what it took."""
+        """Settle a call: savings of its drafts minus its time."""
         paid = max(0.0, min(earned, self.unpaid))
         self.unpaid -= paid
         self.balance = min(8.0 * CREDIT, self.balance + earned - paid)
 
     def end(self, number: int, num_running: int) -> None:
-        """One of so many requests is over: what was read for it was earned back or lost."""
+        """A request ended (one of `num_running`): charge its unrecovered catch-up."""
         self.called(number)
         lost = self.unpaid / max(1, num_running)
         self.unpaid -= lost
@@ -78,12 +76,12 @@ class Probes:
     def choose(
         self, readings: Mapping[int, float], hopes: Mapping[int, float], price: float
     ) -> int | None:
-        """The request to probe with now, if any. In plain steps.
+        """The request to probe now, if any. Units are plain steps.
 
         Args:
-            readings: by request, the price of what the model has to read for it.
-            hopes: by request, what a good model would save in the rest of it.
-            price: of a probe without reading.
+            readings: by request, the price of catching up.
+            hopes: by request, what a good model would save until its end.
+            price: of a probe without catching up.
         """
         if self.reading is not None and self.reading in readings:
             return self.reading
@@ -101,6 +99,6 @@ class Probes:
         return nearest
 
     def called(self, number: int) -> None:
-        """This one got a draft, or is over."""
+        """The request got a draft, or ended."""
         if self.reading == number:
             self.reading = None

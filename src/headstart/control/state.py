@@ -1,7 +1,6 @@
-"""Saved state of control: one JSON file, written whole or not at all, that says for which models it
-is.
+"""Saved state of control: one JSON file, written atomically, with the models it is for.
 
-Each class names the fields that are kept:
+Each class names its saved fields:
 
     class DraftCost:
         SAVED = ("round_ms", "_age")
@@ -9,7 +8,7 @@ Each class names the fields that are kept:
     encode(cost)            plain values for JSON; a leading underscore is not written
     restore(cost, state)    takes them over; other fields stay as the class made them
 
-Values are not checked one by one: the file has a checksum.
+Single values are not checked, because the file has a checksum.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ from headstart.structures.atomic import replace_file
 from headstart.structures.model_id import ModelId
 from headstart.types.errors import ConfigError
 
-# Another meaning of a saved field, or counts in other buckets, need another version.
+# Increase it if a saved field changes its meaning, or counts their buckets.
 VERSION = 6
-LEARNED_FOR = "learned_for"  # key of the models: part -> [digest, name]
+LEARNED_FOR = "learned_for"  # the key of the models: part -> [digest, name]
 
 
 def why_unusable(path: Path, models: Mapping[str, ModelId]) -> str | None:
-    """None if the file holds something to take over for these models; else why not, "" if nothing
-    was learned yet.
+    """None if the file has state for these models, otherwise the reason; "" if nothing was learned
+    yet.
 
     Args:
-        models: by part, "target" or "draft model". One that only the file has does no harm, and
-            speculators are not compared: what was learned of each stands under its name.
+        models: by part, "target" or "draft model". Parts that only the file has are ignored,
+            and speculators are not compared: each has its state under its name.
 
     Raises:
         ConfigError: it was learned for another model.
@@ -55,10 +54,10 @@ def why_unusable(path: Path, models: Mapping[str, ModelId]) -> str | None:
 
 
 def claim_state(path: Path, models: Mapping[str, ModelId]) -> None:
-    """Write into the file for which models it is from now on; what it holds for them stays.
+    """Record in the file which models it is for; its other contents are kept.
 
     Raises:
-        OSError: it cannot be written: now, or as far as can be seen later.
+        OSError: it cannot be written, now or foreseeably later.
     """
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -75,7 +74,7 @@ def claim_state(path: Path, models: Mapping[str, ModelId]) -> None:
 
 
 def _read_ours(path: Path) -> tuple[dict[str, Any], str | None]:
-    """What the file holds, and None; or nothing (but for whom it is), and why."""
+    """The file's state and None; or a state without contents (perhaps with its models), and why."""
     try:
         if not path.exists() or not path.stat().st_size:
             return {}, ""
@@ -86,18 +85,18 @@ def _read_ours(path: Path) -> tuple[dict[str, Any], str | None]:
 
 
 def _models(state: Mapping[str, Any]) -> dict[str, ModelId]:
-    """For whom a state was learned."""
+    """The models a state was learned for."""
     return {part: ModelId(*model) for part, model in state.get(LEARNED_FOR, {}).items()}
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Replace the file in one move, so that a kill or a full disk leaves the old one or the new
+    """Replace the file atomically, so that a kill or a full disk leaves either the old or the new
     one.
 
-    The models that it is for stay in it: the caller need not know them.
+    Its models are kept: the caller need not know them.
 
     Raises:
-        OSError: it cannot be written; nothing is left beside the old one.
+        OSError: it cannot be written; no other file is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if LEARNED_FOR not in state:
@@ -108,11 +107,11 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """The saved state.
+    """Read a saved state.
 
     Raises:
-        OSError: there is none, or it cannot be read.
-        ValueError: it is damaged, was changed by hand, or is of another version.
+        OSError: the file is missing or unreadable.
+        ValueError: it is damaged, was edited, or has another version.
     """
     try:
         file = json.loads(path.read_text(encoding="utf-8"))
@@ -135,7 +134,7 @@ def _text(state: Mapping[str, Any]) -> str:
 
 
 def encode(value: Any) -> Any:
-    """Plain values for JSON of numbers, lists, tables, and objects that name their fields."""
+    """Plain JSON values of numbers, lists, tables, and objects that name their fields."""
     if isinstance(value, dict):
         return [[key, encode(one)] for key, one in value.items()]  # keys may be numbers
     if not hasattr(value, "SAVED"):
@@ -144,7 +143,7 @@ def encode(value: Any) -> Any:
 
 
 def restore(value: Any, state: Any) -> None:
-    """Take over the fields that were saved. A table of objects is a `defaultdict` of them.
+    """Set the saved fields. A table of objects must be a `defaultdict` of them.
 
     Raises:
         KeyError: a field is missing.

@@ -1,6 +1,6 @@
-"""What goes into control and what comes out: plain values. Times in milliseconds.
+"""Inputs and outputs of control: plain values. Times in milliseconds.
 
-They are never changed; why some are not frozen is said in `types`.
+They are never changed; `types` explains why some are not frozen.
 """
 
 from __future__ import annotations
@@ -11,36 +11,36 @@ from functools import cache
 
 from headstart.types import Draft
 
-# of the time may go into each of: plain steps while others draft; asking a speculator, and probing
-# a model, that did not earn it
+# share of the time that may go into each of: plain steps while others draft; asking a speculator,
+# and probing a model, that did not pay
 TRIAL_SHARE = 0.005
-MOST_TRIALS = 8.0  # times of asking, or of probing, that can be saved up
-# rates of moving averages: of what may change at once, and of what lasts
+MOST_TRIALS = 8.0  # calls, or probes, that can be saved up
+# rates of moving averages: for quantities that may jump, and for lasting ones
 FAST, SLOW = 0.2, 0.05
-WEIGHT = 6.0  # pseudo-counts of what is believed before anything was counted
-FADE = 0.998  # of counts, and of a request's shift, with each further one
+WEIGHT = 6.0  # pseudo-counts of a prior
+FADE = 0.998  # of counts and of a request's shift, per further one
 
 
 @cache
 def with_gap(speculator: str) -> str:
-    """The name under which control knows what a model is like that leaves out text."""
+    """The name under which control tracks a model that skips text."""
     return f"{speculator}+gap"
 
 
 @dataclass(slots=True)
 class Step:
-    """The batch that is being planned, before any draft row is added."""
+    """The batch being planned, before any draft row is added."""
 
     num_slots: int  # sequences that emit at least one token in this step, >= 1
     num_base_rows: int  # rows without drafts: one per slot, plus prompt rows
     context: int  # tokens in the cache that a row attends to, mean over the slots
-    max_rows: int = 2048  # most rows in one decode
-    max_outputs: int = 2048  # most rows with logits in one decode
+    max_rows: int = 2048  # maximum rows per decode
+    max_outputs: int = 2048  # maximum rows with logits per decode
     can_pad: bool = False  # rows without a purpose may be added
-    # the target computes as many rows for every slot as for the one with the longest draft, and no
-    # prompts beside them
+    # the target computes as many rows for every slot as for that with the longest draft, and no
+    # prompts in the same step
     is_even: bool = False
-    num_reading: int = 0  # sequences whose prompts are read beside
+    num_reading: int = 0  # sequences with prompts in this step
     max_draft_rows: int = field(init=False)  # that fit
 
     def __post_init__(self) -> None:
@@ -48,7 +48,7 @@ class Step:
         self.max_draft_rows = max(0, left)
 
     def num_computed(self, lengths: Sequence[int]) -> int:
-        """Rows that drafts of these lengths add."""
+        """Rows computed for drafts of these lengths."""
         return self.num_slots * max(lengths, default=0) if self.is_even else sum(lengths)
 
 
@@ -58,32 +58,32 @@ class ModelSlot:
 
     number: int
     max_tokens: int  # most tokens it may draft
-    catch_up: int = 0  # tokens the draft model has to read first, the newest one not counted
+    catch_up: int = 0  # tokens to decode first, without the newest one
     prefix: float = 1.0  # survival of the text draft that the model would continue; 1 without one
     to_beat: float = 0.0  # tokens: what is expected of a text draft that the model's would replace
-    num_left: int = 2**30  # most that may still come
+    num_left: int = 2**30  # most tokens still to come
     fixed_confidence: float | None = None  # the user's p_min with a length set by hand; None: auto
-    recent: int | None = None  # as `catch_up`, if it leaves out the middle; None: it cannot
+    recent: int | None = None  # like `catch_up`, if it skips the middle; None: it cannot
 
     @property
     def can_skip(self) -> bool:
-        """Whether the model has far less to read if it leaves out the middle."""
+        """Whether skipping the middle leaves the model far fewer tokens to decode."""
         return self.recent is not None and 2 * self.recent <= self.catch_up and self.catch_up > 0
 
     @property
     def num_recent(self) -> int:
-        """The least that the model has to read."""
+        """Minimum number of tokens to decode first."""
         return self.recent if self.recent is not None and self.can_skip else self.catch_up
 
 
 @dataclass(frozen=True, slots=True)
 class Allowance:
-    """How far a draft model may go for one slot; 0 tokens: do not draft this time."""
+    """How far a draft model may draft for one slot; 0 tokens: not at all."""
 
     max_tokens: int = 0
     min_confidence: float = 0.0
-    can_skip: bool = False  # it leaves out the middle of the text
-    is_probe: bool = False  # not expected to pay: its time is saved for
+    can_skip: bool = False  # it skips the middle of the text
+    is_probe: bool = False  # not expected to pay: paid from the probe budget
 
 
 NO_ALLOWANCE = Allowance()
@@ -91,24 +91,24 @@ NO_ALLOWANCE = Allowance()
 
 @dataclass(slots=True)
 class DraftCall:
-    """One time that a speculator was asked, for some answers at once."""
+    """One call of a speculator, for several answers at once."""
 
     speculator: str
     indices: list[int]  # of the answers
     drafts: list[Draft]
     milliseconds: float
-    # of a draft model, by answer, else empty: how far it might go
+    # of draft models, otherwise empty: limits by answer
     allowances: list[Allowance] = field(default_factory=list)
-    catch_up: int | None = None  # tokens that it read, for all; None: it failed, or is no model
+    catch_up: int | None = None  # tokens decoded first, in total; None: it failed, or is no model
 
     @property
     def is_probe(self) -> bool:
-        """Whether its time was saved for."""
+        """Whether it is paid from the probe budget."""
         return any(allowance.is_probe for allowance in self.allowances)
 
     @property
     def drafted(self) -> list[tuple[int, Allowance, Draft]]:
-        """The answers for which a model got as far as drafting."""
+        """The answers for which a model was ready to draft."""
         every = zip(self.indices, self.allowances, self.drafts, strict=True)
         return [one for one in every if one[2].is_ready]
 

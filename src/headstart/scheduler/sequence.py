@@ -66,9 +66,10 @@ ALL_EXACT = 2**30
 class Cells:
     """One sequence of the target's cache; it keeps its tokens for the next prompt.
 
-    tokens[0 : num_exact] if decoded, computed behind the tokens before them tokens[0 : length] in
-    the cache tokens[length : ] of a running text: prompt to read, or the one token emitted last;
-    all of an idle one if it was moved to main memory
+    tokens[0 : num_exact]   if decoded, computed after the tokens that precede them now
+    tokens[0 : length]      in the cache
+    tokens[length : ]       of a running text: prompt to decode, or the one token emitted last; all
+                            of an idle one if it was moved to main memory
     """
 
     seq_id: int
