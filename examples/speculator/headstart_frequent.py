@@ -61,10 +61,7 @@ class FrequentSpeculator(Speculator):
         return [self._draft(request) for request in requests]
 
     def _draft(self, request: DraftRequest) -> Draft:
-        sequence = self._sequences.get(request.seq_id)
-        if sequence is None or len(sequence.tokens) != len(request.tokens):
-            self.begin(request.seq_id, request.tokens)
-            sequence = self._sequences[request.seq_id]
+        sequence = self._sequences[request.seq_id]
         last = sequence.tokens[-self._options.size :]
         tokens: list[int] = []
         scores: list[float] = []
@@ -80,8 +77,7 @@ class FrequentSpeculator(Speculator):
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         """Count what came, drafted or not."""
-        if seq_id in self._sequences:
-            self._sequences[seq_id].extend(emitted)
+        self._sequences[seq_id].extend(emitted)
 
     def end(self, seq_id: int) -> None:
         """Forget the sequence."""

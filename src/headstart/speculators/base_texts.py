@@ -38,11 +38,7 @@ H = TypeVar("H", bound=History)
 
 
 class TextSpeculator(Speculator, Generic[H]):
-    """Keeps a history of each sequence, which grows with it.
-
-    A history is made anew where the text was changed: its length and its last tokens are looked at,
-    so that a step does not cost O(text).
-    """
+    """Keeps a history of each sequence, which grows with it, so that no step costs O(text)."""
 
     scores_are_probabilities = True
 
@@ -61,32 +57,10 @@ class TextSpeculator(Speculator, Generic[H]):
         self._histories[seq_id] = self._read(prompt, namespace)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        drafts = []
-        for request in requests:
-            history, text = self._histories.get(request.seq_id), request.tokens
-            if (
-                history is None
-                or len(history.tokens) != len(text)
-                or history.tokens[-8:].tolist() != list(text[-8:])
-            ):
-                history = self._follow(history, request)
-            drafts.append(self._draft(history, request))
-        return drafts
-
-    def _follow(self, history: H | None, request: DraftRequest) -> H:
-        """The history of a sequence that the speculator was not told of, or not of all of it."""
-        text, size = request.tokens, 0 if history is None else len(history.tokens)
-        recent = max(0, size - 8)
-        if history is not None and history.tokens[recent:].tolist() == list(text[recent:size]):
-            history.extend(text[size:])
-            return history
-        history = self._histories[request.seq_id] = self._read(text, request.namespace)
-        return history
+        return [self._draft(self._histories[request.seq_id], request) for request in requests]
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        history = self._histories.get(seq_id)
-        if history is not None:
-            history.extend(emitted)
+        self._histories[seq_id].extend(emitted)
 
     def end(self, seq_id: int) -> None:
         self._histories.pop(seq_id, None)

@@ -87,10 +87,6 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
         # prompts whose rest is learned later: the text, where that begins and ends
         self._unlearned: deque[tuple[_HashedText, int, int]] = deque(maxlen=64)
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        super().begin(seq_id, prompt, namespace)
-        self._learn(self._histories[seq_id], 0, len(prompt))
-
     def go_on(self) -> None:
         if self._unlearned:
             self._learn(*self._unlearned.popleft())
@@ -103,7 +99,9 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
             self._unlearned.append((text, stop, end))
 
     def _read(self, text: Sequence[int], namespace: str) -> _HashedText:
-        return _HashedText(self._table, _salt_of(namespace), text)
+        history = _HashedText(self._table, _salt_of(namespace), text)
+        self._learn(history, 0, len(text))
+        return history
 
     def _draft(self, history: _HashedText, request: DraftRequest) -> Draft:
         options, window = self._options, history.tokens[-self._options.n_match :].tolist()

@@ -47,8 +47,6 @@ from headstart.types.errors import ConfigError
 _Prompt = tuple[str, bytes]
 """Namespace and digest of a prompt."""
 
-_NO_PROMPT: _Prompt = ("", b"")
-
 
 _Copy = tuple[float, SuffixIndex, Place, list[int], Sequence[float]]
 """Expected accepted tokens; where they are copied from: index, (length of the match, position);
@@ -59,10 +57,10 @@ tokens, and that each is accepted if those before it are.
 class _AlignedText(SuffixIndex):
     """A text, and where it stands in the one that it copies."""
 
-    __slots__ = ("alignment", "namespace", "prompt")
+    __slots__ = ("alignment", "prompt")
 
-    def __init__(self, text: Sequence[int], alignment: Alignment, namespace: str) -> None:
-        self.alignment, self.namespace, self.prompt = alignment, namespace, _NO_PROMPT
+    def __init__(self, text: Sequence[int], alignment: Alignment, prompt: _Prompt) -> None:
+        self.alignment, self.prompt = alignment, prompt
         super().__init__(SIZES, MAX_MATCH, text=text)
 
     def extend(self, new: Sequence[int]) -> None:
@@ -121,14 +119,10 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
             store = TextStore(Path(options.file), VocabularyId.of(vocab))
             self.corpus = SuffixCorpus(options.corpus_tokens, store)
 
-    def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        # The last token is already the answer's first.
-        digest = blake2b(array("i", prompt[:-1]).tobytes(), digest_size=16).digest()
-        super().begin(seq_id, prompt, namespace)
-        self._histories[seq_id].prompt = (namespace, digest)
-
     def _read(self, text: Sequence[int], namespace: str) -> _AlignedText:
-        return _AlignedText(text, Alignment(self._variants), namespace)
+        # The last token is already the answer's first.
+        digest = blake2b(array("i", text[:-1]).tobytes(), digest_size=16).digest()
+        return _AlignedText(text, Alignment(self._variants), (namespace, digest))
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         self._visible.clear()
@@ -216,9 +210,9 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
 
     def _end(self, seq_id: int, *, is_private: bool) -> None:
         text = self._histories.pop(seq_id, None)
-        if text is None or text.prompt is _NO_PROMPT or not self._options.corpus_tokens:
+        if text is None or not self._options.corpus_tokens:
             return
-        answer = self.corpus.add(text.tokens, text.namespace, is_private=is_private)
+        answer = self.corpus.add(text.tokens, text.prompt[0], is_private=is_private)
         if answer is not None:
             self._answers[text.prompt] = answer
             self._answers.move_to_end(text.prompt)

@@ -113,19 +113,13 @@ class NeedsPrompt(Good):
 
 
 class NeedsGrowth(Good):
-    """Believes that a history only grows."""
+    """Believes that the texts of a slot only grow."""
 
-    def __init__(self) -> None:
-        self.length: dict[int, int] = {}
+    length = 0
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self.length[seq_id] = 0
-
-    def draft(self, request: DraftRequest) -> Draft:
-        before = self.length.get(request.seq_id, 0)
-        assert len(request.tokens) >= before, "shorter than before"
-        self.length[request.seq_id] = len(request.tokens)
-        return super().draft(request)
+        assert len(prompt) >= self.length, "shorter than before"
+        self.length = len(prompt)
 
 
 REPEATS = "it_drafts_where_the_text_repeats"

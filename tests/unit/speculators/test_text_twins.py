@@ -24,7 +24,7 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.types import Draft
 
 Guess = tuple[list[int], list[float]]
-Step = tuple[int, int, list[int], int, bool]
+Step = tuple[int, int, list[int]]
 MAX_PLACES = 8  # that ngram-map-k4v compares
 
 tokens = st.lists(st.integers(0, 2), max_size=5)
@@ -34,8 +34,6 @@ steps = st.lists(
         st.integers(1, 9),  # tokens that may be drafted
         st.integers(0, 6),  # of the draft that are accepted
         tokens,  # that follow them
-        st.sampled_from([0, 0, 0, 2, 7]),  # tokens taken back before the next draft
-        st.booleans(),  # whether the speculator is told
     ),
     max_size=25,
 )
@@ -54,29 +52,19 @@ class Pair(ABC):
     def accept(self, history: list[int], emitted: list[int]) -> None:
         """Tell both what came; it stands at the end of the history."""
 
-    @abstractmethod
-    def miss(self, history: list[int], size: int) -> None:
-        """The history has changed from `size` tokens on, and nobody was told."""
-
     def play(self, prompt: list[int], steps: list[Step]) -> None:
-        """Draft, compare, go on with a part of the draft and other tokens; now and then the text
-        becomes shorter.
-        """
+        """Draft, compare, go on with a part of the draft and other tokens."""
         history = list(prompt)
-        for max_tokens, num_accepted, others, cut, is_told in steps:
+        for max_tokens, num_accepted, others in steps:
             draft, (tokens, scores) = (
                 self.ask(history, max_tokens),
                 self.expect(history, max_tokens),
             )
             assert list(draft.tokens) == tokens
             assert list(draft.confidence) == pytest.approx(scores)
-            emitted, size = [*tokens[:num_accepted], *others] or [0], len(history)
+            emitted = [*tokens[:num_accepted], *others] or [0]
             history += emitted
-            if is_told:
-                self.accept(history, emitted)
-            del history[max(1, len(history) - cut) :]
-            self.miss(history, size + is_told * len(emitted))
-        self.ask(history, 1)  # takes up what nobody was told
+            self.accept(history, emitted)
 
 
 class MapPair(Pair):
@@ -143,12 +131,6 @@ class MapPair(Pair):
             del self.adaptive_length[next(iter(self.adaptive_length))]
         self.adaptive_length[what] = min(longest, length)
 
-    def miss(self, history: list[int], size: int) -> None:
-        if len(history) < size:  # another text: nothing is known of its keys
-            self.adaptive_length, self.watched = {}, (None, [])
-        elif history[size:]:
-            self.judge(history[size:])
-
 
 @pytest.mark.parametrize("cls", [NgramMapKSpeculator, NgramMapK4vSpeculator])
 @given(
@@ -197,9 +179,6 @@ class ModPair(Pair):
     def accept(self, history: list[int], emitted: list[int]) -> None:
         self.speculator.accept(self.seq_id, emitted, 0)
         self.learn(history, len(history) - len(emitted))
-
-    def miss(self, history: list[int], size: int) -> None:
-        self.learn(history, size)
 
     def learn(self, text: list[int], start: int) -> None:
         """What text[start:] followed."""

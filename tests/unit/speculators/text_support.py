@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from headstart.speculators.base import Speculator
 from headstart.speculators.ngram_cache_counts import NgramCounts
@@ -33,6 +34,10 @@ def propose(
     seq_id: int = 0,
     namespace: str = "",
 ) -> Draft:
+    """A draft behind these tokens; the sequence begins with them unless it has come there."""
+    known: Any = getattr(speculator, "_histories", {}).get(seq_id)
+    if known is None or list(known.tokens) != list(tokens):
+        speculator.begin(seq_id, tokens, namespace)
     request = DraftRequest(seq_id, list(tokens), max_tokens, namespace=namespace)
     return speculator.propose([request])[0]
 
