@@ -20,7 +20,7 @@ from tests.heads import changes_for
 from tests.models import OTHER_MERGES, SMALLER, tiny_llama
 
 from headstart.app import demo
-from headstart.app.cli.verify import TEXT_SPECULATORS
+from headstart.app.speculation import without_file
 
 FORMATS = ("Q4_K_M", "Q8_0", "Q4_0", "F16")
 Write = Callable[[Path], Path]
@@ -40,7 +40,7 @@ class Kind(NamedTuple):
     """A target, and who drafts for it with which file."""
 
     target: Write
-    speculators: str = TEXT_SPECULATORS
+    speculators: str = without_file()
     draft: Write | None = None
 
 
@@ -54,7 +54,7 @@ def _model(architecture: str, changes: Settings, num_heads: int = 0) -> Write:
     return partial(write_model, architecture=architecture, changes=changes)
 
 
-_TEXT_AND_DRAFT = f"{TEXT_SPECULATORS},draft-model"
+_TEXT_AND_DRAFT = f"{without_file()},draft-model"
 _SMALL = partial(tiny_llama, shape=SMALLER)
 MODELS = {
     "demo": Kind(_embedded(demo.TARGET), _TEXT_AND_DRAFT, _embedded(demo.DRAFT)),

@@ -14,7 +14,8 @@ def test_it_keeps_the_contract_and_changes_no_text() -> None:
 
 def test_it_drafts_what_followed_most_often() -> None:
     """And says how likely that is."""
-    speculator = FrequentSpeculator(FrequentSpeculator.Options(size=1))
-    (draft,) = speculator.propose([DraftRequest(0, [1, 2, 1, 3, 1, 2, 4, 1], max_tokens=1)])
+    speculator, text = FrequentSpeculator(FrequentSpeculator.Options(size=1)), [1, 2, 1, 3, 1, 2, 1]
+    speculator.begin(0, text)
+    (draft,) = speculator.propose([DraftRequest(0, text, max_tokens=1)])
     assert draft.tokens == [2]
     assert draft.confidence == [0.5]  # twice of three times, and one more in doubt

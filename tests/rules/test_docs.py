@@ -105,6 +105,20 @@ def test_the_readme_promises_the_speeds_of_its_table() -> None:
     assert f"{min(ratios)} to {max(ratios)} times" in text
 
 
+def test_the_readme_shows_a_speculator_that_keeps_the_contract(tmp_path: Path) -> None:
+    """As a file that `make check` looks at like one of the package."""
+    code = (ROOT / "examples/bigram.py").read_text("utf-8")
+    assert f"```python\n{code}```" in (ROOT / "README.md").read_text("utf-8")
+    check = (
+        "\nfrom headstart.testing import check_speculator\n"
+        "drafted, accepted = check_speculator(BigramSpeculator)\n"
+        "assert drafted > accepted > 0"
+    )
+    (tmp_path / "bigram.py").write_text(code + check, "utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
+    subprocess.run([sys.executable, tmp_path / "bigram.py"], env=environment, check=True)
+
+
 def test_links_between_documents_lead_somewhere() -> None:
     broken = [
         f"{path.relative_to(ROOT)}: {target}"

@@ -89,7 +89,7 @@ def build_scheduler(
     from headstart.app.loading import load_drafter, load_target, make_drafting
     from headstart.app.model_files import choose_speculators
     from headstart.app.saved_control import load_control
-    from headstart.app.speculation import capped_options
+    from headstart.app.speculation import remarks_on
     from headstart.app.stored_prompts import open_disk
     from headstart.engine import library
     from headstart.engine.machine import available_memory
@@ -108,8 +108,8 @@ def build_scheduler(
     target = load_target(config, models)
     engine, fitted, adapters = target.engine, target.fitted, target.engine.adapters
     kinds = [device.kind for device in list_devices(config.engine)]
-    capped = capped_options(config.speculation)
-    for remark in (*capped, *fitted.remarks, *remarks(kinds, config.engine.gpu_layers)):
+    of_speculators = remarks_on(config.speculation)
+    for remark in (*of_speculators, *fitted.remarks, *remarks(kinds, config.engine.gpu_layers)):
         log.warning("%s", remark)
     drafting_parts = load_drafter(config, models, target)
     draft = drafting_parts.get("engine") or drafting_parts.get("context")

@@ -12,10 +12,11 @@ from headstart.config import (
     SPECULATOR_ALIASES,
     Config,
     SpeculationConfig,
+    check_ranges,
     flag_of,
     option_of,
 )
-from headstart.speculators import SPECULATORS, Speculator
+from headstart.speculators import NOT_IMPORTED, SPECULATORS, Speculator
 from headstart.types import DraftMode
 from headstart.types.errors import ConfigError
 
@@ -39,6 +40,11 @@ def uses_file(name: str) -> bool:
 
 def _needs_heads(name: str) -> bool:
     return name in SPECULATORS and SPECULATORS[name].needs_heads
+
+
+def without_file() -> str:
+    """All speculators that draft without a file, as in `--spec-type`."""
+    return ",".join(name for name in SPECULATORS if not uses_file(name))
 
 
 def wants_heads(config: Config) -> bool:
@@ -85,10 +91,14 @@ def type_names(spec_type: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(SPECULATOR_ALIASES.get(name, name) for name in names))
 
 
-def capped_options(config: SpeculationConfig) -> list[str]:
-    """Warnings about options that allow longer drafts than are verified."""
+def remarks_on(config: SpeculationConfig) -> list[str]:
+    """Warnings: packages that cannot be imported, options for longer drafts than are verified."""
     longest = config.longest_draft(config.mode)
-    found = []
+    found = [
+        f"the speculator {name} of another package cannot be imported: {why}; repair or uninstall "
+        "that package"
+        for name, why in NOT_IMPORTED.items()
+    ]
     for name, given in config.options.items():
         options = SPECULATORS[name].Options if name in SPECULATORS else None
         for one in fields(options) if options and config.mode is not DraftMode.OFF else ():
@@ -112,6 +122,7 @@ def _named_types(spec_type: str, drafter: str | None) -> tuple[str, ...]:
         if name not in SPECULATORS:
             raise ConfigError(
                 f"--spec-type names {name!r}; there are {', '.join(sorted(SPECULATORS))} and {NONE}"
+                + "".join(f"; not imported: {one} ({why})" for one, why in NOT_IMPORTED.items())
             )
     users = [name for name in names if uses_file(name)]
     if len(users) > 1:
@@ -213,6 +224,8 @@ def _options_of(name: str, options: Mapping[str, Mapping[str, Any]]) -> Any:
             raise ConfigError(f"speculator {name} takes no options")
         return None
     try:
-        return kind.Options(**options.get(name, {}))
+        chosen = kind.Options(**options.get(name, {}))
     except TypeError as error:
         raise ConfigError(f"speculator {name} does not take that option: {error}") from error
+    check_ranges(chosen, f"spec_{name}_")
+    return chosen

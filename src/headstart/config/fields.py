@@ -71,8 +71,9 @@ def listed(text: str | None) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in (text or "").split(",") if name.strip()}))
 
 
-def check_ranges(config: Any) -> None:
-    """Check the fields of a configuration that have a least or a most value.
+def check_ranges(config: Any, prefix: str = "") -> None:
+    """Check the fields of a configuration that have a least or a most value; `prefix` begins the
+    names of their flags.
 
     Raises:
         ConfigError: one is out of its range.
@@ -83,4 +84,4 @@ def check_ranges(config: Any) -> None:
         if value is None or least is None or least <= value <= (value if most is None else most):
             continue
         allowed = f"at least {least}" if most is None else f"from {least} to {most}"
-        raise ConfigError(f"{flag_of(one.name)} is {value} but must be {allowed}")
+        raise ConfigError(f"{flag_of(prefix + one.name)} is {value} but must be {allowed}")

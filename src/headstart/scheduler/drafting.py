@@ -38,6 +38,7 @@ from headstart.scheduler.step import (
     StepPlan,
     StepRecord,
 )
+from headstart.speculators import NOT_IMPORTED
 from headstart.structures.checkpoints import Data
 from headstart.types import NO_DRAFT, Draft, DraftRequest, Engine
 from headstart.types.request import SpeculativeParams
@@ -274,6 +275,7 @@ class Drafting:
             "n_min": self.config.draft_min,
             "p_min": self.config.draft_p_min,
             "unusable": self.unusable,
+            "not_imported": dict(NOT_IMPORTED),
             "speculators": {
                 name: speculator.describe() for name, speculator in self.speculators.items()
             },

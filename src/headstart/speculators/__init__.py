@@ -10,19 +10,18 @@ import pkgutil
 from importlib.metadata import entry_points
 
 from headstart.speculators.base import SPECULATORS, Speculator, register
-from headstart.types.errors import ConfigError
+from headstart.speculators.base_texts import TextSpeculator
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
+
+NOT_IMPORTED: dict[str, str] = {}
+"""Entry points that cannot be imported, and why: only who names one has to mend it."""
 
 for _entry in entry_points(group="headstart.speculators"):
     try:
         _entry.load()
     except Exception as error:
-        raise ConfigError(
-            f"the speculator {_entry.name!r} ({_entry.value}) of another package cannot be "
-            "imported: "
-            f"{type(error).__name__}: {error}; repair or uninstall that package"
-        ) from error
+        NOT_IMPORTED[_entry.name] = f"{_entry.value}: {type(error).__name__}: {error}"
 
-__all__ = ["SPECULATORS", "Speculator", "register"]
+__all__ = ["NOT_IMPORTED", "SPECULATORS", "Speculator", "TextSpeculator", "register"]

@@ -48,8 +48,8 @@ def _why_not(cls: type[Speculator]) -> str | None:
         return f"the name {name!r} means something else in --spec-type and in the counts"
     if name in SPECULATORS:
         return f"the name {name!r} is taken by {SPECULATORS[name].__module__}"
-    if inspect.isabstract(cls):
-        return "it does not define propose(self, requests)"
+    if missing := sorted(cls.__abstractmethods__):
+        return f"it does not define {' and '.join(missing)}"
     if cls.Options is None:
         return None
     if not is_dataclass(cls.Options):

@@ -14,7 +14,6 @@ accepted tokens. A draft carries the factors, which control calibrates and multi
 from __future__ import annotations
 
 from abc import abstractmethod
-from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -26,9 +25,7 @@ from headstart.types import Draft, DraftRequest
 
 
 class History(Protocol):
-    """A text so far, and what a speculator knows about it."""
-
-    tokens: array[int]
+    """What a speculator knows about a text so far."""
 
     def extend(self, new: Sequence[int]) -> None:
         """The text grew by these tokens."""
@@ -43,27 +40,27 @@ class TextSpeculator(Speculator, Generic[H]):
     scores_are_probabilities = True
 
     def __init__(self) -> None:
-        self._histories: dict[int, H] = {}
+        self.histories: dict[int, H] = {}  # by sequence id
 
     @abstractmethod
-    def _read(self, text: Sequence[int], namespace: str) -> H:
-        """The history of a text."""
+    def history_of(self, text: Sequence[int], namespace: str) -> H:
+        """What is known of a text at first; copy what is kept of it."""
 
     @abstractmethod
-    def _draft(self, history: H, request: DraftRequest) -> Draft:
-        """Draft behind a history, which is that of the request."""
+    def draft_for(self, history: H, request: DraftRequest) -> Draft:
+        """Draft what follows the text of a request, whose history this is; Draft(): nothing."""
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        self._histories[seq_id] = self._read(prompt, namespace)
+        self.histories[seq_id] = self.history_of(prompt, namespace)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        return [self._draft(self._histories[request.seq_id], request) for request in requests]
+        return [self.draft_for(self.histories[request.seq_id], request) for request in requests]
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        self._histories[seq_id].extend(emitted)
+        self.histories[seq_id].extend(emitted)
 
     def end(self, seq_id: int) -> None:
-        self._histories.pop(seq_id, None)
+        self.histories.pop(seq_id, None)
 
 
 _TABLE = tuple([weight / (weight + 1) for weight in range(4096)])

@@ -73,11 +73,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             "lookup file of past answers; read, and written as they come",
             "--lookup-cache-dynamic",
         )
-        max_ngrams: int = option(500_000, "maximum n-grams kept of past answers")
-
-        def __post_init__(self) -> None:
-            if self.max_ngrams < 1:
-                raise ConfigError(f"ngram-cache needs max-ngrams >= 1, got {self.max_ngrams}")
+        max_ngrams: int = option(500_000, "maximum n-grams kept of past answers", least=1)
 
     def __init__(
         self, options: Options | None = None, vocabulary_id: VocabularyId | None = None
@@ -135,10 +131,10 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
                 )
         self._seen = _state_of(path)
 
-    def _read(self, text: Sequence[int], namespace: str) -> CountedHistory:
+    def history_of(self, text: Sequence[int], namespace: str) -> CountedHistory:
         return CountedHistory(text, namespace)
 
-    def _draft(self, history: CountedHistory, request: DraftRequest) -> Draft:
+    def draft_for(self, history: CountedHistory, request: DraftRequest) -> Draft:
         window = history.tokens[-MAX_NGRAM:]
         key, size = pack(window), len(window)
         context, dynamic, static = history.counts.clearest, self._dynamic, self._static
@@ -167,7 +163,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
         return Draft(tokens, scores, self.name, "" if tokens else "no match")
 
     def end(self, seq_id: int) -> None:
-        history = self._histories.pop(seq_id, None)
+        history = self.histories.pop(seq_id, None)
         if history is None:
             return
         if not history.namespace:
@@ -178,7 +174,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
                 "lookup cache %s learns from requests without an API key only", self._dynamic_path
             )
         # while requests run, four times as many may wait
-        if self._num_unsaved >= SAVE_TOKENS * (4 if self._histories else 1):
+        if self._num_unsaved >= SAVE_TOKENS * (4 if self.histories else 1):
             self._save()
 
     def end_private(self, seq_id: int) -> None:
@@ -207,7 +203,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             self._dynamic_path = None
 
     def close(self) -> None:
-        for seq_id in list(self._histories):
+        for seq_id in list(self.histories):
             self.end(seq_id)
         self._save()
 

@@ -26,7 +26,6 @@ from headstart.speculators.base_texts import TextSpeculator, agreeing_scores
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.types import Draft, DraftRequest
-from headstart.types.errors import ConfigError
 
 _MAX_PLACES = 8  # of a key that are compared, newest first
 MAX_KEYS = 4096  # whose lengths are known
@@ -36,24 +35,16 @@ MAX_KEYS = 4096  # whose lengths are known
 class NgramMapOptions:
     """Lengths in tokens."""
 
-    size_n: int = option(12, "tokens of a key")
+    size_n: int = option(12, "tokens of a key", least=1)
     size_m: int = option(
         48,
         "longest draft, in tokens; ngram-map-k4v compares continuations of this length",
+        least=1,
         limits_draft=True,
     )
-    min_hits: int = option(1, "places where a key must have occurred before")
-
-    def __post_init__(self) -> None:
-        if self.size_n < 1 or self.size_m < 1:
-            raise ConfigError(
-                f"ngram-map needs size-n and size-m of at least 1, got {self.size_n} and "
-                f"{self.size_m}"
-            )
-        if not 1 <= self.min_hits <= _MAX_PLACES:
-            raise ConfigError(
-                f"ngram-map needs min-hits from 1 to {_MAX_PLACES}, got {self.min_hits}"
-            )
+    min_hits: int = option(
+        1, "places where a key must have occurred before", least=1, most=_MAX_PLACES
+    )
 
 
 class _KeyedText(SuffixIndex):
@@ -111,10 +102,10 @@ class _NgramMap(TextSpeculator[_KeyedText]):
         super().__init__()
         self._options = options or NgramMapOptions()
 
-    def _read(self, text: Sequence[int], namespace: str) -> _KeyedText:
+    def history_of(self, text: Sequence[int], namespace: str) -> _KeyedText:
         return _KeyedText(self._options, text)
 
-    def _draft(self, history: _KeyedText, request: DraftRequest) -> Draft:
+    def draft_for(self, history: _KeyedText, request: DraftRequest) -> Draft:
         places = history.places(max(self._num_places, self._options.min_hits))
         if len(places) < self._options.min_hits:
             return Draft(

@@ -64,20 +64,15 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
     class Options:
         """Lengths in tokens."""
 
-        n_match: int = option(24, "last tokens that must have occurred before")
-        n_max: int = option(64, "longest draft, in tokens", limits_draft=True)
-        n_min: int = option(0, "drafts of fewer tokens than this are dropped")
-        table_bits: int = option(22, "2^bits entries of 8 bytes: 22 = 32 MiB")
+        n_match: int = option(24, "last tokens that must have occurred before", least=1)
+        n_max: int = option(64, "longest draft, in tokens", least=1, limits_draft=True)
+        n_min: int = option(0, "drafts of fewer tokens than this are dropped", least=0)
+        table_bits: int = option(22, "2^bits entries of 8 bytes: 22 = 32 MiB", least=10, most=28)
 
         def __post_init__(self) -> None:
-            if self.n_match < 1 or not 0 <= self.n_min <= self.n_max or self.n_max < 1:
+            if self.n_min > self.n_max:
                 raise ConfigError(
-                    "ngram-mod needs n-match >= 1 and 0 <= n-min <= n-max, n-max >= 1, got "
-                    f"{self.n_match}, {self.n_min} and {self.n_max}"
-                )
-            if not 10 <= self.table_bits <= 28:
-                raise ConfigError(
-                    f"ngram-mod needs table-bits from 10 to 28, got {self.table_bits}"
+                    f"ngram-mod needs n-min <= n-max, got {self.n_min} and {self.n_max}"
                 )
 
     def __init__(self, options: Options | None = None) -> None:
@@ -98,12 +93,12 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
         if stop < end:
             self._unlearned.append((text, stop, end))
 
-    def _read(self, text: Sequence[int], namespace: str) -> _HashedText:
+    def history_of(self, text: Sequence[int], namespace: str) -> _HashedText:
         history = _HashedText(self._table, _salt_of(namespace), text)
         self._learn(history, 0, len(text))
         return history
 
-    def _draft(self, history: _HashedText, request: DraftRequest) -> Draft:
+    def draft_for(self, history: _HashedText, request: DraftRequest) -> Draft:
         options, window = self._options, history.tokens[-self._options.n_match :].tolist()
         if len(window) < options.n_match:
             return Draft(speculator=self.name, reason="history too short")

@@ -18,7 +18,6 @@ from headstart.speculators.base import register
 from headstart.speculators.base_texts import TextSpeculator, agreeing_scores
 from headstart.structures.suffix_index import SuffixIndex
 from headstart.types import Draft, DraftRequest
-from headstart.types.errors import ConfigError
 
 
 @register
@@ -31,24 +30,17 @@ class NgramSimpleSpeculator(TextSpeculator[SuffixIndex]):
     class Options:
         """Lengths in tokens."""
 
-        size_n: int = option(12, "last tokens that must have occurred before")
-        size_m: int = option(48, "longest draft, in tokens", limits_draft=True)
-
-        def __post_init__(self) -> None:
-            if self.size_n < 1 or self.size_m < 1:
-                raise ConfigError(
-                    f"ngram-simple needs size-n and size-m of at least 1, got {self.size_n} and "
-                    f"{self.size_m}"
-                )
+        size_n: int = option(12, "last tokens that must have occurred before", least=1)
+        size_m: int = option(48, "longest draft, in tokens", least=1, limits_draft=True)
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__()
         self._options = options or self.Options()
 
-    def _read(self, text: Sequence[int], namespace: str) -> SuffixIndex:
+    def history_of(self, text: Sequence[int], namespace: str) -> SuffixIndex:
         return SuffixIndex((self._options.size_n,), text=text)
 
-    def _draft(self, history: SuffixIndex, request: DraftRequest) -> Draft:
+    def draft_for(self, history: SuffixIndex, request: DraftRequest) -> Draft:
         places = history.places(limit=1)
         if not places:
             return Draft(speculator=self.name, reason="no match")

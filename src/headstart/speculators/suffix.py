@@ -84,7 +84,9 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
     class Options:
         """Counts in tokens unless they say otherwise."""
 
-        corpus_tokens: int = option(2_000_000, "tokens of past texts kept, of all users; 0: none")
+        corpus_tokens: int = option(
+            2_000_000, "tokens of past texts kept, of all users; 0: none", least=0
+        )
         file: str | None = option(
             None,
             "file that keeps the corpus of past texts over restarts",
@@ -92,8 +94,6 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         )
 
         def __post_init__(self) -> None:
-            if self.corpus_tokens < 0:
-                raise ConfigError(f"suffix needs corpus-tokens >= 0, got {self.corpus_tokens}")
             if self.file and not self.corpus_tokens:
                 raise ConfigError(
                     "suffix has a corpus file but corpus-tokens is 0; set one or leave out the "
@@ -119,7 +119,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
             store = TextStore(Path(options.file), VocabularyId.of(vocab))
             self.corpus = SuffixCorpus(options.corpus_tokens, store)
 
-    def _read(self, text: Sequence[int], namespace: str) -> _AlignedText:
+    def history_of(self, text: Sequence[int], namespace: str) -> _AlignedText:
         # The last token is already the answer's first.
         digest = blake2b(array("i", text[:-1]).tobytes(), digest_size=16).digest()
         return _AlignedText(text, Alignment(self._variants), (namespace, digest))
@@ -131,7 +131,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
                 self._visible[one.namespace] = self.corpus.indexes(one.namespace)
         return super().propose(requests)
 
-    def _draft(self, history: _AlignedText, request: DraftRequest) -> Draft:
+    def draft_for(self, history: _AlignedText, request: DraftRequest) -> Draft:
         alignment = history.alignment
         # no other place can have a longer match than that
         place = alignment.exact() if alignment.run >= MAX_MATCH else None
@@ -209,7 +209,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         self._end(seq_id, is_private=True)
 
     def _end(self, seq_id: int, *, is_private: bool) -> None:
-        text = self._histories.pop(seq_id, None)
+        text = self.histories.pop(seq_id, None)
         if text is None or not self._options.corpus_tokens:
             return
         answer = self.corpus.add(text.tokens, text.prompt[0], is_private=is_private)

@@ -224,7 +224,9 @@ def installed(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{folder}"}
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join((f"{ROOT / 'src'}", f"{ROOT}", f"{folder}"))
+    }
     return subprocess.run(
         [sys.executable, *arguments], env=environment, capture_output=True, text=True, cwd=folder
     )
@@ -237,9 +239,41 @@ def test_its_options_are_flags_once_it_is_installed(installed: Path) -> None:
     assert "spec_frequent_size = 3" in shown.stdout
     flags[3] = "0"
     assert (
-        "needs size and n-max of at least 1"
+        "--spec-frequent-size is 0 but must be at least 1"
         in run(installed, "-m", "headstart", "generate", "-p", "x", *flags[:4]).stderr
     )
+
+
+def test_a_package_that_cannot_be_imported_stops_only_a_server_that_names_it(
+    installed: Path,
+) -> None:
+    (installed / "headstart_frequent.py").write_text("import nothing_of_this_name\n")
+    said = "frequent.*headstart_frequent: ModuleNotFoundError: No module named 'nothing_of_this"
+    answered = run(
+        installed, "-m", "headstart", "generate", "-p", "x", "-n", "1", "--spec-type", "suffix"
+    )
+    assert answered.returncode == 0, answered.stderr
+    assert re.search(said, answered.stderr)
+    named = run(installed, "-m", "headstart", "generate", "-p", "x", "--spec-type", "frequent")
+    assert named.returncode != 0
+    assert re.search(said, named.stderr)
+    shown = run(
+        installed,
+        "-c",
+        "from tests.harness import Model, make_scheduler\n"
+        "print(make_scheduler(Model(2)).drafting.describe()['not_imported'])",
+    )
+    assert "headstart_frequent" in shown.stdout, shown.stderr
+
+
+def test_verify_tries_every_speculator_that_needs_no_file(installed: Path) -> None:
+    code = (
+        "from headstart.app.cli.verify import _settings; from headstart.config import Config\n"
+        "print(_settings(Config()).speculation.spec_type)"
+    )
+    names = run(installed, "-c", code).stdout.strip().split(",")
+    assert {"frequent", "suffix", "ngram-cache", "draft-model"} <= {*names}
+    assert not {"mtp", "eagle3"} & {*names}
 
 
 def test_its_own_test_passes(installed: Path) -> None:

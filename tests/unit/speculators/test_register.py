@@ -16,8 +16,8 @@ from headstart.app.cli.settings import settings_of
 from headstart.app.model_files import Models, choose_speculators
 from headstart.app.speculation import (
     ANY,
-    capped_options,
     make_speculator,
+    remarks_on,
     wanted_types,
     wants_heads,
 )
@@ -88,7 +88,7 @@ def test_a_class_that_cannot_be_used_is_refused(attributes: dict[str, Any], says
 
 
 def test_a_class_that_proposes_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"does not define propose\(self, requests\)"):
+    with pytest.raises(ConfigError, match="does not define propose"):
         register(type("Idle", (Speculator,), {"name": "idle"}))
     with pytest.raises(ConfigError, match="must be a subclass"):
         register(type("Other", (), {"name": "other"}))
@@ -207,7 +207,17 @@ def test_an_option_of_a_speculator_that_is_not_loaded_is_refused_with_the_remedy
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("suffix", {"corpus_tokens": -1}), ("ngram-mod", {"table_bits": 99}), ("suffix", {"nope": 1})],
+    [
+        ("ngram-simple", {"size_n": 0}),
+        ("ngram-map-k", {"min_hits": 9}),
+        ("ngram-map-k4v", {"size_m": 0}),
+        ("ngram-mod", {"n_min": 5, "n_max": 4}),
+        ("ngram-mod", {"table_bits": 99}),
+        ("ngram-cache", {"max_ngrams": 0}),
+        ("suffix", {"corpus_tokens": -1}),
+        ("suffix", {"file": "corpus", "corpus_tokens": 0}),
+        ("suffix", {"nope": 1}),
+    ],
 )
 def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(
     name: str, options: dict[str, float]
@@ -218,15 +228,15 @@ def test_a_bad_value_of_an_option_is_refused_before_a_model_is_loaded(
 
 def test_a_length_set_by_hand_that_is_never_reached_is_told_with_the_remedy() -> None:
     options = {"ngram-mod": {"n_max": 64, "n_match": 99}, "ngram-simple": {"size_m": 17}}
-    (told,) = capped_options(SpeculationConfig(options=options))
+    (told,) = remarks_on(SpeculationConfig(options=options))
     assert told == (
         "--spec-ngram-mod-n-max is 64 but no draft is longer than 32 tokens; raise --draft-max "
         "to 64"
     )
-    assert len(capped_options(SpeculationConfig(options=options, draft_max=64))) == 0
-    assert len(capped_options(SpeculationConfig(options=options, spec="fixed"))) == 2
+    assert len(remarks_on(SpeculationConfig(options=options, draft_max=64))) == 0
+    assert len(remarks_on(SpeculationConfig(options=options, spec="fixed"))) == 2
     for config in (SpeculationConfig(), SpeculationConfig(options=options, spec="off")):
-        assert capped_options(config) == []
+        assert remarks_on(config) == []
 
 
 def test_a_state_file_that_is_somebody_elses_is_not_replaced(tmp_path: Path) -> None:

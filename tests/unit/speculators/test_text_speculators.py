@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 
@@ -13,7 +13,6 @@ from tests.harness import make_speculators
 from tests.unit.speculators.text_support import accept, propose, tokens_of
 
 from headstart.speculators.base import Speculator
-from headstart.speculators.ngram_cache import NgramCacheSpeculator
 from headstart.speculators.ngram_map import (
     NgramMapK4vSpeculator,
     NgramMapKSpeculator,
@@ -190,24 +189,6 @@ def test_ngram_mod_learns_a_long_prompt_in_pieces_that_no_step_notices(
         speculator.go_on()
     assert max(sizes) <= PIECE + 4
     assert (speculator._table._entries == expected._entries).all()
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        lambda: NgramSimpleSpeculator.Options(size_n=0),
-        lambda: NgramMapOptions(min_hits=0),
-        lambda: NgramMapOptions(size_m=0),
-        lambda: NgramModSpeculator.Options(n_min=5, n_max=4),
-        lambda: NgramModSpeculator.Options(table_bits=64),
-        lambda: NgramCacheSpeculator.Options(max_ngrams=0),
-        lambda: SuffixSpeculator.Options(corpus_tokens=-1),
-        lambda: SuffixSpeculator.Options(file="corpus", corpus_tokens=0),
-    ],
-)
-def test_impossible_options_are_refused(bad: Callable[[], object]) -> None:
-    with pytest.raises(ConfigError):
-        bad()
 
 
 def test_suffix_drafts_through_a_rename_that_it_has_seen():

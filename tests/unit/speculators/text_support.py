@@ -35,7 +35,7 @@ def propose(
     namespace: str = "",
 ) -> Draft:
     """A draft behind these tokens; the sequence begins with them unless it has come there."""
-    known: Any = getattr(speculator, "_histories", {}).get(seq_id)
+    known: Any = getattr(speculator, "histories", {}).get(seq_id)
     if known is None or list(known.tokens) != list(tokens):
         speculator.begin(seq_id, tokens, namespace)
     request = DraftRequest(seq_id, list(tokens), max_tokens, namespace=namespace)

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from headstart.scheduler.scheduler import Scheduler
     from headstart.types.request import Request
 
-TEXT_SPECULATORS = "suffix,ngram-simple,ngram-map-k,ngram-map-k4v,ngram-mod,ngram-cache"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
@@ -58,13 +56,15 @@ def run(resolved: Resolved, words: list[str]) -> int:
 
 
 def _settings(config: Config) -> Config:
-    """Settings with every kind of speculator, without saved state and without a warm-up."""
+    """Settings with every speculator, without saved state and without a warm-up."""
+    from headstart.app.speculation import without_file
+
     speculation = config.speculation
     types = speculation.spec_type
     named = config.model
     if types is None and named.draft_model is None and named.draft_hf_repo is None:
         is_demo = named.model is None and named.hf_repo is None  # which has a draft model
-        types = TEXT_SPECULATORS + ",draft-model" * is_demo
+        types = without_file() + ",draft-model" * is_demo
     options = dict(speculation.options)
     if types is not None and "ngram-simple" in types:  # 12 as a rule: too long for texts so short
         options = {"ngram-simple": {"size_n": 3}} | options

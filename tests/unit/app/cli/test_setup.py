@@ -184,7 +184,10 @@ def config(*argv: str) -> Config:
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
-        (["--spec-suffix-corpus-tokens", "-1"], "suffix needs corpus-tokens"),
+        (
+            ["--spec-suffix-corpus-tokens", "-1"],
+            "--spec-suffix-corpus-tokens is -1 but must be at least 0",
+        ),
         (["-m", "x.gguf", "--spec-type", "draft-model"], "add --draft-model FILE"),
         (["-m", "x.gguf", "-md", "d.gguf", "--spec-type", "suffix"], "does not name draft-model"),
         (["--spec-type", "draft-mtp", "--no-mtp"], "mtp but the model has no multi-token heads"),
