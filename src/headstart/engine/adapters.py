@@ -1,4 +1,4 @@
-"""LoRA adapters and control vectors: loaded once; how much an adapter counts may change."""
+"""LoRA adapters and control vectors: loaded once; their scales may change."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from headstart.types.errors import ConfigError, ModelError
 
 
 def scaled_files(names: str | None, scaled: str | None, flag: str) -> list[tuple[Path, float]]:
-    """The files that two flags name, with their scales.
+    """The files named by two flags, with their scales.
 
     Raises:
-        ConfigError: a scale is missing or is no number, or a file does not exist.
+        ConfigError: a scale is missing or not a number, or a file does not exist.
     """
     found = [(Path(name), 1.0) for name in (names or "").split(",") if name]
     for part in (scaled or "").split(","):
@@ -44,7 +44,7 @@ class Adapters:
     """
 
     def __init__(self, model: Any, context: Any, config: EngineConfig) -> None:
-        """Load and apply them; they live as long as the model.
+        """Load and apply the adapters; they live as long as the model.
 
         Raises:
             ConfigError: as `scaled_files`.
@@ -65,10 +65,10 @@ class Adapters:
             _apply_vectors(model, context, vectors)
 
     def use(self, scales: tuple[float, ...]) -> None:
-        """Scale them so from the next decode on; none: as they were loaded.
+        """Set the scales from the next decode on; (): as loaded.
 
         Raises:
-            ModelError: libllama does not take them.
+            ModelError: libllama rejects them.
         """
         wanted = scales or self._loaded
         if wanted == self._scales or len(wanted) != len(self._handles):
@@ -83,7 +83,7 @@ class Adapters:
         self._scales = wanted
 
     def describe(self) -> tuple[dict[str, Any], ...]:
-        """Path, scale, task and prefix of each, JSON-ready."""
+        """Path, scale, task and prefix of each adapter, JSON-ready."""
         return tuple(
             {
                 "path": str(path),
@@ -115,7 +115,7 @@ def _metadata(adapter: Any, key: str) -> str:
 
 
 def _apply_vectors(model: Any, context: Any, files: list[tuple[Path, float]]) -> None:
-    """Add what the files say for each layer from the second on; libllama wants all in one array."""
+    """Apply the vectors of all layers from the second on, in one array as libllama expects."""
     width = int(api.llama_model_n_embd(model.handle))
     num_layers = model.facts.num_layers
     values = np.zeros((num_layers - 1, width), np.float32)

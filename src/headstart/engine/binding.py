@@ -1,4 +1,4 @@
-"""libllama, libmtmd and ggml for ctypes: what is named in C's words, bound at its first use."""
+"""ctypes bindings of libllama, libmtmd and ggml: declared in C syntax, bound on first use."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _lib, folder = load()
 _mtmd = cache(partial(load_beside, folder))
 ggml = cache(partial(loaded_with, folder))
 # of ggml.h, ggml-backend.h, ggml-cpu.h and gguf.h, which the binding of llama-cpp-python lacks, and
-# of llama.h what is an address here
+# those of llama.h that are addresses here
 OF_GGML = """
 uint64 ggml_backend_dev_count()
 void* ggml_backend_dev_get(uint64)
@@ -60,7 +60,7 @@ void* llama_get_embeddings(void*)
 void* llama_get_embeddings_seq(void*, int32)
 void* llama_get_logits(void*)
 """
-# exported though no header names them; behind each the names that compilers gave it
+# exported, but not declared in any header; followed by their mangled names
 UNNAMED = """
 void llama_set_embeddings_nextn(void*, bool, bool) _Z26llama_set_embeddings_nextnP13llama_contextbb ?llama_set_embeddings_nextn@@YAXPEAUllama_context@@_N1@Z
 void* llama_get_embeddings_nextn(void*) _Z26llama_get_embeddings_nextnP13llama_context ?llama_get_embeddings_nextn@@YAPEAMPEAUllama_context@@@Z
@@ -85,7 +85,7 @@ _FUNCTIONS = {
 
 @cache
 def type_of(name: str) -> Any:
-    """The ctypes type of a type in C's words."""
+    """The ctypes type of a C type."""
     if name in ("void", "void*", "char*"):
         return {"void": None, "void*": ctypes.c_void_p, "char*": ctypes.c_char_p}[name]
     if name.endswith("*"):
@@ -93,7 +93,7 @@ def type_of(name: str) -> Any:
     if name.endswith("]"):
         kind, _, size = name[:-1].partition("[")
         return type_of(kind) * int(size)
-    if name in _FUNCTIONS:  # that libllama calls
+    if name in _FUNCTIONS:  # called by libllama
         return ctypes.CFUNCTYPE(*arguments_of(name))
     if name not in STRUCTURES:
         return getattr(ctypes, f"c_{name}")
@@ -119,19 +119,19 @@ def _library_of(function: str) -> ctypes.CDLL:
 
 
 def _exported(function: str) -> str | None:
-    """The name under which it is exported; None if it is not."""
+    """The name under which the function is exported; None if it is not."""
     library, names = _library_of(function), _FUNCTIONS[function][2]
     return next((name for name in names if hasattr(library, name)), None)
 
 
 def why_not(words: str) -> str | None:
-    """Which functions whose names match this pattern libllama lacks; None if it has them all."""
+    """Which functions matching this pattern libllama lacks; None if it has them all."""
     names = [name for name in _FUNCTIONS if re.search(words, name) and not _exported(name)]
     return f"this libllama does not export {', '.join(names)}" if names else None
 
 
 def __getattr__(name: str) -> Any:
-    """Make a type, or bind a function."""
+    """Create a type or bind a function on first access."""
     found: Any = getattr(signatures, name, None)
     if name in STRUCTURES or name.endswith(("_callback", "_t")):
         found = type_of(name)

@@ -1,4 +1,4 @@
-"""Rows as libllama takes them, and the numbers that it gives for them."""
+"""Batches in libllama's layout, and views of its results."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headstart.types.errors import EngineError
 
 
 def c_batch(batch: Batch) -> tuple[Any, Any]:
-    """A llama_batch over the arrays of `batch`, and the arrays that it points to besides."""
+    """A llama_batch over the arrays of `batch`, and the other arrays that it points to."""
     counts = np.ones(batch.capacity, np.int32)
     addresses = batch.seq_ids.ctypes.data + 4 * np.arange(batch.capacity, dtype=np.uint64)
     made = api.llama_batch()
     if getattr(batch, "has_tokens", True):
         made.token = _pointer(batch.tokens, ctypes.c_int32)
-    if (states := getattr(batch, "states", None)) is not None:  # of a batch that carries them
+    if (states := getattr(batch, "states", None)) is not None:  # a batch with hidden states
         made.embd = _pointer(states, ctypes.c_float)
     made.pos = _pointer(batch.positions, ctypes.c_int32)
     made.n_seq_id = _pointer(counts, ctypes.c_int32)
@@ -30,12 +30,12 @@ def c_batch(batch: Batch) -> tuple[Any, Any]:
     return made, (counts, addresses)
 
 
-@lru_cache(16)  # it is the same few again and again, and to make one takes 45 us after a decode
+@lru_cache(16)  # few distinct sizes; creating one takes 45 us after a decode
 def floats_at(address: int | None, rows: int, width: int) -> NDArray[np.float32]:
-    """What libllama computed of the last decode, shape (rows, width): a view until the next one.
+    """Results of the last decode, shape (rows, width): a view, valid until the next decode.
 
     Raises:
-        EngineError: it computed or kept nothing.
+        EngineError: libllama computed or kept nothing.
     """
     if not address:
         raise EngineError("libllama kept no such numbers of the last decode")

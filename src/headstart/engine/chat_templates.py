@@ -1,4 +1,4 @@
-"""The chat templates that --chat-template knows by name: libllama has them, and renders them.
+"""The built-in chat templates for --chat-template, which libllama renders.
 
 A name stands for the plain format of a model family: no tools, no reasoning.
 """
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def built_in_templates() -> dict[str, RenderPlain]:
-    """What renders messages, by the template's name."""
+    """Functions that render messages, by template name."""
     count = api.llama_chat_builtin_templates(None, 0)
     names = (ctypes.c_char_p * count)()
     api.llama_chat_builtin_templates(names, count)

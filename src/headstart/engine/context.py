@@ -94,19 +94,19 @@ class LlamaEngine(Sequences):
         self.can_shift = can_shift and bool(api.llama_memory_can_shift(self._memory))
         self.has_blocks = has_spare and not self.has_own_caches and not self.window
         self.attention_tile = attention_tile(config) if is_cut else 1
-        self._used = self.handle  # the context that computes
+        self._used = self.handle  # the context in use
         if reads_apart(model.facts, config, limits) and is_cut:
             self.reader = PromptReader(model.handle, params, self._memory)
         self._batches: dict[int, tuple[Batch, Any, Any]] = {}
-        self._layers: frozenset[int] = frozenset()  # whose states are kept
-        self._states: dict[int, NDArray[np.float32]] = {}  # of the last decode
-        self._grouped: GroupedBatch | None = None  # where the launched batch takes several decodes
+        self._layers: frozenset[int] = frozenset()  # layers whose hidden states are kept
+        self._states: dict[int, NDArray[np.float32]] = {}  # hidden states of the last decode
+        self._grouped: GroupedBatch | None = None  # if the launched batch takes several decodes
         self._asynchrony = Asynchrony()
         if self.is_exact or self.cache_kind is CacheKind.ROLLBACK:
             self._staging = Batch(self.max_batch_tokens)
 
     def use_reference_kernels(self) -> None:
-        """Compute every row alike on a processor, whatever is beside it; slower.
+        """Compute every row in the same way on a CPU, whatever else is in the batch; slower.
 
         Not in the public API: reaches the context's scheduler through an exported C++ method.
         """
@@ -117,10 +117,10 @@ class LlamaEngine(Sequences):
                 api.ggml_backend_cpu_set_use_ref(backend, True)
 
     def _adjust(self, params: Any) -> None:
-        """Change libllama's parameters before the context is made; for other kinds of contexts."""
+        """Change libllama's parameters before the context is created; a hook for subclasses."""
 
     def _find_kind(self) -> None:
-        """What libllama made of the parameters: it clamps some that the model cannot have."""
+        """Read back the effective parameters: libllama clamps some that the model cannot have."""
         self.window = self._seen_window()
         num_snapshots = int(api.llama_n_rs_seq(self.handle))
         self.cache_kind, self.max_padding = CacheKind.CUT, UNLIMITED
@@ -136,7 +136,7 @@ class LlamaEngine(Sequences):
         if self.model.facts.is_recurrent or self.model.facts.window >= self.context_size:
             return 0
         # Some models name a window that their layers do not have. Only in a cache with windows is
-        # the part that cannot be cut smaller than all of it, also of an empty sequence.
+        # the non-truncatable part smaller than the whole, even for an empty sequence.
         whole, partial = (api.llama_state_seq_get_size_ext(self.handle, 0, f) for f in (0, 1))
         return self.model.facts.window if partial < whole else 0
 
@@ -149,7 +149,7 @@ class LlamaEngine(Sequences):
         return self.wait()
 
     def launch(self, batch: Batch) -> None:
-        """Where a batch takes several decodes, all but the last have finished when this returns."""
+        """If a batch takes several decodes, all but the last have finished when this returns."""
         if batch.num_rows > self.max_batch_tokens or batch.num_outputs > self.max_outputs:
             raise EngineError(
                 f"a batch of {batch.num_rows} rows with {batch.num_outputs} outputs exceeds the "
@@ -186,7 +186,7 @@ class LlamaEngine(Sequences):
         return logits
 
     def _drop_padding(self, batch: Batch, runs: Sequence[Run]) -> None:
-        """Cut the rows that the decode before was padded with."""
+        """Truncate the padding rows of the previous decode."""
         for start, _, _ in runs:
             self.truncate(int(batch.seq_ids[start]), int(batch.positions[start]))
 
@@ -196,7 +196,7 @@ class LlamaEngine(Sequences):
             self.note_rows(int(batch.seq_ids[start]), end - start, length)
 
     def _launch_runs(self, batch: Batch, runs: Sequence[Run]) -> None:
-        """Decode them as they are."""
+        """Decode the rows as they are."""
         if self.cache_kind is CacheKind.ROLLBACK:
             self._drop_padding(batch, runs)
         self._launch(batch)
@@ -204,12 +204,12 @@ class LlamaEngine(Sequences):
             self._note(batch, runs)
 
     def _launch_evenly(self, batch: Batch, runs: Sequence[Run]) -> None:
-        """Decode so that each draft can be rolled back afterwards: the shorter ones are padded, and
-        `rewind` drops what was added.
+        """Decode so that each draft can be rolled back afterwards: shorter ones are padded, and
+        `rewind` drops the padding.
 
-        A snapshot is good until libllama computes other sequences, also in a later micro-batch of
-        the same decode; and each length of rows is a micro-batch. So of sequences that read prompts
-        none can be rolled back.
+        A snapshot is valid until libllama computes other sequences, even in a later micro-batch of
+        the same decode; and each length of rows is a micro-batch. So sequences with prompts cannot
+        be rolled back.
         """
         width = max(end - start for start, end, _ in runs)
         if batch.num_outputs == batch.num_rows and width <= 1 + self.max_rollback:
@@ -220,7 +220,7 @@ class LlamaEngine(Sequences):
             self.note_rows(int(batch.seq_ids[start]), 1, int(batch.positions[end - 1]) + 1)
 
     def _launch_media(self, batch: Batch, chunk: LoadedChunk, offset: int) -> None:
-        """Decode cells of an image, the only rows of the batch."""
+        """Decode cells of an image, which are the only rows of the batch."""
         assert isinstance(chunk, LlamaChunk)
         seq_id, start = int(batch.seq_ids[0]), int(batch.positions[0])
         num, run = batch.num_rows, (0, batch.num_rows, 0)
@@ -241,7 +241,7 @@ class LlamaEngine(Sequences):
             self.gaps.add(seq_id, start + num, chunk.num_cells - chunk.num_positions)
 
     def _launch_groups(self, batch: Batch, groups: Sequence[Group]) -> None:
-        """Decode group after group; the last one is waited for in `wait`."""
+        """Decode the groups one by one; `wait` waits for the last one."""
         grouped = GroupedBatch(batch, self._staging, groups, self.vocab_size)
         for group in groups:
             if grouped.group.runs:
@@ -252,13 +252,13 @@ class LlamaEngine(Sequences):
             self._grouped = grouped
 
     def _collect(self, grouped: GroupedBatch) -> None:
-        """Wait for the group that was launched last."""
+        """Wait for the group launched last."""
         grouped.collect(self._wait(), self._states_of(self._staging))
         if not self.is_exact:
             return
         batch = grouped.batch
         for start, end, _ in grouped.group.runs:
-            # a draft's snapshots are needed: what is rejected goes together with the padding
+            # a draft's snapshots are needed: padding is dropped together with rejected tokens
             is_draft = self.cache_kind is CacheKind.ROLLBACK and batch.wants_logits[end - 1]
             if end - start < grouped.group.width and not is_draft:
                 self.truncate(int(batch.seq_ids[start]), int(batch.positions[end - 1]) + 1)
@@ -298,7 +298,7 @@ class LlamaEngine(Sequences):
         return floats_at(address, num_outputs, self.vocab_size)
 
     def _c_batch_of(self, batch: Batch) -> Any:
-        """The same batch for libllama."""
+        """The batch in libllama's layout."""
         known = self._batches.get(id(batch))
         if known is None:
             known = self._batches[id(batch)] = (batch, *c_batch(batch))
@@ -312,7 +312,7 @@ class LlamaEngine(Sequences):
         self._layers |= set(layers)
 
     def _states_of(self, batch: Batch) -> dict[int, NDArray[np.float32]]:
-        """Of the batch that was decoded last."""
+        """Hidden states of the batch decoded last."""
         if not self._layers:
             return {}
         model, num_rows = self.model.handle, batch.num_rows
@@ -338,16 +338,16 @@ class LlamaEngine(Sequences):
         self.close()
 
 
-NUM_DECODES = 9  # the last ones, which decide
-LEAST_SHARE = 0.25  # of a decode's time that is spent waiting for its result; 0.00 on a processor
+NUM_DECODES = 9  # number of last decodes that decide
+LEAST_SHARE = 0.25  # share of a decode spent waiting for its result; 0.00 on a CPU
 
 
 class Asynchrony:
-    """Whether llama_decode returns before the device has finished, found out by timing it.
+    """Finds out by timing whether llama_decode returns before the device has finished.
 
-    A GPU computes by itself, unless the last layer is left to the processor, as it is beside RPC
-    workers. The processor's own backend has finished when llama_decode returns. libllama does not
-    say which it is. Judges by the last informative decodes; not proven until there are enough.
+    A GPU computes asynchronously, unless the last layer is left to the CPU, as with RPC workers.
+    The CPU backend has finished when llama_decode returns. libllama does not say which applies.
+    Judged by the last informative decodes; not proven until there are enough.
     """
 
     def __init__(self) -> None:
@@ -355,10 +355,10 @@ class Asynchrony:
         self._had_waits = deque[bool](maxlen=NUM_DECODES)
 
     def observe(self, decode_seconds: float, aside_seconds: float, wait_seconds: float) -> None:
-        """One llama_decode took so long, then something else, then waiting for the logits.
+        """Record the times of llama_decode, of other work after it, and of waiting for the logits.
 
-        The device may have finished at any time while something else was done. A decode whose
-        verdict depends on when is ignored.
+        The device may have finished at any time during the other work. Decodes whose verdict
+        depends on that are ignored.
         """
         total = decode_seconds + aside_seconds + wait_seconds
         had_to_wait = wait_seconds > LEAST_SHARE * total

@@ -24,11 +24,11 @@ class Device:
     free_bytes: int
     total_bytes: int
     handle: int
-    is_remote: bool = False  # of a worker of --rpc
+    is_remote: bool = False  # a worker of --rpc
 
 
 def list_devices() -> list[Device]:
-    """All devices, as libllama numbers them."""
+    """All devices, in libllama's order."""
     start()
     return [_describe(api.ggml_backend_dev_get(i)) for i in range(api.ggml_backend_dev_count())]
 
@@ -51,8 +51,8 @@ def _describe(handle: int) -> Device:
 def attention_tile(config: EngineConfig) -> int:
     """Rows that attention computes together, over all cells that any of them sees.
 
-    More than one in the processor's kernel for flash attention over plain caches of one type, where
-    a decode has at least so many; the reference kernels have none.
+    More than one in the CPU's flash-attention kernel for unquantized caches of one type, if a
+    decode has at least that many rows; the reference kernels have no tiles.
     """
     types = {config.cache_type_k, config.cache_type_v}
     is_plain = config.flash_attn != "off" and types in ({"f16"}, {"f32"})
@@ -62,7 +62,7 @@ def attention_tile(config: EngineConfig) -> int:
 
 def _attends_on_gpu(config: EngineConfig) -> bool:
     if config.rpc is not None:
-        return True  # of another machine perhaps
+        return True  # perhaps on another machine
     if not config.gpu_layers or not config.kv_offload or config.device in ("", "none"):
         return False
     return any("GPU" in device.kind for device in list_devices())
@@ -72,7 +72,7 @@ def device_array(names: str | None, *, can_be_remote: bool = True) -> Any:
     """NULL-terminated array for llama_model_params.devices; None means libllama's choice.
 
     Args:
-        can_be_remote: without names, whether that choice may fall on workers of --rpc.
+        can_be_remote: without names, whether libllama may choose workers of --rpc.
 
     Raises:
         ConfigError: a name is unknown.

@@ -1,7 +1,7 @@
 """`DraftContext` over a llama_context: multi-token heads, EAGLE-3, DFlash and Gemma's assistants.
 
-All read hidden states of a target, which their batches carry beside the tokens. What this libllama
-aborts on is kept from it by construction, or was refused by `drafters` before.
+All read hidden states of a target, which their batches carry besides the tokens. Whatever this
+libllama aborts on is impossible by construction, or was refused by `drafters` before.
 
 Source: llama.cpp, common/speculative.cpp
 """
@@ -74,7 +74,7 @@ class LlamaDraftContext(LlamaEngine):
         params.ctx_other = self._target.handle
         params.ctx_type = int(self._is_heads)  # libllama's kind for multi-token heads is 1
         params.n_rs_seq = 0
-        # a block is decoded in one micro-batch: its rows see each other
+        # a block is decoded in one micro-batch: its rows attend to each other
         params.n_ubatch = params.n_batch
         if self.shares_target:  # the same cells, found in the same way
             for name in ("n_ctx", "n_seq_max", "kv_unified", "swa_full", "flash_attn_type"):
@@ -82,7 +82,7 @@ class LlamaDraftContext(LlamaEngine):
         params.n_outputs_max = max(params.n_outputs_max, params.n_seq_max)
 
     def _find_kind(self) -> None:
-        """Heads of hybrid models too have attention only; windows are kept whole."""
+        """Heads of hybrid models have attention only; windows are kept whole."""
         self.cache_kind, self.max_padding, self.window = CacheKind.CUT, UNLIMITED, 0
 
     def launch(self, batch: Batch) -> None:
@@ -106,7 +106,7 @@ class LlamaDraftContext(LlamaEngine):
 
     def _encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
         batch, rows = self._encoding, len(features)
-        # positions are checked though the encoder has no use for them
+        # positions are checked although the encoder ignores them
         position = int(api.llama_memory_seq_pos_max(self._memory, 0)) + 1
         batch.clear()
         batch.add_rows(0, position, [0] * rows, features)

@@ -1,6 +1,6 @@
-"""Which files draft for a target, with which speculator, and whether they fit.
+"""Decides which files can draft for a target, with which speculator.
 
-libllama aborts on most mismatches, or reads foreign memory; so everything is compared here first,
+libllama aborts on most mismatches or reads out of bounds, so everything is compared here first,
 from the metadata of both files.
 """
 
@@ -22,12 +22,12 @@ from headstart.engine.parameters import Facts
 from headstart.types import LAST_STATE
 
 log = logging.getLogger(__name__)
-# speculators, by whose names the files that they draft with are told apart
+# speculators, by which their files are distinguished
 DRAFT_MODEL, HEADS, _DSPARK = "draft-model", "mtp", "dspark"
-# architectures of models that read hidden states, which are names of speculators too
+# architectures that read hidden states; also the names of their speculators
 _EAGLE3, _DFLASH, _ASSISTANT = "eagle3", "dflash", "gemma4-assistant"
 _TOKENS = "tokenizer.ggml.tokens"
-# whose heads libllama computes
+# architectures whose heads libllama computes
 HEAD_ARCHITECTURES = frozenset((
     "bailingmoe3", "cohere2moe", "deepseek2", "deepseek32", "deepseek4", "glm-dsa", "glm4moe",
     "hy_v3", "mimo2", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next", "step35",
@@ -39,10 +39,10 @@ class Drafter:
     """A file that drafts for a target."""
 
     path: Path
-    speculator: str  # the name of that which drafts with it
-    num_heads: int = 0  # multi-token heads in it
-    is_in_target: bool = False  # they are those of the target's own file
-    block_size: int = 0  # rows of a block, of a model that drafts in blocks
+    speculator: str  # the speculator that uses it
+    num_heads: int = 0  # number of multi-token heads
+    is_in_target: bool = False  # the heads are in the target's own file
+    block_size: int = 0  # rows of a block, for models that draft in blocks
 
     @property
     def reads_states(self) -> bool:
@@ -50,17 +50,17 @@ class Drafter:
         return self.speculator != DRAFT_MODEL
 
     def describe(self) -> dict[str, Any]:
-        """Of multi-token heads, for /props and the log."""
+        """Describe the multi-token heads for /props and the log."""
         where = "of its own" if self.is_in_target else f"of {self.path.name}"
         words = f"{self.num_heads} multi-token head{'s' * (self.num_heads > 1)} {where}"
         return {"path": str(self.path), "num_heads": self.num_heads, "words": words}
 
 
 def read_drafter(path: Path) -> Drafter:
-    """What a file that is named as draft model is for.
+    """Determine what a file given as draft model can be used for.
 
     Raises:
-        ModelError: it is missing or no GGUF file.
+        ModelError: it is missing or not a GGUF file.
     """
     header = GgufHeader(path)
     name = header.architecture
@@ -76,10 +76,10 @@ def read_drafter(path: Path) -> Drafter:
 
 
 def read_heads(path: Path) -> tuple[int, str]:
-    """Number of multi-token heads in a model's file, and why those that it has cannot be used.
+    """Number of multi-token heads in a model's file, and the reason if they cannot be used.
 
     Raises:
-        ModelError: it is missing or no GGUF file.
+        ModelError: it is missing or not a GGUF file.
     """
     header = GgufHeader(path)
     name = header.architecture
@@ -88,25 +88,25 @@ def read_heads(path: Path) -> tuple[int, str]:
         return 0, f"libllama does not compute the heads of {name} models"
     if count and (reason := api.why_not("_nextn")):
         return 0, reason
-    # They rotate by one position only: libllama aborts where the model has several.
+    # They rotate by one position only: libllama aborts if the model has several.
     if count and name == "glm4moe" and any(header.numbers(f"{name}.rope.dimension_sections")):
         words = "models with several positions a row"
         return 0, f"libllama does not compute the heads of {name} {words}"
     last = header.number(f"{name}.block_count") - 1
     is_split = header.number("split.count") > 1  # the weights of heads are in another part
     if not is_split and not header.shape(f"blk.{last}.nextn.eh_proj.weight"):
-        return 0, ""  # left out by who made the file
+        return 0, ""  # left out by the file's author
     return count, ""
 
 
 def find_heads(target: Path) -> Drafter | None:
-    """The multi-token heads to draft with, if there are some.
+    """Find the multi-token heads to draft with, if any.
 
-    They are in the target's own file, or in one beside it named mtp-*, as the hub stores them: of
-    several that fit, the one whose name is most like the target's.
+    They are in the target's own file, or next to it in a file named mtp-*, as on the hub: of
+    several that fit, the one whose name is most similar to the target's.
 
     Raises:
-        ModelError: a file is missing or no GGUF.
+        ModelError: a file is missing or not a GGUF.
     """
     count, reason = read_heads(target)
     if reason:
@@ -118,12 +118,12 @@ def find_heads(target: Path) -> Drafter | None:
         one = read_drafter(path)
         if (mismatch := why_not_heads(one, target)) is None:
             fitting.append(one)
-        elif GgufHeader(path).architecture == own:  # others are another model's
+        elif GgufHeader(path).architecture == own:  # others belong to another model
             log.warning("multi-token heads in %s are not used: %s", path, mismatch)
     if not fitting:
         return None
 
-    def num_common(one: Drafter) -> int:  # characters with which both names begin
+    def num_common(one: Drafter) -> int:  # length of the names' common prefix
         pairs = zip(one.path.name.removeprefix("mtp-"), target.name, strict=False)
         return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
@@ -209,7 +209,7 @@ def _why_not_dflash(draft: GgufHeader, target: GgufHeader, facts: Facts) -> str 
         return "it is a DFlash2 model, and those are not supported yet"
     if draft.shape("markov_w1.weight") and not draft.number("dflash.block_size"):
         return "it does not say how long its blocks are (dflash.block_size)"
-    # the default is a token id that is none
+    # the default is an invalid token id
     mask = draft.number("tokenizer.ggml.mask_token_id", 2**32 - 1)
     if mask >= draft.count(_TOKENS):
         return "it names no mask token (tokenizer.ggml.mask_token_id)"
@@ -226,7 +226,7 @@ def _why_not_assistant(draft: GgufHeader, target: GgufHeader, facts: Facts) -> s
         own, other = _head_size(draft, key), _head_size(target, key)
         if own != other:
             return f"it reads cached rows with a {key} of {own} and the target's have {other}"
-    # it reads what the last two layers of the target cached: one with a window, one without
+    # it reads the caches of the target's last two layers: one with a window, one without
     heads = draft.numbers(f"{_ASSISTANT}.attention.head_count_kv")
     count = draft.number(f"{_ASSISTANT}.block_count")
     windows = draft.numbers(f"{_ASSISTANT}.attention.sliding_window_pattern")
@@ -247,8 +247,8 @@ def _why_not_assistant(draft: GgufHeader, target: GgufHeader, facts: Facts) -> s
 def _why_not_layers(
     draft: GgufHeader, target: GgufHeader, facts: Facts, layers: tuple[int, ...]
 ) -> str | None:
-    """What every model that reads layers of its target must have in common with it."""
-    # its attention must be of the form that libllama has a graph for
+    """Check what every model that reads layers of its target must have in common with it."""
+    # libllama has a graph only for this form of attention
     keys, values = (_head_size(draft, key) for key in ("key_length", "value_length"))
     if keys != values:
         return f"its keys have {keys} numbers and its values {values}"
@@ -256,7 +256,7 @@ def _why_not_layers(
 
 
 def _why_not_shared(draft: GgufHeader, target: GgufHeader) -> str | None:
-    """What it lacks it takes from the target, which must have it in that size."""
+    """Check that the target has, in the right size, the tensors that the draft model lacks."""
     num_tokens, width = draft.count(_TOKENS), _width(draft)
     embeddings, head = draft.shape("token_embd.weight"), draft.shape("output.weight")
     if not (embeddings and head) and width != _width(target):
@@ -279,13 +279,13 @@ def _why_not_shared(draft: GgufHeader, target: GgufHeader) -> str | None:
 
 
 def _layers(draft: GgufHeader, num_target_layers: int) -> tuple[int, ...]:
-    """Layers that it reads; what leaves the last one is the model's last state."""
+    """Layers that it reads; the output of the last one is the model's last state."""
     layers = draft.numbers(f"{draft.architecture}.target_layers")
     return tuple(LAST_STATE if layer == num_target_layers else layer for layer in layers)
 
 
 def _head_size(header: GgufHeader, key: str) -> int:
-    """Numbers of one key or value; what the file does not say follows from the others."""
+    """Size of one key or value; a missing entry follows from the others."""
     prefix = header.architecture
     if size := header.number(f"{prefix}.attention.{key}"):
         return size

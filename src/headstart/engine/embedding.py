@@ -1,7 +1,7 @@
-"""Texts to vectors: a second context of a model, which keeps nothing between two decodes.
+"""Embeddings: a second context of a model, which keeps nothing between decodes.
 
-With pooling libllama makes one vector of all tokens of a sequence, so a text has to be computed in
-one micro-batch, unless the pooling takes the last token's vector of a causal model.
+With pooling libllama makes one vector from all tokens of a sequence, so a text must be computed in
+one micro-batch, unless pooling takes the last token's vector of a causal model.
 """
 
 from __future__ import annotations
@@ -64,25 +64,25 @@ class LlamaEmbedder:
         self.max_batch_texts = int(params.n_seq_max)
         architecture = model.facts.architecture
         is_causal = model.metadata().get(f"{architecture}.attention.causal") != "false"
-        # only the last token's vector counts, and it sees all tokens before it
+        # only the last token's vector is used, and it attends to all tokens before it
         reads_last = self.pooling == "last" or (self.pooling == "rank" and is_causal)
         self.can_split = bool(self._memory) and reads_last
         self.why_no_media = (
             "" if self._memory and is_causal else f"{model.path.name} embeds no images"
         )
-        # of the text that is read in pieces: their vectors with their numbers of tokens, and by how
-        # much the cells of its images outnumber their positions
+        # of a text decoded in pieces: vectors with their numbers of tokens, and by how much the
+        # cells of its images outnumber their positions
         self._pieces: list[tuple[NDArray[np.float32], int]] = []
         self._gap = 0
         longest = api.llama_n_ctx_seq(self._handle) if self.can_split else params.n_batch
-        # positions beyond those of training end the process where the model has a table of them
+        # positions beyond the training context abort if the model has a table of them
         self.max_tokens = min(int(longest), model.facts.train_context)
         self._batch = Batch(self.max_batch_tokens)
         self._rows, self._keep = c_batch(self._batch)
 
     def _params(self, config: EngineConfig, pooling: str | None) -> Any:
         facts, ubatch = self.model.facts, config.ubatch or config.batch
-        # at most 64 texts in one decode; libllama aborts where they do not divide its tokens
+        # at most 64 texts in one decode; libllama aborts if they do not divide its tokens
         most = 1 if facts.is_recurrent else min(64, ubatch)
         num_texts = next(number for number in range(most, 0, -1) if ubatch % number == 0)
         cells = min(facts.train_context, 8192)
@@ -107,19 +107,19 @@ class LlamaEmbedder:
         chunk: LoadedChunk | None = None,
         is_end: bool = True,
     ) -> list[NDArray[np.float32]]:
-        """One matrix for each text: a row, or a row for each token without pooling.
+        """One matrix per text: one row, or one per token without pooling.
 
         Args:
-            position: of the first token, of one text alone that goes on from the call before.
-            chunk: whose cells the tokens are, of one text.
-            is_end: the texts end here; if not, there are no vectors yet, but those of tokens.
+            position: of the first token, if a single text continues from the previous call.
+            chunk: the image chunk whose cells the tokens are, for a single text.
+            is_end: the texts end here; otherwise only vectors of tokens are returned.
 
         Raises:
             EngineError: libllama failed; nothing is kept.
         """
         if not position:
             self._pieces, self._gap = [], 0
-            if self._memory:  # the text before may have been given up half-way
+            if self._memory:  # the previous text may have been abandoned
                 api.llama_memory_clear(self._memory, False)
         position -= self._gap
         if isinstance(chunk, LlamaChunk):
@@ -152,7 +152,7 @@ class LlamaEmbedder:
                 api.llama_memory_clear(self._memory, False)
 
     def _whole(self) -> NDArray[np.float32]:
-        """The vector of a text that was read in pieces."""
+        """The vector of a text decoded in pieces."""
         vectors, counts = zip(*self._pieces, strict=True)
         if self.pooling == "mean":
             return np.average(vectors, axis=0, weights=counts).astype(np.float32)
@@ -177,8 +177,8 @@ class LlamaEmbedder:
 
 
 def _has_head(path: Path) -> bool:
-    """Whether the model has a classification head. A split file is taken to have one: its head may
-    be in a part that was not read.
+    """Whether the model has a classification head. Assumed for split files, whose head may be in a
+    part that was not read.
     """
     header = GgufHeader(path)
     return "-of-" in path.name or any(
@@ -199,7 +199,7 @@ class EncoderEngine:
     max_outputs = 1
 
     def __init__(self, model: Model, max_tokens: int) -> None:
-        """`max_tokens`: of a text that the model embeds."""
+        """`max_tokens`: maximum length of an embedded text."""
         self.model = model
         self.vocab_size = model.vocab.size
         self.context_size = self.num_cells = self.max_batch_tokens = max_tokens
@@ -234,7 +234,7 @@ class EncoderEngine:
         return LlamaFilters(self.model.vocab, self.model.facts.train_context, params)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """What else an `Engine` does needs a cache that holds something."""
+        """All other methods of `Engine` need a cache with contents."""
         if name.startswith("_"):
             raise AttributeError(name)
 

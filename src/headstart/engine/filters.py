@@ -19,7 +19,7 @@ from headstart.types.errors import NotSupportedError
 from headstart.types.sampling_params import SamplingParams
 
 _THREAD = low_priority_threads("dry")
-_MOST_COPIES = 16  # at once
+_MOST_COPIES = 16  # copies kept at once
 _CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 
 
@@ -29,8 +29,8 @@ class LlamaFilters:
     def __init__(self, vocab: LlamaVocab, context_size: int, params: SamplingParams) -> None:
         self._vocab, self._has_dry = vocab, params.has_dry
         self.decisive_gap = _decisive_gap(params)
-        self._readers: list[Any] = []  # samplers that look at the text
-        # each after the one before; those that are XTC alone are left out where it is not used
+        self._readers: list[Any] = []  # samplers that read the text
+        # in order; chains of XTC alone are skipped if it is not used
         self._chains: list[tuple[Any, bool]] = []
         active = [name for name in params.samplers if name != "xtc" or params.has_xtc]
         for is_xtc, names in groupby(active, "xtc".__eq__):
@@ -46,7 +46,7 @@ class LlamaFilters:
         self._grow(512)
 
     def _sampler(self, name: str, p: SamplingParams, context_size: int) -> Any:
-        """One libllama sampler, or None if the parameters switch it off."""
+        """Create one libllama sampler; None if the parameters disable it."""
         if name == "penalties" and p.has_penalties:
             last_n = _window(p.repeat_last_n, context_size)
             penalties = p.repeat_penalty, p.frequency_penalty, p.presence_penalty
@@ -64,7 +64,7 @@ class LlamaFilters:
         if name == "min_p" and p.min_p > 0.0:
             return api.llama_sampler_init_min_p(p.min_p, p.min_keep)
         if name == "xtc":
-            # Its own coin is never thrown: the sampler decides per position whether it applies
+            # Its own random choice is disabled: the sampler decides per position whether it applies
             return api.llama_sampler_init_xtc(1.0, p.xtc_threshold, p.min_keep, 0)
         if name == "temperature" and not p.is_greedy:
             return api.llama_sampler_init_temp_ext(
@@ -75,7 +75,7 @@ class LlamaFilters:
         return None
 
     def _infill_sampler(self) -> Any:
-        """Merges candidates that begin alike, drops unlikely ones, ends the text early.
+        """Merges candidates with a common prefix, drops unlikely ones, ends the text early.
 
         Raises:
             NotSupportedError: libllama would abort with this vocabulary.
@@ -115,7 +115,7 @@ class LlamaFilters:
             if use_xtc or not is_xtc:
                 api.llama_sampler_apply(chain, ctypes.byref(array))
         start = 0
-        if use_xtc:  # it drops the first candidates by moving the pointer
+        if use_xtc:  # XTC drops the first candidates by moving the pointer
             start = (
                 ctypes.addressof(array.data.contents) - candidates.ctypes.data
             ) // _CANDIDATE.itemsize
@@ -124,26 +124,26 @@ class LlamaFilters:
         return kept["id"], kept["logit"]
 
     def accept(self, token: int) -> None:
-        """Feed penalties and DRY. Only emitted tokens come here, so nothing is ever taken back."""
+        """Feed penalties and DRY. Called for emitted tokens only, so nothing is ever undone."""
         for sampler in self._readers:
             api.llama_sampler_accept(sampler, token)
 
     def __del__(self) -> None:
         for chain, _ in getattr(self, "_chains", ()):
             if self._has_dry:
-                with suppress(RuntimeError):  # the interpreter ends
+                with suppress(RuntimeError):  # the interpreter is shutting down
                     _THREAD.submit(api.llama_sampler_free, chain)
             else:
                 api.llama_sampler_free(chain)
 
 
 def begin_filters(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Future[Any] | None:
-    """What a thread does before `LlamaFilters` takes no time; None: nothing.
+    """Future to await before creating `LlamaFilters`, which is fast then; None: nothing to await.
 
-    It looks in each token of the vocabulary for the breakers of DRY, which takes 20 to 60 ms for
-    each of them, and copies what it found for each request that waits for it, which may take as
-    long; so ask once for each. While it does so for another request, nothing is queued behind that:
-    who asks again first is next, and nobody waits for what was asked by requests that are gone.
+    A thread searches all tokens of the vocabulary for the breakers of DRY, which takes 20 to 60 ms
+    per breaker, and copies the result for each waiting request, which may take as long; so call
+    once per request. While it works for another request, nothing is queued: the first to call again
+    is next, so no request waits for lookups of cancelled ones.
     """
     known, settings = vocab.dry_samplers, _dry_settings(p, context_size)
     has_copy = settings in known and known[settings].done() and len(known[settings].result()) > 1
@@ -151,7 +151,7 @@ def begin_filters(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Fu
         return None
     if (lookup := next((one for one in known.values() if not one.done()), None)) is None:
         made, gone = known.pop(settings).result() if settings in known else [], []
-        while len(known) >= 8:  # a few are kept for the next request with the same settings
+        while len(known) >= 8:  # a few are kept for later requests with the same settings
             gone += known.pop(next(iter(known))).result()
         vocab.dry_wanted.clear()
         lookup = known[settings] = _THREAD.submit(_copy_dry, vocab, settings, made, gone)
@@ -163,7 +163,7 @@ def begin_filters(vocab: LlamaVocab, context_size: int, p: SamplingParams) -> Fu
 def _copy_dry(
     vocab: LlamaVocab, settings: tuple[Any, ...], made: list[Any], gone: list[Any]
 ) -> list[Any]:
-    """More copies of the first that was made with these settings; those that are gone go."""
+    """Make more copies of the first sampler with these settings, and free those of `gone`."""
     for sampler in gone:
         api.llama_sampler_free(sampler)
     if not made:
@@ -172,33 +172,33 @@ def _copy_dry(
         given = vocab.handle, *settings[:-1], array, len(breakers)
         made.append(api.llama_sampler_init_dry(*given))
     made.append(api.llama_sampler_clone(made[0]))
-    while len(made) <= min(len(vocab.dry_wanted), _MOST_COPIES):  # some ask while it looks
+    while len(made) <= min(len(vocab.dry_wanted), _MOST_COPIES):  # some arrive while it looks
         made.append(api.llama_sampler_clone(made[0]))
     return made
 
 
 def _dry_settings(p: SamplingParams, context_size: int) -> tuple[Any, ...]:
-    """What libllama makes the sampler of, the breakers last."""
+    """The parameters of libllama's sampler, the breakers last."""
     last_n = _window(p.dry_penalty_last_n, context_size)
     numbers = p.dry_multiplier, p.dry_base, p.dry_allowed_length, last_n
     return *numbers, p.dry_sequence_breakers
 
 
 def _window(last_n: int, context_size: int) -> int:
-    """Tokens that a sampler looks back. It allocates all of them, and no text is longer than the
-    context.
+    """Tokens that a sampler looks back. libllama allocates all of them, and no text is longer than
+    the context.
     """
     return context_size if last_n < 0 else min(last_n, context_size)
 
 
 def _decisive_gap(params: SamplingParams) -> float | None:
-    """How far ahead a logit must be so that min_p leaves it alone; None where another filter
-    changes the logits before, or may remove the best.
+    """The lead of a logit that makes min_p remove all others; None if another filter changes the
+    logits before, or may remove the best.
     """
     names = params.samplers
     if not 0.0 < params.min_p <= 1.0 or "min_p" not in names or params.min_keep > 1:
         return None
     if params.removes_best or "temperature" in names[: names.index("min_p")]:
         return None
-    # 0.01 of a logit is far more than float32 loses
+    # 0.01 of a logit far exceeds the error of float32
     return 0.01 - math.log(params.min_p)

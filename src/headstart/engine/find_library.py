@@ -1,6 +1,6 @@
-"""Where libllama is: named by hand, installed by `headstart backend`, or of llama-cpp-python.
+"""Finds libllama: named by the user, installed by `headstart backend`, or of llama-cpp-python.
 
-backends.json is the table of prebuilt ones; scripts/pin_backends.py writes it for a release.
+backends.json lists prebuilt ones; scripts/pin_backends.py writes it for a release.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from headstart.types.errors import ConfigError, ModelError
 
 VARIABLES = ("HEADSTART_LIBLLAMA", "LLAMA_CPP_LIB_PATH")  # a folder, or the file in it
 TABLE = Path(__file__).with_name("backends.json")
-# how a backend is compiled: CMake's flag, and a program of what that needs, with its name
+# how to compile a backend: CMake's flag, a program that it requires, and the name of that
 COMPILED = {
     "cuda": ("-DGGML_CUDA=on", "nvcc", "the CUDA toolkit"),
     "rocm": ("-DGGML_HIP=on", "hipcc", "ROCm"),
@@ -34,7 +34,7 @@ COMPILED = {
 
 
 def installed_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Where `headstart backend install` puts libllama."""
+    """The folder where `headstart backend install` puts libllama."""
     return cache_folder(environment) / "libllama"
 
 
@@ -44,10 +44,10 @@ def _library_in(folder: Path, name: str = "llama") -> Path | None:
 
 
 def find(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The file to load; None if there is none.
+    """Find the library file; None if there is none.
 
     Raises:
-        ConfigError: the one that was named by hand is not there.
+        ConfigError: the one named by the user does not exist.
     """
     for variable in VARIABLES:
         if value := environment.get(variable):
@@ -64,19 +64,19 @@ def find(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def this_platform() -> str:
-    """For instance linux-x86_64."""
+    """The platform's name, for instance linux-x86_64."""
     return f"{sys.platform}-{platform.machine()}"
 
 
 def prebuilt() -> list[dict[str, Any]]:
-    """Those for this platform: the backend, url, size and sha256 of each archive."""
+    """Builds for this platform: the backend, url, size and sha256 of each archive."""
     rows = json.loads(TABLE.read_text("utf-8"))
     return [row for row in rows if row.pop("platform") == this_platform()]
 
 
 def find_card(root: Path = Path("/")) -> tuple[str, str] | None:
-    """The first card that is found, and the backend of libllama that computes on it: NVIDIA's,
-    Apple's, AMD's, any other with Vulkan.
+    """The first graphics card found and libllama's backend for it: NVIDIA's, Apple's, AMD's, then
+    any other with Vulkan.
     """
     if name := _nvidia():
         return name, "cuda"
@@ -95,7 +95,7 @@ def _nvidia() -> str | None:
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    # it wakes the driver, which takes seconds
+    # wakes the driver, which takes seconds
     command = [program, "--query-gpu=name", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=True)
@@ -105,8 +105,8 @@ def _nvidia() -> str | None:
 
 
 def remedy(backend: str = "") -> str:
-    """How to get a libllama of this backend, by default the one for this machine's card: download
-    it if that can be.
+    """How to get a libllama with this backend, by default that for this machine's card: by download
+    if possible.
     """
     names, card = {row["backend"] for row in prebuilt()}, ""
     again = "--force-reinstall --no-deps --no-cache-dir " if backend else ""
@@ -126,10 +126,10 @@ def remedy(backend: str = "") -> str:
 
 
 def load() -> tuple[ctypes.CDLL, Path]:
-    """libllama, and the folder that it lies in.
+    """Load libllama; returns it and its folder.
 
     Raises:
-        ConfigError: there is none, or it cannot be loaded.
+        ConfigError: it is missing or cannot be loaded.
     """
     file = find()
     if file is None:
@@ -143,13 +143,13 @@ def load() -> tuple[ctypes.CDLL, Path]:
 
 
 def loaded_with(folder: Path, name: str) -> ctypes.CDLL:
-    """The part of ggml of this name that the libllama in this folder uses.
+    """The ggml library of this name that the libllama in this folder uses.
 
-    In a wheel, links are copies: libggml.so is another file than the libggml.so.0 that libllama
-    has loaded, and a second copy would have devices of its own.
+    In a wheel, links are copies: libggml.so is a different file from the libggml.so.0 that libllama
+    loaded, and a second copy would have its own devices.
 
     Raises:
-        ModelError: it is not there.
+        ModelError: it is missing.
     """
     ends = (".so", ".so.*", ".*dylib", ".dll")
     files = [file for end in ends for file in folder.glob(name + end)]
@@ -161,10 +161,10 @@ def loaded_with(folder: Path, name: str) -> ctypes.CDLL:
 
 
 def load_beside(folder: Path) -> ctypes.CDLL:
-    """libmtmd, which reads images, of the same build as the libllama in this folder.
+    """Load libmtmd, which reads images, of the same build as the libllama in this folder.
 
     Raises:
-        ConfigError: there is none, or it cannot be loaded.
+        ConfigError: it is missing or cannot be loaded.
     """
     file = _library_in(folder, "mtmd")
     try:

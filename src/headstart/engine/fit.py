@@ -1,7 +1,7 @@
-"""Making all of it fit: tokens of context, layers on the GPU, experts and snapshots.
+"""Fits models into memory: tokens of context, layers on the GPU, experts and snapshots.
 
-Only what the user left open is chosen. What cannot fit is refused with what to lower, before
-libllama tries and aborts.
+Only settings that the user left open are chosen. If nothing fits, the error says what to lower,
+before libllama tries and aborts.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ _STEP = 256  # tokens; libllama's own granularity
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A model to load, and what it must be able to do."""
+    """A model to load, and its requirements."""
 
     path: Path
     config: EngineConfig
     limits: Limits
-    is_draft_asked: bool = False  # the length of drafts in `limits` is the user's own
-    has_state_reader: bool = False  # something drafts for it from its hidden states
+    is_draft_asked: bool = False  # the draft length in `limits` was set by the user
+    has_state_reader: bool = False  # some speculator reads its hidden states
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """The settings that fit, and what they take."""
+    """Settings that fit, and their memory use."""
 
-    config: EngineConfig  # of the target; context is never 0
+    config: EngineConfig  # of the target; its context is never 0
     limits: Limits
     uses: Uses = field(default_factory=dict)  # of all models, by device
     remarks: tuple[str, ...] = ()
     free: Mapping[str, int] = field(default_factory=dict)  # bytes of each device
-    usable: Mapping[str, int] = field(default_factory=dict)  # the same, less what others need
+    usable: Mapping[str, int] = field(default_factory=dict)  # the same, minus what others need
 
     def describe(self) -> str:
         """One line for the log."""
@@ -65,10 +65,10 @@ def fit(
     measure: Measure = measure,
     free: Callable[[], dict[str, int]] | None = None,
 ) -> Fitted:
-    """Choose what is not set so that target and drafters fit into free memory.
+    """Choose unset settings so that target and drafters fit into free memory.
 
     Args:
-        drafters: what drafts for it, given the target's settings.
+        drafters: the draft models, given the target's settings.
         measure, free: bytes that a model takes and that each device has; for tests.
 
     Raises:
@@ -76,7 +76,7 @@ def fit(
         ModelError: libllama cannot make one of the models.
     """
     config, limits = target.config, target.limits
-    measure = cache(measure)  # each takes 10 to 20 ms, and some are asked for again
+    measure = cache(measure)  # each call takes 10 to 20 ms, and some are repeated
     first = measure(target.path, config, replace(limits, max_draft=0), config.context or 512)
     if first is None:
         context = config.context or config.fit_ctx
@@ -88,13 +88,13 @@ def fit(
 
 
 def free_memory() -> dict[str, int]:
-    """Bytes that are free: of each GPU, and of main memory with the page cache."""
+    """Free bytes of each GPU, and of main memory including the page cache."""
     free = {d.name: d.free_bytes for d in list_devices() if "GPU" in d.kind}
     return free | {HOST: available_memory()}
 
 
 class _Fitting:
-    """One search; `config` and `max_draft` are what it has come to."""
+    """One search; `config` and `max_draft` are its current result."""
 
     def __init__(
         self,
@@ -111,7 +111,7 @@ class _Fitting:
         self.config = replace(target.config, context=target.config.context or train)
         self.max_draft = target.limits.max_draft
         self.remarks: list[str] = []
-        self.copies: Uses = {}  # states that the target's sequences hold beside their own
+        self.copies: Uses = {}  # checkpoints of the target's sequences
 
     def run(self) -> Fitted:
         self._limit_snapshots()
@@ -128,14 +128,14 @@ class _Fitting:
         limits = replace(
             self.target.limits,
             max_draft=self.max_draft,
-            # a quarter of the main memory that the rest leaves
+            # a quarter of the remaining main memory
             checkpoint_bytes=max(64 * _MIB, left // 4),
         )
         usable = {name: free - self._margin(name, free) for name, free in self.free.items()}
         return Fitted(self.config, limits, uses, tuple(self.remarks), self.free, usable)
 
     def uses(self, config: EngineConfig | None = None) -> Uses:
-        """What all models take with these settings."""
+        """Memory use of all models with these settings."""
         total = dict(self.copies)
         for part in self._parts(config or self.config):
             for name, use in self._uses_of(part).items():
@@ -143,7 +143,7 @@ class _Fitting:
         return total
 
     def _parts(self, config: EngineConfig) -> list[Part]:
-        """The target, then what drafts for it."""
+        """The target, then its drafters."""
         limits = replace(self.target.limits, max_draft=self.max_draft)
         return [Part(self.target.path, config, limits), *self.drafters(config)]
 
@@ -153,7 +153,7 @@ class _Fitting:
         return measured.uses if measured else {}
 
     def _excess(self, uses: Uses) -> int:
-        """Bytes by which the fullest device is over what it may hold; not above 0: it fits."""
+        """Bytes by which the fullest device exceeds its limit; 0 or less: it fits."""
         excess = []
         for name, use in uses.items():
             free = self.free.get(name, self.free[HOST])
@@ -161,16 +161,16 @@ class _Fitting:
         return max(excess, default=0)
 
     def _margin(self, name: str, free: int) -> int:
-        """Bytes of a device that are left free."""
+        """Bytes of a device to leave free."""
         margin = self.target.config.fit_target * _MIB
         if name != HOST:
             return min(margin, free // 10)
-        # others need main memory too: an eighth of what is free is left for them at least
+        # other programs need main memory too: at least an eighth of the free memory is left
         return max(min(margin, free // 4), free // 8)
 
     def _limit_snapshots(self) -> None:
-        """As many snapshots of recurrent states as are asked for and an eighth of free memory
-        holds, at least one; else as many as pay and take little.
+        """Choose the requested number of recurrent snapshots, at least one, within an eighth of
+        free memory; if none is requested, as many as pay and are cheap.
         """
         if not self.max_draft or not self.first.facts.is_recurrent:
             return
@@ -183,7 +183,7 @@ class _Fitting:
         states = {
             name: use.cache - none.uses.get(name, Use()).cache for name, use in one.uses.items()
         }
-        if sum(states.values()) <= 0:  # this architecture has none
+        if sum(states.values()) <= 0:  # not with this architecture
             states = {name: use.cache for name, use in none.uses.items()}
             self.copies = {name: Use(cache=size) for name, size in states.items()}
             return
@@ -204,12 +204,11 @@ class _Fitting:
         self.max_draft = most
 
     def _wanted_snapshots(self) -> int:
-        """Snapshots of recurrent layers, unless longer drafts are configured: those that pay and
-        take little.
+        """Default number of recurrent snapshots: as many as pay and are cheap.
 
-        A snapshot of all slots may take as much as thousands of tokens of context, so they take at
-        most 1/20 of what cache and computing take without them, and few drafts are accepted further
-        than 8 tokens. Fewer than 4 are worth less than copies of the state
+        A snapshot of all slots may take as much memory as thousands of tokens of context, so
+        snapshots take at most 1/20 of cache and compute memory, and few drafts are accepted beyond
+        8 tokens. Fewer than 4 are worth less than copies of the state
         (`benchmarks.control_simulation --snapshots`), so then there are none.
         """
         count = _least_snapshots(self.target)
@@ -221,7 +220,7 @@ class _Fitting:
         return count
 
     def _without_weights(self, num_snapshots: int) -> int:
-        """Bytes of caches and computing."""
+        """Bytes of caches and compute buffers."""
         limits = replace(self.target.limits, max_draft=num_snapshots)
         context = self.config.context
         measured = self._measure(self.target.path, self.config, limits, context)
@@ -231,7 +230,7 @@ class _Fitting:
         """The largest context that fits, down to --fit-ctx."""
         high = self.config.context
         low = min(high, self.target.config.fit_ctx)
-        # each try takes a moment: one hundredth of what fits is not worth more of them
+        # each try takes a while: steps below one hundredth are not worth it
         lengths = [high]
         while lengths[-1] > low:
             step = max(_STEP, lengths[-1] // 100 // _STEP * _STEP)
@@ -241,7 +240,7 @@ class _Fitting:
             self.config = replace(self.config, context=low)
 
     def _move_to_host(self) -> None:
-        """Experts, or else whole layers, from the GPU to main memory: as few as needed."""
+        """Move experts, or else whole layers, from the GPU to main memory: as few as needed."""
         config, facts = self.config, self.first.facts
         if facts.num_experts and not config.cpu_moe and not config.override_tensor:
             words = f"the experts of {{0.n_cpu_moe}} of {facts.num_layers} layers are on the CPU"
@@ -253,8 +252,8 @@ class _Fitting:
             self._lower(most, words, lambda n: {"gpu_layers": most - n})
 
     def _lower(self, most: int, words: str, settings: Callable[[int], dict[str, Any]]) -> bool:
-        """Take the settings of the smallest number up to `most` with which all fits, and say so in
-        these words; False if there is none.
+        """Apply the settings of the smallest number up to `most` that fits, and note that in these
+        words; returns False if none fits.
         """
 
         def is_too_large(number: int) -> bool:
@@ -268,7 +267,7 @@ class _Fitting:
         return True
 
     def _refuse(self, uses: Uses) -> None:
-        """Raise where libllama would fail; a mapped file may be larger than memory."""
+        """Raise if libllama would fail; a mapped file may be larger than memory."""
         for name, use in uses.items():
             free = self.free.get(name, self.free[HOST])
             is_mapped = name == HOST and self.config.mmap and not self.config.mlock
@@ -282,7 +281,7 @@ class _Fitting:
                 )
 
     def _why_not(self, name: str, use: Use, needed: int, free: int) -> str:
-        """What does not fit into this device, and what to lower: of the model that takes most."""
+        """Error for what does not fit into this device, and what to lower for the largest model."""
         target, *drafters = self._parts(self.config)
         taken = [(self._uses_of(part).get(name, Use()), part) for part in drafters]
         largest, part = max(taken, default=(Use(), target), key=lambda one: one[0].total)
@@ -298,7 +297,7 @@ class _Fitting:
             )
         now = part.config.context
         most = _most_context(lambda n: self._uses_of(part, n), name, now, free - needed)
-        own = largest.total - (largest.weights if needed < use.total else 0)  # mapped files
+        own = largest.total - (largest.weights if needed < use.total else 0)  # without mapped files
         return (
             f"the draft model {part.path.name} does not fit beside {target.path.name}: {words}"
             f"they need {_size(needed)}, the draft model {_size(own)} of them "
@@ -307,7 +306,7 @@ class _Fitting:
 
 
 def _most_context(uses: Callable[[int], Uses], name: str, now: int, room: int) -> str:
-    """How much context would fit where `room` bytes of a device, below 0, are left."""
+    """How much context would fit if `room` bytes (below 0) are left on a device."""
     least = min(now, LEAST_CONTEXT)
     large, small = (uses(context).get(name, Use()).total for context in (now, least))
     if large <= small:
@@ -317,14 +316,14 @@ def _most_context(uses: Callable[[int], Uses], name: str, now: int, room: int) -
 
 
 def _least_snapshots(target: Part) -> int:
-    """Snapshots that are made at any price, unless a draft length is configured."""
+    """Minimum number of snapshots, unless a draft length is configured."""
     if target.has_state_reader:
-        return 3  # it makes short drafts all the time, which need so many
+        return 3  # it always makes short drafts, which need this many
     return 0 if target.config.ctx_checkpoints else 1  # without copies there is no other way
 
 
 def _advice(use: Use, config: EngineConfig, most: str) -> str:
-    """Flags to lower, the one that helps most first; `most` says how much context would fit."""
+    """Flags to lower, the most effective first; `most` says how much context would fit."""
     of_cache = [f"--context ({config.context}{most})", "--parallel"]
     if config.cache_type_k == "f16":
         of_cache.append("--cache-type-k and --cache-type-v (to q8_0)")

@@ -1,7 +1,7 @@
-"""What a model takes of each device: measured without loading its weights.
+"""Memory use of a model by device, measured without loading its weights.
 
-libllama creates model and context without allocating anything, and reports what it would have
-allocated. For a real context the same numbers are what it did allocate.
+libllama creates model and context without allocating anything, and reports what it would allocate.
+For a real context the same numbers are its allocations.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headstart.engine.prompt_reader import reader_params, reads_apart
 from headstart.types.errors import ModelError
 
 HOST = "main memory"
-REPACKED = "CPU"  # what is not read as it is, the processor's own
+REPACKED = "CPU"  # for the CPU's repacked weights
 _MOST_MEASURED = 2**18  # tokens of context
 
 
@@ -44,30 +44,30 @@ class Use:
         )
 
     def growth(self, smaller: Use, times: float) -> Use:
-        """What it takes more than `smaller`, so many times."""
+        """Its growth from `smaller`, multiplied by `times`."""
         cache, compute = self.cache - smaller.cache, self.compute - smaller.compute
         return Use(0, int(cache * times), int(compute * times))
 
 
-Uses = dict[str, Use]  # by the device's name; HOST for what lies in main memory as it is stored
+Uses = dict[str, Use]  # by device name; HOST for data in main memory as stored
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What libllama would make of a model, and what that takes."""
+    """Properties of a model in libllama, and its memory use."""
 
     facts: Facts
     uses: Uses
 
 
 def measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> Measured | None:
-    """What this model would take; None if this build of libllama cannot report it.
+    """Memory use of a model; None if this build of libllama cannot report it.
 
-    libllama takes seconds to plan a hundred million tokens, so above `_MOST_MEASURED` it is asked
-    about fewer: caches and computing grow linearly.
+    libllama takes seconds to plan a hundred million tokens, so above `_MOST_MEASURED` the result is
+    extrapolated: caches and compute buffers grow linearly.
 
     Raises:
-        ModelError: libllama cannot make it.
+        ModelError: libllama cannot create it.
         ConfigError: settings that contradict each other or the model.
     """
     if not can_measure():
@@ -100,7 +100,7 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
                 api.llama_free(made)
                 if reads_apart(facts, config, limits):
                     _add_reader(uses, model, settings)
-            elif limits.reads_states:  # it needs the target's context; its own is small
+            elif limits.reads_states:  # needs the target's context; its own is small
                 library.take_errors()
                 uses = {HOST: Use(weights=path.stat().st_size)}
             else:
@@ -108,7 +108,7 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
                 raise library.libllama_error(ModelError, words)
         finally:
             api.llama_model_free(model)
-    outputs = 4 * settings.n_outputs_max * facts.vocab_size  # logits are read in main memory
+    outputs = 4 * settings.n_outputs_max * facts.vocab_size  # logits are copied to main memory
     uses[HOST] = uses.get(HOST, Use()) + Use(compute=outputs)
     if limits.shares_weights:
         uses = {name: replace(use, weights=0) for name, use in uses.items()}
@@ -116,7 +116,7 @@ def _measure(path: Path, config: EngineConfig, limits: Limits, context: int) -> 
 
 
 def _add_reader(uses: Uses, model: Any, params: Any) -> None:
-    """Count the cache in which prompts are read beside other texts, too."""
+    """Add the separate cache in which prompts are decoded."""
     if made := api.llama_init_from_model(model, reader_params(params)):
         for name, use in uses_of(made).items():
             uses[name] = uses.get(name, Use()) + replace(use, weights=0)
@@ -124,16 +124,16 @@ def _add_reader(uses: Uses, model: Any, params: Any) -> None:
 
 
 def can_measure() -> bool:
-    """Whether `uses_of` supports the calling convention of this platform, and libllama has it."""
+    """Whether `uses_of` supports this platform's calling convention, and libllama exports it."""
     is_known = sys.platform == "linux" and platform.machine() in ("x86_64", "AMD64")
     return is_known and not api.why_not("llama_get_memory_breakdown")
 
 
 def uses_of(context: Any) -> Uses:
-    """What a context and its model take, by device.
+    """Memory use of a context and its model, by device.
 
-    Not in the public API: a C++ function that returns a std::map. It is built in memory of ours, as
-    the x86-64 ABI has it, and read as libstdc++ lays it out.
+    Not in the public API: a C++ function that returns a std::map. It is built in our memory by the
+    x86-64 ABI, and read in libstdc++'s layout.
     """
     header = (c_uint64 * 6)()  # comparator; colour, root, first, last; number of nodes
     api.llama_get_memory_breakdown(ctypes.addressof(header), context)

@@ -1,7 +1,7 @@
-"""Where rows of a sequence are not its positions: behind images, in models with M-RoPE.
+"""Maps rows of a sequence to positions, which differ after images in models with M-RoPE.
 
-The cells of an image share positions, so that it takes fewer than it has cells. Everything else
-counts rows; only what libllama is told counts positions.
+The cells of an image share positions, so it has fewer positions than cells. Only calls of libllama
+count positions; everything else counts rows.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _HEAD, _GAP = struct.Struct("<H"), struct.Struct("<II")
 
 
 class Gaps:
-    """Of all sequences of a cache: where an image ends, and by how much its cells outnumber its
+    """For all sequences of a cache: where images end, and by how much their cells outnumber their
     positions.
     """
 
@@ -27,27 +27,27 @@ class Gaps:
         return bool(self._of)
 
     def position(self, seq_id: int, row: int) -> int:
-        """Of a row of text, or of the first row of an image."""
+        """Position of a row of text, or of the first row of an image."""
         if seq_id not in self._of:
             return row
         return row - sum(gap for end, gap in self._of[seq_id] if end <= row)
 
     def num_rows(self, seq_id: int, position: int) -> int:
-        """Of a sequence that ends before this position."""
+        """Number of rows of a sequence that ends before this position."""
         return position + sum(gap for _, gap in self._of.get(seq_id, ()))
 
     def add(self, seq_id: int, end: int, gap: int) -> None:
-        """An image was decoded that ends before row `end`."""
+        """Record a decoded image that ends before row `end`."""
         if gap:
             self._of.setdefault(seq_id, []).append((end, gap))
 
     def cut(self, seq_id: int, length: int) -> None:
-        """Only so many rows are left."""
+        """Truncate to `length` rows."""
         if seq_id in self._of:
             self.share(seq_id, seq_id, length)
 
     def share(self, source: int, target: int, length: int) -> None:
-        """`target` begins with the first rows of `source` now."""
+        """Give `target` the first `length` rows of `source`."""
         gaps = [one for one in self._of.get(source, ()) if one[0] <= length]
         self._of.pop(target, None)
         if gaps:
@@ -57,7 +57,7 @@ class Gaps:
         self._of.pop(seq_id, None)
 
     def shift(self, batch: Batch, sign: int) -> None:
-        """Let a batch of text have positions in the place of rows (-1), or rows again (1)."""
+        """Convert the rows of a batch of text to positions (-1), or back (1)."""
         seq_ids = batch.seq_ids[: batch.num_rows]
         for seq_id in self._of.keys() & set(seq_ids.tolist()):
             total = sum(gap for _, gap in self._of[seq_id])
@@ -70,12 +70,12 @@ class Gaps:
 
     @staticmethod
     def size(data: memoryview) -> int:
-        """Bytes of what was packed, at the begin of these."""
+        """Size in bytes of the packed gaps at the start of `data`."""
         if len(data) < _HEAD.size:
             return len(data)
         return _HEAD.size + int(_HEAD.unpack(data[: _HEAD.size])[0]) * _GAP.size
 
     def unpack(self, seq_id: int, data: memoryview) -> None:
-        """Take over what was packed."""
+        """Restore packed gaps."""
         for row, gap in _GAP.iter_unpack(data[_HEAD.size : self.size(data)]):
             self.add(seq_id, row, gap)

@@ -1,6 +1,6 @@
 """Metadata and tensors of a GGUF file, without loading it.
 
-libllama checks that a file is well-formed, but aborts on some that are. They are recognised here
+libllama checks that a file is well-formed, but aborts on some that are. These are detected here
 first.
 """
 
@@ -17,14 +17,14 @@ from headstart.engine.library import api
 from headstart.types.errors import ModelError
 
 _STRING, _ARRAY = 8, 9
-_TENSOR_TYPES: dict[type, int] = {np.float32: 0, np.int64: 27}  # ggml's numbers
+_TENSOR_TYPES: dict[type, int] = {np.float32: 0, np.int64: 27}  # ggml's type ids
 T = TypeVar("T", np.float32, np.int64)
-# numpy's letters for those of GGUF's types that stand for a whole number or a truth value
+# numpy's codes for GGUF's integer and boolean types
 _NUMBERS = {0: "u1", 1: "i1", 2: "u2", 3: "i2", 4: "u4", 5: "i4", 7: "?", 10: "u8", 11: "i8"}
 
 
 def check_file(path: Path) -> None:
-    """Reject what libllama would refuse with less helpful words.
+    """Reject what libllama would refuse with less helpful messages.
 
     Raises:
         ModelError: missing, a folder, unreadable, too short or not GGUF.
@@ -48,10 +48,10 @@ class GgufHeader:
     """The metadata of one file."""
 
     def __init__(self, path: Path) -> None:
-        """Read it.
+        """Read the metadata.
 
         Raises:
-            ModelError: it is missing or no GGUF file.
+            ModelError: it is missing or not a GGUF file.
         """
         check_file(path)
         self.path = path
@@ -64,7 +64,7 @@ class GgufHeader:
         return self.text("general.architecture")
 
     def text(self, key: str) -> str:
-        """A text; empty if there is none."""
+        """A text value; empty if it is missing."""
         index = self._find(key)
         if index < 0 or api.gguf_get_kv_type(self._file, index) != _STRING:
             return ""
@@ -72,11 +72,11 @@ class GgufHeader:
         return found.decode("utf-8", "replace")
 
     def number(self, key: str, default: int = 0) -> int:
-        """A whole number or a truth value; of several the largest."""
+        """A number or boolean; the largest of several."""
         return max(self.numbers(key), default=default)
 
     def numbers(self, key: str) -> tuple[int, ...]:
-        """Whole numbers or truth values, one or an array; none if there are none."""
+        """Numbers or booleans, one or an array; empty if missing."""
         index = self._find(key)
         if index < 0:
             return ()
@@ -94,14 +94,14 @@ class GgufHeader:
         return tuple(map(int, np.frombuffer(memory, number)))
 
     def count(self, key: str) -> int:
-        """Entries of an array; 0 if there is none."""
+        """Length of an array; 0 if missing."""
         index = self._find(key)
         if index < 0 or api.gguf_get_kv_type(self._file, index) != _ARRAY:
             return 0
         return int(api.gguf_get_arr_n(self._file, index))
 
     def shape(self, tensor: str) -> tuple[int, ...]:
-        """A tensor's dimensions in libllama's order, the innermost first; empty if it is absent."""
+        """A tensor's dimensions in libllama's order, innermost first; empty if missing."""
         index = self._tensor(tensor)
         if index < 0:
             return ()
@@ -111,8 +111,8 @@ class GgufHeader:
         return tuple(dimensions)
 
     def values(self, tensor: str, kind: type[T]) -> NDArray[T] | None:
-        """A tensor of 64-bit integers or 32-bit floats, flat; None if it is absent, of another type
-        or cut off.
+        """A tensor of 64-bit integers or 32-bit floats, flat; None if missing, truncated or of
+        another type.
         """
         index = self._tensor(tensor)
         if index < 0 or api.gguf_get_tensor_type(self._file, index) != _TENSOR_TYPES[kind]:

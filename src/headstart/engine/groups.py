@@ -1,4 +1,4 @@
-"""A batch that takes several decodes: which rows go together, and what they give."""
+"""A batch that takes several decodes: how its rows are grouped, and their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def runs_of(batch: Batch) -> list[Run]:
 
 
 class Group(NamedTuple):
-    """Runs that are decoded together, each padded to `width` rows at least."""
+    """Runs that are decoded together, each padded to at least `width` rows."""
 
     runs: list[Run]
     width: int
@@ -34,15 +34,15 @@ class Group(NamedTuple):
 def exact_groups(
     batch: Batch, runs: Sequence[Run], widths: Widths, kind: CacheKind, *, is_alone: bool = False
 ) -> list[Group]:
-    """Groups whose number of rows is one of `widths`, in the order in which they are decoded.
+    """Groups whose number of rows is one of `widths`, in decoding order.
 
-    Each sequence has a cache of its own; libllama computes at once as many rows of each of some
-    sequences whose ids follow each other. A padded state can only be taken back until the next
-    decode, and one that has no snapshots not at all: those are decoded one by one, unpadded.
+    Each sequence has its own cache; libllama computes together equally many rows of sequences with
+    consecutive ids. Padding can only be rolled back until the next decode, and without snapshots
+    not at all: such sequences are decoded one by one, unpadded.
     """
     ids, short, groups = batch.seq_ids, list[Run](), list[Group]()
     for run in runs:
-        # a longer run is a prompt's, and decoded alone
+        # longer runs are prompts, decoded separately
         if run[1] - run[0] <= min(MOST_SHORT, widths.most):
             short.append(run)
         else:
@@ -64,7 +64,7 @@ def exact_groups(
 
 
 def _cut(batch: Batch, run: Run, widths: Widths, kind: CacheKind) -> Iterator[Run]:
-    """A prompt's rows in pieces: of almost one size, or unpadded where a state would keep more."""
+    """Split a prompt into pieces of similar size; unpadded if a state would keep padding."""
     at, end, first = run
     most = min(widths.most, batch.capacity)
     size = -(-(end - at) // -(-(end - at) // most))
@@ -78,7 +78,7 @@ def _cut(batch: Batch, run: Run, widths: Widths, kind: CacheKind) -> Iterator[Ru
 
 
 def _width(runs: Sequence[Run], widths: Widths) -> int:
-    """Rows that each run gets so that all together are one of the widths; 0: there is none."""
+    """Rows per run so that the total is one of the widths; 0: there is none."""
     width = max(end - start for start, end, _ in runs)
     while (total := len(runs) * width) <= widths.most:
         if total == widths.fit(total):
@@ -88,26 +88,26 @@ def _width(runs: Sequence[Run], widths: Widths) -> int:
 
 
 class GroupedBatch:
-    """A batch on its way through several decodes."""
+    """A batch being decoded in several groups."""
 
     def __init__(
         self, batch: Batch, staging: Batch, groups: Sequence[Group], vocab_size: int
     ) -> None:
-        """`staging`: what is decoded, a group at a time."""
+        """`staging`: the batch to decode, one group at a time."""
         self.staging = staging
         self.states: dict[int, NDArray[np.float32]] = {}  # by layer, of the rows decoded so far
-        self.group = Group([], 0)  # in the staging batch
+        self.group = Group([], 0)  # the group in the staging batch
         self.batch = batch
-        self._outputs: list[int] | None = None  # of the staging batch that were asked for
-        # the logits of a single group are mostly in the order of the batch: no copy
+        self._outputs: list[int] | None = None  # outputs of the staging batch that were requested
+        # the logits of a single group are usually in the batch's order: no copy
         self._is_single = len(groups) == 1 and groups[0].runs == sorted(groups[0].runs)
         self.logits: Logits = np.empty(
             (0 if self._is_single else batch.num_outputs, vocab_size), np.float32
         )
 
     def stage(self, group: Group, widths: Widths = ALL_WIDTHS) -> None:
-        """Fill the staging batch with padded runs; as many rows as are one of the widths have
-        outputs, if any has one.
+        """Fill the staging batch with padded runs; if any row has outputs, as many rows as the next
+        width have some.
         """
         batch, staging = self.batch, self.staging
         staging.clear()
@@ -123,7 +123,7 @@ class GroupedBatch:
             self._add_outputs(num)
 
     def _add_outputs(self, num: int) -> None:
-        """Let more rows have outputs, the last ones."""
+        """Request outputs for `num` more rows, the last ones."""
         staging = self.staging
         wants = staging.wants_logits[: staging.num_rows]
         asked = np.flatnonzero(wants)
@@ -133,7 +133,7 @@ class GroupedBatch:
         self._outputs = ranks[asked].tolist()
 
     def collect(self, logits: Logits, states: dict[int, NDArray[np.float32]]) -> None:
-        """Take over what the decode of the staging batch gave."""
+        """Copy the results of decoding the staging batch."""
         if self._outputs is not None:
             logits = logits[self._outputs]
         offset, at = 0, 0

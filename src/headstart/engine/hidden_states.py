@@ -1,6 +1,6 @@
-"""What a target model computes inside its layers, for speculators that draft from it.
+"""Hidden states of a target model, for speculators that read them.
 
-libllama aborts if states are requested that an architecture's graph does not keep, so the
+libllama aborts on requests for states that an architecture's graph does not keep, so the
 architectures that keep them are listed here.
 
 Source: llama.cpp, src/models (`t_h_nextn` and `t_layer_inp`)
@@ -29,12 +29,12 @@ _WITH_LAYER_INPUTS = frozenset((
     "mimo2", "minimax-01", "minimax-m2", "muse-glimmer", "nanbeige", "nemotron_h",
     "nemotron_h_moe", "qwen3", "qwen35", "qwen35moe", "qwen3moe", "qwen3next", "qwen4exp",
 ))  # fmt: skip
-# these also keep what leaves the last layer, under the number of layers
+# these also keep the output of the last layer, under the number of layers
 _WITH_LAST_OUTPUT = frozenset(("deepseek4", "mimo2", "nemotron_h", "nemotron_h_moe"))
 
 
 def why_not(facts: Facts, layers: Collection[int]) -> str | None:
-    """Why a model cannot show these states, in words; None if it can."""
+    """Why a model cannot provide these states, in words; None if it can."""
     inputs = {layer for layer in layers if layer != LAST_STATE}
     if LAST_STATE in layers and facts.architecture not in _WITH_LAST_STATE:
         return f"libllama does not show the last state of {facts.architecture} models"
@@ -49,7 +49,7 @@ def why_not(facts: Facts, layers: Collection[int]) -> str | None:
 
 
 def publish(context: Any, layers: Collection[int]) -> None:
-    """Have a context keep these states of all rows of its decodes, which it can."""
+    """Make a context keep these states for all rows of its decodes."""
     for layer in layers:
         if layer == LAST_STATE:
             api.llama_set_embeddings_nextn(context, True, False)
@@ -60,7 +60,7 @@ def publish(context: Any, layers: Collection[int]) -> None:
 def published(
     context: Any, model: Any, layers: Collection[int], num_rows: int
 ) -> dict[int, NDArray[np.float32]]:
-    """By layer, the states of all rows of the last decode: views until the next one."""
+    """By layer, the states of all rows of the last decode: views, valid until the next."""
     found = {}
     for layer in layers:
         if layer == LAST_STATE:

@@ -1,4 +1,4 @@
-"""The one door to libllama: import, version, logging.
+"""The only entry to libllama: import, version, logging.
 
 libllama aborts the process on many mistakes (see the checks in `context.py` and `model.py`), so
 nothing outside this folder calls it.
@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else an abort runs a debugger first
-# Threads wait for each other hundreds of times a step. By default they spin for so long that two
-# programs on the same cores stop each other; with this they sleep sooner.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # otherwise an abort runs a debugger first
+# Threads wait for each other hundreds of times per step. By default they spin so long that two
+# programs on the same cores stall each other; with this they sleep sooner.
 if not os.environ.get("OMP_WAIT_POLICY"):
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
-from headstart.engine import binding  # after the variables, which it reads when it loads
+from headstart.engine import binding  # reads these variables on load
 from headstart.engine.find_library import remedy
 from headstart.structures.system import use_any_core
 from headstart.types.errors import ConfigError, HeadstartError
@@ -44,18 +44,18 @@ _has_told_full = False
 
 
 def _on_log(level: int, text: bytes, _user: object) -> None:
-    """Turn libllama's pieces of lines into records; info is debug to us, a load prints hundreds."""
+    """Log libllama's pieces of lines; its info, hundreds of lines per load, is our debug level."""
     global _level, _has_told_full
     levels = {3: logging.WARNING, 4: logging.ERROR}
     with _lock:
-        if level != 5:  # 5 continues the line before
+        if level != 5:  # 5 continues the previous line
             _level = levels.get(level, logging.DEBUG)
         _partial.append(text.decode("utf-8", "replace"))
         if not _partial[-1].endswith("\n"):
             return
         line = "".join(_partial).rstrip()
         _partial.clear()
-    # a batch finds no free cells: that is no error, `launch` raises and the scheduler makes room
+    # no free cells for a batch: not an error; `launch` raises and the scheduler makes room
     full = ("failed to find a memory slot for batch", "failed to prepare attention ubatches")
     if any(words in line for words in full):
         _level = logging.DEBUG
@@ -66,7 +66,7 @@ def _on_log(level: int, text: bytes, _user: object) -> None:
                 "youngest request waits; "
                 "a larger --context avoids it"
             )
-    # heads that were left out on purpose, and images, which have fewer positions than cells
+    # heads left out on purpose, and images, which have fewer positions than cells
     if line.startswith("model has unused tensor") or "non-consecutive token position" in line:
         _level = logging.DEBUG
     if _level >= logging.ERROR:
@@ -81,26 +81,26 @@ _is_muted = False
 
 
 def start(numa: str | None = None) -> None:
-    """Initialise libllama once; later calls do nothing. `numa`: how to use several memory nodes."""
+    """Initialise libllama once; later calls do nothing. `numa`: strategy for several NUMA nodes."""
     global _started
     if not _started:
         api.llama_log_set(_log_callback, None)
         api.llama_backend_init()
         if numa:
             api.llama_numa_init({"distribute": 1, "isolate": 2, "numactl": 3}[numa])
-        if api.ggml_backend_dev_count() > 1:  # not the processor alone: it may not compute
+        if api.ggml_backend_dev_count() > 1:  # not only the CPU, which may not be used
             use_any_core()
         _started = True
 
 
 def log_to(set_log: Any) -> None:
-    """Log what another library reports, through its function for that."""
+    """Log another library's messages, through its function for that."""
     set_log(_log_callback, None)
 
 
 @contextmanager
 def muted() -> Iterator[None]:
-    """Log what libllama reports at debug level only: the same will be reported again."""
+    """Log libllama's messages at debug level only: the same will be reported again."""
     global _is_muted
     _is_muted = True
     try:
@@ -110,7 +110,7 @@ def muted() -> Iterator[None]:
 
 
 def take_errors() -> str:
-    """Error lines that libllama logged since the last call, joined; for messages of our own."""
+    """Error lines of libllama since the last call, joined; for our own messages."""
     lines = [
         line.split(": ", 1)[-1] if line.startswith("llama_") else line for line in _recent_errors
     ]
@@ -119,16 +119,16 @@ def take_errors() -> str:
 
 
 def libllama_error(kind: type[E], words: str) -> E:
-    """An error with its reason, as libllama has logged it."""
+    """An error with the reason that libllama logged."""
     return kind(f"{words}: {take_errors() or 'libllama gave no reason'}")
 
 
 def version() -> str:
-    """Version of libllama, and the release of llama-cpp-python that has it."""
+    """Version of libllama, and the release of llama-cpp-python that contains it."""
     return f"libllama {api.VERSION} (llama-cpp-python {api.RELEASE})"
 
 
 def system_info() -> str:
-    """Processor features and backends libllama was built with."""
+    """CPU features and backends that libllama was built with."""
     start()
     return str(api.llama_print_system_info(), "utf-8").strip()

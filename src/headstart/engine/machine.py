@@ -1,4 +1,4 @@
-"""What this machine lets the process use: processors and main memory, containers included."""
+"""CPUs and main memory that this process may use, considering containers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ _GROUPS = Path("/sys/fs/cgroup")
 
 
 def default_threads(cpus: Path = _CPUS, groups: Path = _GROUPS) -> int:
-    """Physical cores this process may use: fast ones, no more than its container's quota.
+    """Physical cores this process may use: fast ones, at most its container's quota.
 
-    Siblings of one core slow each other down, and with more threads than the quota pays for, all
-    are stopped for the rest of each period.
+    Siblings of one core slow each other down, and with more threads than the quota allows, all are
+    paused for the rest of each period.
     """
     num_cores, quota = len(cores(cpus)), cpu_quota(groups)
     return num_cores if quota is None else max(1, min(num_cores, int(quota + 0.5)))
 
 
-@cache  # the main thread may use a single one once threads are bound to cores
+@cache  # the main thread may be restricted to one core later
 def cores(cpus: Path = _CPUS) -> list[set[int]]:
-    """The processors of each physical core that this process may use; fast ones only."""
+    """The CPUs of each physical core that this process may use; fast ones only."""
     allowed = _fast(allowed_cpus() or set(range(os.cpu_count() or 1)), cpus)
     found: dict[str, set[int]] = {}
     for cpu in sorted(allowed):
         siblings = _read(cpus / f"cpu{cpu}" / "topology" / "thread_siblings_list")
-        if siblings is None:  # then it is assumed that there are two of each in a larger machine
+        if siblings is None:  # then two per core are assumed in larger machines
             num_cores = len(allowed) // 2 if len(allowed) > 4 else len(allowed)
             return [set(allowed) for _ in range(num_cores)]
         found.setdefault(siblings, set()).add(cpu)
@@ -37,7 +37,7 @@ def cores(cpus: Path = _CPUS) -> list[set[int]]:
 
 
 def cpu_quota(groups: Path = _GROUPS) -> float | None:
-    """Processors that the container pays for; None without a limit."""
+    """CPUs granted to the container; None without a limit."""
     limits = []
     for folder in _group_folders(groups, "cpu"):
         if (line := _read(folder / "cpu.max")) is not None:
@@ -51,7 +51,7 @@ def cpu_quota(groups: Path = _GROUPS) -> float | None:
 
 
 def available_memory(meminfo: Path = Path("/proc/meminfo"), groups: Path = _GROUPS) -> int:
-    """Bytes of main memory that can be used now; what only caches files counts as available."""
+    """Bytes of main memory that can be used now; page cache counts as available."""
     available = 1024 * _statistic(meminfo, "MemAvailable:") or _from_sysconf()
     for folder in _group_folders(groups, "memory"):
         limit = _read(folder / "memory.max") or _read(folder / "memory.limit_in_bytes") or ""
@@ -66,12 +66,12 @@ def _from_sysconf() -> int:
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * 3 // 4
     except (ValueError, OSError, AttributeError):
-        # assumed where the system does not tell
+        # assumed if the system does not say
         return 8 << 30
 
 
 def _group_folders(groups: Path, controller: str) -> list[Path]:
-    """Folders that may hold this process' limits: its own group and all above it."""
+    """Folders that may hold this process's limits: its own group and all above it."""
     found = [groups, groups / controller]
     for line in (_read(Path("/proc/self/cgroup")) or "").splitlines():
         _, names, path = ([*line.split(":", 2), "", ""])[:3]
@@ -83,8 +83,8 @@ def _group_folders(groups: Path, controller: str) -> list[Path]:
 
 
 def _fast(allowed: set[int], cpus: Path) -> set[int]:
-    """Those that are no efficiency cores: of less than 0.8 of the fastest one's clock rate or
-    capacity. All threads wait for the slowest.
+    """The CPUs except efficiency cores: those below 0.8 of the fastest clock rate or capacity. All
+    threads wait for the slowest.
     """
     for name in ("cpu_capacity", "cpufreq/cpuinfo_max_freq"):
         speeds = {cpu: _read(cpus / f"cpu{cpu}" / name) or "" for cpu in allowed}

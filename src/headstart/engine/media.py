@@ -1,9 +1,8 @@
-"""Images and sounds for a model that has a projector: libmtmd turns files into chunks and their
-embeddings.
+"""Images and audio for models with a projector: libmtmd converts files to chunks and embeddings.
 
-One thread does both, one file at a time, beside the decodes: libmtmd's context is its own, and
-computes on the same devices. Chunks are kept by their content, so that an image that is sent with
-every turn of a conversation is encoded once.
+One thread does both, one file at a time, in parallel to decodes: libmtmd has its own context on the
+same devices. Chunks are cached by content, so that an image sent with every turn of a conversation
+is encoded once.
 """
 
 from __future__ import annotations
@@ -40,16 +39,16 @@ from headstart.types.state_batch import StateBatch
 
 log = logging.getLogger(__name__)
 Parts = tuple[tuple[MediaPart, ...], ...]
-"""What each file becomes in the prompt."""
+"""The parts of the prompt that each file becomes."""
 
-_TEXT, _IMAGE = 0, 1  # libmtmd's kinds of a chunk; a sound is another
+_TEXT, _IMAGE = 0, 1  # libmtmd's kinds of chunks; audio is another
 _MARKER = b"<__media__>"
 _MOST_BYTES = 512 << 20  # of pixels and embeddings that no request uses
 _SAMPLES = (
     (64, 64),
     (2048, 1024),
-)  # sizes of images: one that is not cut into tiles, one that may be
-# what these make of an image depends on what stands before it in the prompt; here it is read alone
+)  # sizes of images: one that is not tiled, one that may be
+# for these models, an image's encoding depends on the prompt before it; here it is encoded alone
 _NOT_ALONE = {
     "deepseek4v": "it pads an image by the number of tokens in front of it",
     "hunyuanvl": "it numbers the images of a prompt in their positions",
@@ -60,22 +59,22 @@ class LlamaChunk:
     """A chunk with its pixels, and after `encode` with its embeddings."""
 
     def __init__(self, projector: Projector, pointer: Any, is_causal: bool) -> None:
-        """`pointer`: libmtmd's chunk, which belongs to this one from now on."""
+        """`pointer`: libmtmd's chunk, owned by this object from now on."""
         self.num_cells = int(api.mtmd_input_chunk_get_n_tokens(pointer))
         self.num_positions = int(api.mtmd_input_chunk_get_n_pos(pointer))
-        # the cells of others see each other; where it is exact, no row may depend on the pieces
+        # others' cells attend to each other; in exact mode no row may depend on the split
         self.is_causal, self.is_whole = is_causal, projector.is_exact or not is_causal
-        # of each cell, behind that of the chunk: time, row, column and one that is not used
+        # of each cell, relative to the chunk: time, row, column and an unused one
         self.positions = _positions(pointer, self.num_cells) if projector.is_mrope else None
         self._projector, self._pointer = projector, pointer
         self._embeddings: Future[NDArray[np.float32]] | None = None
-        self._askers: set[object] = set()  # who wait for them, or use them
+        self._askers: set[object] = set()  # requests that wait for the embeddings or use them
         self.for_draft: LlamaChunk | None = None
 
     @property
     def num_bytes(self) -> int:
-        """About what it holds: pixels, or embeddings."""
-        # a cell is made of at least so many numbers, in many models
+        """Approximate size: pixels, or embeddings."""
+        # a cell takes at least this many numbers, in many models
         own = 4 * self.num_cells * max(self._projector.width, 3 * 28**2)
         return own + (self.for_draft.num_bytes if self.for_draft else 0)
 
@@ -83,7 +82,7 @@ class LlamaChunk:
         if asker is not None:
             self._askers.add(asker)
         is_ready = self._begun().done()
-        if self.for_draft is not None:  # which is needed after it
+        if self.for_draft is not None:  # needed after it
             self.for_draft.is_ready(asker)
         return is_ready
 
@@ -105,13 +104,13 @@ class LlamaChunk:
             return
         if not future.done():
             is_over = not self._askers and future.cancel()
-        else:  # who asks for one that failed has it tried again
+        else:  # encode again after a failure
             is_over = future.cancelled() or future.exception() is not None
         if is_over:
             self._embeddings = None
 
     def embeddings(self) -> NDArray[np.float32]:
-        """Of its cells, shape (num_cells, width).
+        """Embeddings of its cells, shape (num_cells, width).
 
         Raises:
             EngineError: they could not be computed.
@@ -121,7 +120,7 @@ class LlamaChunk:
     def rows(
         self, seq_id: int, start: int, position: int, offset: int, ids: Sequence[int]
     ) -> StateBatch:
-        """Its cells from `offset` on, for a decode: from row `start`; `position` is that of the
+        """Its cells from `offset` on as a batch, starting at row `start`; `position` is that of the
         chunk, in models with M-RoPE.
         """
         values = self.embeddings()[offset : offset + len(ids)]
@@ -132,7 +131,7 @@ class LlamaChunk:
         return rows
 
     def encode(self, context: Any, width: int) -> NDArray[np.float32]:
-        """Compute the embeddings; the pixels are not needed any more."""
+        """Compute the embeddings; the pixels are freed afterwards."""
         if api.mtmd_encode_chunk(context, self._pointer) != 0:
             raise library.libllama_error(EngineError, "a file could not be encoded")
         size = self.num_cells * width
@@ -150,17 +149,17 @@ class LlamaChunk:
 
 
 class Projector:
-    """A projector's file with its model, and the chunks that it made; `MediaStore`."""
+    """The `MediaStore` of a projector's file: encodes files and caches their chunks."""
 
     def __init__(
         self, path: Path, model: Model, config: EngineConfig, images: ImageConfig, most_rows: int
     ) -> None:
         """Load the file.
 
-        `most_rows`: that libllama computes at once.
+        `most_rows`: rows that libllama computes at once.
 
         Raises:
-            ModelError: it is no projector, or of another model.
+            ModelError: it is not a projector, or is for another model.
         """
         self._check_kind(path)
         params = api.mtmd_context_params_default()
@@ -180,23 +179,23 @@ class Projector:
         self.modalities = tuple(name for name, has in support.items() if has(self._context))
         self.width = int(api.llama_model_n_embd_inp(model.handle))
         self.is_mrope = bool(api.mtmd_decode_use_mrope(self._context))
-        # what embeddings depend on besides the image, for keys of chunks, which files hold too
+        # what embeddings depend on besides the image; part of the chunks' keys, also in files
         file = path.stat()
         self._id = (
             f"{path.name} {file.st_size} {file.st_mtime_ns} {model.path.name} {images} "
             f"{params.use_gpu} {config.flash_attn}"
         ).encode()
         self.is_exact, self._most_whole = config.exact, most_rows
-        self._model = model  # it is used for as long
+        self._model = model  # keeps the model alive
         self._thread = ThreadPoolExecutor(1, "headstart-media", use_any_core)
-        self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # the one used last is last
-        self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # by file; likewise
-        # with their files, which a thread that encodes for seconds must not keep
+        self._chunks: OrderedDict[bytes, LlamaChunk] = OrderedDict()  # most recently used last
+        self._parts: OrderedDict[bytes, tuple[MediaPart, ...]] = OrderedDict()  # likewise, by file
+        # with their files, which a thread that encodes for seconds must not hold
         self._questions: dict[str, tuple[MediaQuestion, Future[Parts]]] = {}
         self._of_draft: Projector | None = None
         for width, height in (
             _SAMPLES if "image" in self.modalities else ()
-        ):  # libllama aborts on a token that it does not have
+        ):  # libllama aborts on unknown tokens
             for piece in self._pieces(api.mtmd_bitmap_init(width, height, None)):
                 if -1 in (_text_of(piece) or ()):
                     raise ModelError(
@@ -221,7 +220,7 @@ class Projector:
                 )
 
     def show_to_draft(self, projector: Projector) -> None:
-        """A draft model sees files too, from now on, with a projector of its own."""
+        """Encode files for a draft model too, from now on, with its own projector."""
         self._of_draft, projector._thread = projector, self._thread
 
     def find(self, chunk: MediaChunk) -> LlamaChunk | None:
@@ -248,17 +247,17 @@ class Projector:
             _, asked = self._questions.pop(name)
             try:
                 found.append(ReplyEvent(name, asked.result()))
-            except Exception as error:  # the client is told
+            except Exception as error:  # reported to the client
                 found.append(error_event(name, error))
         self._forget()
         return found
 
     def encode(self, chunk: LlamaChunk) -> Future[NDArray[np.float32]]:
-        """Compute a chunk's embeddings, after what was asked for before."""
+        """Compute a chunk's embeddings, after earlier ones."""
         return self._thread.submit(chunk.encode, self._context, self.width)
 
     def close(self) -> None:
-        """Free the projector; its chunks must not be encoded any more."""
+        """Free the projector; its chunks must not be encoded afterwards."""
         if self._of_draft is not None:
             self._of_draft.close()
         self._thread.shutdown(cancel_futures=True)
@@ -268,15 +267,15 @@ class Projector:
             api.mtmd_free(context)
 
     def _forget(self) -> None:
-        """Drop the chunks that were used longest ago; requests hold their own."""
+        """Evict the least recently used chunks; requests hold their own."""
         held = sum(
             [chunk.num_bytes for chunk in list(self._chunks.values())]
-        )  # the thread adds some
+        )  # the thread may add some
         while held > _MOST_BYTES and len(self._chunks) > 1:
             held -= self._chunks.popitem(last=False)[1].num_bytes
 
     def _read_next(self, name: str, parts: Parts) -> None:
-        """Read one file; before the next one, others have their turn. None behind a damaged one."""
+        """Read one file of a question, then let others have their turn. Stops at a damaged file."""
         question, done = self._questions.get(name, (None, None))
         if question is None or done is None:  # cancelled
             return
@@ -292,7 +291,7 @@ class Projector:
             self._thread.submit(self._read_next, name, parts)
 
     def _read(self, file: bytes, salt: bytes) -> tuple[MediaPart, ...]:
-        """What one file becomes: as in a prompt that consists of it alone."""
+        """The parts that one file becomes, encoded as a prompt of its own."""
         key = blake2b(file, digest_size=16, key=salt).digest()
         parts = self._parts.pop(key, ())
         keys = [part.key for part in parts if isinstance(part, MediaChunk)]
@@ -307,7 +306,7 @@ class Projector:
         return parts
 
     def _show(self, file: bytes, parts: Sequence[MediaPart], draft: Projector) -> None:
-        """Where the draft model's projector makes as many cells of a file, it sees these."""
+        """Attach the draft model's chunks of a file if its projector makes as many cells."""
         own = [self._chunks[part.key] for part in parts if isinstance(part, MediaChunk)]
         with suppress(RequestError):  # not a file for this one
             pieces = draft._pieces(draft._bitmap(file))
@@ -321,7 +320,7 @@ class Projector:
                 chunk.for_draft = other
 
     def _pieces(self, bitmap: Any) -> Iterator[Any]:
-        """libmtmd's chunks of a file, which is freed behind the last one."""
+        """libmtmd's chunks of a file, which are freed after the last one."""
         chunks = api.mtmd_input_chunks_init()
         try:
             text = api.mtmd_input_text(_MARKER, len(_MARKER), False, True)
@@ -353,7 +352,7 @@ class Projector:
         return chunk
 
     def _bitmap(self, file: bytes) -> Any:
-        """The pixels or samples of a file, whose size and kind were looked at before."""
+        """The pixels or samples of a file, whose size and kind were checked before."""
         data = (ctypes.c_uint8 * len(file)).from_buffer_copy(file)
         options = api.mtmd_helper_init_opt_default()
         found = api.mtmd_helper_bitmap_init_from_buf(self._context, data, len(file), False, options)
@@ -363,7 +362,7 @@ class Projector:
 
 
 def _text_of(piece: Any) -> tuple[int, ...] | None:
-    """The tokens of a piece of text; None of another."""
+    """The tokens of a text chunk; None for others."""
     if api.mtmd_input_chunk_get_type(piece) != _TEXT:
         return None
     size = ctypes.c_uint64()
@@ -372,7 +371,7 @@ def _text_of(piece: Any) -> tuple[int, ...] | None:
 
 
 def _positions(pointer: Any, num_cells: int) -> NDArray[np.int32]:
-    """Of the cells of a chunk, from 0, shape (4, num_cells)."""
+    """Positions of the cells of a chunk, from 0, shape (4, num_cells)."""
     if api.mtmd_input_chunk_get_type(pointer) != _IMAGE:
         return np.tile(np.arange(num_cells, dtype=np.int32), (4, 1))
     tokens = api.mtmd_input_chunk_get_tokens_image(pointer)

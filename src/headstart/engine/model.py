@@ -1,4 +1,4 @@
-"""Loading a GGUF: parameters checked first, failures explained."""
+"""Loads GGUF files: checks parameters first, explains failures."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Model:
             is_drafter: it reads hidden states of another model and does not write by itself.
 
         Raises:
-            ModelError: it cannot be read or is not a model that generates text.
+            ModelError: it cannot be read or does not generate text.
             ConfigError: devices or splits do not exist.
         """
         library.start(config.numa)
@@ -61,7 +61,7 @@ class Model:
 
         params.progress_callback = callback = api.llama_progress_callback(tell)
         self.handle: Any = api.llama_model_load_from_file(str(self.path).encode(), params)
-        del callback  # libllama calls it while it loads only
+        del callback  # called only during loading
         progress.tell({})
         if not self.handle:
             raise library.libllama_error(ModelError, f"cannot load {self.path}")
@@ -80,7 +80,7 @@ class Model:
             raise ModelError(
                 f"{self.path} is a diffusion model; it does not generate from left to right"
             )
-        # asking libllama for a token's text would abort
+        # getting a token's text would abort
         if self.vocab.size == 0 or self.vocab.type == 0:
             raise ModelError(f"{self.path} has no vocabulary")
 
@@ -90,7 +90,7 @@ class Model:
 
     @property
     def rerank_template(self) -> str | None:
-        """How a query and a document become a prompt, with {query} and {document}."""
+        """Template for a query and a document, with {query} and {document}."""
         return self._template(b"rerank")
 
     def _template(self, name: bytes | None) -> str | None:
@@ -98,7 +98,7 @@ class Model:
         return template.decode("utf-8", "replace") if template else None
 
     def metadata(self) -> dict[str, str]:
-        """The GGUF's keys with scalar values; arrays are left out."""
+        """The GGUF's keys with scalar values, without arrays."""
         buffer = ctypes.create_string_buffer(4096)
         found: dict[str, str] = {}
         for index in range(api.llama_model_meta_count(self.handle)):
@@ -139,12 +139,12 @@ class Model:
 
 
 def is_wrong_with_amx(path: Path) -> bool:
-    """Whether this libllama would compute the model wrongly, or abort, with rearranged weights."""
+    """Whether this libllama would compute the model wrongly, or abort, with repacked weights."""
     if "AMX_INT8 = 1" not in library.system_info():
         return False
     header = GgufHeader(path)
     # Models that multiply stacks of matrices: recurrent layers, for several sequences, and latent
-    # attention. libllama's AMX kernels take an offset in bytes for one in floats there and write
-    # where they should not, or cannot compute them, which aborts the process.
+    # attention. libllama's AMX kernels mistake an offset in bytes for one in floats there and write
+    # out of bounds, or cannot compute them, which aborts the process.
     keys = ("ssm.conv_kernel", "shortconv.l_cache", "attention.key_length_mla")
     return any(header.number(f"{header.architecture}.{key}") for key in keys)

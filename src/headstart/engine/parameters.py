@@ -14,9 +14,9 @@ from headstart.engine.library import api
 from headstart.engine.machine import default_threads
 from headstart.types.errors import ConfigError
 
-MOST_WIDTH = 64  # rows that are compared to find widths that agree
+MOST_WIDTH = 64  # rows compared to find widths that agree
 _GGML_TYPES = dict(zip(CACHE_TYPES, (0, 1, 30, 8, 2, 3, 20, 6, 7), strict=True))
-# libllama makes no cache for these, so they embed texts and generate none
+# libllama makes no cache for these, so they embed texts but generate none
 ENCODERS = frozenset((
     "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert",
     "eurobert", "modern-bert", "gemma-embedding",
@@ -25,26 +25,26 @@ ENCODERS = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What decides the parameters of a model's context."""
+    """Properties of a model that determine its context's parameters."""
 
-    is_recurrent: bool  # some layers keep a state that cannot be cut
-    window: int  # tokens that layers with a sliding window see; 0 without such layers
+    is_recurrent: bool  # some layers keep a state that cannot be truncated
+    window: int  # tokens seen by sliding-window layers; 0 without such layers
     train_context: int
     num_layers: int
     vocab_size: int
     architecture: str = ""
     num_experts: int = 0
-    original_context: int = 0  # before it was extended by RoPE factors; 0: it was not
+    original_context: int = 0  # before extension by RoPE factors; 0: not extended
 
     @classmethod
     def of(cls, handle: Any, overrides: str | None) -> Facts:
-        """Of a loaded model, also of one without weights.
+        """Read from a loaded model, even without weights.
 
         Args:
-            overrides: its --override-kv, which libllama does not tell when it is asked for a value.
+            overrides: its --override-kv, which libllama does not apply when a value is read.
         """
         entries = kv_overrides(overrides) if overrides else ()
-        ints = [one for one in reversed(entries) if one.tag == 0]  # of two the first counts
+        ints = [one for one in reversed(entries) if one.tag == 0]  # the first entry wins
         numbers = {one.key: one.value.val_i64 & 0xFFFF_FFFF for one in ints}
 
         def text_of(key: str) -> str:
@@ -72,22 +72,22 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a context must be able to do."""
+    """What a context must support."""
 
     num_sequences: int  # ids 0 .. num_sequences - 1
     max_outputs: int  # most rows with logits in one decode
-    max_draft: int  # longest draft that will ever have to be rolled back
+    max_draft: int  # longest draft that may have to be rolled back
     checkpoint_bytes: int = 2**30  # main memory for checkpoints
     is_heads: bool = False  # it runs multi-token heads
-    shares_weights: bool = False  # its weights are loaded with another part
-    reads_states: bool = False  # it may need the target's context to be made
+    shares_weights: bool = False  # weights are loaded with another part
+    reads_states: bool = False  # may require the target's context
 
 
 def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any, list[Any]]:
-    """libllama's model parameters, and what must stay alive while it loads.
+    """libllama's model parameters, and the objects that must stay alive while it loads.
 
     Raises:
-        ConfigError: devices, splits or overrides that cannot be.
+        ConfigError: impossible devices, splits or overrides.
     """
     params = api.llama_model_default_params()
     params.vocab_only = vocab_only
@@ -113,7 +113,7 @@ def model_params(config: EngineConfig, *, vocab_only: bool = False) -> tuple[Any
 def context_params(
     facts: Facts, config: EngineConfig, limits: Limits, context: int, *, embeds: bool = False
 ) -> Any:
-    """libllama's context parameters; `embeds`: it is not meant to generate.
+    """libllama's context parameters; `embeds`: for embeddings only.
 
     Raises:
         ConfigError: settings that contradict each other or the model.
@@ -126,35 +126,34 @@ def context_params(
     params = api.llama_context_default_params()
     params.n_seq_max = limits.num_sequences
     params.kv_unified = not config.exact
-    # Rows may be padded past the end of a sequence, hence the spare cells.
+    # Rows may be padded beyond the end of a sequence, hence the spare cells.
     params.n_ctx = context if not config.exact else (context + 256) * limits.num_sequences
     params.n_batch = min(config.batch, max(context, 64))
     params.n_ubatch = params.n_batch
     if not config.exact:
         params.n_ubatch = min(params.n_batch, config.ubatch or config.batch)
-    # libllama does not report the window size of hybrid models.
-    # A window's cells are a ring, in which drafts would change the order of summation.
+    # libllama does not report the window size of hybrid models. A window's cells are a ring buffer,
+    # in which drafts would change the order of summation.
     params.swa_full = config.swa_full or facts.is_recurrent or config.exact
     if facts.window and not params.swa_full:
-        # Rows of one decode that libllama computes later may take cells that a draft before
+        # Rows that libllama computes later in the same decode may take cells that a draft before
         # them needs when it is rejected; in one micro-batch there is no later.
         params.n_batch = params.n_ubatch
     # at most 256 MiB of logits in one decode
     outputs = min(limits.max_outputs, params.n_batch, 2**26 // max(1, facts.vocab_size))
-    # For padding rows. One more costs nothing where all sequences share their cells.
+    # For padding rows. One more is free if all sequences share their cells.
     is_shared = not (config.exact or facts.is_recurrent or facts.window)
     params.n_seq_max += is_shared and params.n_seq_max < params.n_batch
     if config.exact:  # outputs are padded too
         outputs = min(params.n_batch, max(outputs, MOST_WIDTH) + MOST_WIDTH)
     params.n_outputs_max = max(params.n_seq_max, outputs)
-    # The last tokens of a sequence, one more than there are snapshots, must fit a micro-batch with
-    # room to spare: libllama aborts otherwise.
-    # Snapshots are good until another sequence is decoded, and exact decodes have one each.
-    # libllama mixes up those of lfm2 after a rollback where sequences share a batch: see the fuzz
-    # test in tests/real/test_architectures.py.
+    # The last tokens of a sequence, one more than there are snapshots, must fit into a micro-batch
+    # with room to spare: libllama aborts otherwise. Snapshots are valid until another sequence is
+    # decoded, and exact decodes have one each. libllama mixes up those of lfm2 after a rollback if
+    # sequences share a batch: see the fuzz test in tests/real/test_architectures.py.
     is_mixed = config.exact or facts.architecture in ("lfm2", "lfm2moe")
     if limits.num_sequences == 1 or not is_mixed:
-        # all sequences' drafts, each as long as the longest, must fit one too
+        # all sequences' drafts, padded to the longest, must fit too
         most = min(params.n_ubatch - 2, params.n_ubatch // limits.num_sequences - 1)
         params.n_rs_seq = max(0, min(limits.max_draft, most))
     params.n_threads = config.threads or default_threads()
@@ -171,7 +170,7 @@ def context_params(
             f"--parallel is {limits.num_sequences} but libllama computes {facts.architecture} "
             "models wrongly for several requests at once; start with --parallel 1"
         )
-    if limits.num_sequences > 255:  # of a context, and one that is spare
+    if limits.num_sequences > 255:  # including the spare one
         raise ConfigError(
             f"all slots and heads together need {limits.num_sequences} sequences and libllama has "
             "255; lower --parallel"
@@ -185,7 +184,7 @@ def context_params(
 
 
 def _set_positions(params: Any, config: EngineConfig) -> None:
-    """RoPE and YaRN, in libllama's names."""
+    """RoPE and YaRN parameters, under libllama's names."""
     params.rope_scaling_type = {None: -1, "none": 0, "linear": 1, "yarn": 2}[config.rope_scaling]
     params.rope_freq_base = config.rope_freq_base
     params.rope_freq_scale = config.rope_freq_scale
@@ -199,7 +198,7 @@ def _set_positions(params: Any, config: EngineConfig) -> None:
 
 
 def _load_mode(config: EngineConfig) -> int:
-    """libllama's numbers: -1 chooses itself, 0 reads, 2 locks, 3 maps and locks."""
+    """libllama's values: -1 default, 0 read, 2 lock, 3 map and lock."""
     if config.mlock:
         return 3 if config.mmap else 2
     return -1 if config.mmap else 0
@@ -219,21 +218,21 @@ def _shares(text: str) -> Any:
 
 
 _EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
-# of --override-kv: libllama's number, its field for the value, and how it is read
+# --override-kv: libllama's type id, its field for the value, and the parser
 _KV_KINDS: dict[str, tuple[int, str, Callable[[str], Any]]] = {
     "int": (0, "val_i64", int),
     "float": (1, "val_f64", float),
     "bool": (2, "val_bool", {"true": True, "false": False}.__getitem__),
     "str": (3, "val_str", str.encode),
 }
-_MOST_BYTES = 127  # of a key and of a text value
+_MOST_BYTES = 127  # of a key, and of a text value
 
 
 def kv_overrides(text: str) -> Any:
     """Array for llama_model_params.kv_overrides, ended by an empty key.
 
     Raises:
-        ConfigError: an entry cannot be read.
+        ConfigError: an entry cannot be parsed.
     """
     entries = [_kv_override(part) for part in text.split(",")]
     return (api.llama_model_kv_override * (len(entries) + 1))(*entries)
@@ -263,7 +262,7 @@ def _kv_override(text: str) -> Any:
 
 
 def tensor_overrides(config: EngineConfig) -> Any:
-    """Array for llama_model_params.tensor_buft_overrides, ended by an empty entry; None: nothing.
+    """Array for llama_model_params.tensor_buft_overrides, ended by an empty entry; None if empty.
 
     Raises:
         ConfigError: a pattern or a buffer cannot be used.
@@ -291,7 +290,7 @@ def tensor_overrides(config: EngineConfig) -> Any:
     if config.cpu_moe:
         wanted.append((_EXPERTS, buffers["CPU"]))
     if config.rpc and not any(d.kind == "GPU" and not d.is_remote for d in list_devices()):
-        # Else the logits of each row would cross the network, 600 KB for a large vocabulary.
+        # Otherwise the logits of each row would cross the network: 600 KB for a large vocabulary.
         wanted.append((r"^(output|token_embd)\.weight$", buffers["CPU"]))
     wanted += [(rf"blk\.{i}{_EXPERTS}", buffers["CPU"]) for i in range(config.n_cpu_moe)]
     if not wanted:

@@ -1,9 +1,8 @@
-"""A cache of its own for prompts that are read while other texts are in the shared one.
+"""A separate cache for prefill while other texts are in the shared cache.
 
-In the shared cache a processor's attention looks at the cells of all texts for every tile of a
-prompt's rows, and answers that are decoded together have their cells between each other, where the
-next prompts come to lie. Here a prompt has its cells for itself. Before its answer begins, its
-state is moved to the shared cache, by a copy of its cells.
+In the shared cache, attention on a CPU scans the cells of all texts for every tile of a prompt's
+rows: answers decoded together interleave their cells, and later prompts land among them. Here a
+prompt has cells of its own. Before its answer begins, they are copied to the shared cache.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CELLS = 2048  # a longer prompt looks at itself, most of the time
-LEAST_OTHERS = 256  # cells of other texts, below which there is nothing to gain
+CELLS = 2048  # a longer prompt mostly attends to itself
+LEAST_OTHERS = 256  # cells of other texts; with fewer there is nothing to gain
 
 
 class PromptReader:
-    """The second context of a model. Sequences have the same numbers in both; each is in one."""
+    """The second context of a model. A sequence has the same id in both, and is in one of them."""
 
     def __init__(self, model: Any, params: Any, shared: Any) -> None:
-        """`params`, `shared`: parameters and memory of the first. Nothing is allocated before a
-        prompt comes.
+        """`params`, `shared`: parameters and memory of the first context. Nothing is allocated
+        before a prompt comes.
         """
         self.handle, self.memory, self._shared = None, None, shared
         self._size = int(min(CELLS, params.n_ctx))
-        self.lengths: dict[int, int] = {}  # of the sequences that are here
+        self.lengths: dict[int, int] = {}  # of the sequences here
         self._model, self._params = model, reader_params(params)
 
     def place(self, batch: Batch, shared: Sequences, *, is_plain: bool) -> Any:
-        """This context, if it computes the batch; then all its sequences are here, otherwise none.
+        """This context if it computes the batch; moves all its sequences here, otherwise back.
 
         Args:
             shared: the sequences of the shared cache.
             is_plain: whether this context can compute the batch.
 
         Raises:
-            ContextFullError: the shared cache has no room for them.
+            ContextFullError: the shared cache has no room for the sequences.
         """
         most_outputs = self._params.n_outputs_max
         if is_plain and batch.num_rows >= FLASH_TILE and batch.num_outputs <= most_outputs:
@@ -64,13 +63,13 @@ class PromptReader:
         return None
 
     def _ends(self, batch: Batch) -> dict[int, int]:
-        """Where each sequence ends after this batch; empty if these are not prompts to read here:
-        beginnings, or the next rows of what is here.
+        """The end of each sequence after this batch; empty unless all are prompts to decode here:
+        either new ones, or the next rows of sequences here.
         """
         ends = dict[int, int]()
         for start, end, _ in runs_of(batch):
             seq_id, first = int(batch.seq_ids[start]), int(batch.positions[start])
-            # moving what is known takes less time than the rows only where it is short
+            # moving the cached part is only faster than decoding it if it is short
             if first != self.lengths.get(seq_id, first if first <= end - start else -1):
                 return {}
             ends[seq_id] = first + end - start
@@ -80,7 +79,7 @@ class PromptReader:
         return sum((self.lengths | ends).values()) <= self._size
 
     def _take(self, ends: dict[int, int], shared: Sequences) -> bool:
-        """Have these prompts here, if that pays and is possible."""
+        """Move these prompts here, if that pays and is possible."""
         new = ends.keys() - self.lengths.keys()
         if new:
             others = set(range(self._params.n_seq_max)) - ends.keys()
@@ -94,11 +93,11 @@ class PromptReader:
         return True
 
     def _num_shared(self, seq_id: int) -> int:
-        """Tokens of a sequence in the shared cache, where no image is."""
+        """Tokens of a sequence in the shared cache, if it has no images."""
         return int(api.llama_memory_seq_pos_max(self._shared, seq_id)) + 1
 
     def open(self) -> bool:
-        """Allocate it, if that was not done; False if it cannot be had."""
+        """Allocate the context once; returns False if that fails."""
         if self.handle is None and self._size:
             self.handle = api.llama_init_from_model(self._model, self._params)
             if not self.handle:
@@ -109,7 +108,7 @@ class PromptReader:
         return self._size > 0
 
     def drop(self, seq_id: int) -> None:
-        """Forget a sequence, which is or is not here."""
+        """Forget a sequence, if it is here."""
         if self.lengths.pop(seq_id, None) is not None:
             api.llama_memory_seq_rm(self.memory, seq_id, -1, -1)
 
@@ -120,17 +119,17 @@ class PromptReader:
 
 
 def reads_apart(facts: Facts, config: EngineConfig, limits: Limits) -> bool:
-    """Whether a model with these settings has it."""
+    """Whether a model with these settings uses a separate prefill cache."""
     adapters = config.lora, config.lora_scaled, config.control_vector, config.control_vector_scaled
     is_plain = not (facts.is_recurrent or facts.window or limits.is_heads or any(adapters))
-    # in longer contexts keys are rotated by other factors
+    # longer contexts rotate keys by other factors
     is_alike = not CELLS <= facts.original_context < (config.context or facts.train_context)
     is_several = limits.num_sequences > 1 and attention_tile(config) > 1
     return is_plain and is_alike and is_several
 
 
 def reader_params(params: Any) -> Any:
-    """Of the context that reads prompts beside one with these."""
+    """Parameters of the prefill context, derived from those of the first."""
     own = type(params).from_buffer_copy(params)
     own.n_ctx, own.n_outputs_max = min(CELLS, params.n_ctx), params.n_seq_max
     return own

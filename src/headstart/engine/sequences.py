@@ -1,7 +1,7 @@
-"""The sequences in the cache of one context, and how far back each can be taken.
+"""The sequences in the cache of one context, and how far each can be rolled back.
 
-libllama accepts some cuts that silently leave a wrong state, and aborts on others; the rules here
-allow only the sound ones. They follow from how each `CacheKind` works.
+libllama accepts some truncations that silently leave a wrong state, and aborts on others; the rules
+here allow only the sound ones. They follow from each `CacheKind`.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from headstart.types.errors import EngineError
 
 log = logging.getLogger(__name__)
 
-_WHOLE, _PARTIAL = 0, 1  # what a state holds: all, or only what cannot be cut
-_IN_PLACE = 3  # only what cannot be cut, left on the device
+_WHOLE, _PARTIAL = 0, 1  # contents of a state: everything, or only what cannot be truncated
+_IN_PLACE = 3  # only what cannot be truncated, left on the device
 
 
 class Sequences:
-    """What a context's cache holds, by the contract of `Engine`; `LlamaEngine` adds decoding."""
+    """The sequences of a context's cache, as `Engine` specifies; `LlamaEngine` adds decoding."""
 
     cache_kind: CacheKind
     max_padding: int  # tokens of one decode that ROLLBACK can drop
     window: int  # tokens that sliding windows see; 0: none
-    has_own_caches: bool  # each sequence has one
+    has_own_caches: bool  # each sequence has its own cache
 
     def __init__(self, context: Any, checkpoints: Checkpoints, spare: int | None) -> None:
-        """`spare`: a sequence that no request has."""
+        """`spare`: a sequence not used by requests."""
         self.checkpoints = checkpoints
         self.padding_sequence, self._spare = spare, -1 if spare is None else spare
         self._context = context
         self._memory = api.llama_get_memory(context)
-        self.reader: PromptReader | None = None  # has the prompts that are read apart
+        self.reader: PromptReader | None = None  # has the prompts that are decoded separately
         self._last_rows: dict[int, int] = {}
         self._lengths: dict[int, int] = {}
         self.gaps = Gaps()
-        self._sharing: dict[int, int] = {}  # how many first cells may belong to others too
-        # between caches, and moves within the shared one, which libllama leaves for the next decode
+        self._sharing: dict[int, int] = {}  # how many of its first cells others may share
+        # pending copies between caches, and shifts, which libllama defers to the next decode
         self.has_copies = self.has_shifts = False
-        self.lacks_cells = False  # why the last state that could not be put back was refused
+        self.lacks_cells = False  # whether the last failed restore lacked free cells
 
     def note_rows(self, seq_id: int, num_rows: int, length: int) -> None:
-        """Remember a sequence's rows in the last decode: recurrent rollback is limited to them."""
+        """Record a sequence's rows in the last decode: recurrent rollback is limited to them."""
         self._last_rows[seq_id] = num_rows
         self._lengths[seq_id] = length
 
     def forget_rows_of_others(self, batch: Batch) -> None:
-        """libllama may move the states of sequences that a decode leaves out, but not the snapshots
-        that no rollback waits for: those of others would be in their place.
+        """Forbid rollback of sequences not in this decode: libllama may move their states without
+        their snapshots, so others would be in their place.
         """
         here = set(batch.seq_ids[: batch.num_rows].tolist())
         self._last_rows = {one: rows for one, rows in self._last_rows.items() if one in here}
@@ -80,7 +80,7 @@ class Sequences:
         return True
 
     def shift(self, seq_id: int, start: int, end: int) -> bool:
-        # libllama moves a cell for all sequences that share it: first it gets cells of its own
+        # libllama shifts a cell for all sequences that share it, so copy it first
         if self._sharing.get(seq_id, 0) > end:
             state = self._try_get(seq_id, _WHOLE)
             self.clear(seq_id)
@@ -98,7 +98,7 @@ class Sequences:
         return True
 
     def gather(self, seq_id: int) -> bool:
-        """Have a sequence in the cache that all share; False if that has no room for it."""
+        """Move a sequence to the shared cache; returns False if there is no room."""
         reader = self.reader
         if reader is None or seq_id not in reader.lengths:
             return True
@@ -108,8 +108,8 @@ class Sequences:
         return is_there
 
     def hand_over(self, seq_id: int, num_tokens: int, reader: PromptReader) -> bool:
-        """Have a sequence in the reader's cache; False if it must stay where it is."""
-        # they would get cells of their own
+        """Move a sequence to the reader's cache; returns False if it must stay."""
+        # they would be copied
         is_dear = self._sharing.get(seq_id, 0) > 0 and num_tokens > FLASH_TILE
         state = b"" if is_dear else self._try_get(seq_id, _WHOLE)
         is_there = self._set(seq_id, state, _WHOLE, reader.handle)
@@ -191,7 +191,7 @@ class Sequences:
         if not self._set(seq_id, state[Gaps.size(state) :], _WHOLE):
             self.clear(seq_id)
             return 0
-        self._last_rows[seq_id] = 0  # nothing of it can be rolled back
+        self._last_rows[seq_id] = 0  # it cannot be rolled back
         self.gaps.unpack(seq_id, state)
         position = int(api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
         length = self.gaps.num_rows(seq_id, position)
@@ -203,7 +203,7 @@ class Sequences:
         memory, reader = self._memory, self.reader
         if reader is not None and seq_id in reader.lengths:
             memory, reader.lengths[self._spare] = reader.memory, end
-        try:  # of a spare sequence that shares their cells
+        try:  # a spare sequence sharing their cells
             api.llama_memory_seq_cp(memory, seq_id, self._spare, start, end)
             return self._get(self._spare, _WHOLE)
         finally:
@@ -218,7 +218,7 @@ class Sequences:
 
     def _can_cut(self, seq_id: int, length: int) -> bool:
         dropped = self._lengths.get(seq_id, 0) - length
-        is_cut = self.cache_kind is CacheKind.CUT  # whose lengths are not known here
+        is_cut = self.cache_kind is CacheKind.CUT  # whose lengths are not tracked
         if length == 0 or (dropped <= 0 and not is_cut):
             return True
         if self._is_recurrent:
@@ -227,8 +227,8 @@ class Sequences:
                 return False
         if not self.window:
             return True
-        # libllama purges the oldest tokens of a window in order: what is left has no gaps. With
-        # --swa-full (kind CUT) a saved state has only the last window too.
+        # libllama evicts the oldest tokens of a window in order: the rest has no gaps. With
+        # --swa-full (kind CUT) a saved state has only the last window, too.
         oldest = int(api.llama_memory_seq_pos_min(self._memory, seq_id))
         return oldest <= max(0, self.gaps.position(seq_id, length) - self.window + 1)
 
@@ -237,13 +237,13 @@ class Sequences:
         return self.cache_kind in (CacheKind.ROLLBACK, CacheKind.CHECKPOINT)
 
     def _can_copy(self, seq_id: int, length: int) -> bool:
-        """Whether another sequence can begin with these tokens, without a checkpoint."""
+        """Whether another sequence can share exactly these tokens, without a checkpoint."""
         if self._is_recurrent:
             return length == self._lengths.get(seq_id, 0)
         return self._can_cut(seq_id, length)
 
     def _remove(self, seq_id: int, length: int) -> bool:
-        """Remove what stands behind the first `length` tokens."""
+        """Remove everything after the first `length` tokens."""
         start = self.gaps.position(seq_id, length)
         memory, reader = self._memory, self.reader
         if reader is not None and seq_id in reader.lengths:
@@ -272,9 +272,9 @@ class Sequences:
             self._sharing |= {source: max(length, self._sharing.get(source, 0)), target: length}
 
     def _settle(self, seq_id: int) -> bool:
-        """Have libllama make the copies and moves that it left for the next decode, because a cache
-        is read or written before that. It does so for any, before it looks for a cell: of a token
-        of this sequence, forgotten at once.
+        """Make libllama perform deferred copies and shifts, because a cache is to be accessed
+        before the next decode. Any decode does so before looking for cells: here one token of this
+        sequence, which is removed at once.
         """
         length = int(api.llama_memory_seq_pos_max(self._memory, seq_id)) + 1
         batch = Batch(1)
@@ -288,11 +288,11 @@ class Sequences:
         return is_done
 
     def _copy_with_state(self, source: int, target: int, length: int) -> bool:
-        """Share the cells that can be shared and give `target` a state of its own for the rest; of
-        all where each sequence has a cache of its own.
+        """Share the cells that can be shared and copy the rest of the state to `target`; copy
+        everything if each sequence has its own cache.
 
-        Cells of windows are not shared either: libllama reuses only cells with one owner, so the
-        shared ones would fill the cache when both sequences have moved on.
+        Cells of windows are not shared: libllama reuses only cells with one owner, so shared ones
+        would fill the cache once both sequences have moved on.
         """
         data: Data | None = None
         flags = _PARTIAL
@@ -321,7 +321,7 @@ class Sequences:
         return True
 
     def _try_get(self, seq_id: int, flags: int) -> bytearray:
-        """As `_get`; empty if it cannot be had, which costs a draft or reading again, no more."""
+        """Like `_get`, but empty on failure: the caller loses a draft or decodes again."""
         try:
             return self._get(seq_id, flags)
         except (EngineError, MemoryError) as error:
@@ -339,10 +339,10 @@ class Sequences:
         return int(api.llama_state_seq_get_size_ext(self._holder(seq_id), seq_id, flags))
 
     def _write(self, seq_id: int, flags: int, place: bytearray | memoryview) -> None:
-        """Write the state of a sequence, which has the size of the place.
+        """Write the state of a sequence into a buffer of the right size.
 
         Raises:
-            EngineError: it cannot be had; what is written may be another text's.
+            EngineError: it failed; the buffer's contents are undefined.
         """
         if (self.has_copies or self.has_shifts) and not self._settle(seq_id):
             words = f"sequence {seq_id} holds what libllama could not copy or move"
@@ -356,7 +356,7 @@ class Sequences:
             raise libllama_error(EngineError, words)
 
     def _holder(self, seq_id: int) -> Any:
-        """The context that has a sequence."""
+        """The context that holds a sequence."""
         reader = self.reader
         return self._context if reader is None or seq_id not in reader.lengths else reader.handle
 
@@ -364,7 +364,7 @@ class Sequences:
         if not len(data):
             return False
         place, size = _bytes_of(data), len(data)
-        with muted():  # too few cells are everyday business: the caller makes room, or reads again
+        with muted():  # running out of cells is expected: the caller frees some or decodes again
             read = api.llama_state_seq_set_data_ext(
                 context or self._context, place, size, seq_id, flags
             )
@@ -380,6 +380,6 @@ def _flags_of(checkpoint: Checkpoint) -> int:
 
 
 def _bytes_of(data: Data) -> Any:
-    """A pointer into the caller's memory: valid as long as `data` lives."""
+    """A pointer into the caller's memory, valid as long as `data` lives."""
     address = np.frombuffer(data, np.uint8).ctypes.data
     return ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))

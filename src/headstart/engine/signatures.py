@@ -1,7 +1,7 @@
 """What the engine uses of llama.h and mtmd.h. Written by scripts/make_binding.py."""
 
-VERSION = "0.5.0-dev"  # what llama_version() must say
-RELEASE = "0.3.36"  # the release that brings it
+VERSION = "0.5.0-dev"  # expected result of llama_version()
+RELEASE = "0.3.36"  # the release that contains it
 LLAMA_STATE_SEQ_MAGIC = 1734833009
 LLAMA_STATE_SEQ_VERSION = 3
 LLAMA_TOKEN_ATTR_CONTROL = 8

@@ -1,9 +1,9 @@
 """A model's vocabulary: text to tokens and back. Thread-safe, as libllama's tokenizer is.
 
-libllama first cuts the markers of a vocabulary out of a text, in a time that grows with the square
-of their number; 40,000 chat messages took 13 s. What lies between markers is tokenized on its own.
-So a text may be cut before any marker that cannot overlap with another one: each part is then as
-quick as its length, and between two parts one can stop.
+libllama first splits a text at the markers of its vocabulary, in time quadratic in their number;
+40,000 chat messages took 13 s. The text between markers is tokenized separately. So a text can be
+cut before any marker that cannot overlap with another one: each part then takes time linear in its
+length, and tokenizing can stop between parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from headstart.structures.interruption import progress
 from headstart.types import FimTokens
 from headstart.types.sampling_params import SamplingParams
 
-_MAX_INFILL_BYTES = 512  # libllama's buffer for one token; it fails to grow it
+_MAX_INFILL_BYTES = 512  # libllama's buffer for one token, which it fails to grow
 
 
 class LlamaVocab:
@@ -45,7 +45,7 @@ class LlamaVocab:
         self._bytes: list[bytes | None] = [None] * self.size
         self._texts: list[bytes | None] = [None] * self.size
         self.dry_samplers: dict[Hashable, Future[Any]] = {}  # oldest first; see filters.py
-        # of the requests that wait for what is looked up now
+        # requests that wait for the current lookup
         self.dry_wanted = WeakValueDictionary[int, SamplingParams]()
 
     def tokenize(
@@ -56,7 +56,7 @@ class LlamaVocab:
         parse_special: bool,
     ) -> list[int]:
         """Token ids of a text; lone surrogates become '?'. Between the parts of a long text it
-        tells its `progress` (see structures/interruption.py) in tokens.
+        reports its `progress` (see structures/interruption.py) in tokens.
         """
         raw = text.encode("utf-8", "replace") if isinstance(text, str) else text
         if len(raw) <= PART_BYTES:
@@ -66,7 +66,7 @@ class LlamaVocab:
         end = self._tokenize(b"", True, parse_special)[1:] if add_special else []
         for part in parts:
             progress(len(tokens))
-            if end and tokens[-len(end) :] == end:  # an end of the text that was not yet one
+            if end and tokens[-len(end) :] == end:  # an end marker before the end of the text
                 del tokens[-len(end) :]
             tokens += self._tokenize(part, False, parse_special) + end
         return tokens
@@ -102,7 +102,7 @@ class LlamaVocab:
 
     @property
     def pair_marks(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Tokens before, between and after the two texts of a pair that is ranked."""
+        """Tokens before, between and after the two texts of a pair to rank."""
         sep = _optional(api.llama_vocab_sep(self.handle))
         eos = sep if self.eos_id is None else self.eos_id
         ends = [eos] if api.llama_vocab_get_add_eos(self.handle) else []
@@ -150,12 +150,12 @@ def _optional(token: int) -> int | None:
     return None if token < 0 else token
 
 
-PART_BYTES = 1 << 14  # parts are at least so long
-FEW_MARKERS = 1000  # with no more than these in it a text is left whole
+PART_BYTES = 1 << 14  # minimum size of a part
+FEW_MARKERS = 1000  # texts with at most this many markers are not cut
 
 
 class Markers:
-    """The markers of a vocabulary that a text may be cut at."""
+    """The markers of a vocabulary at which a text may be cut."""
 
     def __init__(self, handle: Any, size: int) -> None:
         controls: list[bytes] = []
@@ -176,10 +176,10 @@ class Markers:
         self._others = [text for text in others if text in apart]
         self._all = [text for text in controls if text in apart] + self._others
         self._first_bytes = frozenset(text[:1] for text in self._all)
-        self._last = b""  # the marker that was found last is probably the next one too
+        self._last = b""  # last marker found: probably the next one too
 
     def parts(self, raw: bytes, *, parse_special: bool) -> Iterator[bytes]:
-        """The text, cut where that changes nothing."""
+        """The text, cut where that does not change its tokens."""
         markers = self._all if parse_special else self._others
         if (
             len(raw) < 2 * PART_BYTES
@@ -199,7 +199,7 @@ class Markers:
         yield raw[start:]
 
     def _find(self, raw: bytes, start: int, markers: list[bytes]) -> int:
-        """Where a marker begins, not far after `start`; -1 if none does."""
+        """Position of a marker not far after `start`; -1 if there is none."""
         end = start + PART_BYTES
         if self._last in markers and (found := raw.find(self._last, start, end)) >= 0:
             return found
@@ -211,7 +211,7 @@ class Markers:
 
 
 def _not_overlapping(texts: list[bytes]) -> set[bytes]:
-    """Those that no other one can share a byte with in any text; none has white space at an end."""
+    """Markers that cannot share a byte with another one in any text, without outer white space."""
     known = set(texts)
     heads = {text[:end] for text in known for end in range(1, len(text) + 1)}
     overlapping, shared_heads = set(), set()
