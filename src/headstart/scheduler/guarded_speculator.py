@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
-from math import inf
+from collections.abc import Callable, Collection, Iterable, Sequence
+from math import inf, isfinite
 from operator import index
 from typing import Any
 
@@ -22,14 +22,13 @@ log = logging.getLogger(__name__)
 FAILED = "speculator failed"
 _FAILED_DRAFT = Draft(reason=FAILED, is_ready=False)
 _JSON = orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY
-_INTS, _FLOATS = {int}, {float}
 # Calls whose time is reported under another name.
 _PHASES = {
-    "end": "accept",
-    "end_private": "accept",
-    "save_sequence": "accept",
+    **dict.fromkeys(("end", "end_private", "go_on", "save_sequence", "close"), "accept"),
     "restore_sequence": "begin",
     **dict.fromkeys(("observe_states", "truncate", "copy_prefix", "checkpoint"), "observe"),
+    "num_resumable": "observe",
+    **dict.fromkeys(("num_catch_up", "num_recent"), "propose"),
 }
 
 
@@ -55,12 +54,12 @@ class GuardedSpeculator:
         self._clock = clock
         self.failed: set[int] = set()  # seq_ids for which it is disabled
         self._seconds = dict.fromkeys(("begin", "propose", "observe", "accept"), 0.0)
-        self._empties: dict[tuple[str, bool], Draft] = {}
+        self._reasons: set[str] = set()  # of empty drafts
         self._has_told = False  # whether a failure of `describe` was logged
 
     def begin(self, seq_id: int, history: Sequence[int], namespace: str) -> None:
         self.failed.discard(seq_id)
-        self._tell("begin", [seq_id], seq_id, history, namespace)
+        self.call("begin", [seq_id], seq_id, history, namespace)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, of at most `max_tokens`; empty if the speculator failed."""
@@ -88,11 +87,9 @@ class GuardedSpeculator:
         Raises for invalid token ids and non-finite scores, which would break the batch or corrupt
         control's estimates.
         """
-        tokens = draft.tokens[:max_tokens]
-        if not len(tokens):
-            return self._empty(draft)
-        if type(tokens) is not list or set(map(type, tokens)) != _INTS:
-            tokens = [index(token) for token in tokens]
+        tokens = list(map(index, draft.tokens[:max_tokens]))
+        if not tokens:
+            return Draft(reason=self._reason(draft.reason), is_ready=bool(draft.is_ready))
         if min(tokens) < 0 or max(tokens) >= self._vocab_size:
             wrong = next(token for token in tokens if not 0 <= token < self._vocab_size)
             raise ValueError(
@@ -100,55 +97,39 @@ class GuardedSpeculator:
                 f"{self._vocab_size - 1}; draft only tokens of the text, or of the target's "
                 "vocabulary"
             )
-        scores = list(draft.confidence[: len(tokens)])
-        if scores:
-            if set(map(type, scores)) != _FLOATS:
-                scores = [float(score) for score in scores]
-            # A NaN fails one of the two, but so does a sum that overflows.
-            if not (min(scores) >= 0.0 and sum(scores) < inf) and not all(
-                0.0 <= score < inf for score in scores
-            ):
-                raise ValueError(
-                    f"scores {scores} are not all finite and 0 or more; leave confidence out if "
-                    "there are none"
-                )
+        scores = list(map(float, draft.confidence[: len(tokens)]))
+        if scores and not (all(map(isfinite, scores)) and min(scores) >= 0.0):
+            raise ValueError(
+                f"scores {scores} are not all finite and 0 or more; leave confidence out if there "
+                "are none"
+            )
         scores += [1.0] * (len(tokens) - len(scores))
         return Draft(tokens, scores, self.name)
 
-    def _empty(self, draft: Draft) -> Draft:
-        """An empty draft with this reason; the same object each time."""
-        key = (draft.reason, draft.is_ready)
-        known = self._empties.get(key)
-        if known is None:
-            if not isinstance(draft.reason, str):
-                raise TypeError(f"reason is {draft.reason!r} but must be a text")
-            if len(self._empties) >= 64:  # each takes memory and a line of /metrics permanently
-                return Draft(reason="other", is_ready=bool(draft.is_ready))
-            known = self._empties[key] = Draft(
-                reason=str(draft.reason), is_ready=bool(draft.is_ready)
-            )
-        return known
+    def _reason(self, reason: str) -> str:
+        """The reason as text; "other" after 64 of them: each is a permanent line of /metrics."""
+        if not isinstance(reason, str):
+            raise TypeError(f"reason is {reason!r} but must be a text")
+        if reason not in self._reasons and len(self._reasons) >= 64:
+            return "other"
+        self._reasons.add(reason)
+        return str(reason)
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Tokens that a model has to decode first; 0 if it failed."""
-        return self._ask("num_catch_up", seq_id, 0, seq_id, history) or 0
+        return int(self.call("num_catch_up", [seq_id], seq_id, history, read=_count, otherwise=0))
 
     def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
         """Tokens to decode if it may skip some; None: it cannot skip, or it failed."""
-        return self._ask("num_recent", seq_id, None, seq_id, history)
+        recent: int | None = self.call(
+            "num_recent", [seq_id], seq_id, history, read=lambda n: None if n is None else _count(n)
+        )
+        return recent
 
     def num_resumable(self, seq_id: int, length: int) -> int:
         """Tokens that need not be decoded again for it; all if it failed."""
-        return min(length, self._ask("num_resumable", seq_id, length, seq_id, length) or 0)
-
-    def _ask(self, name: str, seq_id: int, otherwise: int | None, *arguments: Any) -> int | None:
-        """Call a method that returns a count >= 0; it may be None if `otherwise` is."""
-        try:
-            number = getattr(self.speculator, name)(*arguments)
-            return None if number is otherwise is None else max(0, int(number))
-        except Exception as error:
-            self._fail(name, [seq_id], error)
-            return otherwise
+        arguments = "num_resumable", [seq_id], seq_id, length
+        return min(length, int(self.call(*arguments, read=_count, otherwise=length)))
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Milliseconds of a drafting round and of decoding one token; None for text speculators."""
@@ -178,16 +159,7 @@ class GuardedSpeculator:
             decoded = DecodedStates(*columns, states)
             seq_ids -= self.failed
         if seq_ids:
-            self._tell("observe_states", seq_ids, decoded)
-
-    def truncate(self, seq_id: int, length: int) -> None:
-        self._tell("truncate", [seq_id], seq_id, length)
-
-    def copy_prefix(self, source: int, target: int, length: int) -> None:
-        self._tell("copy_prefix", [target], source, target, length)
-
-    def checkpoint(self, seq_id: int) -> None:
-        self._tell("checkpoint", [seq_id], seq_id)
+            self.call("observe_states", seq_ids, decoded)
 
     def accept(self, texts: Sequence[tuple[int, Sequence[int], int]]) -> None:
         """Report (seq_id, emitted, num_accepted) of each sequence that grew in a step."""
@@ -198,34 +170,12 @@ class GuardedSpeculator:
                     speculator.accept(seq_id, emitted, num_accepted)
                 except (Exception, SystemExit) as error:  # affects this sequence only
                     self._fail("accept", [seq_id], error)
-        try:
-            speculator.go_on()
-        except (Exception, SystemExit) as error:
-            self._fail("go_on", [seq_id for seq_id, *_ in texts], error)
         self._seconds["accept"] += self._clock() - started
-
-    def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
-        """State that it would have to recompute; None if there is none or it failed."""
-        data: bytes | bytearray | None = self._tell("save_sequence", [seq_id], seq_id, namespace)
-        return data
-
-    def restore_sequence(
-        self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
-    ) -> None:
-        self._tell("restore_sequence", [seq_id], seq_id, data, namespace)
-
-    def end(self, seq_id: int, is_private: bool) -> None:
-        self._tell("end_private" if is_private else "end", [seq_id], seq_id)
+        self.call("go_on", [seq_id for seq_id, *_ in texts])
 
     def close(self) -> None:
         """Close the speculator. A failure is logged, so that the others are closed too."""
-        try:
-            self.speculator.close()
-        except Exception as error:
-            log.exception(
-                "speculator %s failed in close; what it keeps may not be written", self.name
-            )
-            self.failure = _failure("close", error)
+        self.call("close", [])
 
     def describe(self) -> dict[str, Any]:
         """Its own description as plain JSON values: sent to another process and shown in /props."""
@@ -250,22 +200,31 @@ class GuardedSpeculator:
             details=self.describe(),
         )
 
-    def _tell(self, name: str, seq_ids: Sequence[int] | set[int], *arguments: Any) -> Any:
-        """Call the method `name`; None if that raises."""
+    def call(
+        self,
+        name: str,
+        seq_ids: Collection[int],
+        *arguments: Any,
+        read: Callable[[Any], Any] = lambda answer: answer,
+        otherwise: Any = None,
+    ) -> Any:
+        """Call its method `name`, and `read` on the result; if either raises, disable it for
+        `seq_ids` and return `otherwise`.
+        """
         started = self._clock()
         try:
-            return getattr(self.speculator, name)(*arguments)
+            return read(getattr(self.speculator, name)(*arguments))
         except (Exception, SystemExit) as error:  # a failed draft must not fail a request
             self._fail(name, seq_ids, error)
-            return None
+            return otherwise
         finally:
             self._seconds[_PHASES.get(name, name)] += self._clock() - started
 
-    def _fail(self, name: str, seq_ids: Sequence[int] | set[int], error: BaseException) -> None:
+    def _fail(self, name: str, seq_ids: Collection[int], error: BaseException) -> None:
         """Disable it for `seq_ids`. Called while the exception is handled."""
         self.failed.update(seq_ids)
-        failure = _failure(name, error)
-        if not self.failure:
+        failure = f"{name}: {type(error).__name__}: {error}"
+        if not self.failure or name == "close":
             log.exception(
                 "speculator %s is off for the running requests of slots %s, others go on: %s",
                 self.name,
@@ -275,26 +234,21 @@ class GuardedSpeculator:
         self.failure = failure
 
 
-def _failure(name: str, error: BaseException) -> str:
-    return f"{name}: {type(error).__name__}: {error}"
+def _count(number: Any) -> int:
+    return max(0, int(number))
 
 
-_LONGEST = 60  # characters of a value in an error message
-
-
-def listed(drafts: Iterable[Draft], num_requests: int) -> Sequence[Draft]:
+def listed(drafts: Iterable[Draft], num_requests: int) -> list[Draft]:
     """The drafts of one call, one for each request.
 
     Raises:
         TypeError, ValueError: it is not a list, or has the wrong length.
     """
-    if not isinstance(drafts, list):
-        if not isinstance(drafts, Iterable) or isinstance(drafts, Draft | dict | str):
-            raise TypeError(
-                f"propose returned {_shown(drafts)} but must return a list of Draft, one per "
-                "request"
-            )
-        drafts = list(drafts)
+    if not isinstance(drafts, Iterable) or isinstance(drafts, Draft | dict | str):
+        raise TypeError(
+            f"propose returned {drafts!r:.60} but must return a list of Draft, one per request"
+        )
+    drafts = list(drafts)
     if len(drafts) != num_requests:
         raise ValueError(
             f"propose returned {len(drafts)} drafts for {num_requests} requests; return one per "
@@ -307,7 +261,7 @@ def explained(draft: object, error: Exception) -> Exception:
     """The error for an unusable draft, or a clearer one."""
     if not isinstance(draft, Draft):
         return TypeError(
-            f"propose returned {_shown(draft)} where a Draft was expected; return Draft() where "
+            f"propose returned {draft!r:.60} where a Draft was expected; return Draft() where "
             "there is no draft"
         )
     if not isinstance(error, TypeError) or not isinstance(draft.reason, str):
@@ -315,10 +269,5 @@ def explained(draft: object, error: Exception) -> Exception:
     for name, kind in (("tokens", "ints"), ("confidence", "floats, one per token, or nothing")):
         value = getattr(draft, name)
         if not hasattr(value, "__getitem__") or not hasattr(value, "__len__"):
-            return TypeError(f"Draft.{name} is {_shown(value)} but must be a list of {kind}")
-    return TypeError(f"{error}: {_shown(draft)} needs ints as tokens and floats as confidence")
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
+            return TypeError(f"Draft.{name} is {value!r:.60} but must be a list of {kind}")
+    return TypeError(f"{error}: {draft!r:.60} needs ints as tokens and floats as confidence")

@@ -91,15 +91,15 @@ class ObservedEngine:
     def checkpoint(self, seq_id: int) -> None:
         self._engine.checkpoint(seq_id)
         for reader in self._readers:
-            reader.checkpoint(seq_id)
+            reader.call("checkpoint", [seq_id], seq_id)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         is_copied = self._engine.copy_prefix(source, target, length)
         for reader in self._readers:
             if is_copied:
-                reader.copy_prefix(source, target, length)
+                reader.call("copy_prefix", [target], source, target, length)
             else:
-                reader.truncate(target, 0)
+                reader.call("truncate", [target], target, 0)
         return is_copied
 
     def clear(self, seq_id: int) -> None:
@@ -119,4 +119,4 @@ class ObservedEngine:
 
     def _tell_length(self, seq_id: int, length: int) -> None:
         for reader in self._readers:
-            reader.truncate(seq_id, length)
+            reader.call("truncate", [seq_id], seq_id, length)

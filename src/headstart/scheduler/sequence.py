@@ -37,19 +37,14 @@ class OwnedTokens(list[int]):
     def __reduce_ex__(self, protocol: object) -> tuple[type[list[int]], tuple[list[int]]]:
         return list, ([*self],)  # a copy is a plain list
 
+    def _refuse(self, *arguments: Any, **named: Any) -> NoReturn:
+        raise TypeError(
+            "the tokens of a request belong to the scheduler and cannot be changed; change a copy: "
+            "list(tokens)"
+        )
 
-def _refuse(self: list[int], *arguments: Any, **named: Any) -> NoReturn:
-    raise TypeError(
-        "the tokens of a request belong to the scheduler and cannot be changed; change a copy: "
-        "list(tokens)"
-    )
-
-
-for _name in (
-    *("append", "clear", "extend", "insert", "pop", "remove", "reverse", "sort"),
-    *("__delitem__", "__iadd__", "__imul__", "__setitem__"),
-):
-    setattr(OwnedTokens, _name, _refuse)
+    append = clear = extend = insert = pop = remove = reverse = sort = _refuse
+    __delitem__ = __iadd__ = __imul__ = __setitem__ = _refuse
 
 
 if TYPE_CHECKING:
