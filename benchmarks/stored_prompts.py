@@ -38,9 +38,9 @@ from typing import Any
 from headstart.app.assemble import Models, build_scheduler
 from headstart.config import Config, EngineConfig, SchedulerConfig, SpeculationConfig
 from headstart.extras.bench.client import HEADSTART, exchange, started
-from headstart.scheduler.copies import BLOCK
 from headstart.scheduler.disk_cache import DiskCache, DiskPlace
-from headstart.scheduler.host_cache import StoredBlock, StoredPrompt
+from headstart.scheduler.offloading import BLOCK
+from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.prompt_files import write_prompt
 from headstart.types.errors import HeadstartError
@@ -183,18 +183,18 @@ def share(folder: Path, model: Path, count: int = 100, length: int = 8000) -> No
         scheduler.submit(Request(request_id=str(number), prompt=[*system, *own], max_tokens=1))
         while scheduler.has_work:
             scheduler.step()
-    host = scheduler.cache.host
-    disk = host.disk
+    offloading = scheduler.cache.offloading
+    disk = offloading.disk
     assert disk is not None
-    one = sum(len(block.data) for block in next(iter(host.store)).blocks) / length
-    needed = one * (common + len(host.store) * (length - common))
-    while any(map(disk.put, host.store)):
+    one = sum(len(block.data) for block in next(iter(offloading.store)).blocks) / length
+    needed = one * (common + len(offloading.store) * (length - common))
+    while any(map(disk.put, offloading.store)):
         while disk._waiting:
             time.sleep(0.01)
     on_disk = sum(file.stat().st_size for file in folder.glob("*/*"))
     print(
-        f"shared: {model.stem}, {len(host.store)} conversations of {length} tokens, {common} of "
-        f"them alike: main memory {host.store.num_bytes / needed:.3f}, disk "
+        f"shared: {model.stem}, {len(offloading.store)} conversations of {length} tokens, {common} "
+        f"of them alike: main memory {offloading.store.num_bytes / needed:.3f}, disk "
         f"{on_disk / needed:.3f} of {needed / 2**20:.0f} MiB for the distinct tokens"
     )
     disk.finish(1.0)
@@ -243,7 +243,7 @@ def write(folder: Path, model: Path, rounds: int) -> None:
     """Milliseconds of a step, with a prompt being written all the time and without."""
     limits = {"cache_disk": 8192, "cache_disk_path": str(folder)}
     scheduler = open_scheduler(model, 1024, parallel=1, **limits)
-    disk = scheduler.cache.host.disk
+    disk = scheduler.cache.offloading.disk
     assert disk is not None
     state = bytes(32 * BLOCK * 1024)  # 32 KiB a token, as of a 1 B model
     steps: dict[str, list[float]] = {"no file": [], "writing": []}
@@ -267,7 +267,7 @@ def write(folder: Path, model: Path, rounds: int) -> None:
         f"{num_files} prompts of {32 * NUM_TOKENS >> 10} MiB are written "
         f"({writing / plain - 1:+.1%})"
     )
-    scheduler.cache.host.finish()
+    scheduler.cache.offloading.finish()
 
 
 def move(model: Path, rounds: int) -> None:

@@ -70,7 +70,7 @@ def with_prompts_on_disk(setting: Setting, folder: Path) -> Config:
 
 def disk_of(scheduler: Scheduler) -> DiskCache:
     """Its thread has done what it was told so far."""
-    disk = scheduler.cache.host.disk
+    disk = scheduler.cache.offloading.disk
     assert disk is not None
     disk._writer.submit(int).result()
     return disk

@@ -19,9 +19,9 @@ from tests.real.support import byte_requests, without_draft
 
 from headstart.engine import library
 from headstart.engine.context import LlamaEngine
-from headstart.scheduler import copies
-from headstart.scheduler.host_cache import StoredPrompt
-from headstart.scheduler.host_prompts import HostPrompts
+from headstart.scheduler import offloading
+from headstart.scheduler.offloading import Offloading
+from headstart.scheduler.prompt_store import StoredPrompt
 from headstart.scheduler.sequence import Cells
 
 
@@ -53,18 +53,17 @@ def test_a_prompt_that_finds_no_room_is_not_partly_restored_and_nobody_is_alarme
     setting = Setting(num_slots=4, context=512, exact=False)
     scheduler = open_setting(setting, without_draft(write(tmp_path / "tiny.gguf")))
     engine, outcomes = cast("LlamaEngine", scheduler.engine), Counter[str]()
-    restore = HostPrompts.restore
+    restore = Offloading.restore
 
     def checked(
-        host: HostPrompts, stored: StoredPrompt, cells: Cells, num_tokens: int | None = None
-    ) -> bool | None:
-        is_back = restore(host, stored, cells, num_tokens)
+        self: Offloading, stored: StoredPrompt, cells: Cells, num_tokens: int | None = None
+    ) -> bool:
+        is_back = restore(self, stored, cells, num_tokens)
         outcomes[str(is_back)] += 1
         if not is_back:
-            if is_back is False:
-                assert cells.length == 0
-                nothing = len(engine.save_sequence(4))  # of no slot
-                assert len(engine.save_sequence(cells.seq_id)) == nothing
+            assert cells.length == 0
+            nothing = len(engine.save_sequence(4))  # of no slot
+            assert len(engine.save_sequence(cells.seq_id)) == nothing
         elif stored.is_whole:
             assert cells.length == len(stored.tokens)
         else:
@@ -73,10 +72,10 @@ def test_a_prompt_that_finds_no_room_is_not_partly_restored_and_nobody_is_alarme
                 assert bytes(saved) == bytes(block.data)
         return is_back
 
-    monkeypatch.setattr(HostPrompts, "restore", checked)
+    monkeypatch.setattr(Offloading, "restore", checked)
     # on a busy machine a copy would go on in later steps, and slots meanwhile read such texts
     # themselves, with other numbers of rows: then the last bits differ
-    monkeypatch.setattr(copies, "STEP_SECONDS", inf)
+    monkeypatch.setattr(offloading, "STEP_SECONDS", inf)
     chance = random.Random(0)
     prompts = [[chance.randrange(97, 122) for _ in range(300)] for _ in range(6)]
     with caplog.at_level(logging.WARNING, "headstart"):

@@ -24,7 +24,7 @@ from headstart.config import EmbeddingConfig, EngineConfig
 from headstart.engine.model import Model
 from headstart.sampling import SamplingParams
 from headstart.scheduler.admission import find_media
-from headstart.scheduler.host_prompts import HostPrompts
+from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import DraftRequest
 from headstart.types.errors import ModelError
@@ -252,7 +252,7 @@ def test_prompts_with_images_come_back_from_main_memory(target: str, tmp_path: P
 def test_prompts_with_images_come_back_after_a_restart_and_encode_nothing(
     place: str, heat: float, target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HostPrompts, "_saves_time", lambda *given: True)
+    monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
     found, config = models(tmp_path, *TARGETS[target]), Setting(exact=False).config()
     limits = replace(config.scheduler, cache_disk=100 * (place == "disk"))
     limits = replace(limits, cache_disk_path=str(tmp_path / "prompts"))
@@ -275,11 +275,11 @@ def test_prompts_with_images_come_back_after_a_restart_and_encode_nothing(
     if place == "slot file":
         act(scheduler, "save")
     expected = play(scheduler, [replace(fresh, cache_prompt=False)])["b"].tokens
-    scheduler.cache.host.finish()
+    scheduler.cache.offloading.finish()
     scheduler = started()
     if place == "slot file":
         act(scheduler, "restore")
-    elif disk := scheduler.cache.host.disk:
+    elif disk := scheduler.cache.offloading.disk:
         disk._writer.submit(int).result()
     result = play(scheduler, [ask(scheduler, "b", *turn, sampling=sampling(heat))])["b"]
     assert result.tokens == expected

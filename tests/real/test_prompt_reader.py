@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,11 +24,13 @@ from headstart.engine.library import api
 from headstart.engine.model import Model
 from headstart.engine.parameters import Limits
 from headstart.sampling import SamplingParams
-from headstart.scheduler.copies import Copies
-from headstart.scheduler.host_cache import HostCache, StoredBlock, StoredPrompt
+from headstart.scheduler.drafting import Drafting
+from headstart.scheduler.offloading import Offloading
+from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells
 from headstart.structures.prefix_index import packed
 from headstart.types import Batch, ContextFullError
+from headstart.types.report import Counters
 
 CONFIG = EngineConfig(
     context=2048, batch=512, threads=1, gpu_layers=0, cache_type_k="f32", cache_type_v="f32"
@@ -211,13 +213,14 @@ def test_a_stored_prompt_comes_back_whole_where_its_beginning_cannot_be_copied(p
     assert lengths(engine) == {1: 180}
     cells = [Cells(seq_id) for seq_id in range(NUM)]
     cells[1].hold(tokens[:180])
-    copies = Copies(cells, HostCache(2**30), engine, lambda: 0.0)
-    copies.begin_step(inf)
+    store, drafting, counters = PromptStore(2**30), Mock(Drafting), Counters()
+    offloading = Offloading(cells, store, engine, drafting, counters, lambda: 0.0)
     stored = StoredPrompt("", packed(tokens), blocks, 192, 1.0)
-    assert copies.restore(stored, cells[2], 192)[2] is False  # all of it is too much
+    assert not offloading.restore(stored, cells[2], 192)  # all of it is too much
     engine.clear(0)
     engine.clear(2)
-    assert copies.restore(stored, cells[2], 192) == (0, 192, True)
+    assert offloading.restore(stored, cells[2], 192)
+    assert (cells[2].length, counters.prompt_tokens_restored) == (192, 192)
     np.testing.assert_allclose(read(engine, 2, 192, 1), read(donor, 0, 192, 1), atol=0.15)
 
 

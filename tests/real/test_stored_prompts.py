@@ -29,7 +29,7 @@ from headstart.app.cli.main import main
 from headstart.app.loading import fit_models
 from headstart.config import SchedulerConfig
 from headstart.engine.fit import Fitted
-from headstart.scheduler.host_prompts import HostPrompts
+from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.scheduler import Scheduler
 from headstart.types import CacheKind
 
@@ -90,7 +90,7 @@ KINDS: dict[str, tuple[Callable[[Path], Path], bool, str, CacheKind]] = {
 def test_a_prompt_is_found_with_another_context_unless_that_rotates_its_keys_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HostPrompts, "_saves_time", lambda *given: True)
+    monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
     path = write_model(
         tmp_path / "tiny.gguf",
         "phi3",
@@ -113,7 +113,7 @@ def test_a_prompt_is_found_with_another_context_unless_that_rotates_its_keys_oth
         disk = disk_of(scheduler)
         play(scheduler, [request])
         num_restored.append(disk.report().num_restored)
-        scheduler.cache.host.finish()
+        scheduler.cache.offloading.finish()
     assert num_restored == [0, 1, 0, 1, 1, 0, 0, 1]
 
 
@@ -121,7 +121,7 @@ def test_an_exact_prompt_is_found_only_where_it_would_be_computed_by_the_same_ke
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same settings may be loaded unpacked, or with fewer layers on a card, another time."""
-    monkeypatch.setattr(HostPrompts, "_saves_time", lambda *given: True)
+    monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
     path, request = tiny_llama(tmp_path / "tiny.gguf"), byte_requests(1)[0]
     config = with_prompts_on_disk(Setting(), tmp_path / "prompts")
 
@@ -134,7 +134,7 @@ def test_an_exact_prompt_is_found_only_where_it_would_be_computed_by_the_same_ke
         scheduler = build_scheduler(config, without_draft(path))[0]
         disk = disk_of(scheduler)
         play(scheduler, [replace(request, prompt=tuple(range(200)))])
-        scheduler.cache.host.finish()
+        scheduler.cache.offloading.finish()
         return disk.report().num_restored
 
     assert [num_restored(repack=repack) for repack in (True, False, True)] == [0, 0, 1]
@@ -145,7 +145,7 @@ def test_a_text_behind_a_prompt_from_the_disk_is_the_text_behind_one_that_was_re
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # to read so small a model's prompt again may be faster
-    monkeypatch.setattr(HostPrompts, "_saves_time", lambda *given: True)
+    monkeypatch.setattr(Offloading, "_saves_time", lambda *given: True)
     write, is_exact, types, kind = KINDS[name]
     path = write(tmp_path / "tiny.gguf")
     config = with_prompts_on_disk(Setting(types, 4, exact=is_exact), tmp_path / "prompts")
@@ -157,7 +157,7 @@ def test_a_text_behind_a_prompt_from_the_disk_is_the_text_behind_one_that_was_re
     scheduler = started()
     assert scheduler.engine.cache_kind is kind
     answers = play(scheduler, first)
-    scheduler.cache.host.finish()
+    scheduler.cache.offloading.finish()
     turns = [
         replace(one, prompt=(*one.prompt, *answers[one.request_id].tokens, *range(9, 20)))
         for one in first

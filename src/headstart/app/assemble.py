@@ -131,7 +131,7 @@ def build_scheduler(
         scheduler.turns.adapters = AdapterTurns(adapters.use)
     if models.types or (config.scheduler.parallel > 1 and engine.padding_sequence is not None):
         _warm_up(scheduler, bool(models.types), warms_up_later=warms_up_later)
-    scheduler.cache.host.use_disk(open_disk(config, models, target, draft))
+    scheduler.cache.offloading.use_disk(open_disk(config, models, target, draft))
     if config.recording.record_texts:
         recorder = load("headstart.readers", "distill")(config.recording, models.target)
         scheduler.readers.append(recorder.read)

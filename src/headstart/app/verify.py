@@ -256,7 +256,7 @@ def _read(scheduler: Scheduler, text: Sequence[int]) -> tuple[NDArray[np.float32
             for share in (0.1, 0.3, 0.5, 0.7, 0.9)
             for rows in (32, 5)
         ]
-    while scheduler.cache.host.evict():
+    while scheduler.cache.offloading.evict():
         """Prompts of the answers go to main memory."""
     engine = scheduler.engine
     logits, *others = (logits_behind(engine, (0, 1), text, *way)[-1] for way in ways)

@@ -1,11 +1,11 @@
 """Prompt cache on disk: prompts evicted from main memory, and the last ones before a stop.
 
 The life of a prompt: a request decodes it into cells; when these are needed for others it moves to
-main memory (`host_prompts`); when main memory evicts it, or when it was idle for a while or the
+main memory (`offloading`); when main memory evicts it, or when it was idle for a while or the
 server stops, a thread writes it here. After a restart a request with the same prefix waits while a
 thread reads the file into main memory, and from there it is restored as any other prompt.
 
-A file holds a block of tokens (see `host_cache`). Its name is a hash of these, of all before them
+A file holds a block of tokens (see `prompt_store`). Its name is a hash of these, of all before them
 and of the tenant; its folder is that of the model and its settings. So conversations share the
 files of a common prefix, and the names alone tell what is stored. If a cache has no blocks, a file
 holds a whole text, and its name has a hash for each length to which it can be cut.
@@ -33,7 +33,7 @@ from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
-from headstart.scheduler.host_cache import StoredBlock, StoredPrompt
+from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.structures.checkpoints import Data, unpack
 from headstart.structures.prompt_files import PromptHead, read_prompt, write_prompt
 from headstart.structures.prompt_names import (

@@ -1,7 +1,7 @@
 """The slots of the target's cache: who uses them, and what they keep between requests.
 
 A request gets the cells with the longest known prefix of its prompt, from its own conversation or
-shared with another. Evicted prompts may be kept in main memory (`host_prompts`).
+shared with another. Evicted prompts may be kept in main memory (`offloading`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from headstart.scheduler.context_shift import Chunk, find_chunks, move_chunks
-from headstart.scheduler.host_prompts import LEAST_TOKENS, HostPrompts
+from headstart.scheduler.offloading import LEAST_TOKENS, Offloading
 from headstart.scheduler.sequence import ALL_EXACT, Cells, Sequence, num_shared
 from headstart.scheduler.step import StepPlan
 from headstart.structures.prefix import common_prefix_length
@@ -39,8 +39,8 @@ class Placement:
 class PromptCache:
     """All cells of a scheduler."""
 
-    def __init__(self, cells: list[Cells], engine: Engine, host: HostPrompts) -> None:
-        self.cells, self.host, self._engine = cells, host, engine
+    def __init__(self, cells: list[Cells], engine: Engine, offloading: Offloading) -> None:
+        self.cells, self.offloading, self._engine = cells, offloading, engine
 
     def waits(self, sequence: Sequence) -> bool:
         """Whether the requested slot is in use; the requests behind it go first."""
@@ -106,43 +106,44 @@ class PromptCache:
         """Save the slot's old contents to RAM and restore a longer stored prefix. Returns None if
         this needs another step.
         """
-        cells, host = placement.cells, self.host
+        cells, offloading = placement.cells, self.offloading
         num_kept = placement.num_known if placement.source is None else 0
-        stored = host.find(sequence, placement.num_known)
+        stored = offloading.find(sequence, placement.num_known)
         if stored is None:
             is_other = is_another(num_kept, cells.num_prompt)
             # with blocks only those at the end are copied
             if 2 * num_kept < cells.length or (is_other and self._engine.has_blocks):
                 return placement if self._keep(cells) else None
             return placement
-        host.store.take(stored)  # making room may need its space in the store
-        if common_prefix_length(stored.tokens, packed(cells.tokens)) < cells.length:
-            if not self._keep(cells):
-                host.store.put(stored)
+        offloading.store.take(stored)  # making room may need its space in the store
+        is_needed = True
+        try:
+            if common_prefix_length(stored.tokens, packed(cells.tokens)) < cells.length:
+                if not self._keep(cells):
+                    return None
+                cells.hold([])
+            # if other cells hold most of it, do not evict a prompt to restore the rest
+            others = (one for one in self.cells if one is not cells)
+            num_here = max((num_shared(one, sequence) for one in others), default=0)
+            is_here = 2 * num_here > len(stored.tokens)
+            wanted = common_prefix_length(stored.tokens, sequence.packed)
+            while not offloading.restore(stored, cells, wanted):
+                is_needed = self._engine.lacks_cells  # otherwise it can never be used
+                if is_here or not is_needed or not offloading.evict():
+                    return self.find(sequence) or Placement(cells)
+            if cells.length < wanted:
                 return None
-            cells.hold([])
-        # if other cells hold most of it, do not evict a prompt to restore the rest
-        others = (one for one in self.cells if one is not cells)
-        num_here = max((num_shared(one, sequence) for one in others), default=0)
-        is_here = 2 * num_here > len(stored.tokens)
-        wanted = common_prefix_length(stored.tokens, sequence.packed)
-        while not (is_back := host.restore(stored, cells, wanted)):
-            if is_back is None:
-                host.store.put(stored)
-                return None
-            if is_here or not self._engine.lacks_cells or not host.evict():
-                if self._engine.lacks_cells:  # otherwise it can never be used
-                    host.store.put(stored)
-                return self.find(sequence) or Placement(cells)
-        known = num_shared(cells, sequence)
-        if is_another(known, stored.num_prompt):  # another request will ask for it again
-            host.store.put(stored)
-        return Placement(cells, self._engine.reusable(cells.seq_id, known))
+            known = num_shared(cells, sequence)
+            is_needed = is_another(known, stored.num_prompt)  # another request will ask for it
+            return Placement(cells, self._engine.reusable(cells.seq_id, known))
+        finally:
+            if is_needed:
+                offloading.store.put(stored)
 
     def _keep(self, cells: Cells) -> bool:
         """Copy the slot's contents to RAM. Returns False if copying is unfinished."""
-        is_kept = self.host.keep(cells)
-        return is_kept or self.host.copies.has_time or self.host.is_too_long(cells)
+        offloading = self.offloading
+        return offloading.keep(cells) or offloading.has_time or offloading.is_too_long(cells)
 
     def release(self, sequence: Sequence, now: float) -> Cells:
         """Detach the request from its slot; the slot keeps the tokens for reuse."""

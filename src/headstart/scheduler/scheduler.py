@@ -20,11 +20,11 @@ from headstart.scheduler.admission import Tenants, find_largest
 from headstart.scheduler.commit import CONTEXT_FULL, RENEWED, Committer, failure
 from headstart.scheduler.constraint_queue import ConstraintQueue
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.host_cache import HostCache
-from headstart.scheduler.host_prompts import HostPrompts
 from headstart.scheduler.observed_engine import observed
+from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.prompt_cache import PromptCache, choose_pauses
 from headstart.scheduler.prompt_order import PromptOrder
+from headstart.scheduler.prompt_store import PromptStore
 from headstart.scheduler.readers import Counts, Events
 from headstart.scheduler.sequence import Cells, Ending, Sequence
 from headstart.scheduler.slot_actions import SlotActions
@@ -89,9 +89,9 @@ class Scheduler:
         self.near_tie = 0.0  # margin, in logits, below which a choice counts as a near tie
         self.turns = Turns(engine, config.prefill_chunk)
         self.embeddings: EmbeddingQueue | None = None  # if the worker embeds; set by its loop
-        store = HostCache(config.cache_ram * 2**20)
-        host = HostPrompts(self.cells, store, engine, drafting, self.counters, clock)
-        self.cache = PromptCache(self.cells, engine, host)
+        store = PromptStore(config.cache_ram * 2**20)
+        offloading = Offloading(self.cells, store, engine, drafting, self.counters, clock)
+        self.cache = PromptCache(self.cells, engine, offloading)
         self.media: MediaStore | None = None  # if the model reads images
         self.slot_actions = SlotActions(self.cache, engine, clock)
         self._committer = Committer(
@@ -227,7 +227,7 @@ class Scheduler:
         """Plan the next step: who takes part, with which drafts; fills its batch."""
         is_even = self.engine.cache_kind is CacheKind.ROLLBACK
         plan = StepPlan(self._batch, self.clock(), is_even=is_even)
-        self.cache.host.copies.begin_step(self._step_seconds if self.running else inf)
+        self.cache.offloading.begin_step(self._step_seconds if self.running else inf)
         if not self.running:
             self.wait_for_threads()
         if self.slot_actions.waiting or self.compiling.waiting:
@@ -238,7 +238,7 @@ class Scheduler:
         self.cache.share(self.running)
         if len(self.running) < len(self.cells):
             is_new = self._sets_aside and len(self.running) > num_running and not self.waiting
-            self.cache.host.go_on(is_new=is_new)
+            self.cache.offloading.go_on(is_new=is_new)
         answers, plan.prompts = self.turns.choose(self.running)
         plan.answer(answers)
         if plan.prompts:
@@ -258,7 +258,7 @@ class Scheduler:
         """Free cells: drop padding, drafts, idle prefixes, then preempt a request."""
         if plan.num_padding or any(plan.lengths):
             plan.shrink("context full")
-        elif not self.cache.host.evict():
+        elif not self.cache.offloading.evict():
             largest = find_largest(self.running)
             self.leave(largest, _PREEMPTED if len(self.running) > 1 else CONTEXT_FULL)
         batching.build(plan, self.engine, self._order)
@@ -353,7 +353,7 @@ class Scheduler:
                 continue
             if len(self.cells) - len(self.running) <= num_loading:  # reserved for these
                 break
-            if not (self.cache.host.load(sequence) and self._prepare(sequence)):
+            if not (self.cache.offloading.load(sequence) and self._prepare(sequence)):
                 num_loading += 1
                 continue
             placement = self.cache.find(sequence)
@@ -382,7 +382,7 @@ class Scheduler:
             self.cancel(sequence.request.request_id, failure(error))
             return False
         sampler.tie_margin = self.near_tie
-        while not (is_done := sampler.read_on()) and self.cache.host.copies.has_time:
+        while not (is_done := sampler.read_on()) and self.cache.offloading.has_time:
             pass
         return is_done
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
     from headstart.sampling.grammar.compiled import Compiled
     from headstart.sampling.grammar.state import GrammarState
-    from headstart.scheduler.host_cache import StoredPrompt
+    from headstart.scheduler.prompt_store import StoredPrompt
 
 ALL_EXACT = 2**30
 
@@ -140,7 +140,7 @@ class Sequence:
     compiled: Future[Compiled] | None = None  # the request's constraint, once compiling began
     leader: Sequence | None = None  # prefills the same prefix; this request waits and shares it
     num_awaited: int = 0  # tokens that the leader decodes before they are shared
-    loading: Future[StoredPrompt | None] | None = None  # from the disk; see `host_prompts`
+    loading: Future[StoredPrompt | None] | None = None  # from the disk; see `offloading`
     lookup: Future[Any] | None = None  # that it waits for; see `begin_filters`
     pauses: list[int] = field(default_factory=list)  # prompt lengths at which to take a checkpoint
     media: tuple[tuple[int, LoadedChunk], ...] = ()  # position and chunk of each of its images

@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from headstart.scheduler.prompt_cache import PromptCache
+from headstart.scheduler.prompt_store import StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence
 from headstart.structures import sequence_files
+from headstart.structures.prefix_index import packed
 from headstart.structures.sequence_files import SavedSequence
 from headstart.structures.system import use_any_core
 from headstart.types import Engine
@@ -34,6 +36,7 @@ class SlotActions:
 
     def __init__(self, cache: PromptCache, engine: Engine, clock: Callable[[], float]) -> None:
         self._cache, self._engine, self._clock = cache, engine, clock
+        self._offloading = cache.offloading
         self._thread = ThreadPoolExecutor(1, "headstart-slots", use_any_core)
         self.media: MediaStore | None = None  # if the model reads images
         self.waiting: deque[tuple[SlotAction, Steps]] = deque()
@@ -100,12 +103,12 @@ class SlotActions:
             cells.namespace, cells.is_private = action.namespace, False
             num_tokens, num_bytes = len(saved.tokens), saved.num_bytes
         elif action.action == "erase" and is_theirs:
-            num_tokens = cache.host.erase(cells) or cells.length
+            num_tokens = self._erase(cells) or cells.length
             cache.empty(cells)
         elif action.action == "save":
             if not is_theirs:
                 raise RequestError(f"slot {cells.seq_id} keeps no prompt of yours to save")
-            cache.host.recall(cells)
+            self._recall(cells)
             num_tokens, state = cells.length, engine.save_sequence(cells.seq_id)
             num_bytes = yield self._thread.submit(
                 sequence_files.write, path, cells.tokens[:num_tokens], state, cells.num_exact
@@ -121,9 +124,51 @@ class SlotActions:
             raise CapacityError(f"slot {slot_id} is used by a request; try again when it is idle")
         return all_cells[slot_id]
 
+    def _recall(self, cells: Cells) -> None:
+        """Restore what was moved out of an idle slot, because a client asks for that slot's prompt.
+
+        Raises:
+            CapacityError: there is no room for it now.
+        """
+        stored, num_tokens = self._moved_out_of(cells)
+        if stored is None:
+            return
+        self._offloading.store.take(stored)  # making room may need its space in the store
+        is_back = self._offloading.restore(stored, cells)
+        while not is_back and self._offloading.evict():
+            is_back = self._offloading.restore(stored, cells)
+        if not is_back or num_tokens < len(stored.tokens):
+            self._offloading.store.put(stored)
+        if not is_back:
+            cells.tokens = list(stored.tokens[:num_tokens])
+            raise CapacityError(
+                f"the prompt of slot {cells.seq_id} is in main memory and the cache has no room "
+                f"for its {len(stored.tokens)} tokens; try again when a request is over"
+            )
+        length = self._engine.rewind(cells.seq_id, num_tokens)
+        cells.hold(cells.tokens[:length], num_prompt=stored.num_prompt)
+
+    def _erase(self, cells: Cells) -> int:
+        """Erase an idle slot's prompt from main memory and disk; returns its number of tokens."""
+        stored, num_tokens = self._moved_out_of(cells)
+        if self._offloading.disk is not None:
+            self._offloading.disk.erase(cells.namespace, packed(cells.tokens))
+        if stored is not None and len(stored.tokens) == num_tokens:
+            self._offloading.store.take(stored)
+        return num_tokens
+
+    def _moved_out_of(self, cells: Cells) -> tuple[StoredPrompt | None, int]:
+        """The stored prompt that begins with what was moved out of a slot, and its length.
+
+        None and 0 if nothing was, or if it was evicted.
+        """
+        tokens = packed(() if cells.length else cells.tokens)
+        stored, num_shared = self._offloading.store.find(cells.namespace, tokens)
+        return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
+
     def _restore(self, cells: Cells, saved: SavedSequence, name: str) -> None:
         """Restore a saved prompt into a slot; its old contents move to main memory."""
-        self._cache.host.keep(cells)
+        self._offloading.keep(cells)
         cells.hold([])
         while self._engine.restore_sequence(cells.seq_id, saved.data) != len(saved.tokens):
             if not self._engine.lacks_cells:
@@ -132,7 +177,7 @@ class SlotActions:
                     f"{name} cannot be restored: it is damaged, of another model or of other "
                     "cache types"
                 )
-            if not self._cache.host.evict():
+            if not self._offloading.evict():
                 raise CapacityError(
                     f"the cache has no room for {name} beside the requests that run; try again "
                     "when one is over"

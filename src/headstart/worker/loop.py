@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from headstart.scheduler.admission import find_media
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.host_prompts import HostPrompts
+from headstart.scheduler.offloading import Offloading
 from headstart.scheduler.scheduler import WAIT_SECONDS, Scheduler
 from headstart.scheduler.sequence import Cells
 from headstart.scheduler.slot_actions import end_thoughts
@@ -76,8 +76,8 @@ class _PromptWriter:
     what holds a prompt costs a copy, which nobody waits for then.
     """
 
-    def __init__(self, host: HostPrompts) -> None:
-        self._host = host
+    def __init__(self, offloading: Offloading) -> None:
+        self._offloading = offloading
         self._at: float | None = None  # when the next is to be written
 
     def seconds_left(self, now: float) -> float | None:
@@ -86,12 +86,12 @@ class _PromptWriter:
 
     def note(self, now: float) -> None:
         """There was work."""
-        self._at = now + IDLE_SECONDS if self._host.disk else None
+        self._at = now + IDLE_SECONDS if self._offloading.disk else None
 
     def go_on(self, now: float) -> None:
         """There was none."""
         if self._at is not None and now >= self._at:
-            self._at = now + PAUSE_SECONDS if self._host.write_next() else None
+            self._at = now + PAUSE_SECONDS if self._offloading.write_next() else None
 
 
 class _EventSender:
@@ -139,9 +139,9 @@ def run_loop(
         send: hands a message over; must not block for long.
     """
     saver, sender = _StateSaver(scheduler.drafting, clock()), _EventSender(scheduler, send, clock)
-    writer = _PromptWriter(scheduler.cache.host)
+    writer = _PromptWriter(scheduler.cache.offloading)
     scheduler.deliver = sender.deliver
-    if (disk := scheduler.cache.host.disk) is not None:
+    if (disk := scheduler.cache.offloading.disk) is not None:
         wait([disk.begin()], WAIT_SECONDS)  # enough for a hundred files, which the report counts
     send(Message(report=make_report(scheduler)))
     scheduler.compiling.prepare()
@@ -177,7 +177,7 @@ def run_loop(
                 scheduler.finish()
                 scheduler.drafting.save()
                 scheduler.drafting.close()
-                scheduler.cache.host.finish()
+                scheduler.cache.offloading.finish()
                 return
             _obey(scheduler, command, send, sender.prompts)
         if has_work := scheduler.has_work:
@@ -237,7 +237,7 @@ def _obey(
 
 def make_report(scheduler: Scheduler) -> WorkerReport:
     """What the scheduler counted, and its slots now. Copies: the loop goes on counting."""
-    store, disk = scheduler.cache.host.store, scheduler.cache.host.disk
+    store, disk = scheduler.cache.offloading.store, scheduler.cache.offloading.disk
     return WorkerReport(
         num_processing=len(scheduler.running),
         num_waiting=len(scheduler.waiting),

@@ -128,7 +128,7 @@ def test_what_a_shift_moved_is_not_used_for_other_requests() -> None:
     following = Request(request_id="next", prompt=[*slot.tokens, 3], max_tokens=2)
     assert run(scheduler, [following])["next"].stats.num_cached == 5
     assert slot.num_exact > slot.length
-    assert not scheduler.cache.host.store  # nor kept for later
+    assert not scheduler.cache.offloading.store  # nor kept for later
 
 
 def test_a_request_that_lost_its_cells_after_a_shift_goes_on_with_what_it_has() -> None:
@@ -222,15 +222,15 @@ def test_moved_cells_do_not_stand_for_a_prompt_that_was_read() -> None:
     run(scheduler, [reuse(list(range(SIZE - 2)) * 2)])
     moved, read = scheduler.cells
     assert engine.copy_prefix(0, 1, moved.length)
-    scheduler.cache.host.copies.begin_step(inf)
+    scheduler.cache.offloading.begin_step(inf)
     for num_exact, num_kept in ((10, 1), (moved.length, 0)):
         read.hold(list(moved.tokens))
         moved.num_exact = num_exact
         before = scheduler.counters.prompts_saved
-        assert scheduler.cache.host.keep(read)
+        assert scheduler.cache.offloading.keep(read)
         assert scheduler.counters.prompts_saved - before == num_kept
-        for stored in list(scheduler.cache.host.store):
-            scheduler.cache.host.store.take(stored)
+        for stored in list(scheduler.cache.offloading.store):
+            scheduler.cache.offloading.store.take(stored)
 
 
 def test_a_shift_that_fails_ends_its_own_request_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from tests.unit.scheduler.conversations import ask, conversation, with_system_pr
 from headstart.app.cli.main import main
 from headstart.scheduler import disk_cache
 from headstart.scheduler.disk_cache import DiskCache, DiskPlace
-from headstart.scheduler.host_cache import StoredBlock, StoredPrompt
+from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures import sequence_files
@@ -55,7 +55,7 @@ def cache(folder: Path, **changes) -> DiskCache:
 
 def started(folder: Path, engine: Model | None = None, **limits) -> Scheduler:
     scheduler = make_scheduler(engine or Model(context_size=1024), parallel=2, **limits)
-    scheduler.cache.host.use_disk(cache(folder))
+    scheduler.cache.offloading.use_disk(cache(folder))
     return scheduler
 
 
@@ -120,7 +120,7 @@ def test_where_reading_the_prompt_again_is_faster_it_is_read_again(
     ask(scheduler, conversation(5))  # how fast that is
     reading_seconds["all"] = 1e9
     assert ask(scheduler, conversation(1, 1)) == [120]
-    assert settled(scheduler.cache.host.disk).report().num_restored == 0
+    assert settled(scheduler.cache.offloading.disk).report().num_restored == 0
 
 
 def test_conversations_behind_one_system_prompt_share_its_files(tmp_path: Path) -> None:
@@ -143,10 +143,10 @@ def test_conversations_share_files_whatever_their_lengths_and_turns(tmp_path: Pa
 
 def test_what_main_memory_drops_is_on_the_disk_at_once(tmp_path: Path) -> None:
     scheduler = started(tmp_path)
-    scheduler.cache.host.store.max_bytes = 2000
+    scheduler.cache.offloading.store.max_bytes = 2000
     ask(scheduler, *(conversation(i) for i in range(6)))
     for i in range(6):
-        settled(scheduler.cache.host.disk)
+        settled(scheduler.cache.offloading.disk)
         assert ask(scheduler, conversation(i, 1)) == [20]
     assert texts(tmp_path) >= 2
 
@@ -160,7 +160,7 @@ def test_what_is_idle_is_written_though_nobody_stops_the_server(tmp_path: Path) 
     def receive(seconds: float | None) -> list[Stop]:
         if seconds:
             clock.now += seconds
-            settled(scheduler.cache.host.disk)
+            settled(scheduler.cache.offloading.disk)
             seen.append(texts(tmp_path))
         return [Stop()] if seconds is None else []
 
@@ -174,9 +174,9 @@ def test_a_text_that_is_not_to_be_kept_reaches_no_file_by_way_of_main_memory_eit
     tmp_path: Path, wish: dict[str, bool]
 ) -> None:
     scheduler = started(tmp_path)
-    scheduler.cache.host.store.max_bytes = 2000  # it drops some
+    scheduler.cache.offloading.store.max_bytes = 2000  # it drops some
     ask(scheduler, *(replace(conversation(i), **wish) for i in range(6)))
-    scheduler.cache.host.evict()  # to main memory, and back into a slot
+    scheduler.cache.offloading.evict()  # to main memory, and back into a slot
     ask(scheduler, replace(conversation(5, 1), **wish))
     stop(scheduler)
     assert files(tmp_path) == []
@@ -192,7 +192,7 @@ def test_who_continues_a_text_that_was_not_kept_has_its_own_kept(tmp_path: Path)
 @pytest.mark.parametrize("change", [{"identity": "other"}, {"namespace": "b"}])
 def test_other_models_and_tenants_find_nothing(folder: Path, change: dict[str, str]) -> None:
     scheduler = make_scheduler(Model(context_size=1024), parallel=2)
-    scheduler.cache.host.use_disk(cache(folder, identity=change.get("identity", "model")))
+    scheduler.cache.offloading.use_disk(cache(folder, identity=change.get("identity", "model")))
     asked = replace(conversation(1, 1), namespace=change.get("namespace", ""))
     assert ask(scheduler, asked) == [120]
 
@@ -205,7 +205,7 @@ def test_a_draft_models_cache_comes_back_unless_the_model_is_another(
         speculator = DraftModelSpeculator(Model(skew=0.2))
         scheduler = make_scheduler(Model(), [speculator], parallel=1)
         own = {"drafters": drafters} if turn else {}
-        scheduler.cache.host.use_disk(cache(tmp_path, **own))
+        scheduler.cache.offloading.use_disk(cache(tmp_path, **own))
         assert ask(scheduler, conversation(1, turn)) == [20 if turn else 100]
         stop(scheduler)
     assert (speculator.num_decoded < 100) == (drafters == "drafters")
@@ -251,13 +251,13 @@ def test_files_of_others_are_left_alone(folder: Path) -> None:
 def test_an_erased_slot_is_erased_on_the_disk(folder: Path) -> None:
     scheduler = started(folder)
     ask(scheduler, conversation(3))
-    assert scheduler.cache.host.write_next()
-    settled(scheduler.cache.host.disk)
+    assert scheduler.cache.offloading.write_next()
+    settled(scheduler.cache.offloading.disk)
     assert texts(folder) == 3
     (held,) = (cells.seq_id for cells in scheduler.cells if cells.length)
     scheduler.act_on_slot(SlotAction("x", "erase", held))
     scheduler.step()
-    settled(scheduler.cache.host.disk)
+    settled(scheduler.cache.offloading.disk)
     assert texts(folder) == 2
 
 
@@ -340,7 +340,7 @@ def test_requests_go_on_while_files_are_written_and_read(
         (sequence_files, "read"),
     ):
         monkeypatch.setattr(module, name, late(getattr(module, name)))
-    assert scheduler.cache.host.write_next()
+    assert scheduler.cache.offloading.write_next()
     scheduler.act_on_slot(SlotAction("slot", action, held.seq_id, path=str(slot_file)))
     while scheduler.slot_actions.file is None:
         scheduler.step()

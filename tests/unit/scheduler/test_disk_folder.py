@@ -22,7 +22,7 @@ from tests.unit.scheduler.test_disk_cache import cache, files, place, served, se
 
 from headstart.scheduler import disk_cache
 from headstart.scheduler.disk_cache import DiskCache
-from headstart.scheduler.host_cache import StoredPrompt
+from headstart.scheduler.prompt_store import StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.prefix_index import packed
 from headstart.structures.prompt_files import _HEADER as HEADER
@@ -147,7 +147,7 @@ def test_the_folder_is_not_listed_before_the_server_is_ready(
     disk = DiskCache(place(tmp_path))
     listed = noted(monkeypatch, disk, "_look")
     scheduler = make_scheduler(Model())
-    scheduler.cache.host.use_disk(settled(disk))
+    scheduler.cache.offloading.use_disk(settled(disk))
     assert not listed
     run_loop(scheduler, lambda _: [Stop()], lambda _: None)
     assert len(listed) == 1
@@ -170,7 +170,7 @@ def listing(tmp_path: Path, answers: Event, monkeypatch: pytest.MonkeyPatch) -> 
     served(tmp_path, conversation(1))
     answers.clear()
     scheduler = make_scheduler(Model(context_size=1024), parallel=2)
-    scheduler.cache.host.use_disk(DiskCache(place(tmp_path)))
+    scheduler.cache.offloading.use_disk(DiskCache(place(tmp_path)))
     return scheduler
 
 
@@ -202,7 +202,7 @@ def test_nobody_waits_long_for_the_list_and_what_it_has_is_found_later(
     assert ["is listed" in one.message for one in caplog.records] == [True]
     answers.set()
     run(listing)
-    settled(listing.cache.host.disk)
+    settled(listing.cache.offloading.disk)
     assert ask(listing, conversation(1, 1)) == [20]
 
 

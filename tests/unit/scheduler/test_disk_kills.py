@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from headstart.scheduler.disk_cache import DiskCache, DiskPlace
-from headstart.scheduler.host_cache import StoredBlock, StoredPrompt
+from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.structures.prompt_files import read_prompt
 
 NUM_KILLS = int(os.environ.get("HEADSTART_KILLS", "20"))

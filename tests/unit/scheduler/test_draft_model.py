@@ -333,7 +333,7 @@ def test_its_cache_is_kept_beside_no_prompt_of_another_tenant() -> None:
     scheduler = make_scheduler(Model(), [drafter(0.2)], parallel=1)
     short = replace(conversation(2, namespace="b"), max_tokens=1)
     ask(scheduler, conversation(1, namespace="a"), short, conversation(3, namespace="c"))
-    kept = {stored.namespace: dict(stored.others) for stored in scheduler.cache.host.store}
+    kept = {stored.namespace: dict(stored.others) for stored in scheduler.cache.offloading.store}
     assert kept["a"].keys() == {"draft-model"}
     assert not kept["b"]
 

@@ -31,7 +31,7 @@ from headstart.control.calibration import Calibration
 from headstart.control.controller import Controller
 from headstart.control.cost import CostTable
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.host_cache import StoredBlock
+from headstart.scheduler.prompt_store import StoredBlock
 from headstart.scheduler.scheduler import Scheduler
 from headstart.scheduler.warm_up import WarmUp
 from headstart.speculators import Speculator
@@ -217,7 +217,7 @@ def test_a_slot_whose_prompt_is_in_main_memory_can_be_saved_and_erased(
 ) -> None:
     scheduler, slot_id = with_one_moved_out()
     assert act(scheduler, action, slot_id, tmp_path / "slot") == 307
-    assert len(scheduler.cache.host.store) == 0
+    assert len(scheduler.cache.offloading.store) == 0
 
 
 @pytest.mark.parametrize("action", ["save", "erase"])
@@ -225,13 +225,13 @@ def test_a_slot_whose_prompt_is_the_beginning_of_a_stored_one_is_saved_and_erase
     action: str, tmp_path: Path
 ) -> None:
     scheduler, slot_id = with_one_moved_out()
-    (stored,) = scheduler.cache.host.store
+    (stored,) = scheduler.cache.offloading.store
     tokens = packed((*stored.tokens, 1, 2, 3, 4, 5))
     end = StoredBlock(307, 312, np.array([307, 1, 2, 3, 4, 5], np.int32).tobytes())
     longer = replace(stored, tokens=tokens, blocks=(*stored.blocks, end))
-    scheduler.cache.host.store.put(longer)
+    scheduler.cache.offloading.store.put(longer)
     assert act(scheduler, action, slot_id, tmp_path / "slot") == 307
-    assert list(scheduler.cache.host.store) == [longer]
+    assert list(scheduler.cache.offloading.store) == [longer]
     if action == "save":
         act(scheduler, "erase", slot_id)
         assert act(scheduler, "restore", slot_id, tmp_path / "slot") == 307
@@ -274,7 +274,7 @@ def test_nobody_learns_of_the_prompt_of_another_key_in_main_memory(tmp_path: Pat
     with pytest.raises(RequestError, match="no prompt of yours"):
         act(scheduler, "save", slot_id, tmp_path / "slot", namespace="b")
     assert act(scheduler, "erase", slot_id, namespace="b") == 0
-    assert len(scheduler.cache.host.store) == 1
+    assert len(scheduler.cache.offloading.store) == 1
 
 
 def test_with_shared_prompts_every_key_may_save_and_restore(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_moved_cells_are_used_from_a_file_only_by_those_who_ask_for_them(tmp_pat
 
 def test_a_prompt_that_main_memory_dropped_is_held_by_nobody(tmp_path: Path) -> None:
     scheduler, slot_id = with_one_moved_out()
-    scheduler.cache.host.store.take(*scheduler.cache.host.store)
+    scheduler.cache.offloading.store.take(*scheduler.cache.offloading.store)
     assert act(scheduler, "save", slot_id, tmp_path / "slot") == 0
 
 

@@ -27,8 +27,8 @@ from tests.unit.scheduler.conversations import (
     with_system_prompt,
 )
 
-from headstart.scheduler.host_cache import HostCache, StoredBlock, StoredPrompt
-from headstart.scheduler.host_prompts import HostPrompts
+from headstart.scheduler.offloading import Offloading
+from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.speculators.draft_model import DraftModelSpeculator
 from headstart.structures.prefix_index import packed
 from headstart.types import CacheKind
@@ -74,7 +74,7 @@ def test_a_prompt_that_cannot_be_cut_to_what_is_wanted_stays_in_main_memory(
     asked = [conversation(1), conversation(2), replace(conversation(3), prompt=branch)]
     assert ask(scheduler, *asked) == [100, 100, 100]
     assert scheduler.counters.prompts_restored == 0
-    assert scheduler.cache.host.store.find("", packed(conversation(1).prompt))[1] == 100
+    assert scheduler.cache.offloading.store.find("", packed(conversation(1).prompt))[1] == 100
 
 
 @pytest.mark.parametrize("cache_kind", [CacheKind.CUT, CacheKind.WINDOW])
@@ -96,7 +96,7 @@ def test_idle_prompts_that_make_room_in_a_full_cache_come_back() -> None:
 def test_a_prompt_that_another_slot_holds_is_not_kept_twice() -> None:
     scheduler = make_scheduler(Model(), parallel=2)
     ask(scheduler, conversation(1), conversation(1, 1), conversation(2), conversation(3))
-    assert len(scheduler.cache.host.store) <= 2
+    assert len(scheduler.cache.offloading.store) <= 2
     kept = sum(slot.length for slot in scheduler.cells)
     assert kept == 2 * 107
 
@@ -136,7 +136,7 @@ def test_idle_prompts_leave_the_cache_when_a_request_comes_and_come_back_with_th
     scheduler = tiled()
     assert ask(scheduler, long(1), long(2)) == [300, 300]
     assert [slot.length for slot in scheduler.cells if slot.length] == [307]
-    assert len(scheduler.cache.host.store) == 1
+    assert len(scheduler.cache.offloading.store) == 1
     later = [replace(long(i, 1), max_tokens=20) for i in (1, 2)]
     assert ask(scheduler, *later) == [20, 20]
     assert scheduler.counters.prompts_restored == 2
@@ -176,7 +176,7 @@ def test_a_few_idle_cells_and_shared_ones_stay_in_the_cache() -> None:
 def test_many_short_idle_prompts_leave_the_cache_together() -> None:
     scheduler = tiled()
     assert ask(scheduler, *(conversation(i) for i in (1, 2, 3, 4))) == [100] * 4
-    assert len(scheduler.cache.host.store) == 3
+    assert len(scheduler.cache.offloading.store) == 3
     assert [slot.length for slot in scheduler.cells if slot.length] == [107]
     assert ask(scheduler, *(conversation(i, 1) for i in (1, 2, 3, 4))) == [20] * 4
 
@@ -204,10 +204,10 @@ def test_who_only_shares_the_beginning_of_a_stored_prompt_does_not_use_it_up(
 @pytest.mark.parametrize("num_bytes", [4000, 5000, 8000, 20_000])
 def test_a_full_store_may_drop_for_a_slot_what_is_brought_back_into_it(num_bytes: int) -> None:
     scheduler = make_scheduler(Model(context_size=1024), parallel=1)
-    scheduler.cache.host.store.max_bytes = num_bytes
+    scheduler.cache.offloading.store.max_bytes = num_bytes
     for turn in range(3):
         ask(scheduler, *(long(i, turn) for i in (1, 2)))
-    assert scheduler.cache.host.store.num_bytes <= num_bytes
+    assert scheduler.cache.offloading.store.num_bytes <= num_bytes
 
 
 @pytest.mark.parametrize("num_bytes", [2000, 4500, 9000])
@@ -216,7 +216,7 @@ def test_a_store_too_small_for_the_idle_prompts_loses_none_that_the_slots_would_
 ) -> None:
     scheduler = tiled()
     saved = noted(monkeypatch, scheduler.engine, "save_block")
-    scheduler.cache.host.store.max_bytes = num_bytes
+    scheduler.cache.offloading.store.max_bytes = num_bytes
     ask(scheduler, *(long(i) for i in (1, 2, 3)))
     for turn in (1, 2, 3):
         assert ask(scheduler, *(long(i, turn) for i in (1, 2, 3))) == [20] * 3
@@ -231,7 +231,7 @@ def test_what_cannot_be_brought_back_for_want_of_cells_leaves_shared_cells_to_us
     early, late = with_system_prompt(1, 3), with_system_prompt(1, 4)
     submit_all(scheduler, [busy, early])
     answers = step_until(scheduler, has_ended(early))
-    assert scheduler.cache.host.evict()
+    assert scheduler.cache.offloading.evict()
     engine.num_cells = 900
     scheduler.submit(late)
     check(engine, [busy, late], play(scheduler, answers=answers))
@@ -283,7 +283,7 @@ def prompt(tokens: list[int], namespace: str = "", num_bytes: int = 10) -> Store
 
 
 def test_a_tenant_finds_the_longest_prefix_of_its_own_prompts_only() -> None:
-    store = HostCache(10**9)
+    store = PromptStore(10**9)
     store.put(prompt([1, 2, 3], "a"))
     store.put(prompt([1, 9], "b"))
     for name, length in (("a", 3), ("b", 1), ("c", 0)):
@@ -293,7 +293,7 @@ def test_a_tenant_finds_the_longest_prefix_of_its_own_prompts_only() -> None:
 
 
 def test_a_prompt_replaces_those_that_it_continues() -> None:
-    store = HostCache(10**9)
+    store = PromptStore(10**9)
     for tokens in ([1, 2], [1, 2, 3], [1, 2, 4]):
         store.put(prompt(tokens))
     assert len(store) == 2
@@ -304,7 +304,7 @@ def test_a_prompt_replaces_those_that_it_continues() -> None:
 def test_conversations_behind_one_system_prompt_keep_it_once() -> None:
     scheduler = make_scheduler(Model(context_size=1024), parallel=1)
     ask(scheduler, *(with_system_prompt(i) for i in range(20)))
-    store = scheduler.cache.host.store
+    store = scheduler.cache.offloading.store
     blocks = [block for stored in store for block in stored.blocks]
     assert len(store) == 19
     assert len({block for block in blocks if block.end <= 192}) == 3
@@ -317,7 +317,7 @@ def test_conversations_behind_one_system_prompt_keep_it_once() -> None:
 
 
 def test_the_one_used_longest_ago_is_dropped_first() -> None:
-    store = HostCache(3 * prompt([1, 2]).num_bytes)
+    store = PromptStore(3 * prompt([1, 2]).num_bytes)
     for first in range(5):
         store.put(prompt([first, 9]))
     assert [store.find("", packed([first]))[1] for first in range(5)] == [0, 0, 1, 1, 1]
@@ -333,7 +333,7 @@ def test_copies_beside_others_take_a_few_blocks_of_each_step_and_lose_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # the clock of these tests goes on with every look at it
-    monkeypatch.setattr(HostPrompts, "_saves_time", lambda self, gained, copying: gained > 31)
+    monkeypatch.setattr(Offloading, "_saves_time", lambda self, gained, copying: gained > 31)
     engine = Model(context_size=4096, num_cells=6000)
     scheduler = make_scheduler(engine, parallel=2)
     copied = [noted(monkeypatch, engine, name) for name in ("save_block", "restore_block")]
@@ -358,7 +358,7 @@ def test_copies_beside_others_take_a_few_blocks_of_each_step_and_lose_nothing(
 
 
 def test_a_tenant_drops_its_own_prompts_and_not_another_s() -> None:
-    store = HostCache(4 * prompt([1, 2]).num_bytes)
+    store = PromptStore(4 * prompt([1, 2]).num_bytes)
     store.put(prompt([1, 9], "a"))
     for first in range(9):  # other adapters are no other tenant
         store.put(prompt([first, 9], f"b lora {first % 3}"))
@@ -369,6 +369,6 @@ def test_a_tenant_drops_its_own_prompts_and_not_another_s() -> None:
 def test_a_prompt_that_was_copied_ahead_is_not_compared_again_at_every_step(monkeypatch) -> None:
     scheduler = make_scheduler(Model(), parallel=2)
     ask(scheduler, conversation(1))
-    looks = noted(monkeypatch, HostCache, "holds")
+    looks = noted(monkeypatch, PromptStore, "holds")
     ask(scheduler, replace(conversation(2), max_tokens=40))
     assert len(looks) <= 3

@@ -59,7 +59,7 @@ class StoredPrompt:
         return tuple(block for block in self.blocks if block.end <= length)
 
 
-class HostCache:
+class PromptStore:
     """Stored prompts, up to a limit in bytes."""
 
     def __init__(self, max_bytes: int) -> None:

@@ -3,6 +3,10 @@
 Restoring costs a fraction of decoding the prompt again: it copies each token's keys and values
 once, while decoding multiplies each token with all weights. Both are measured, and the cheaper one
 is chosen.
+
+Only the engine loop can copy, because that needs libllama's context. Beside requests copies take a
+small part of a step, block by block, and continue in the next. A cache without blocks is copied at
+once.
 """
 
 from __future__ import annotations
@@ -11,20 +15,23 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from math import inf
 
-from headstart.scheduler.copies import Copies
 from headstart.scheduler.disk_cache import DiskCache
 from headstart.scheduler.drafting import Drafting
-from headstart.scheduler.host_cache import HostCache, StoredPrompt
+from headstart.scheduler.prompt_store import PromptStore, StoredBlock, StoredPrompt
 from headstart.scheduler.sequence import Cells, Sequence, num_shared
 from headstart.structures.checkpoints import Data, unpack
 from headstart.structures.prefix_index import packed
 from headstart.types import CacheKind, Engine
-from headstart.types.errors import CapacityError, EngineError
+from headstart.types.errors import EngineError
 from headstart.types.report import Counters
 
 log = logging.getLogger(__name__)
 
+BLOCK = 64  # tokens: 1 MiB of a small model, 8 of one with 8 B
+# time for copies in a step, or this share of the last step; a block once started is finished
+STEP_SECONDS, STEP_SHARE = 0.003, 0.04
 LEAST_TOKENS = 32  # minimum for a prompt to be kept, to be restored, or to be waited for
 # unshared cells of idle prompts from which on they are moved to main memory: 2,000 made decodes 1.3
 # to 1.5 times as slow; a few are not worth two copies
@@ -35,13 +42,13 @@ _NOTHING: Future[StoredPrompt | None] = Future()
 _NOTHING.set_result(None)
 
 
-class HostPrompts:
+class Offloading:
     """The prompt store of a scheduler. Keeps nothing if the store's size is 0."""
 
     def __init__(
         self,
         cells: list[Cells],
-        store: HostCache,
+        store: PromptStore,
         engine: Engine,
         drafting: Drafting,
         counters: Counters,
@@ -55,7 +62,7 @@ class HostPrompts:
         self._clock = clock
         self._seconds_per_byte = _SECONDS_PER_BYTE
         self._bytes_per_token = 0.0  # of the last prompt saved
-        self.copies = Copies(cells, store, engine, clock)
+        self._until = inf  # when the copies of this step end
         self._is_behind = False  # `set_aside` was cut short
         self._kept_ahead = -1.0  # `last_used` of the slot that was pre-copied last
         self.disk: DiskCache | None = None
@@ -64,6 +71,15 @@ class HostPrompts:
         """Write to the disk what main memory evicts, and its contents at the end."""
         if disk is not None:
             self.disk, self.store.dropped = disk, disk.put
+
+    def begin_step(self, last_seconds: float) -> None:
+        """Reset the time limit of copies, given how long the last step took; inf: no limit."""
+        self._until = self._clock() + max(STEP_SECONDS, STEP_SHARE * last_seconds)
+
+    @property
+    def has_time(self) -> bool:
+        """Whether this step has time for more copies."""
+        return self._until == inf or self._clock() < self._until
 
     def evict(self) -> bool:
         """Empty the least recently used idle slot; its prompt goes to main memory. Returns False if
@@ -100,7 +116,7 @@ class HostPrompts:
             if self._has_room(cells) and self.keep(cells):
                 self._engine.clear(cells.seq_id)
                 cells.length = cells.num_prompt = 0  # `tokens` records what was moved out
-            elif not self.copies.has_time:
+            elif not self.has_time:
                 self._is_behind = True
                 break
 
@@ -139,48 +155,6 @@ class HostPrompts:
         num_known = num_in_slots + len(self.store) + 1 - num_dropped
         return not num_dropped or num_known >= len(self._cells)
 
-    def recall(self, cells: Cells) -> None:
-        """Restore what was moved out of an idle slot, because a client asks for that slot's prompt.
-
-        Raises:
-            CapacityError: there is no room for it now.
-        """
-        stored, num_tokens = self._moved_out_of(cells)
-        if stored is None:
-            return
-        self.store.take(stored)  # making room may need its space in the store
-        is_back = self.restore(stored, cells)
-        while not is_back and self.evict():
-            is_back = self.restore(stored, cells)
-        if not is_back or num_tokens < len(stored.tokens):
-            self.store.put(stored)
-        if not is_back:
-            cells.tokens = list(stored.tokens[:num_tokens])
-            raise CapacityError(
-                f"the prompt of slot {cells.seq_id} is in main memory and the cache has no room "
-                f"for its {len(stored.tokens)} tokens; try again when a request is over"
-            )
-        length = self._engine.rewind(cells.seq_id, num_tokens)
-        cells.hold(cells.tokens[:length], num_prompt=stored.num_prompt)
-
-    def erase(self, cells: Cells) -> int:
-        """Erase an idle slot's prompt from main memory and disk; returns its number of tokens."""
-        stored, num_tokens = self._moved_out_of(cells)
-        if self.disk is not None:
-            self.disk.erase(cells.namespace, packed(cells.tokens))
-        if stored is not None and len(stored.tokens) == num_tokens:
-            self.store.take(stored)
-        return num_tokens
-
-    def _moved_out_of(self, cells: Cells) -> tuple[StoredPrompt | None, int]:
-        """The stored prompt that begins with what was moved out of a slot, and its length.
-
-        None and 0 if nothing was, or if it was evicted.
-        """
-        tokens = packed(() if cells.length else cells.tokens)
-        stored, num_shared = self.store.find(cells.namespace, tokens)
-        return (stored, num_shared) if num_shared == len(tokens) else (None, 0)
-
     def write_next(self) -> bool:
         """Queue the most recently used prompt that is not on the disk yet, or copy part of it.
 
@@ -188,7 +162,7 @@ class HostPrompts:
         """
         if self.disk is None:
             return False
-        self.copies.begin_step(0.0)
+        self.begin_step(0.0)
         for cells in sorted(self._cells, key=lambda one: -one.last_used):
             is_free = cells.user is None and not cells.is_private
             if is_free and self._is_worth_it(cells) and min(cells.tokens) >= 0:
@@ -269,18 +243,39 @@ class HostPrompts:
         prompt is decoded again.
         """
         try:
-            blocks, others = self.copies.save(cells), dict[str, Data]()
+            blocks, others = self._copy_blocks(cells), dict[str, Data]()
             if blocks and blocks[-1].end == cells.length:
                 others = self._drafting.save_sequences(cells.seq_id, cells.namespace)
         except (EngineError, MemoryError) as error:
             log.warning("a prompt is not kept: %s", error or "out of memory")
             return None
-        used = time.time() - (self._clock() - cells.last_used)
         if not blocks:
             return None
-        tokens = packed(cells.tokens[: blocks[-1].end])
-        text = (cells.namespace, tokens, blocks, cells.num_prompt, used, others)
-        return StoredPrompt(*text, cells.is_private)
+        return StoredPrompt(
+            cells.namespace,
+            packed(cells.tokens[: blocks[-1].end]),
+            tuple(blocks),
+            cells.num_prompt,
+            last_used=time.time() - (self._clock() - cells.last_used),
+            others=others,
+            is_private=cells.is_private,
+        )
+
+    def _copy_blocks(self, cells: Cells) -> list[StoredBlock]:
+        """The blocks of `_copy`. Those already in main memory, of a text with the same prefix, are
+        not copied again.
+        """
+        seq_id, length = cells.seq_id, cells.length
+        # the cells of an image share positions, and libllama addresses cells by position
+        if not self._engine.has_blocks or min(cells.tokens) < 0:
+            return [StoredBlock(0, length, self._engine.save_sequence(seq_id))]
+        alike, num_common = self.store.find(cells.namespace, packed(cells.tokens))
+        whole = num_common - num_common % BLOCK
+        blocks = list(alike.known(whole)) if alike is not None and not alike.is_whole else []
+        while (start := blocks[-1].end if blocks else 0) < length and self.has_time:
+            end = min(length, start + BLOCK - start % BLOCK)
+            blocks.append(StoredBlock(start, end, self._engine.save_block(seq_id, start, end)))
+        return blocks
 
     def find(self, sequence: Sequence, num_cached: int) -> StoredPrompt | None:
         """A stored prompt that saves time when `num_cached` tokens are in the model's cache."""
@@ -320,30 +315,34 @@ class HostPrompts:
             return length
         return max((one for one in lengths if one <= length), default=0)
 
-    def restore(
-        self, stored: StoredPrompt, cells: Cells, num_tokens: int | None = None
-    ) -> bool | None:
-        """Restore a stored prompt into an idle slot, which loses its own unless that is a prefix.
-        Returns False if there is no room, None if it needs another step.
+    def restore(self, stored: StoredPrompt, cells: Cells, num_tokens: int | None = None) -> bool:
+        """Restore a stored prompt into an idle slot, which loses its own unless that is a prefix,
+        as far as this step has time. Returns False if there is no room; then the slot is empty.
 
         Cells of blocks that another sequence holds are shared.
 
         Args:
             num_tokens: tokens needed; None: all, in this step.
         """
-        started, before = self._clock(), cells.length
+        started, before, is_there = self._clock(), 0, True
+        wanted = len(stored.tokens) if num_tokens is None else num_tokens
         if stored.is_whole:
-            before, data = 0, stored.blocks[0].data
-            length = self._engine.restore_sequence(cells.seq_id, data)
-            is_back: bool | None = length == len(stored.tokens)
+            length = self._engine.restore_sequence(cells.seq_id, stored.blocks[0].data)
+            is_there = length == len(stored.tokens)
         else:
-            before, length, is_back = self.copies.restore(stored, cells, num_tokens)
+            before, length = self._share(stored, cells, wanted)
+            for block in stored.blocks:
+                if length <= block.start < wanted and is_there:
+                    if num_tokens is not None and not self.has_time:
+                        break
+                    is_there = self._engine.restore_block(cells.seq_id, block.data)
+                    length = block.end
         cells.hold([])
-        if is_back is False:
+        if not is_there:
             self._engine.clear(cells.seq_id)
             return False
-        num_prompt = stored.num_prompt if is_back else 0
-        cells.hold(list(stored.tokens[:length]), num_prompt=num_prompt)
+        is_back = length >= wanted
+        cells.hold(list(stored.tokens[:length]), num_prompt=stored.num_prompt if is_back else 0)
         cells.namespace, cells.is_private = stored.namespace, stored.is_private
         if is_back:
             others = dict(stored.others)
@@ -354,7 +353,22 @@ class HostPrompts:
             num_bytes = stored.num_bytes * (length - before) / len(stored.tokens)
             seconds = (self._clock() - started) / num_bytes
             self._seconds_per_byte += _RATE * (seconds - self._seconds_per_byte)
-        return is_back
+        return True
+
+    def _share(self, stored: StoredPrompt, cells: Cells, wanted: int) -> tuple[int, int]:
+        """How many tokens of a stored prompt an idle slot held, and how many it holds now that it
+        shares what another slot has.
+        """
+        ends, tokens = {block.end for block in stored.blocks}, list(stored.tokens)
+        if cells.length in ends and cells.num_common(stored.namespace, tokens) == cells.length:
+            return cells.length, cells.length
+        others = [one for one in self._cells if one is not cells]
+        shared = {one.seq_id: one.num_common(stored.namespace, tokens) for one in others}
+        source = max(shared, key=shared.__getitem__, default=cells.seq_id)
+        known = stored.known(min(shared.get(source, 0), wanted))
+        self._engine.clear(cells.seq_id)
+        can_copy = known and self._engine.copy_prefix(source, cells.seq_id, known[-1].end)
+        return 0, known[-1].end if can_copy else 0
 
     def _num_own(self, cells: Cells) -> int:
         """Tokens of an idle sequence after the longest prefix that it has in common, and may share,
