@@ -163,13 +163,12 @@ def _warm_up(scheduler: Scheduler, is_drafting: bool, *, warms_up_later: bool) -
     from headstart.types import CacheKind
 
     seconds = WARM_UP_SECONDS if is_drafting else 3.0  # fewer widths are possible
-    warm_up = scheduler.warm_up = WarmUp(
-        scheduler.engine, scheduler.drafting, scheduler.cells, scheduler.clock, seconds
-    )
+    engine, is_cut = scheduler.engine, scheduler.engine.cache_kind is CacheKind.CUT
+    compares = warms_up_later and is_cut and scheduler.widths is None
+    parts = engine, scheduler.drafting, scheduler.cells, scheduler.clock, seconds
+    scheduler.warm_up = WarmUp(*parts, scheduler.know_widths if compares else None)
     if not warms_up_later:
-        warm_up.go_on()
-    elif scheduler.widths is None and scheduler.engine.cache_kind is CacheKind.CUT:
-        warm_up.compare, warm_up.is_done = scheduler.know_widths, False
+        scheduler.warm_up.go_on()
 
 
 def _draft_info(drafter: Any) -> ModelInfo | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from statistics import median
 
 from headstart.control.cost import REFERENCE_ROWS, Sample
@@ -49,69 +50,69 @@ class WarmUp:
         cells: Sequence[Cells],
         clock: Callable[[], float],
         seconds: float,
+        compared: Callable[[WidthClasses], object] | None = None,  # receives the classes
     ) -> None:
         self._engine, self._drafting, self._cells, self._clock = engine, drafting, cells, clock
         self._times = DecodeTimes(clock, seconds)
         self._gave_way = False
-        # from an earlier start; then nothing is timed
-        self._knows_costs = drafting.controller.knows_costs(min(8, engine.max_outputs))
-        self.compare: Callable[[WidthClasses], object] | None = None  # receives the comparison
-        self.is_done = self._knows_costs
+        self._tasks: list[Callable[[Timer, Interrupted], bool]] = []  # return whether they are done
+        if not drafting.controller.knows_costs(min(8, engine.max_outputs)):
+            self._tasks.append(self._time_decodes)
+        if compared and engine.max_outputs >= max(WIDE) // 2:  # otherwise no step is that wide
+            self._tasks.append(partial(self._compare_widths, compared))
+
+    @property
+    def is_done(self) -> bool:
+        return not self._tasks
 
     def go_on(self, is_interrupted: Interrupted = never) -> None:
         """Continue the measurements until a request arrives."""
         timer = Timer(self._engine, self._clock, *self._unused())
-        if self._knows_costs and self.compare is not None:
-            self._compare_widths(timer, is_interrupted)
-            return
-        if self.is_done or not timer.fits(REFERENCE_ROWS):
-            return
         timer.clear()
-        num_known = len(self._times.samples)
         try:
-            self._times.go_on(timer, is_interrupted)
+            while self._tasks and self._tasks[0](timer, is_interrupted):
+                del self._tasks[0]
         except ContextFullError:
             log.warning("too few free cells: what steps cost is learned from requests")
-            self.is_done = True
+            self._tasks.clear()
         except EngineError as error:
             log.warning("no more decodes are timed, because one failed: %s", error)
-            self.is_done = True
+            self._tasks.clear()
             for cells in self._cells if mixes_states(timer.batch, self._engine) else ():
                 self._engine.clear(cells.seq_id)
                 cells.hold([])
+        finally:
+            timer.clear()
+
+    def _time_decodes(self, timer: Timer, is_interrupted: Interrupted) -> bool:
+        if not timer.fits(REFERENCE_ROWS):
+            return False
+        num_known = len(self._times.samples)
+        self._times.go_on(timer, is_interrupted)
         timer.clear()
         if len(self._times.samples) > num_known:
             self._drafting.learn_costs(self._times.samples)
-        if is_interrupted():
-            self._gave_way = True
-        elif self._times.is_done:
-            if not self._gave_way:  # otherwise draft models' caches may not be empty
-                self._drafting.time_models(self._clock)
-            self._knows_costs = True
-            self.is_done = self.compare is None
-            self.go_on(is_interrupted)
+        self._gave_way |= (is_late := is_interrupted())
+        if self._times.is_done and not self._gave_way:  # else draft models' caches may not be empty
+            self._drafting.time_models(self._clock)
+        return self._times.is_done and not is_late
 
-    def _compare_widths(self, timer: Timer, is_interrupted: Interrupted) -> None:
-        sequences, _ = self._unused()
-        if self._engine.max_outputs < max(WIDE) // 2:  # no step can be that wide
-            self.compare, self.is_done = None, True
-        if self.is_done or not sequences or not timer.fits(max(WIDE) // 2):
-            return
-        comparison = WidthComparison(self._engine, sequences[:1], self._clock, cuts=True)
+    def _compare_widths(
+        self, told: Callable[[WidthClasses], object], timer: Timer, is_interrupted: Interrupted
+    ) -> bool:
+        if not timer.fits(max(WIDE) // 2):
+            return False
+        own, spare = timer.sequences[0], self._engine.padding_sequence
         try:
+            comparison = WidthComparison(self._engine, [own], self._clock, cuts=True)
             classes = comparison.run((SHORT,), is_interrupted)
-            spare = self._engine.padding_sequence
-            if classes is not None and spare is not None and sequences[0] != spare:
-                by_order = change_by_order(self._engine, sequences[0], spare)
-                classes = replace(classes, change=max(classes.change, by_order))
-        except ContextFullError:
-            classes = None
-        except EngineError as error:
-            log.warning("widths of decodes are not compared, because one failed: %s", error)
-            self.compare, self.is_done, classes = None, True, None
-        if classes is not None and self.compare is not None:
-            self.compare(classes)
-            self.compare, self.is_done = None, True
+            if classes is None:
+                return False
+            by_order = 0.0 if spare in (None, own) else change_by_order(self._engine, own, spare)
+        except ContextFullError:  # there may be room later
+            return False
+        told(replace(classes, change=max(classes.change, by_order)))
+        return True
 
     def _unused(self) -> tuple[list[int], int]:
         """Empty sequences, and the number of free cells."""
@@ -185,7 +186,7 @@ class Timer:
         self.last_row_ms = 0.0
         self.engine, self._clock, self._num_cells = engine, clock, num_cells
         self.batch = Batch(engine.max_batch_tokens)
-        self._sequences = sequences
+        self.sequences = sequences
         self._lengths = [0] * len(sequences)  # tokens in the cache, by sequence
         # a hybrid pads sequences to equal numbers of rows, at most one each
         self._spare = len(self._lengths) * (engine.cache_kind is CacheKind.ROLLBACK)
@@ -213,9 +214,9 @@ class Timer:
 
     def clear(self) -> None:
         """Empty the cache."""
-        for seq_id in self._sequences:
+        for seq_id in self.sequences:
             self.engine.clear(seq_id)
-        self._lengths = [0] * len(self._sequences)
+        self._lengths = [0] * len(self.sequences)
 
     def fill(self) -> None:
         """Lengthen the context, if all widths still fit."""
@@ -242,7 +243,7 @@ class Timer:
         first = start + index * self.engine.context_size
         # a prime: neighbours differ, so experts do too
         tokens = [(first + i) * 7919 % size for i in range(count)]
-        self.batch.add(self._sequences[index], start, tokens, num_outputs)
+        self.batch.add(self.sequences[index], start, tokens, num_outputs)
         self._lengths[index] += count
 
     def _deal(self, rows: int) -> list[int]:

@@ -119,7 +119,7 @@ class SlowWarmUp(WarmUp):
             self.seen.append((int(self._now()), is_interrupted()))
             if self.seen[-1][1]:
                 return
-        self.is_done = True
+        self._tasks.clear()
 
 
 def warmed_up(num_looks: int, *commands: tuple[float, Command]) -> list[tuple[int, bool]]:

@@ -28,6 +28,7 @@ from headstart.testing import FakeEngine
 from headstart.types import Batch, CacheKind, ContextFullError
 from headstart.types.errors import EngineError
 from headstart.types.request import Request
+from headstart.types.widths import WidthClasses
 
 
 def time_decodes(
@@ -137,8 +138,11 @@ def a_scheduler(
     return scheduler
 
 
-def a_warm_up(scheduler: Scheduler) -> WarmUp:
-    return WarmUp(scheduler.engine, scheduler.drafting, scheduler.cells, ticking(), 0.1)
+def a_warm_up(
+    scheduler: Scheduler, compared: Callable[[WidthClasses], object] | None = None
+) -> WarmUp:
+    parts = scheduler.engine, scheduler.drafting, scheduler.cells
+    return WarmUp(*parts, ticking(), 0.1, compared)
 
 
 def fake(scheduler: Scheduler) -> FakeEngine:
@@ -209,8 +213,7 @@ def test_a_failed_decode_of_several_sequences_leaves_no_recurrent_state_that_may
 def test_a_decode_that_fails_ends_the_comparison_of_widths_and_nothing_else() -> None:
     scheduler, found = a_scheduler(2, 0), list[object]()
     a_warm_up(scheduler).go_on()
-    warm_up = a_warm_up(scheduler)
-    warm_up.compare, warm_up.is_done = found.append, False
+    warm_up = a_warm_up(scheduler, found.append)
     fail_at(fake(scheduler), [0])
     warm_up.go_on()
     assert warm_up.is_done
