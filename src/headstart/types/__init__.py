@@ -1,10 +1,10 @@
 """Values and protocols that cross folder borders. Imports nothing else of this package at run time.
 
-A *row* is one token decoded at one position of one sequence. A *sequence* is a line of the
-KV cache. Token ids are plain ints; text is bytes, because a token may end inside a character.
+A *row* is one token decoded at one position of one sequence. A *sequence* is a line of the KV
+cache. Token ids are plain ints; text is bytes, because a token may end inside a character.
 
-Values are never changed once they are made. Those that are made for each slot and step are not
-frozen dataclasses all the same: to make a frozen one takes a microsecond, seven times as long.
+Values are immutable by convention. Those created for each slot and step are not frozen dataclasses,
+because creating a frozen one takes a microsecond, seven times as long.
 """
 
 from __future__ import annotations

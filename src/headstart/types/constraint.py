@@ -1,4 +1,4 @@
-"""What a request may demand of its answer's text, as plain values that cross the process border."""
+"""Constraints on the text of an answer, as plain values that cross the process border."""
 
 from __future__ import annotations
 
@@ -14,14 +14,12 @@ NO_LIMIT = 2**30
 class ThoughtLimit:
     """The reasoning budget of an answer and its markers."""
 
-    max_tokens: int  # of each thought; the marks are not counted
-    start: (
-        bytes  # what thoughts begin with, control tokens spelled out; empty: they only begin once
-    )
+    max_tokens: int  # per thought, without the marks
+    start: bytes  # opening mark, control tokens spelled out; empty: only at the start of the answer
     end: bytes
-    closing: tuple[int, ...]  # the tokens that end them; at least one
-    is_thinking: bool  # whether the prompt has opened them
-    further_ends: tuple[bytes, ...] = ()  # other marks with which they may end
+    closing: tuple[int, ...]  # tokens that end thoughts; at least one
+    is_thinking: bool  # whether the prompt has opened thoughts
+    further_ends: tuple[bytes, ...] = ()  # alternative end marks
 
 
 MAX_TEXT_BYTES = 1 << 20
@@ -49,10 +47,10 @@ class ConstraintKind(Enum):
 class ThoughtMarks:
     """The markers around reasoning, control tokens spelled out."""
 
-    start: bytes  # empty: thoughts only stand at the beginning of the answer
+    start: bytes  # empty: thoughts only come first
     end: bytes
     is_open: bool  # the answer begins inside thoughts
-    opening: tuple[int, ...] = ()  # the tokens of `start`, where an answer may begin with thoughts
+    opening: tuple[int, ...] = ()  # tokens of `start`, if an answer may begin with thoughts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +67,11 @@ class Constraint:
     kind: ConstraintKind
     text: str = ""
     triggers: tuple[bytes, ...] = ()
-    includes_trigger: bool = False  # the constrained text begins with the trigger, not behind it
-    allows_space: bool = False  # up to four characters of white space may come before it
-    before: str = ""  # rules in Lark; their `before` may stand before the constrained text
-    thoughts: ThoughtMarks | None = None  # in which the text is free
-    read: tuple[int, ...] = ()  # tokens of the constrained text that one answer has already
+    includes_trigger: bool = False  # the constrained text includes the trigger
+    allows_space: bool = False  # up to four white-space characters may precede it
+    before: str = ""  # rules in Lark; its rule `before` may precede the constrained text
+    thoughts: ThoughtMarks | None = None  # in which text is unconstrained
+    read: tuple[int, ...] = ()  # tokens of the constrained text that the answer already has
 
     def __post_init__(self) -> None:
         size = len((self.text + self.before).encode("utf-8", "replace"))

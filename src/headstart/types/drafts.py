@@ -1,4 +1,4 @@
-"""What speculators are asked, what they answer, and what they are shown."""
+"""Inputs and outputs of speculators."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from headstart.types.media import LoadedChunk
 
 Choose = Callable[[NDArray[np.float32], int], "TokenChoice"]
-"""How a draft model may pick as the request would: (logits of one row, position) -> TokenChoice."""
+"""How a draft model picks as the request would: (logits of a row, position) -> TokenChoice."""
 
 
 LAST_STATE = -1
-"""Among numbers of layers: the state that a model's own multi-token heads continue."""
+"""A layer number: the state that a model's own multi-token heads read."""
 
 
 class DraftMode(Enum):
-    """How a request wants to be speculated; `AUTO` lets control decide."""
+    """Speculation mode of a request; with `AUTO` control decides."""
 
     AUTO = "auto"
     FIXED = "fixed"
@@ -31,9 +31,9 @@ class DraftMode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """What a draft row suggests under the request's filters: two tokens, their probabilities."""
+    """Two candidates of a draft row under the request's filters, with their probabilities."""
 
-    coupled: int  # drawn with the noise that the target's token at this position will use
+    coupled: int  # sampled with the noise that the target uses at this position
     coupled_probability: float
     argmax: int
     argmax_probability: float
@@ -41,27 +41,27 @@ class TokenChoice:
 
 @dataclass(slots=True)
 class DraftRequest:
-    """One generating sequence that asks for draft tokens.
+    """A request for draft tokens for one generating sequence.
 
     tokens[:-1] are in the target's cache; tokens[-1] was emitted and not decoded yet. `tokens` is
-    the scheduler's own list and grows: copy what is kept. It cannot be changed.
+    the scheduler's own list, read-only and growing: copy what you keep.
     """
 
     seq_id: int
     tokens: Sequence[int]
-    max_tokens: int  # >= 1; a longer draft is cut
-    min_confidence: float = 0.0  # a model drafter stops before the first token below this
+    max_tokens: int  # >= 1; longer drafts are cut
+    min_confidence: float = 0.0  # models stop before the first token below this
     # models only; None for text speculators and for greedy requests (draft the argmax)
     choose: Choose | None = None
-    namespace: str = ""  # hash of the API key: text must not cross it
-    # models only; of a constrained request: illegal tokens are cut off later, so pick legal ones
+    namespace: str = ""  # hash of the API key: do not share text across namespaces
+    # models only; for constrained requests: pick legal tokens, since illegal ones are cut off later
     legality: DraftLegality | None = None
-    # models only; that many of `tokens`, at the end, are another speculator's draft behind the
-    # newest token: the target has not decoded them
+    # models only; this many of the last `tokens` are another speculator's draft, not decoded by the
+    # target
     num_drafted: int = 0
-    # models only; the middle of a long text may be left out: see `Speculator.num_recent`
+    # models only; the middle of a long text may be skipped: see `Speculator.num_recent`
     can_skip: bool = False
-    # models only; images that it sees, and where each begins: its cells have ids below zero
+    # models only; position and chunk of visible images, whose cells have negative ids
     media: tuple[tuple[int, LoadedChunk], ...] = ()
 
 
@@ -71,16 +71,16 @@ class Draft:
 
     `confidence[i]` is about token i *given that the tokens before it are right*: never a running
     product. It is a probability up to 1 (a model's, or a share of counts), or a score above 1 (a
-    match length); finite and not negative. `control` learns what scores are worth and multiplies
-    what comes of them. Empty means no draft; then `reason` may say why, and a model that did not
-    get as far as drafting is not `is_ready`.
+    match length); finite and not negative. `control` calibrates scores and multiplies the results.
+    Empty means no draft; then `reason` may say why, and a model that was not ready to draft clears
+    `is_ready`.
     """
 
     tokens: Sequence[int] = ()
     confidence: Sequence[float] = ()
     speculator: str = ""  # set by the scheduler
-    reason: str = ""  # one of a few fixed texts: each is counted by itself
-    is_ready: bool = True  # False: it still reads, or cannot; says nothing about its drafts
+    reason: str = ""  # one of a few fixed texts, counted separately
+    is_ready: bool = True  # False: still catching up, or unable; says nothing about its drafts
 
 
 NO_DRAFT = Draft()
@@ -97,18 +97,18 @@ class DecodedStates:
     seq_ids: NDArray[np.int32]
     positions: NDArray[np.int32]
     tokens: NDArray[np.int32]
-    # (rows, width) by layer: what enters the layer, or LAST_STATE
+    # (rows, width) by layer: the layer's input, or LAST_STATE
     states: Mapping[int, NDArray[np.float32]]
 
 
 class DraftLegality(Protocol):
-    """Which tokens the text may have where a draft stands; it follows the draft, token by token.
+    """Legal tokens at the end of a draft; follows the draft token by token.
 
-    Where it cannot follow any more it says that nothing is legal.
+    Once it cannot follow any further, nothing is legal.
     """
 
     def legal_mask(self, token: int) -> NDArray[np.bool_] | None:
-        """None if `token` may come next, else a mask of the tokens that may, perhaps of none."""
+        """None if `token` may come next, else a mask of legal tokens, perhaps empty."""
 
     def read(self, token: int) -> None:
-        """The draft grew by this token."""
+        """Append a token to the draft."""

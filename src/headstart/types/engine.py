@@ -1,4 +1,4 @@
-"""A model with a cache of sequences: what goes into a decode and what comes out."""
+"""The engine's interface: a model with a cache of sequences."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headstart.types.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class FimTokens:
-    """Ids of the markers of fill-in-the-middle prompts; None where the vocabulary has none."""
+    """Token ids of fill-in-the-middle markers; None if the vocabulary lacks one."""
 
     prefix: int | None = None
     suffix: int | None = None
     middle: int | None = None
-    repository: int | None = None  # before the name of a project
-    file: int | None = None  # before the name of each of its files
+    repository: int | None = None  # precedes the name of a project
+    file: int | None = None  # precedes the name of each file
 
 
 class Vocab(Protocol):
@@ -38,7 +38,7 @@ class Vocab(Protocol):
         """Token ids of a text; `parse_special` reads `<|im_end|>` as one token."""
 
     def token_bytes(self, token: int) -> bytes:
-        """The bytes a token stands for; empty for control tokens."""
+        """The bytes of a token; empty for control tokens."""
 
     def token_text(self, token: int) -> bytes:
         """Like `token_bytes`, but control tokens show their spelling."""
@@ -53,27 +53,26 @@ if TYPE_CHECKING:
     from headstart.types.media import LoadedChunk
 
 Logits = NDArray[np.float32]
-"""Shape (rows, vocab_size), or (vocab_size,) for one row; a view that the next decode overwrites.
-"""
+"""Shape (rows, vocab_size), or (vocab_size,) for one row; a view until the next decode."""
 
 
 class CacheKind(Enum):
-    """What a model's memory allows after a draft was rejected."""
+    """What a model's cache allows after a draft was rejected."""
 
-    CUT = "cut"  # attention: any tail can be dropped
-    # attention with sliding windows: a tail can be dropped where the window is still held
+    CUT = "cut"  # attention: any suffix can be dropped
+    # attention with sliding windows: a suffix can be dropped if the window is still cached
     WINDOW = "window"
     # recurrent with snapshots: the last few tokens of one decode can be dropped
     ROLLBACK = "rollback"
-    CHECKPOINT = "checkpoint"  # recurrent: back to checkpoints only
+    CHECKPOINT = "checkpoint"  # recurrent: only back to checkpoints
 
 
 class Batch:
-    """Rows for one decode, in numpy arrays that are filled anew every step.
+    """Rows for one decode, in numpy arrays that are refilled every step.
 
-    Rows of one sequence are adjacent and in order of position. Output rows come back from
-    `Engine.decode` in the order in which they were added. Cells of an image are decoded by
-    themselves: `media` has the chunk, and the first of its cells that is in the batch.
+    Rows of one sequence are adjacent and in order of position. `Engine.decode` returns output rows
+    in the order in which they were added. Cells of an image are decoded separately: `media` has the
+    chunk, and the index of its first cell in the batch.
     """
 
     __slots__ = (
@@ -113,7 +112,7 @@ class Batch:
     def extend(
         self, seq_ids: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
     ) -> None:
-        """Append rows of any sequences that all produce logits, in four writes for all of them."""
+        """Append rows of any sequences that all produce logits, with four writes in total."""
         start, end = self.num_rows, self.num_rows + len(tokens)
         self.tokens[start:end] = tokens
         self.positions[start:end] = positions
@@ -126,11 +125,11 @@ class Batch:
 class Filters(Protocol):
     """A request's truncation and temperature, as the engine implements them.
 
-    Stateless but for `accept`, which feeds samplers that look at the text (DRY).
+    Stateless except for `accept`, which feeds samplers that read the text (DRY).
     """
 
-    # a candidate whose logit is that far above all others is the only one that survives, unless the
-    # text or a bias changes logits; None: the logits alone do not decide
+    # a candidate with this lead over all others is the only survivor, unless the text or a bias
+    # changes logits; None: the logits alone do not decide
     decisive_gap: float | None
 
     def apply(
@@ -138,11 +137,11 @@ class Filters(Protocol):
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
         """Surviving (ids, logits after temperature). Views, valid until the next call.
 
-        `ids` must come sorted by falling logit unless all of the vocabulary is passed.
+        `ids` must be sorted by descending logit unless the whole vocabulary is passed.
         """
 
     def accept(self, token: int) -> None:
-        """The text grew by this token."""
+        """Append a token to the text."""
 
 
 class ContextFullError(Exception):
@@ -160,26 +159,26 @@ class Engine(Protocol):
     num_cells: int  # tokens that all sequences together can hold
     max_batch_tokens: int  # most rows in one decode
     max_outputs: int  # most rows with logits in one decode
-    # one that no request has, for rows that only make a decode wider; None: there can be none
+    # a sequence not used by requests, for rows that only make a decode wider; None: not available
     padding_sequence: int | None
-    # rows that attention computes together, over all cells that any of them sees; 1: each by itself
+    # rows that attention computes together, over all cells that any of them sees; 1: separately
     attention_tile: int
     cache_kind: CacheKind
-    window: int  # tokens that sliding windows see; 0: none
-    # draft tokens of one decode that can be taken back; huge for attention only, and where
+    window: int  # tokens seen by sliding windows; 0: none
+    # draft tokens of one decode that can be rolled back; huge for pure attention, and if
     # `keep_for_draft` makes it possible
     max_rollback: int
-    can_shift: bool  # whether `shift` is possible
-    # whether tokens can be saved without those before them: each has cells of its own, and all
+    can_shift: bool  # whether `shift` is supported
+    # whether tokens can be saved without those before them: each has its own cells, and all
     # sequences share one cache
     has_blocks: bool
 
     @property
     def is_asynchronous(self) -> bool:
-        """Whether a device computes by itself between `launch` and `wait`."""
+        """Whether a device computes asynchronously between `launch` and `wait`."""
 
     def launch(self, batch: Batch) -> None:
-        """Hand over rows to decode. The batch and the engine are not to be used until `wait`.
+        """Start decoding a batch. Do not use the batch or the engine until `wait`.
 
         Raises:
             ContextFullError: the cache has no room; nothing was changed.
@@ -199,79 +198,79 @@ class Engine(Protocol):
         """Keep hidden states in all decodes from now on: inputs of layers, or LAST_STATE.
 
         Raises:
-            ModelError: this model or this libllama cannot show them.
+            ModelError: this model or this libllama cannot provide them.
         """
 
     def hidden_states(self) -> Mapping[int, NDArray[np.float32]]:
         """By layer, of all rows of the last decode in their order, shape (rows, width).
 
-        Views that the next decode overwrites; nothing unless `publish_states` asked for it.
+        Views that the next decode overwrites; empty without `publish_states`.
         """
 
     def truncate(self, seq_id: int, length: int) -> bool:
-        """Keep the first `length` tokens. False (and nothing changed) if this memory cannot."""
+        """Keep the first `length` tokens. False (and no change) if the cache cannot."""
 
     def shift(self, seq_id: int, start: int, end: int) -> bool:
-        """Drop tokens `start` to `end`, move later ones forward; False: no room, it is empty."""
+        """Drop tokens `start` to `end` and close the gap; False: no room, and now empty."""
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         """How many of the first `length` tokens `rewind` would keep, or `copy_prefix` can copy."""
 
     def rewind(self, seq_id: int, length: int) -> int:
-        """Keep at most the first `length` tokens, as many as this memory can give back.
+        """Keep at most the first `length` tokens, as many as this cache can restore.
 
-        Returns how many are left: `length` where `truncate` is possible, else the length of the
-        last checkpoint before it, or 0 and the sequence is empty.
+        Returns how many are left: `length` if `truncate` is possible, else the length of the last
+        checkpoint before it, or 0.
         """
 
     def checkpoint(self, seq_id: int) -> None:
-        """Make it possible to rewind the sequence to the length that it has now.
+        """Make it possible to rewind the sequence to its current length.
 
-        Costs time and memory where the memory cannot be cut anywhere, nothing elsewhere.
+        Free for caches that can be truncated anywhere; others take time and memory.
         """
 
     def keep_for_draft(self, seq_id: int) -> bool:
-        """Before a decode that has a draft: make it possible to rewind to the present length.
+        """Before decoding a draft: make it possible to rewind to the current length.
 
-        Costs the time of a copy where the memory is CHECKPOINT, nothing elsewhere. False if it
-        cannot be; then the draft must not be decoded.
+        Takes the time of a copy for CHECKPOINT, none for others. If it returns False the draft must
+        not be decoded.
         """
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         """Make `target` (emptied first) share the first `length` tokens of `source`.
 
-        Possible for each `length` that `reusable` returns for copies, if there is room. Else False,
-        and `target` is empty.
+        Possible for each `length` that `reusable` returns for copies, if there is room. Otherwise
+        returns False, and `target` is empty.
         """
 
     def clear(self, seq_id: int) -> None:
-        """Forget the sequence and free its cells."""
+        """Empty the sequence and free its cells."""
 
     def save_sequence(self, seq_id: int) -> bytearray:
-        """All that the cache holds of the sequence, to be put back by `restore_sequence`."""
+        """The whole cached state of the sequence, for `restore_sequence`."""
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
-        """Replace the sequence by a saved one, of this engine or of one with the same settings.
+        """Replace the sequence by a saved one, from this engine or one with the same settings.
 
-        Returns its length; 0 (and the sequence is empty) if there is no room for it, which
-        `lacks_cells` tells, or the data is of another kind of cache.
+        Returns its length; 0 (and the sequence is empty) if there is no room for it (then
+        `lacks_cells`), or the data is of another kind of cache.
         """
 
     def save_block(self, seq_id: int, start: int, end: int) -> bytearray:
-        """What the cache holds of the tokens from `start` to `end`; where `has_blocks`."""
+        """The cached state of tokens `start` to `end`; only with `has_blocks`."""
 
     def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
-        """Append a saved block to a sequence that ends where it starts; False if there is no room,
-        and the sequence is as it was.
+        """Append a saved block to a sequence that ends at its start. Returns False if there is no
+        room; the sequence is unchanged then.
         """
 
     @property
     def lacks_cells(self) -> bool:
-        """Whether the last sequence that could not be restored found too few free cells."""
+        """Whether the last failed restore was for lack of free cells."""
 
     def begin_filters(self, params: SamplingParams) -> Future[object] | None:
-        """What a thread does before `make_filters` takes no time; None: nothing. It does one thing
-        at a time, so this may be for another request: ask again once it is done.
+        """Future to await before `make_filters`, or None. One worker serves all requests, so the
+        future may belong to another: call again when it completes.
         """
 
     def make_filters(self, params: SamplingParams) -> Filters:
@@ -280,7 +279,7 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """What the outside may know about a loaded model. Sizes in bytes, counts of tokens."""
+    """Public facts about a loaded model. Sizes in bytes, counts of tokens."""
 
     path: str
     name: str
@@ -295,4 +294,4 @@ class ModelInfo:
     memory: str
     file_type: str = ""
     metadata: Mapping[str, str] = field(default_factory=dict)
-    vocab_type: int = 0  # libllama's number
+    vocab_type: int = 0  # libllama's type id

@@ -2,29 +2,29 @@
 
 HeadstartError
   ConfigError              the configuration cannot work; raised before a model is loaded
-    MemoryFullError        the model does not fit into the memory that is free
+    MemoryFullError        the model does not fit into free memory
   ModelError               this GGUF cannot do what was asked (missing, damaged, not capable)
   RequestError             a request, or a value in it, cannot be honoured; 400
     ContextLengthError     the prompt does not fit the context; 400 exceed_context_size_error
-    LexerLimitError        an answer cannot be followed further in its constraint; 400
+    LexerLimitError        the lexer of a constraint reached its limits; 400
     NotSupportedError      this server or model cannot do that; 501
-  CapacityError            try again later: too much waits, the engine starts, the server ends; 503
-    QuotaError             a tenant has its share of something and others want it too; 429
-  EngineError              libllama failed; becomes 500, the requests of that batch fail
-  RpcWorkerError           a machine of --rpc does not answer or does not fit; it is asked again
+  CapacityError            try again later: queue full, engine starting, server ending; 503
+    QuotaError             a tenant used its share of something others want too; 429
+  EngineError              libllama failed; 500 for the requests of that batch
+  RpcWorkerError           an RPC worker is unreachable or incompatible; tried again
   WorkerDeadError          the engine process stopped; requests in flight get 500, then a restart
-  BackendError             a server that requests are passed to failed; becomes 502
+  BackendError             an upstream server failed; 502
 """
 
 from __future__ import annotations
 
 
 class HeadstartError(Exception):
-    """Base of all errors this package raises on purpose; says how HTTP reports one."""
+    """Base of all errors this package raises on purpose; says how HTTP reports them."""
 
     status = 500
-    type = ""  # in the body; empty: the usual one of the status
-    retry_after = 0  # seconds; 0: time is no help
+    type = ""  # `type` in the body; empty: the default of the status
+    retry_after = 0  # seconds; 0: retrying does not help
 
 
 class ConfigError(HeadstartError):
@@ -32,7 +32,7 @@ class ConfigError(HeadstartError):
 
 
 class MemoryFullError(ConfigError):
-    """What was configured does not fit into the memory that is free."""
+    """The configuration does not fit into free memory."""
 
 
 class ModelError(HeadstartError):
@@ -52,7 +52,7 @@ class ContextLengthError(RequestError):
 
     def __init__(self, num_prompt_tokens: int, context_size: int) -> None:
         super().__init__(
-            # clients that shorten a prompt by themselves look for llama-server's words
+            # clients that shorten prompts look for llama-server's message
             f"request ({num_prompt_tokens} tokens) exceeds the available context size "
             f"({context_size} tokens), of which one must stay free for the answer; shorten it, or "
             "start with a larger --context or, where the slots divide it, with --kv-unified"
@@ -62,7 +62,7 @@ class ContextLengthError(RequestError):
 
 
 class LexerLimitError(RequestError):
-    """An answer cannot be followed further in its constraint: llguidance gave up."""
+    """The lexer of a constraint reached llguidance's limits in an answer."""
 
 
 class NotSupportedError(RequestError):
@@ -72,7 +72,7 @@ class NotSupportedError(RequestError):
 
 
 class CapacityError(HeadstartError):
-    """Nothing can be answered now: too much waits, the engine restarts, or the server ends."""
+    """Nothing can be answered now: the queue is full, or the engine restarts or ends."""
 
     status = 503
 
@@ -81,12 +81,12 @@ QUOTAS = ("queue", "reading", "requests", "listeners", "slot files", "constraint
 
 
 class QuotaError(CapacityError):
-    """A tenant has its share of something that others may use too."""
+    """A tenant has used its share of something that others want too."""
 
     status = 429
 
     def __init__(self, quota: str, message: str, retry_after: int = 1) -> None:
-        """`quota`: one of QUOTAS; `retry_after`: seconds, 0 if time is no help."""
+        """`quota`: one of QUOTAS; `retry_after`: seconds, 0 if retrying does not help."""
         super().__init__(message)
         self.quota = quota
         self.retry_after = retry_after
@@ -97,7 +97,7 @@ class EngineError(HeadstartError):
 
 
 class RpcWorkerError(HeadstartError):
-    """A machine that is to compute part of the model does not answer, or does not fit."""
+    """An RPC worker is unreachable or incompatible."""
 
 
 class WorkerDeadError(HeadstartError):
@@ -105,7 +105,7 @@ class WorkerDeadError(HeadstartError):
 
 
 class BackendError(HeadstartError):
-    """Another server, which was to answer, did not; `was_sent` if it may have read the request."""
+    """An upstream server failed; `was_sent` if it may have received the request."""
 
     status = 502
 

@@ -1,8 +1,8 @@
 """Images and sounds in a prompt: chunks of cells with ids below zero.
 
-A prompt stays a list of ints. A cell of an image has an id that follows from the file's content
-and from its place in the chunk, so that whatever compares, keeps, shares or counts prompts works
-as it does with text. One bit says where a chunk begins: a chunk is known as a whole or not at all.
+A prompt stays a list of ints. A cell of an image has an id derived from the file's content and its
+place in the chunk, so that all code that compares, caches or counts prompts works as with text. One
+bit marks the start of a chunk: chunks are reused as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ import numpy as np
 if TYPE_CHECKING:
     from headstart.types.request import ErrorEvent, ReplyEvent
 
-_BEGIN = 1 << 30  # of an id: the first cell of a chunk
-PLACEHOLDER = 0  # stands for a cell where only tokens can be: in speculators' texts
+_BEGIN = 1 << 30  # set in the id of a chunk's first cell
+PLACEHOLDER = 0  # replaces cells where only tokens are possible: in speculators' texts
 
 
 @dataclass(frozen=True, slots=True)
 class MediaChunk:
     """Cells that belong together: an image, a tile of one, or 30 seconds of sound."""
 
-    key: bytes  # hash of all that its embeddings depend on
+    key: bytes  # hash of everything its embeddings depend on
     num_cells: int
 
     def ids(self) -> list[int]:
-        """What stands for the cells in a prompt."""
+        """The ids of the cells in a prompt."""
         seed = self.key + self.num_cells.to_bytes(4, "little")
         ids = np.frombuffer(shake_128(seed).digest(4 * self.num_cells), "<i4").copy()
         ids |= -(2**31)
@@ -45,58 +45,58 @@ MediaPart = tuple[int, ...] | MediaChunk
 
 @dataclass(frozen=True, slots=True)
 class MediaQuestion:
-    """What files become in a prompt; the reply: the parts of each file."""
+    """Asks what files become in a prompt; the reply: the parts of each file."""
 
     request_id: str
     files: tuple[bytes, ...]
-    namespace: str = ""  # of who asks: only its own requests find the chunks
+    namespace: str = ""  # of the client: only its own requests find the chunks
 
 
 class LoadedChunk(Protocol):
-    """A chunk where the engine is."""
+    """A chunk in the engine's process."""
 
     num_cells: int
     is_whole: bool  # all cells are decoded at once
 
     @property
     def for_draft(self) -> LoadedChunk | None:
-        """What the draft model sees there, if it sees images."""
+        """The draft model's chunk of the same image, if it sees images."""
 
     def is_ready(self, asker: object | None) -> bool:
-        """Whether it can be decoded; its embeddings begin to be computed if not.
+        """Whether its embeddings are computed; starts that otherwise.
 
-        `asker`: who drops it later; None: one beside the request that does.
+        `asker`: the request that will `drop` it; None: on behalf of such a request.
         """
 
     def wait(self, seconds: float) -> None:
-        """Wait so long for that."""
+        """Wait at most `seconds` for its embeddings."""
 
     def drop(self, asker: object) -> None:
-        """A request has left, which may have asked; one that still waits asks again if need be."""
+        """Release the chunk for a request that left; other requests ask again if necessary."""
 
 
 class MediaStore(Protocol):
     """Chunks that requests may name."""
 
     def find(self, chunk: MediaChunk) -> LoadedChunk | None:
-        """The chunk, unless so many came after it that it was forgotten."""
+        """The chunk, unless it was evicted."""
 
     def ask(self, question: MediaQuestion) -> None:
-        """Begin to answer a question."""
+        """Start answering a question."""
 
     def cancel(self, request_id: str) -> None:
-        """Nobody waits for the answer any more."""
+        """Drop a question."""
 
     @property
     def has_work(self) -> bool:
-        """Whether a question is not answered yet."""
+        """Whether a question is unanswered."""
 
     def answers(self, seconds: float) -> list[ReplyEvent | ErrorEvent]:
-        """What was found out; waits so long for it."""
+        """Finished answers; waits at most `seconds` for one."""
 
 
 def chunk_begin(tokens: Sequence[int], length: int) -> int:
-    """`length`, or where the chunk begins in which it ends."""
+    """`length`, or the start of the chunk that would be cut there."""
     if 0 < length < len(tokens):
         while length and (token := tokens[length]) < 0 and not token & _BEGIN:
             length -= 1
@@ -104,5 +104,5 @@ def chunk_begin(tokens: Sequence[int], length: int) -> int:
 
 
 def readable(tokens: Sequence[int]) -> list[int]:
-    """The tokens, with a placeholder for each cell of an image."""
+    """The tokens, with placeholders for image cells."""
     return [token if token >= 0 else PLACEHOLDER for token in tokens]

@@ -1,4 +1,4 @@
-"""What a worker tells about itself: for /props, /slots, /metrics and the log."""
+"""Reports of a worker: for /props, /slots, /metrics and the log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Counters:
 
     requests: int = 0
     requests_failed: int = 0
-    prompt_tokens: int = 0  # decoded
+    prompt_tokens: int = 0  # decoded ones
     prompt_tokens_cached: int = 0
     prompt_seconds: float = 0.0
     tokens_predicted: int = 0
@@ -33,9 +33,9 @@ class Counters:
     prompt_tokens_restored: int = 0
     embedding_requests: int = 0
     embedded_tokens: int = 0
-    target_seconds: float = 0.0  # of steps, in the target's decodes
+    target_seconds: float = 0.0  # of steps, during the target's decodes
     draft_seconds: float = 0.0  # of steps, before the decode: drafting, and admitting requests
-    other_seconds: float = 0.0  # of steps, after it: sampling, counting, speculators' learning
+    other_seconds: float = 0.0  # of steps, after the decode: sampling, counting, learning
 
     @property
     def step_seconds(self) -> Mapping[str, float]:
@@ -44,7 +44,7 @@ class Counters:
 
     @property
     def mean_seconds(self) -> float:
-        """Of a request in its slot; 1 before any ended."""
+        """Mean time of a request in its slot; 1 before any ended."""
         seconds = self.prompt_seconds + self.predicted_seconds
         return seconds / self.requests if self.requests else 1.0
 
@@ -63,7 +63,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingInfo:
-    """How a worker embeds."""
+    """Embedding settings of a worker."""
 
     size: int  # numbers of a vector
     max_tokens: int  # of one text
@@ -77,28 +77,28 @@ class WorkerInfo:
     target: ModelInfo
     draft: ModelInfo | None
     num_slots: int
-    context_size: int  # most tokens of one request, prompt and answer
+    context_size: int  # maximum length of one request, prompt and answer
     max_batch_tokens: int  # most tokens in one decode
-    speculation: Mapping[str, Any]  # mode, types, and why something is off; JSON-ready
+    speculation: Mapping[str, Any]  # mode, types, and reasons for what is off; JSON-ready
     system: str  # libllama's build and processor features
-    max_requests: int | None = None  # that run or wait; None: without limit
-    embedding: EmbeddingInfo | None = None  # None: it does not embed
-    why_no_text: str = ""  # of a model that only embeds
+    max_requests: int | None = None  # running and waiting; None: unlimited
+    embedding: EmbeddingInfo | None = None  # None: no embeddings
+    why_no_text: str = ""  # for models that only embed
     modalities: tuple[str, ...] = ()  # besides text: "image", "audio"
-    # of LoRA: path, scale at the start, ...; JSON-ready
+    # of LoRA: path, initial scale, ...; JSON-ready
     adapters: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotReport:
-    """One slot now. Counts of tokens."""
+    """One slot's current state. Counts of tokens."""
 
     slot_id: int
     request_id: str = ""
     is_processing: bool = False
     num_prompt: int = 0
     num_processed: int = 0  # prompt tokens in the cache
-    num_cached: int = 0  # of them, reused
+    num_cached: int = 0  # of these, reused
     num_in_cache: int = 0  # tokens of this slot in the KV cache
     num_emitted: int = 0
     max_tokens: int | None = None
@@ -108,7 +108,7 @@ class SlotReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculatorReport:
-    """One speculator since the start. Times in seconds."""
+    """One speculator's work since the start. Times in seconds."""
 
     name: str
     stats: SpeculationStats = field(default_factory=SpeculationStats)
@@ -129,22 +129,22 @@ class DiskReport:
     max_bytes: int = 0  # of all models
     num_prompts: int = 0
     num_bytes: int = 0
-    num_written: int = 0  # since the start, as what follows
+    num_written: int = 0  # since the start, as all below
     num_restored: int = 0
     num_tokens_restored: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What was counted since the start, and the present state."""
+    """Counts since the start, and the current state."""
 
     num_processing: int = 0
     num_waiting: int = 0
     counters: Counters = field(default_factory=Counters)
-    last_read: Counters = field(default_factory=Counters)  # they, when /metrics was read before
+    last_read: Counters = field(default_factory=Counters)  # at the last read of /metrics
     drafts: SpeculationStats = field(default_factory=SpeculationStats)  # of all speculators
     engine_restarts: int = 0
-    prompts_in_memory: int = 0  # of those that lost their place in the model's cache
+    prompts_in_memory: int = 0  # prompts evicted from the model's cache
     prompt_bytes_in_memory: int = 0
     disk: DiskReport = field(default_factory=DiskReport)
     slots: tuple[SlotReport, ...] = ()

@@ -1,6 +1,6 @@
-"""What goes into the scheduler and what comes out: requests and events.
+"""Inputs and outputs of the scheduler: requests and events.
 
-These cross the process border, so they are plain frozen values that pickle small.
+These cross the process border, so they are plain frozen values that pickle compactly.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from headstart.types.speculation_stats import SpeculationStats
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpeculativeParams:
-    """Speculation of one request. None means: as the server was started."""
+    """Speculation settings of one request. None: the server's setting."""
 
     mode: DraftMode | None = None
     types: tuple[str, ...] | None = None  # speculators that may draft, in this order
-    n_max: int | None = None  # most draft tokens a step; 0 switches drafting off
+    n_max: int | None = None  # maximum draft tokens per step; 0 disables drafts
     n_min: int | None = None  # shorter drafts are dropped
-    p_min: float | None = None  # a model drafter stops below this probability
+    p_min: float | None = None  # models stop below this probability
 
     def __post_init__(self) -> None:
         for name in ("n_max", "n_min"):
@@ -50,39 +50,39 @@ class Request:
 
     request_id: str
     prompt: Sequence[int]  # at least one token
-    media: tuple[tuple[int, MediaChunk], ...] = ()  # images in it, and where each begins
+    media: tuple[tuple[int, MediaChunk], ...] = ()  # chunk and position of each image
     sampling: SamplingParams = field(default_factory=SamplingParams)
     max_tokens: int | None = None  # None: until the model stops or the context is full
     stop: tuple[bytes, ...] = ()  # none empty
-    min_indent: int = 0  # the text ends before a new line with less white space in front
+    min_indent: int = 0  # the text ends before a line with less indentation
     num_logprobs: int | None = None  # alternatives per token; None: no log probabilities
-    post_sampling_probs: bool = False  # probabilities after the filters instead of before
+    post_sampling_probs: bool = False  # probabilities after the filters, not before
     cache_prompt: bool = True
-    cache_reuse: int = 0  # least tokens of a piece of a kept prompt that is moved; 0: none is
+    cache_reuse: int = 0  # minimum chunk of a cached prompt to shift; 0: no shifts
     num_keep: int = 0  # tokens at the beginning that no context shift drops; -1: the prompt
     num_discard: int = 0  # tokens that a context shift drops; 0: half of those it may drop
-    slot_id: int | None = None  # a wish; served by this slot if it is free
-    priority: int = 0  # among the requests of its tenant that wait: lower goes first
-    # of generation, after the first token; then the text ends with its line
+    slot_id: int | None = None  # preferred slot, if it is free
+    priority: int = 0  # among the waiting requests of its tenant: lower goes first
+    # time limit of generation, from the first token; the text ends with its line then
     max_seconds: float | None = None
     speculative: SpeculativeParams = field(default_factory=SpeculativeParams)
-    constraint: Constraint | None = None  # which texts the answer may have; None: any
-    thoughts: ThoughtLimit | None = None  # after which they are ended; None: no limit
-    shown_tokens: frozenset[int] = frozenset()  # control tokens whose spelling is text
-    # of each LoRA adapter; none: as the worker was started
+    constraint: Constraint | None = None  # allowed texts of the answer; None: any
+    thoughts: ThoughtLimit | None = None  # reasoning budget; None: no limit
+    shown_tokens: frozenset[int] = frozenset()  # control tokens that appear as text
+    # of each LoRA adapter; (): the worker's defaults
     adapters: tuple[float, ...] = ()
-    # hash of the API key, and the adapters' scales: text does not cross it
+    # hash of the API key, and the adapters' scales: text is never shared across
     namespace: str = ""
-    wants_progress: bool = False  # ProgressEvents while the prompt is read
-    # PromptEvents; the whole prompt is read then, whatever is cached
+    wants_progress: bool = False  # ProgressEvents during prefill
+    # PromptEvents; then the whole prompt is decoded, even if cached
     wants_prompt_scores: bool = False
     wants_provenance: bool = False  # `TokenEvent.step`
-    # whether prompt and answer may be recorded; None: as the server's settings say
+    # whether prompt and answer may be recorded; None: by the server's settings
     store: bool | None = None
 
     @property
     def is_private(self) -> bool:
-        """Whether no prompt that is kept on the disk may hold its text."""
+        """Whether its text must not be kept on disk."""
         return self.store is False or not self.cache_prompt
 
 
@@ -91,8 +91,8 @@ _ALTERNATIVE = np.dtype([("id", "<i4"), ("logprob", "<f8")])
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log probability of one emitted token and of the likeliest alternatives, which are packed:
-    those of a whole vocabulary are too many objects for the engine's loop.
+    """Log probabilities of one emitted token and of the best alternatives. These are packed,
+    because a whole vocabulary would be too many objects for the engine's loop.
     """
 
     token: int
@@ -101,7 +101,7 @@ class TokenLogprob:
 
     @staticmethod
     def pack(ids: Sequence[int] | NDArray[Any], logprobs: Sequence[float] | NDArray[Any]) -> bytes:
-        """Alternatives, in any order but for equal ones."""
+        """Pack alternatives, in any order except that ties keep theirs."""
         alternatives = np.empty(len(ids), _ALTERNATIVE)
         alternatives["id"], alternatives["logprob"] = ids, logprobs
         return alternatives.tobytes()
@@ -121,17 +121,17 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedDraft:
-    """What one step verified for a request, and what the step took; for those who want to see it.
+    """The draft that one step verified for a request, with the step's times; only on request.
 
-    The times are those of the whole batch, whoever else was in it.
+    The times are those of the whole batch.
     """
 
     draft: tuple[int, ...]  # tokens
     sources: tuple[str, ...]  # the speculator of each
-    chances: tuple[float | None, ...]  # that each is accepted; None where control did not say
+    chances: tuple[float | None, ...]  # probability that each is accepted; None with fixed lengths
     target_ms: float
     draft_ms: float
-    # what each speculator offered by itself, verified or not: its name, and the first tokens
+    # each speculator's name and first draft tokens, verified or not
     offers: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
@@ -139,40 +139,40 @@ class VerifiedDraft:
 class TokenEvent:
     """Tokens emitted by one step.
 
-    `text` holds the bytes that are now certain to belong to the answer: bytes that may begin a
-    stop string are held back until it is decided. It may end inside a UTF-8 character.
+    `text` holds the bytes that certainly belong to the answer: bytes that may begin a stop string
+    are withheld. It may end inside a UTF-8 character.
     """
 
     request_id: str
     tokens: tuple[int, ...]
     text: bytes
-    sources: tuple[str, ...]  # per token: the speculator that drafted it, "" for the target's own
+    sources: tuple[str, ...]  # per token: the speculator that drafted it, or "" for the target
     logprobs: tuple[TokenLogprob, ...] = ()
-    step: VerifiedDraft | None = None  # where the request wants provenance
+    step: VerifiedDraft | None = None  # if the request wants provenance
     slot_id: int = -1
 
 
 @dataclass(slots=True)
 class StepTokens:
-    """What one step emitted, as the engine process sends it: a `TokenEvent` per row, in columns."""
+    """The tokens of one step, as the engine process sends them: `TokenEvent`s in columns."""
 
     request_ids: list[str]
     slot_ids: list[int]
     texts: list[bytes]
-    counts: list[int]  # tokens of each row
-    tokens: list[int]  # of all rows, and the source of each
+    counts: list[int]  # tokens per row
+    tokens: list[int]  # of all rows; `sources` likewise
     sources: list[str]
-    # by row, of requests that want them
+    # by row, if requested
     logprobs: dict[int, tuple[TokenLogprob, ...]] = field(default_factory=dict)
     steps: dict[int, VerifiedDraft] = field(default_factory=dict)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without the names of the fields: there is one for every step."""
+        """Pickle without field names: there is one for every step."""
         columns = self.request_ids, self.slot_ids, self.texts, self.counts
         return StepTokens, (*columns, self.tokens, self.sources, self.logprobs, self.steps)
 
     def events(self) -> list[TokenEvent]:
-        """The rows, each as the event of its request."""
+        """The rows as events of their requests."""
         events, tokens, sources = list[TokenEvent](), tuple(self.tokens), tuple(self.sources)
         end = 0
         for row, request_id in enumerate(self.request_ids):
@@ -201,7 +201,7 @@ class PromptEvent:
 
 @dataclass(frozen=True, slots=True)
 class ProgressEvent:
-    """How much of the prompt is decoded; counts of tokens, seconds since admission."""
+    """Progress of the prefill; counts of tokens, seconds since admission."""
 
     request_id: str
     num_prompt: int
@@ -216,12 +216,12 @@ class RequestStats:
 
     slot_id: int = -1
     num_prompt: int = 0  # tokens
-    num_cached: int = 0  # of them, taken from the prompt cache
-    num_unread: int = 0  # of them, not read before it ended
+    num_cached: int = 0  # of these, taken from the prompt cache
+    num_unread: int = 0  # of these, not decoded before it ended
     num_emitted: int = 0  # tokens
-    num_steps: int = 0  # verify steps, those without a draft included
-    num_near_ties: int = 0  # tokens that were chosen by less than widths of decodes change
-    drafts: SpeculationStats = field(default_factory=SpeculationStats)  # all of them together
+    num_steps: int = 0  # verify steps, including those without a draft
+    num_near_ties: int = 0  # tokens whose lead was within the numerical noise of widths
+    drafts: SpeculationStats = field(default_factory=SpeculationStats)  # of all speculators
     by_speculator: Mapping[str, SpeculationStats] = field(default_factory=dict)
     queue_seconds: float = 0.0
     prompt_seconds: float = 0.0
@@ -235,7 +235,7 @@ class RequestStats:
 
 @dataclass(frozen=True, slots=True)
 class FinishEvent:
-    """The last event of a request that ended well.
+    """The last event of a request that ended normally.
 
     reason: "eos" (the model ended its turn), "word" (a stop string), "length" (max_tokens, context,
     or the first end of a line after max_seconds), "cancelled".
@@ -245,38 +245,38 @@ class FinishEvent:
     reason: str
     stats: RequestStats
     stopping_word: str = ""
-    truncated: bool = False  # the context was full: the text ended, or lost what stood in front
+    truncated: bool = False  # the context was full: the text ended, or lost its beginning
 
 
 @dataclass(frozen=True, slots=True)
 class SlotAction:
-    """Save, restore or erase what an idle slot keeps; the reply: tokens, bytes, seconds."""
+    """Save, restore or erase an idle slot's prompt; the reply: tokens, bytes, seconds."""
 
     request_id: str
     action: str  # save, restore or erase
     slot_id: int
-    path: str = ""  # of the file; none to erase
-    namespace: str = ""  # of who asks: only its own texts can be saved
+    path: str = ""  # file; empty for erase
+    namespace: str = ""  # of the client: only its own texts can be saved
     adapters: tuple[float, ...] = ()  # as in `Request`
 
 
 @dataclass(frozen=True, slots=True)
 class ThoughtsEnd:
-    """End the thoughts of an answer that is being generated; the reply: why not, if so."""
+    """End the thoughts of a running answer; the reply: the reason if that failed, or ""."""
 
     request_id: str
-    answer: str  # the request whose thoughts they are
-    namespace: str  # of who asks: only its own answers are found
+    answer: str  # id of the request that is thinking
+    namespace: str  # of the client: only its own answers are found
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingRequest:
-    """Texts to be turned into vectors or scores; answered by `EmbeddingEvent`s."""
+    """Texts to convert to vectors or scores; answered by `EmbeddingEvent`s."""
 
     request_id: str
     texts: tuple[Sequence[int], ...]  # token ids; none empty
     namespace: str = ""  # as in `Request`
-    media: tuple[tuple[int, MediaChunk], ...] = ()  # in any of the texts; by the first of their ids
+    media: tuple[tuple[int, MediaChunk], ...] = ()  # images in any of the texts, by their first id
 
     @property
     def num_tokens(self) -> int:
@@ -285,10 +285,10 @@ class EmbeddingRequest:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EmbeddingEvent:
-    """The next vectors of an embedding request; together they are those of its texts, in order."""
+    """The next vectors of an embedding request; together they cover its texts, in order."""
 
     request_id: str
-    # of each text (1, size); unpooled (tokens, size), of a long one in pieces
+    # per text (1, size); unpooled (tokens, size), in pieces if long
     vectors: tuple[NDArray[np.float32], ...]
     num_tokens: int  # of the request
     seconds: float  # since it was submitted
@@ -297,10 +297,10 @@ class EmbeddingEvent:
 
 @dataclass(frozen=True, slots=True)
 class ReplyEvent:
-    """The only event of what was done and generates nothing, such as a slot action."""
+    """The only event of a command that generates nothing, such as a slot action."""
 
     request_id: str
-    value: Any  # see what was asked
+    value: Any  # depends on the command
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +311,7 @@ class ErrorEvent:
     error: str
     message: str
     details: Mapping[str, object] = field(default_factory=dict)  # attributes of the exception
-    stats: RequestStats | None = None  # None: it was refused before it ran
+    stats: RequestStats | None = None  # None: refused before it ran
 
 
 def error_event(request_id: str, error: Exception, stats: RequestStats | None = None) -> ErrorEvent:
@@ -329,5 +329,5 @@ Event = (
     | EmbeddingEvent
     | ErrorEvent
 )
-# what is submitted
+# commands that a worker accepts
 Work = Request | SlotAction | ThoughtsEnd | EmbeddingRequest | MediaQuestion

@@ -1,4 +1,4 @@
-"""What a request may say about sampling, with llama-server's names and defaults.
+"""Sampling parameters of a request, with llama-server's names and defaults.
 
 Source: llama.cpp common/common.h (common_params_sampling), tools/server/README.md.
 """
@@ -43,7 +43,7 @@ MAX_INFILL_TOP_K = 256
 
 
 class LogitBias(Mapping[int, float]):
-    """What is added to logits, by token: arrays, so that the engine takes 100,000 in no time."""
+    """Bias by token: arrays, so that the engine applies 100,000 quickly."""
 
     def __init__(self, biases: Mapping[int, float]) -> None:
         self.ids = np.fromiter(biases, np.int32, len(biases))
@@ -63,14 +63,14 @@ class LogitBias(Mapping[int, float]):
 
 
 def number(default: float, low: float, high: float, help: str = "", **facts: str) -> Any:
-    """A parameter that is a number from `low` to `high`.
+    """A numeric parameter from `low` to `high`.
 
     Args:
         help: of the server's flag for the default; without it there is no flag.
-        flag: name of that setting, if it is another one.
+        flag: name of that setting, if different.
         key: of `general.sampling.*` in model files that recommend a value.
-        clamp: "below" or "both": as at llama-server, a request's value outside of the range on this
-            side becomes the limit.
+        clamp: "below" or "both": as in llama-server, a request's value beyond this side of the
+            range is clamped.
     """
     metadata = {"range": (low, high), "help": help, "flag": "", "key": "", "clamp": "", **facts}
     return field(default=default, metadata=metadata)
@@ -138,7 +138,7 @@ class SamplingParams:
     dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
     logit_bias: LogitBias = field(default_factory=lambda: LogitBias({}))
     ignore_eos: bool = False
-    # 0 .. 2**32 - 1; the server replaces -1 by a random one and reports it
+    # 0 .. 2**32 - 1; the server replaces -1 by a random seed and reports it
     seed: int = number(0, 0, MAX_SEED)
     samplers: tuple[str, ...] = DEFAULT_SAMPLERS
 
@@ -173,7 +173,7 @@ class SamplingParams:
 
     @property
     def has_penalties(self) -> bool:
-        """Whether the text so far changes the logits (DRY not counted)."""
+        """Whether the text so far changes the logits (except by DRY)."""
         if "penalties" not in self.samplers or self.repeat_last_n == 0:
             return False
         return (
@@ -201,7 +201,7 @@ class SamplingParams:
 
     @property
     def removes_best(self) -> bool:
-        """Whether a filter may remove the candidate with the highest logit (DRY not counted)."""
+        """Whether a filter may remove the candidate with the highest logit (except DRY)."""
         has_typical = "typ_p" in self.samplers and self.typical_p < 1.0
         return self.has_xtc or self.has_infill or has_typical
 

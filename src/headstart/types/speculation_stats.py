@@ -1,7 +1,7 @@
-"""What became of drafts, counted in one place: for a request, for a speculator, or for all of them.
+"""Outcomes of drafts, for a request, for a speculator, or for all of them.
 
-While it happens only a few increments are made per step; positions are worked out when somebody
-asks. The report and the answer carry these objects as they are.
+Counting takes only a few increments per step; positions are computed on demand. Reports and answers
+contain these objects.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from itertools import accumulate
 class SpeculationStats:
     """Drafts offered, verified and accepted, and the reasons for steps without one.
 
-    Each step of a slot in which a draft was possible counts once: as a draft verified, or under a
+    Each step of a slot in which a draft was possible counts once: as a verified draft, or under a
     reason.
     """
 
-    num_calls: int = 0  # times a speculator was asked, per sequence
+    num_calls: int = 0  # calls of the speculator, per sequence
     num_offered: int = 0  # drafts it made
-    # (position of its first token in the step's draft, tokens verified, of them accepted) -> drafts
+    # (position of its first token in the step's draft, tokens verified, tokens accepted) -> drafts
     verified: Counter[tuple[int, int, int]] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)  # why none was verified -> steps
 
     @property
     def num_drafts(self) -> int:
-        """Drafts verified, all of their tokens or the first ones."""
+        """Drafts of which at least the first tokens were verified."""
         return sum(self.verified.values())
 
     @property
@@ -59,7 +59,7 @@ class SpeculationStats:
 
     @property
     def accepted_by_position(self) -> tuple[int, ...]:
-        """Tokens accepted at each of these positions."""
+        """Tokens accepted at each position of the step's draft."""
         spans = ((start, accepted, n) for (start, _, accepted), n in self.verified.items())
         return _per_position(spans, self._length)
 
@@ -72,13 +72,13 @@ class SpeculationStats:
         return tuple(histogram)
 
     def copy(self) -> SpeculationStats:
-        """What is counted now, for a report."""
+        """A snapshot for a report."""
         # `deepcopy` takes milliseconds after some thousand steps
         counts = Counter(self.verified), Counter(self.reasons)
         return SpeculationStats(self.num_calls, self.num_offered, *counts)
 
     def add(self, other: SpeculationStats) -> None:
-        """Count these in."""
+        """Add other counts to these."""
         self.num_calls += other.num_calls
         self.num_offered += other.num_offered
         self.verified.update(other.verified)
@@ -95,7 +95,7 @@ class SpeculationStats:
 
 
 def _per_position(spans: Iterable[tuple[int, int, int]], length: int) -> tuple[int, ...]:
-    """How many of the (start, length, count) cover each position."""
+    """How many of the (start, length, count) spans cover each position."""
     differences = [0] * (length + 1)
     for start, span, n in spans:
         differences[start] += n

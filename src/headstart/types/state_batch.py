@@ -1,4 +1,4 @@
-"""Rows that carry hidden states of a target, and the models that draft from them."""
+"""Batches with hidden states of a target, and the models that draft from them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headstart.types import Batch, Engine
 
 
 class StateBatch(Batch):
-    """A batch of (token, state of the token before it), or of states alone."""
+    """A batch of (token, previous token's state), or of states alone."""
 
     __slots__ = ("has_tokens", "head", "states")
 
@@ -21,7 +21,7 @@ class StateBatch(Batch):
         super().__init__(capacity)
         self.states = np.zeros((capacity, width), np.float32)
         self.has_tokens = has_tokens
-        self.head = 0  # the head that computes this batch
+        self.head = 0  # index of the head that computes the batch
 
     def add_rows(
         self, seq_id: int, position: int, tokens: Sequence[int], states: NDArray[np.float32]
@@ -32,18 +32,18 @@ class StateBatch(Batch):
         self.states[start : self.num_rows] = states
 
     def want_all(self) -> None:
-        """All rows produce logits and a state."""
+        """Request logits and states for all rows."""
         self.wants_logits[: self.num_rows] = 1
         self.num_outputs = self.num_rows
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """How a model drafts that proposes several tokens in one decode."""
+    """How a model drafts several tokens in one decode."""
 
-    size: int  # rows of a block, the first of which is the last token of the text
-    mask_id: int  # what stands for a token to be drafted
-    # the first row drafts the next token; otherwise each row drafts what stands there itself
+    size: int  # rows of a block, starting with the last token of the text
+    mask_id: int  # placeholder for a token to draft
+    # whether the first row drafts the next token; otherwise each row drafts its own token
     has_anchor: bool
     has_confidence: bool  # states are probabilities of acceptance
 
@@ -51,21 +51,21 @@ class Blocks:
 class DraftContext(Engine, Protocol):
     """A model, or multi-token heads, that draft from a target's hidden states.
 
-    From token p and a state of token p - 1 it predicts token p + 1, and computes what it takes for
-    the state of token p. Its batches carry states; rows without tokens are put into the cache as
-    they are. Any tail of a sequence can be cut. Either all rows of a decode have outputs or none.
+    From token p and a state of token p - 1 it predicts token p + 1, and computes its own state of
+    token p. Its batches carry states; rows without tokens are written to the cache unchanged. Any
+    suffix of a sequence can be dropped. Either all rows of a decode have outputs or none.
     """
 
-    num_heads: int  # each with sequences of its own
-    state_width: int  # of the states that it reads beside tokens, and of those it computes
-    # of what `encode` takes, or a batch without tokens, the target's layers in a row; 0: it reads
-    # the target's states as they are
+    num_heads: int  # each has its own sequences
+    state_width: int  # of the states read besides tokens, and of those computed
+    # input width of `encode`, or of a batch without tokens: the target's layers concatenated; 0: it
+    # reads the target's states directly
     feature_width: int
-    shares_target: bool  # its cache is the target's: it reads there and writes nothing
-    blocks: Blocks | None  # None: it drafts token by token
+    shares_target: bool  # it reads the target's cache and writes nothing
+    blocks: Blocks | None  # None: drafts token by token
 
     def outputs(self) -> NDArray[np.float32]:
         """States of the last decode's rows if they had outputs, shape (rows, state_width)."""
 
     def encode(self, features: NDArray[np.float32]) -> NDArray[np.float32]:
-        """States to read beside tokens, shape (rows, state_width), of the target's."""
+        """Convert the target's states to those read besides tokens, shape (rows, state_width)."""

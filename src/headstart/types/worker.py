@@ -1,4 +1,4 @@
-"""What the server needs from whoever runs the scheduler, in a thread or in a process of its own."""
+"""The interface of a worker, which runs the scheduler, for the server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Worker(Protocol):
     # "loading", "ready", "sleeping", "waking", "restarting", "failed" or "closed"
     status: str
     failure: str  # why the status is "restarting" or "failed"; else empty
-    info: WorkerInfo | None  # None until it was ready once
+    info: WorkerInfo | None  # None until ready once
 
     async def start(self) -> None:
         """Load the models; return when ready.
@@ -31,18 +31,18 @@ class Worker(Protocol):
     def submit(self, request: Work, deliver: Deliver) -> None:
         """Run a request; `deliver` is called with each event, last a FinishEvent or an exception.
 
-        Texts to embed are answered by EmbeddingEvents, all else by one ReplyEvent, or by an
+        Texts to embed are answered by EmbeddingEvents, other commands by one ReplyEvent, or by an
         exception.
 
         The exception may be a CapacityError (the queue is full), a RequestError (a value cannot be
         honoured), an EngineError (decoding failed) or a WorkerDeadError (the engine ended).
 
         Raises:
-            CapacityError: the engine is not ready, or takes nothing and too many requests wait.
+            CapacityError: the engine is not ready, or takes nothing and the queue is full.
         """
 
     def cancel(self, request_id: str) -> None:
-        """Stop a request, after which nothing is delivered; one that is over is ignored."""
+        """Stop a request; nothing is delivered for it afterwards. Finished ones are ignored."""
 
     async def report(self) -> WorkerReport:
         """Counters, slots and speculators as of the last step; never waits for a step."""
@@ -51,16 +51,16 @@ class Worker(Protocol):
         """Free the model's memory, unless something runs."""
 
     async def wake(self) -> None:
-        """Load the model again if it sleeps; return when it is ready.
+        """Load the model again if it sleeps; return when ready.
 
         Raises:
-            CapacityError: it cannot be loaded; it sleeps on.
+            CapacityError: it cannot be loaded and stays unloaded.
         """
 
     async def close(self) -> None:
-        """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""
+        """Stop; requests in flight get WorkerDeadError. May be called twice."""
 
     def kill(self) -> None:
-        """End the engine in the middle of its step; what it learned since it was last saved is
+        """End the engine in the middle of its step; control's learning since the last save is
         lost.
         """

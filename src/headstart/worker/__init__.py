@@ -1,1 +1,1 @@
-"""The scheduler's process: its loop, the border between processes, embeddings."""
+"""The scheduler's process: its loop, the interface between processes, embeddings."""

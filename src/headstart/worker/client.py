@@ -36,30 +36,30 @@ log = logging.getLogger(__name__)
 
 _SHUTTING_DOWN = "the server is shutting down; ask again when it is back"
 FIRST_DELAY, LONGEST_DELAY = 1.0, 30.0  # seconds before the second restart in a row, and later ones
-STABLE_SECONDS = 60.0  # after which an engine counts as one that answers
-MOST_FAILURES = 3  # engines in a row that answered nothing, before no other is made
+STABLE_SECONDS = 60.0  # after which an engine counts as working
+MOST_FAILURES = 3  # consecutive engines without an answer, before giving up
 
 
 class WorkerClient:
-    """`Worker` over a process. Belongs to the loop that called `start`."""
+    """A `Worker` in another process. Belongs to the asyncio loop that called `start`."""
 
     def __init__(self, make_transport: Callable[[], ProcessTransport]) -> None:
         self.status = "loading"
         self.failure = ""
         self.info: WorkerInfo | None = None
-        # told while the model is "loading", when it was unloaded ("sleeping"), and loaded again
+        # called with "loading" progress, and when the model was unloaded ("sleeping") or loaded
         self.on_change: Callable[..., None] = lambda state, **more: None
         self._make_transport = make_transport
         self._transport: ProcessTransport | None = None
         self._closing: ProcessTransport | None = None  # being closed, in another thread
         self._report = WorkerReport()
         self._deliver: dict[str, Deliver] = {}  # by request_id
-        self._failures = 0  # engines in a row that ended before they answered anything
+        self._failures = 0  # consecutive engines that ended without an answer
         self._ready_since = 0.0
-        # tries in a row that made no process, or in which a machine of --rpc did not answer
+        # consecutive attempts that made no process, or in which a worker of --rpc did not answer
         self._waits = 0
         self._restarts = 0
-        self._hearing: object = None  # stands for the engine at work; others are not heard
+        self._hearing: object = None  # identifies the current engine; others are ignored
         self._unloading: asyncio.Task[None] | None = None
         self._waking: asyncio.Task[None] | None = None
 
@@ -105,11 +105,11 @@ class WorkerClient:
         self.on_change("sleeping")
 
     async def wake(self) -> None:
-        """Start an engine if there is none because of `sleep`; see `Worker.wake`."""
+        """Start an engine if `sleep` ended the last one; see `Worker.wake`."""
         if self.status == "sleeping":
             self.status = "waking"
             self._waking = asyncio.create_task(self._load_again())
-            # whoever waited may be gone when it fails
+            # the waiting requests may be gone when it fails
             self._waking.add_done_callback(lambda task: task.cancelled() or task.exception())
         if self.status == "waking" and self._waking is not None:
             await asyncio.shield(self._waking)
@@ -131,7 +131,7 @@ class WorkerClient:
             ) from error
 
     async def close(self) -> None:
-        """Stop; requests in flight get WorkerDeadError. Doing it twice is harmless."""
+        """Stop; requests in flight get WorkerDeadError. May be called twice."""
         self.status = "closed"
         self._fail_all(CapacityError(_SHUTTING_DOWN))
         transport, self._transport = self._transport, None
@@ -140,10 +140,10 @@ class WorkerClient:
             await asyncio.to_thread(transport.close)
 
     def kill(self) -> None:
-        """Do not wait for the engine to end its step; for those who asked to stop twice. In the
+        """Stop without waiting for the current step, when the user asked twice. Call it in the
         loop's thread.
         """
-        self.status = "closed"  # so that nobody restarts it
+        self.status = "closed"  # so that nothing restarts it
         self._fail_all(CapacityError(_SHUTTING_DOWN))
         for transport in (self._transport, self._closing):
             if transport is not None:
@@ -186,7 +186,7 @@ class WorkerClient:
     def _on_message(self, message: Message) -> None:
         if message.report is not None:
             self._report = message.report
-        if message.loaded is not None and self.status != "restarting":  # no end of it is told
+        if message.loaded is not None and self.status != "restarting":  # loading has no end event
             self.on_change("loading", progress=message.loaded)
         for event in message.events:
             if isinstance(event, StepTokens):
@@ -205,7 +205,7 @@ class WorkerClient:
                     deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
 
     def _note_end(self, event: Event) -> None:
-        """Log it here: nobody hears of the end of what was cancelled."""
+        """Log the end here, because cancelled requests have no listener any longer."""
         match event:
             case FinishEvent():
                 log_request(event.request_id, event.stats, event.reason)
@@ -232,7 +232,7 @@ class WorkerClient:
                 f"{self.failure} while this request was running; the server restarts it, try again"
             )
         )
-        if isinstance(error, RpcWorkerError):  # nothing is wrong here: it may come back any time
+        if isinstance(error, RpcWorkerError):  # nothing is wrong here, and it may come back
             self.status = "restarting"
             self._waits += 1
             self._restart_after(_delay(self._waits))
@@ -254,7 +254,7 @@ class WorkerClient:
         self._loop.call_later(seconds, self._restart)
 
     def _restart(self) -> None:
-        """Make a new engine; where the system has no room for a process, try again and again."""
+        """Start a new engine; retry as long as the system has no room for a process."""
         if self.status == "closed":
             return
         try:
@@ -280,7 +280,7 @@ def _goes_on(event: Event) -> bool:
 
 
 def _delay(number: int) -> float:
-    """Seconds before a restart after so many failed ones."""
+    """Seconds before a restart after `number` consecutive failures."""
     return min(LONGEST_DELAY, FIRST_DELAY * 2.0 ** (number - 1)) if number else 0.0
 
 

@@ -1,7 +1,7 @@
-"""Texts that wait to be turned into vectors: short ones share a decode, over all requests.
+"""Queue of texts to embed: short ones share a decode across requests.
 
-Tenants and their requests take turns, so that thousands of texts do not hold up the others, and
-between two decodes the scheduler makes a step: those who generate wait for one decode at most.
+Tenants and their requests take turns, so that thousands of texts do not block the others, and the
+scheduler runs a step between decodes: generating requests wait for at most one decode.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from headstart.types.request import EmbeddingEvent, EmbeddingRequest, Event, err
 log = logging.getLogger(__name__)
 
 MAX_WAITING = 1 << 21  # tokens
-FEW_TOKENS = 128  # of a decode while others generate
-MANY_NUMBERS = 1 << 16  # of vectors that are told at once: others wait for what the pipe takes
+FEW_TOKENS = 128  # per decode while others generate
+MANY_NUMBERS = 1 << 16  # of vectors sent at once: larger messages would block the pipe
 
 
 class EmbeddingEngine(Protocol):
-    """Texts to vectors. One thread at a time."""
+    """Computes embeddings. One thread at a time."""
 
     vocab_size: int
     size: int  # numbers of a vector
     pooling: str
-    max_tokens: int  # of one text
+    max_tokens: int  # per text
     max_batch_tokens: int
     max_batch_texts: int
 
@@ -61,14 +61,14 @@ class EmbeddingEngine(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Texts:
-    """A request while it is served."""
+    """A request in progress."""
 
     request: EmbeddingRequest
     submitted: float
-    chunks: dict[int, LoadedChunk]  # by the first of their ids
-    vectors: list[NDArray[np.float32]] = field(default_factory=list)  # not told yet
-    num_taken: int = 0  # texts that were given to the engine, the one being read included
-    position: int = 0  # tokens of the text that is read in pieces
+    chunks: dict[int, LoadedChunk]  # by their first id
+    vectors: list[NDArray[np.float32]] = field(default_factory=list)  # to be sent
+    num_taken: int = 0  # texts passed to the engine, including the current one
+    position: int = 0  # decoded tokens of a text that is split
 
     @property
     def tenant(self) -> str:
@@ -80,7 +80,7 @@ class _Texts:
 
     @property
     def pending_chunk(self) -> LoadedChunk | None:
-        """The image that it reads next, of a text that is read in pieces."""
+        """The next image of the current text, if that is split."""
         return self.chunks.get(self.request.texts[self.num_taken - 1][self.position])
 
     @property
@@ -88,12 +88,12 @@ class _Texts:
         return self.num_taken == len(self.request.texts)
 
     def add(self, vectors: NDArray[np.float32]) -> None:
-        """Keep vectors of a text until they are told."""
+        """Queue vectors of a text to be sent."""
         rows = max(1, MANY_NUMBERS // vectors.shape[1])
         self.vectors += [vectors[at : at + rows] for at in range(0, len(vectors), rows)]
 
     def take(self) -> tuple[NDArray[np.float32], ...]:
-        """The next vectors to tell."""
+        """The next vectors to send."""
         sizes = np.cumsum([one.size for one in self.vectors])
         number = max(1, int(np.searchsorted(sizes, MANY_NUMBERS, "right")))
         taken, self.vectors = tuple(self.vectors[:number]), self.vectors[number:]
@@ -110,8 +110,8 @@ class EmbeddingQueue:
         self._counters = counters
         self._clock = clock
         self._jobs: deque[_Texts] = deque()
-        self._long: _Texts | None = None  # whose next text is read in pieces
-        self._refused: list[Event] = []  # not told yet
+        self._long: _Texts | None = None  # the request whose current text is split
+        self._refused: list[Event] = []  # events to be sent
 
     @property
     def has_work(self) -> bool:
@@ -120,11 +120,11 @@ class EmbeddingQueue:
     def submit(
         self, request: EmbeddingRequest, chunks: Mapping[int, LoadedChunk] | None = None
     ) -> None:
-        """Queue a request; `chunks` of its texts by the first of their ids.
+        """Queue a request; `chunks` has the images of its texts by their first id.
 
         Raises:
             RequestError: a text cannot be embedded.
-            CapacityError: too much waits.
+            CapacityError: the queue is full.
         """
         if not request.texts:
             raise RequestError("there is no input; send at least one text")
@@ -141,10 +141,10 @@ class EmbeddingQueue:
         self._jobs.append(_Texts(request, self._clock(), chunks))
 
     def _make_room(self, request: EmbeddingRequest) -> None:
-        """Refuse the newest requests of the tenants that have most tokens here, for another's.
+        """Refuse the newest requests of the tenants with the most tokens, for another tenant's.
 
         Raises:
-            CapacityError: that would not be enough; then none is refused.
+            CapacityError: that would not suffice; then none is refused.
         """
         jobs = sorted(self._jobs, key=lambda job: job.submitted)
         sizes = [job.request.num_tokens for job in jobs]
@@ -166,12 +166,12 @@ class EmbeddingQueue:
             self._refused.append(error_event(job.request.request_id, QuotaError("queue", words)))
 
     def _check(self, texts: Sequence[Sequence[int]], *, has_media: bool) -> None:
-        """Look at all tokens at once, because thousands of texts hold up the loop one by one."""
+        """Check all tokens at once: thousands of texts one by one would block the loop."""
         sizes, most = np.array([len(text) for text in texts]), self.engine.max_tokens
         tokens = np.frombuffer(b"".join(map(packed, texts)), np.intc)
         low = tokens.min(initial=0) if has_media else 0
         wrong = np.flatnonzero((tokens < low) | (tokens >= self.engine.vocab_size))
-        places = np.searchsorted(sizes.cumsum(), wrong, "right")  # the texts that have them
+        places = np.searchsorted(sizes.cumsum(), wrong, "right")  # the texts that contain them
         if len(found := np.concatenate((places, np.flatnonzero(sizes == 0)))):
             raise RequestError(
                 f"input {found.min()} must have tokens, with ids from 0 to "
@@ -185,7 +185,7 @@ class EmbeddingQueue:
             )
 
     def cancel(self, request_id: str) -> None:
-        """Forget a request; unknown ones are ignored."""
+        """Remove a request; unknown ones are ignored."""
         for job in [one for one in self._jobs if one.request.request_id == request_id]:
             self._drop(job)
 
@@ -197,7 +197,7 @@ class EmbeddingQueue:
             self._long = None
 
     def step(self, *, is_alone: bool) -> list[Event]:
-        """One decode; returns what it completed. `is_alone`: nobody generates."""
+        """Run one decode; returns the events. `is_alone`: no request generates."""
         refused, self._refused = self._refused, []
         return refused + self._step(is_alone=is_alone)
 
@@ -206,7 +206,7 @@ class EmbeddingQueue:
             return []
         room = self.engine.max_batch_tokens
         group = self._group(room if is_alone else min(room, FEW_TOKENS))
-        if not group and not self._long:  # all is read, but not told
+        if not group and not self._long:  # all decoded, but not sent
             return self._finished()
         chunk = self._long.pending_chunk if self._long else None
         if chunk is not None and not chunk.is_ready(self._long):
@@ -222,7 +222,7 @@ class EmbeddingQueue:
                 self._drop(job)
             return [error_event(job.request.request_id, error) for job in failed]
         self._counters.embedded_tokens += num_tokens
-        self._counters.prompt_tokens += num_tokens  # as at llama-server
+        self._counters.prompt_tokens += num_tokens  # as in llama-server
         self._counters.prompt_seconds += self._clock() - began
         self._counters.num_decodes += 1
         if not self._long:
@@ -230,7 +230,7 @@ class EmbeddingQueue:
         return self._finished()
 
     def _group(self, room: int) -> list[tuple[_Texts, int]]:
-        """Texts for one decode, in turns from each request; none if one is read in pieces."""
+        """Texts for one decode, from requests in turn; empty if one is split."""
         group: list[tuple[_Texts, int]] = []
         left = (job for job in self._jobs if not job.is_taken)
         jobs = deque(in_turns(left, lambda job: job.tenant))

@@ -1,6 +1,6 @@
-"""The engine's own loop: commands in, events out, one scheduler step after another.
+"""The engine's loop: commands in, events out, one scheduler step after another.
 
-Runs in a thread or in a process of its own; which one it is, is the caller's business.
+The caller runs it in a thread or in a separate process.
 """
 
 from __future__ import annotations
@@ -39,31 +39,31 @@ from headstart.worker.request_log import PromptLog
 log = logging.getLogger(__name__)
 
 REPORT_SECONDS = 0.25  # between reports while requests run
-OBEY_SECONDS = 0.003  # of a step, for commands: what comes in hundreds is taken bit by bit
-PAUSE_SECONDS = 0.2  # without a request before the warm-up goes on: the next one often follows
-IDLE_SECONDS = 10.0  # without work, before what slots and main memory hold goes to the disk
-SAVE_SECONDS = 60.0  # between two writes of what control learned
+OBEY_SECONDS = 0.003  # of a step, for commands: large numbers are taken in parts
+PAUSE_SECONDS = 0.2  # without requests before the warm-up continues: the next one often follows
+IDLE_SECONDS = 10.0  # without work, before slots and main memory are written to the disk
+SAVE_SECONDS = 60.0  # between saves of control's state
 
 
 class _StateSaver:
-    """Has what control learned written: when work ends, but not twice in SAVE_SECONDS, and while it
-    does not end.
+    """Saves control's state: when work ends, but at most once in SAVE_SECONDS, and periodically
+    under constant load.
 
-    So whatever kills the engine costs a minute's learning.
+    So if the engine is killed, at most a minute's learning is lost.
     """
 
     def __init__(self, drafting: Drafting, now: float) -> None:
         self._drafting = drafting
-        self._earliest = now  # when it may be written
-        # when it has to be, busy or not; None: nothing was learned
+        self._earliest = now  # earliest time of the next save
+        # latest time of the next save, even if busy; None: nothing was learned
         self._latest: float | None = None
 
     def seconds_left(self, now: float) -> float | None:
-        """Until it is written if no work comes."""
+        """Seconds until the next save if no work comes."""
         return None if self._latest is None else max(0.0, self._earliest - now)
 
     def note(self, now: float, *, has_worked: bool, is_idle: bool) -> None:
-        """A step is over."""
+        """Note a step, and save if it is time."""
         if has_worked and self._latest is None:
             self._latest = now + SAVE_SECONDS
         if self._latest is not None and now >= (self._earliest if is_idle else self._latest):
@@ -72,30 +72,30 @@ class _StateSaver:
 
 
 class _PromptWriter:
-    """Has idle prompts written to the disk once there was no work for a while, one after another:
-    what holds a prompt costs a copy, which nobody waits for then.
+    """Writes idle prompts to disk, one at a time, once the engine has been idle for a while, so
+    that no request waits for the copy.
     """
 
     def __init__(self, offloading: Offloading) -> None:
         self._offloading = offloading
-        self._at: float | None = None  # when the next is to be written
+        self._at: float | None = None  # time of the next write
 
     def seconds_left(self, now: float) -> float | None:
-        """Until one is written if no work comes."""
+        """Seconds until the next write if no work comes."""
         return None if self._at is None else max(0.0, self._at - now)
 
     def note(self, now: float) -> None:
-        """There was work."""
+        """Restart the idle time after work."""
         self._at = now + IDLE_SECONDS if self._offloading.disk else None
 
     def go_on(self, now: float) -> None:
-        """There was none."""
+        """Write a prompt if the engine was idle long enough."""
         if self._at is not None and now >= self._at:
             self._at = now + PAUSE_SECONDS if self._offloading.write_next() else None
 
 
 class _EventSender:
-    """Sends events, and a report when one is due or something ended."""
+    """Sends events, and a report if one is due or a request ended."""
 
     def __init__(
         self, scheduler: Scheduler, send: Callable[[Message], None], clock: Callable[[], float]
@@ -105,7 +105,7 @@ class _EventSender:
         self.prompts = PromptLog(Progress(clock))
 
     def deliver(self) -> None:
-        """What the scheduler has to tell."""
+        """Send the scheduler's events."""
         self.tell(self._scheduler.events.take())
 
     def tell(self, events: Sequence[Event | StepTokens]) -> None:
@@ -131,18 +131,18 @@ def run_loop(
     """Serve until a Stop command.
 
     Raises:
-        EngineError: decoding fails again and again.
+        EngineError: decoding failed repeatedly.
 
     Args:
-        receive: returns waiting commands; if there are none, waits for one for so many seconds
-            (None: for ever).
-        send: hands a message over; must not block for long.
+        receive: returns queued commands; if there are none, waits for one for the given seconds
+            (None: forever).
+        send: sends a message; must not block for long.
     """
     saver, sender = _StateSaver(scheduler.drafting, clock()), _EventSender(scheduler, send, clock)
     writer = _PromptWriter(scheduler.cache.offloading)
     scheduler.deliver = sender.deliver
     if (disk := scheduler.cache.offloading.disk) is not None:
-        wait([disk.begin()], WAIT_SECONDS)  # enough for a hundred files, which the report counts
+        wait([disk.begin()], WAIT_SECONDS)  # enough for a hundred files, to be counted
     send(Message(report=make_report(scheduler)))
     scheduler.compiling.prepare()
     commands = deque[Command]()
@@ -152,12 +152,12 @@ def run_loop(
         return bool(commands)
 
     warm_up = scheduler.warm_up
-    is_cold = warm_up is not None  # and has not been tried since the last command
+    is_cold = warm_up is not None  # not tried since the last command
     while True:
         if not commands:
             if _has_work(scheduler):
                 commands += receive(0.0)
-            elif warm_up is not None and is_cold:  # ready before it is measured
+            elif warm_up is not None and is_cold:  # report ready before measuring
                 commands += receive(PAUSE_SECONDS)
                 if not commands:
                     is_cold = False
@@ -187,7 +187,7 @@ def run_loop(
             sender.tell(scheduler.embeddings.step(is_alone=not scheduler.has_work))
         if scheduler.media and scheduler.media.has_work:
             sender.tell(scheduler.media.answers(0.0 if has_work else WAIT_SECONDS))
-        # in a row: a context that fails once may be broken for good
+        # consecutive: a context that fails several times may stay broken
         if scheduler.num_failed_decodes >= 3:
             raise EngineError(
                 f"{scheduler.num_failed_decodes} decodes in a row failed; the engine begins anew"
@@ -236,7 +236,7 @@ def _obey(
 
 
 def make_report(scheduler: Scheduler) -> WorkerReport:
-    """What the scheduler counted, and its slots now. Copies: the loop goes on counting."""
+    """The scheduler's counters, and its slots now. Copies: the loop continues counting."""
     store, disk = scheduler.cache.offloading.store, scheduler.cache.offloading.disk
     return WorkerReport(
         num_processing=len(scheduler.running),
@@ -270,7 +270,7 @@ def _slot_report(cells: Cells, scheduler: Scheduler) -> SlotReport:
         is_processing=True,
         num_prompt=num_prompt,
         num_processed=num_processed,
-        num_cached=min(sequence.num_cached, num_processed),  # less while it is read again
+        num_cached=min(sequence.num_cached, num_processed),  # fewer while it is decoded again
         num_in_cache=cells.length,
         num_emitted=sequence.num_emitted,
         max_tokens=sequence.request.max_tokens,

@@ -1,9 +1,9 @@
 """The pipes between the web process and the engine process.
 
-A pipe to the engine takes little and its reader is busy for as long as a step lasts, or stopped for
-ever: whoever writes to it waits. So a thread sends, and where too much waits, the next request is
-refused. What the engine sends is read in the asyncio loop, without a thread in between: to wake
-one, and the loop after it, took a quarter of the web process's time per token.
+A pipe to the engine holds little, and its reader is busy during a step, or hangs forever: writers
+block. So a thread sends, and if its queue is full, the next request is refused. The engine's
+messages are read in the asyncio loop, without a thread: waking one, and then the loop, took a
+quarter of the web process's time per token.
 """
 
 from __future__ import annotations
@@ -43,33 +43,33 @@ Command = Work | Cancel | Stop
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What the loop sends: events in order, and now and then a report."""
+    """A message of the loop: events in order, and sometimes a report."""
 
     events: Sequence[Event | StepTokens] = ()
     report: WorkerReport | None = None
-    loaded: float | None = None  # share of the models, before there is anything else to say
+    loaded: float | None = None  # loaded share of the models, while loading
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle without the names of the fields: there is one for every step."""
+        """Pickle without field names: there is one message per step."""
         return Message, (self.events, self.report, self.loaded)
 
 
 log = logging.getLogger(__name__)
 
-MAX_REQUESTS = 512  # that the engine did not take yet; longer ones are fewer
-LEAST_TOKENS = 8192  # as which a shorter request counts
+MAX_REQUESTS = 512  # not taken by the engine yet; fewer long ones
+LEAST_TOKENS = 8192  # minimum size that a request counts as
 _COUNTED = (Request, EmbeddingRequest)
 
 
 class Sender:
-    """A bounded queue before a pipe, and the thread between them."""
+    """A bounded queue and the thread that writes it to a pipe."""
 
     def __init__(self, pipe: Connection, refuse: Callable[[str, QuotaError], None]) -> None:
-        """`refuse`: told of a request that made room for another tenant's."""
+        """`refuse`: called for a request that was dropped for another tenant's."""
         self._pipe = pipe
         self._refuse = refuse
         self._commands: OrderedDict[str | int, Command] = OrderedDict()  # work by its request_id
-        self._num_held = 0  # by these
+        self._num_held = 0  # tokens of the queued work
         self._changed = threading.Condition()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="headstart-commands", daemon=True)
@@ -78,16 +78,16 @@ class Sender:
         self._thread.start()
 
     def send(self, command: Command) -> None:
-        """Queue a command; lost without notice if the process is dead.
+        """Queue a command; dropped silently if the process is dead.
 
         Raises:
-            CapacityError: the engine takes nothing and too many requests wait for it.
+            CapacityError: the engine takes nothing and the queue is full.
         """
         with self._changed:
             if isinstance(command, Cancel) and self._forget(command.request_id):
                 return
             dropped = self._make_room(command) if isinstance(command, _COUNTED) else []
-            if isinstance(command, Cancel | Stop):  # a long request takes a step
+            if isinstance(command, Cancel | Stop):  # long requests take a step
                 self._commands[id(command)] = command
                 self._commands.move_to_end(id(command), last=False)
             else:
@@ -106,13 +106,13 @@ class Sender:
             )
 
     def close(self) -> None:
-        """End the thread, which closes the pipe; what waits is not sent."""
+        """End the thread, which closes the pipe; queued commands are not sent."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def _make_room(self, request: Request | EmbeddingRequest) -> list[Request | EmbeddingRequest]:
-        """Take back requests of the tenant that has most, for one of another; returns them."""
+        """Remove queued requests of the tenant with the most, for another's; returns them."""
         tenant, size = _held_by(request)
         if self._num_held + size <= MAX_REQUESTS * LEAST_TOKENS:
             return []
@@ -128,7 +128,7 @@ class Sender:
         return dropped
 
     def _forget(self, request_id: str) -> bool:
-        """Take back a request that was not sent yet."""
+        """Remove a request that was not sent yet."""
         command = self._commands.pop(request_id, None)
         if command is not None:
             self._count(command, -1)
@@ -150,17 +150,17 @@ class Sender:
                 write_item(self._pipe.fileno(), _compact(command))
             except OSError:
                 log.debug("the engine process is gone; a command was dropped")
-        self._pipe.close()  # here, where nobody can be writing to it
+        self._pipe.close()  # in this thread, where no write is in progress
 
 
 def _held_by(request: Request | EmbeddingRequest) -> tuple[str, int]:
-    """Whose it is, and the tokens that have to be sent."""
+    """The request's tenant, and its size in tokens."""
     size = len(request.prompt) if isinstance(request, Request) else request.num_tokens
     return tenant_of(request.namespace), max(LEAST_TOKENS, size)
 
 
 def _compact(command: Command) -> Command:
-    """With tokens that are read as bytes: to make a list of 128k takes the loop 5 ms."""
+    """Pack tokens as bytes: unpickling a list of 128k takes the engine's loop 5 ms."""
     if isinstance(command, Request):
         return replace(command, prompt=packed(command.prompt))
     if isinstance(command, EmbeddingRequest):
@@ -168,14 +168,14 @@ def _compact(command: Command) -> Command:
     return command
 
 
-_HEAD_BYTES = 8  # in front of each item: its size
+_HEAD_BYTES = 8  # size of an item, in front of it
 
 
 def write_item(fd: int, item: object) -> None:
-    """Send an item to an `ItemReader`; waits where that does not read.
+    """Send an item to an `ItemReader`; blocks until that reads.
 
     Raises:
-        BrokenPipeError, ConnectionResetError: nobody reads any more.
+        BrokenPipeError, ConnectionResetError: the reader is gone.
     """
     data = pickle.dumps(item, protocol=5)
     left = memoryview(len(data).to_bytes(_HEAD_BYTES, "little") + data)
@@ -184,14 +184,14 @@ def write_item(fd: int, item: object) -> None:
 
 
 class Items:
-    """Takes the items out of a pipe, without waiting for the rest of one."""
+    """Extracts items from a pipe without blocking."""
 
     def __init__(self, fd: int) -> None:
         os.set_blocking(fd, False)
         self._fd, self._unread = fd, bytearray()
 
     def read(self) -> None:
-        """Take in what is there, up to 64 KiB.
+        """Read what is available, up to 64 KiB.
 
         Raises:
             EOFError: the other side is closed.
@@ -217,7 +217,7 @@ class Items:
 
 
 class ItemReader:
-    """Hands on the items of a pipe. Belongs to the loop in which `start` was called."""
+    """Passes on the items of a pipe. Belongs to the asyncio loop in which `start` was called."""
 
     def __init__(self, fd: int, take: Callable[[Any], None], on_end: Callable[[], None]) -> None:
         """`on_end` is called once, when the other side is closed."""
@@ -226,14 +226,14 @@ class ItemReader:
         self._on_end = on_end
 
     def start(self) -> None:
-        """Call `take` with every item from now on; the descriptor does not block any more."""
+        """Call `take` with every item from now on; makes the descriptor non-blocking."""
         self._items = Items(self._fd)
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._fd, self._read)
 
     def stop(self) -> None:
-        """Read no more, and forget whom to tell: he holds this, and would wait for the collector
-        of cycles with his descriptors open.
+        """Stop reading and drop the callbacks. They reference this object, and the cycle would keep
+        the descriptors open until garbage collection.
         """
         self._loop.remove_reader(self._fd)
         self._take = lambda item: None
@@ -250,5 +250,5 @@ class ItemReader:
         while (item := self._items.next()) is not None:
             try:
                 self._take(pickle.loads(item))
-            except Exception:  # those behind it came with it: nothing else would have them taken
+            except Exception:  # the items behind it are already read: no event would trigger them
                 log.exception("what the engine sent could not be taken")

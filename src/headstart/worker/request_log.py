@@ -1,4 +1,4 @@
-"""The log of a request: its begin, its long prompt, and its end in llama-server's words."""
+"""Logs requests: their start, the progress of long prompts, and their end as in llama-server."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ log = logging.getLogger(__name__)
 
 
 class PromptLog:
-    """Says how far long prompts are, from the reports on slots."""
+    """Logs the progress of long prompts, from reports on slots."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._reading: dict[str, str] = {}
 
     def begin(self, request: Request) -> None:
-        """Log a request that was taken: its first step may take long."""
+        """Log a request that was accepted: its first step may take long."""
         num_prompt = len(request.prompt)
         log.info("request %s: begins with %d prompt tokens", request.request_id, num_prompt)
         self._reading |= {f"request {request.request_id}": f"prompt, 0 of {num_prompt} tokens"}
         self._progress.tell(self._reading)
 
     def note(self, slots: Iterable[SlotReport]) -> None:
-        """Look at all slots as they are now."""
+        """Update the progress from all slots."""
         self._reading = {
             f"request {one.request_id}": f"prompt, {one.num_processed} of {one.num_prompt} tokens"
             for one in slots
@@ -66,7 +66,7 @@ def log_embedding(event: EmbeddingEvent) -> None:
 
 
 def log_error(event: ErrorEvent) -> None:
-    """A request that failed has done something before; one that was refused has not."""
+    """Log a failed request: with its statistics if it ran, otherwise as refused."""
     message = " ".join(event.message.split())
     if event.stats is None:
         log.info("request %s refused: %s: %s", event.request_id, event.error, message)
@@ -75,7 +75,7 @@ def log_error(event: ErrorEvent) -> None:
 
 
 def _speculation(stats: RequestStats) -> str:
-    """What was drafted, by whom, and why nothing was."""
+    """What was drafted, by which speculators, or why nothing was."""
     parts, drafts, by_speculator = ["no drafts"], stats.drafts, stats.by_speculator
     if num_drafted := drafts.num_drafted:
         num_accepted = drafts.num_accepted
@@ -93,7 +93,7 @@ def _speculation(stats: RequestStats) -> str:
 
 
 def _of_one(name: str, stats: SpeculationStats, *, with_reasons: bool) -> str:
-    """One speculator; the only one has the reasons of the request."""
+    """One speculator's part of the log line, with reasons if it is the only one."""
     what = f"{name} no drafts"
     if num_drafts := stats.num_drafts:
         what = (

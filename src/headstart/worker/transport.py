@@ -1,7 +1,7 @@
-"""The engine's loop in a process of its own.
+"""The engine's loop in a separate process.
 
 A process, because libllama aborts on some faults and because other Python threads take the
-interpreter away from decode steps (0.3 ms became 1.8 ms when measured with one busy thread).
+interpreter from decode steps (0.3 ms became 1.8 ms with one busy thread).
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# an engine has to end its step and to write what was learned; a prompt's chunk may take long
+# the engine must finish its step and save its state; a chunk of a prompt may take long
 STOP_SECONDS = 30.0
-QUIET_SECONDS = 5.0  # of them, before the log says what is waited for
-READ_SECONDS = 0.002  # of a step, for commands
-LOOK_SECONDS = 0.01  # between two looks whether a process that closed its pipe has ended
+QUIET_SECONDS = 5.0  # after which the log says what is waited for
+READ_SECONDS = 0.002  # of a step, for reading commands
+LOOK_SECONDS = 0.01  # between checks whether a process that closed its pipe has ended
 
 Build = Callable[[], "tuple[Scheduler, WorkerInfo]"]
-"""Loads the models. Runs where the loop runs; picklable for a process."""
+"""Loads the models. Called where the loop runs; picklable for another process."""
 
 
 Said = Message | WorkerInfo | BaseException | None
-"""What an engine says: it is ready, a message, and at its end why (None: it was told to)."""
+"""What an engine sends: that it is ready, messages, and why it ended (None: on request)."""
 
 
 class ProcessTransport:
-    """The loop in a process of its own, so that an abort in libllama does not end the server."""
+    """Runs the loop in a separate process, so that an abort in libllama does not end the server."""
 
     def __init__(self, build: Build, prepare: Callable[[], None] = logging.basicConfig) -> None:
-        """`prepare` is called first in the process; picklable, as `build`."""
+        """`prepare` is called first in the process; picklable, like `build`."""
         self._build = build
         self._prepare = prepare
         self._sender: Sender | None = None
@@ -67,12 +67,12 @@ class ProcessTransport:
         return None if self._process is None else self._process.pid
 
     def launch(self) -> None:
-        """Start the process; who hears it comes with `start`."""
+        """Start the process; `start` sets the listener."""
         context = multiprocessing.get_context("spawn")
-        # a pipe each way: the loop needs one that never waits, a `Sender` one that does
+        # a pipe each way: the loop needs a non-blocking one, a `Sender` a blocking one
         taken, self._commands = context.Pipe(duplex=False)
         self._messages, told = context.Pipe(duplex=False)
-        for pipe in (self._commands, told):  # some thousand steps, or a prompt of 200,000 tokens
+        for pipe in (self._commands, told):  # holds thousands of steps, or 200,000 tokens
             widen_pipe(pipe.fileno())
         self._process = context.Process(
             target=_process_main,
@@ -83,7 +83,7 @@ class ProcessTransport:
         try:
             with _ctrl_c_ignored():
                 self._process.start()
-        except BaseException:  # as if it had never been
+        except BaseException:  # undo everything
             self._commands.close()
             self._messages.close()
             self._process = self._commands = self._messages = None
@@ -93,7 +93,7 @@ class ProcessTransport:
             told.close()
 
     def start(self, hear: Callable[[Said], None]) -> None:
-        """Start the process if need be; `hear` is told what it says, in this asyncio loop."""
+        """Start the process if necessary; `hear` gets its messages, in this asyncio loop."""
         if self._process is None:
             self.launch()
         assert self._commands is not None
@@ -104,22 +104,22 @@ class ProcessTransport:
         try:
             self._sender.start()
             self._reader.start()
-        except BaseException:  # nobody listens to it
+        except BaseException:  # it has no listener
             self._sender.close()
             self.kill()
             raise
 
     def send(self, command: Command) -> None:
-        """Hand over a command; lost without notice if the process is dead, which is heard.
+        """Send a command; dropped silently if the process is dead; `hear` reports its death.
 
         Raises:
-            CapacityError: the engine takes nothing and too many requests wait for it.
+            CapacityError: the engine takes nothing and the queue is full.
         """
-        if (sender := self._sender) is not None:  # `close` asks in a thread of its own
+        if (sender := self._sender) is not None:  # `close` runs in another thread
             sender.send(command)
 
     def close(self) -> None:
-        """Stop the engine between two steps; one that takes too long, or still loads, is killed."""
+        """Stop the engine after its step; killed if that takes too long, or while loading."""
         self.send(Stop())
         if self._process is None:
             return
@@ -138,7 +138,7 @@ class ProcessTransport:
         self._process.join()
 
     def kill(self) -> None:
-        """End the engine at once; a `close` that waits for it in another thread returns."""
+        """Kill the engine; a `close` waiting in another thread returns."""
         if self._process is not None:
             self._process.kill()
 
@@ -154,10 +154,9 @@ class ProcessTransport:
             self._end(item)
 
     def _on_closed(self) -> None:
-        """Nobody can write any more; the process may take a while to end, writing its memory.
+        """The pipe was closed; the process may take a while to end, writing its memory.
 
-        Looked at again and again, because where the system has no room for a thread is where
-        engines die.
+        Polled, because engines die when the system has no room for a thread.
         """
         if self._process.exitcode is None:
             self._loop.call_later(LOOK_SECONDS, self._on_closed)
@@ -169,15 +168,15 @@ class ProcessTransport:
         assert self._sender is not None
         assert self._messages is not None
         self._sender.close()
-        self._sender = None  # it knows this transport: the pipes would wait for the collector
+        self._sender = None  # avoids a cycle: it references this transport
         self._messages.close()
         self._hear(error)
 
 
 @contextlib.contextmanager
 def _ctrl_c_ignored() -> Iterator[None]:
-    """Ctrl-C is sent to the whole group; a process that starts now goes on ignoring it."""
-    if threading.current_thread() is not threading.main_thread():  # which alone may say so
+    """Ignore Ctrl-C, which is sent to the whole group, in processes started in this block."""
+    if threading.current_thread() is not threading.main_thread():  # only that may set handlers
         yield
         return
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -199,11 +198,11 @@ def _exit_words(code: int | None) -> str:
 def _process_main(
     build: Build, commands: Connection, messages: Connection, prepare: Callable[[], None]
 ) -> None:
-    """Entry of the engine process: load, report ready, run the loop, say why it ended."""
-    # here and not above, because the web process starts sooner without the loop
+    """Entry of the engine process: load, report ready, run the loop, report why it ended."""
+    # imported here, because the web process starts faster without the loop
     from headstart.worker.loop import run_loop
 
-    # sent to the whole group; the server tells us to stop
+    # sent to the whole group; the server sends Stop instead
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     switch_threads_often()
@@ -213,7 +212,7 @@ def _process_main(
     try:
         loading.set(_once_per_percent(send))
         scheduler, info = build()
-        gc.freeze()  # what is loaded stays; looking through all of it made a step 24 ms longer
+        gc.freeze()  # loaded objects stay; collecting them made a step 24 ms longer
         send(info)
         run_loop(scheduler, _receiver(commands.fileno()), send)
     except (EOFError, BrokenPipeError, ConnectionResetError):
@@ -226,12 +225,12 @@ def _process_main(
             if isinstance(caught, HeadstartError)
             else HeadstartError(f"{type(caught).__name__}: {caught}")
         )
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to tell
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # no listener is left
         send(error)
 
 
 def _once_per_percent(send: Callable[[Message], None]) -> Callable[[float], None]:
-    """Tells how much of the models is loaded; of a second file, only what is beyond the first."""
+    """Reports the loaded share of the models; for a second file, only what exceeds the first."""
     told = 0.0
 
     def tell(share: float) -> None:
@@ -244,8 +243,8 @@ def _once_per_percent(send: Callable[[Message], None]) -> Callable[[float], None
 
 
 def _receiver(fd: int) -> Callable[[float | None], Sequence[Command]]:
-    """Takes the commands out of a pipe; waits so many seconds for one. What is read in
-    READ_SECONDS has to do: the others, and the rest of a long one, are there the next time.
+    """Reads commands from a pipe; waits the given seconds for one. Reading is limited to
+    READ_SECONDS: the rest is read the next time.
     """
     items, poll = Items(fd), select.poll()
     poll.register(fd, select.POLLIN)
@@ -260,7 +259,7 @@ def _receiver(fd: int) -> Callable[[float | None], Sequence[Command]]:
                 items.read()
             else:
                 break
-            if commands or seconds == 0.0:  # else nothing better is to be done
+            if commands or seconds == 0.0:  # otherwise idle
                 until = min(until, time.monotonic() + READ_SECONDS)
         return commands
 
