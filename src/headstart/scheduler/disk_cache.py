@@ -35,14 +35,16 @@ from typing import Any
 
 from headstart.scheduler.prompt_store import StoredBlock, StoredPrompt
 from headstart.structures.checkpoints import Data, unpack
-from headstart.structures.prompt_files import PromptHead, read_prompt, write_prompt
-from headstart.structures.prompt_names import (
+from headstart.structures.prompt_files import (
     SUFFIX,
+    PromptHead,
     PromptIndex,
     StoredFile,
     key_of,
     owner_of,
+    read_prompt,
     root_of,
+    write_prompt,
 )
 from headstart.structures.system import low_priority_threads, use_any_core
 from headstart.structures.tenants import TenantQueue
@@ -133,9 +135,8 @@ class DiskCache:
         """
         num_bytes = prompt.num_bytes
         is_too_old = prompt.last_used <= self._too_old
-        if prompt.is_private or is_too_old or num_bytes > self._place.max_bytes:
-            return False
-        if self.knows(prompt.namespace, prompt.tokens):
+        is_refused = prompt.is_private or is_too_old or num_bytes > self._place.max_bytes
+        if is_refused or self.knows(prompt.namespace, prompt.tokens):
             return False
         key = key_of(root_of(prompt.namespace), prompt.tokens)
         with self._lock:

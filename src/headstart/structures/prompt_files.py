@@ -1,5 +1,6 @@
 """Files of prompts: tokens of one text, and the caches that were computed for them.
 
+A name tells the tenant, and hashes of the tokens and of all before them (`StoredFile`). Inside:
 magic, sizes, a checksum of what stands before the caches (`_HEADER`); what there is (JSON), the
 tokens (int32); the caches, one behind the other; a hash of the CRC-32 of each MiB of these, which
 takes a fifth of the time of hashing them whole. So nothing is used that is not as it was written.
@@ -11,7 +12,9 @@ import hashlib
 import json
 import os
 import struct
+import threading
 from array import array
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +23,9 @@ from typing import BinaryIO
 from zlib import crc32
 
 from headstart.structures.checkpoints import Data
+from headstart.structures.tenants import tenant_of
 
+SUFFIX = ".prompt"
 _HEADER = struct.Struct("<8sII16s")  # magic, bytes of JSON, tokens, checksum
 _MAGIC, _CHECKSUM_SIZE = b"HSPROMP3", 16
 _PIECE = 1 << 20  # bytes that are written without a rest, and have a checksum of their own
@@ -130,3 +135,156 @@ def _write_all(file: BinaryIO, data: Data) -> None:
     view = memoryview(data)
     while len(view):
         view = view[file.write(view) :]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredFile:
+    """Tokens of a prompt on the disk."""
+
+    path: Path
+    owner: str  # hash of the tenant
+    parent: str  # key of the text before them
+    num_prompt: int  # tokens of the text that were asked; the rest is the answer
+    keys: Mapping[int, str]  # of the text, by the lengths to which its cache can be cut
+    num_bytes: int
+
+    @property
+    def length(self) -> int:
+        return max(self.keys)
+
+    @staticmethod
+    def of(path: Path, num_bytes: int) -> StoredFile:
+        """What a file's name says.
+
+        Raises:
+            ValueError: it is not such a name.
+        """
+        owner, parent, num_prompt, *keys = path.stem.split("-")
+        lengths = {int(length, 16): key for length, key in (one.split("_") for one in keys)}
+        if not lengths:
+            raise ValueError("it has no lengths")
+        return StoredFile(path, owner, parent, int(num_prompt, 16), lengths, num_bytes)
+
+    @staticmethod
+    def name(owner: str, parent: str, num_prompt: int, keys: Mapping[int, str]) -> str:
+        ends = "".join(f"-{length:x}_{key}" for length, key in keys.items())
+        return f"{owner}-{parent}-{num_prompt:x}{ends}{SUFFIX}"
+
+
+class PromptIndex:
+    """The files of one folder, by what they hold; for several threads.
+
+    A file goes on with another if its parent is that one's whole text.
+    """
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._lock = threading.Lock()  # around what follows
+        self._files: dict[str, StoredFile] = {}  # by name
+        # by the key of the text before them and their length, files by their key
+        self._below: defaultdict[str, dict[int, dict[str, StoredFile]]] = defaultdict(dict)
+        self._ends: Counter[str] = Counter()  # files, by the key of their whole text
+        self._num_continued = 0  # of these keys, those with which others go on
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __iter__(self) -> Iterator[StoredFile]:
+        with self._lock:
+            return iter(list(self._files.values()))
+
+    @property
+    def num_texts(self) -> int:
+        """Whole texts, with which no file goes on."""
+        return len(self._ends) - self._num_continued
+
+    def find(self, namespace: str, tokens: array[int]) -> tuple[list[StoredFile], int]:
+        """The files of the longest beginning of a text, and its length. O(that length)."""
+        chain, length, parent = list[StoredFile](), 0, root_of(namespace)
+        while known := self.matches(parent, length, tokens):
+            length, (parent, file) = max(known.items())
+            chain.append(file)
+        return chain, length
+
+    def matches(
+        self, parent: str, start: int, tokens: array[int]
+    ) -> dict[int, tuple[str, StoredFile]]:
+        """By length, the files behind a text of `start` tokens that this one goes on with."""
+        digest, at, found = digest_of(parent), start, dict[int, tuple[str, StoredFile]]()
+        with self._lock:
+            for length in sorted(self._below.get(parent, ())):
+                if start < length <= len(tokens):
+                    digest.update(tokens[at:length])
+                    at, key = length, digest.copy().hexdigest()
+                    if file := self._below[parent][length].get(key):
+                        found[length] = key, file
+        return found
+
+    def same_text(self, file: StoredFile) -> StoredFile | None:
+        """What is there of the tokens of this file, whatever it is called."""
+        with self._lock:
+            below = self._below.get(file.parent, {}).get(file.length, {})
+            return below.get(file.keys[file.length])
+
+    def is_end(self, file: StoredFile) -> bool:
+        """Whether no file goes on with this one."""
+        return self._below.keys().isdisjoint(file.keys.values())
+
+    def add(self, file: StoredFile) -> None:
+        """A file is there, perhaps known already."""
+        with self._lock:
+            if file.path.stem not in self._files:
+                self._files[file.path.stem] = file
+                self._count(file, 1)
+                for length, key in file.keys.items():
+                    self._below[file.parent].setdefault(length, {})[key] = file
+
+    def remove(self, file: StoredFile) -> None:
+        """A file is no longer there, or was not."""
+        with self._lock:
+            known = self._files.pop(file.path.stem, None)
+            if known is None:
+                return
+            below = self._below[known.parent]
+            for length, key in known.keys.items():
+                if below.get(length, {}).get(key) is known:
+                    del below[length][key]
+                    if not below[length]:
+                        del below[length]
+            if not below:
+                del self._below[known.parent]
+            self._count(known, -1)
+
+    def _count(self, file: StoredFile, number: int) -> None:
+        """One file more, before it is in `_below`, or one less, when it is no longer."""
+        self.num_bytes += number * file.num_bytes
+        end, num_before = file.keys[file.length], self._ends[file.keys[file.length]]
+        self._ends[end] += number
+        if not num_before or not self._ends[end]:
+            self._num_continued += number * (end in self._below)
+        if not self._ends[end]:
+            del self._ends[end]
+        if file.parent not in self._below:
+            self._num_continued += number * (file.parent in self._ends)
+
+
+def digest_of(parent: str) -> hashlib.blake2b:
+    """What becomes the key of a text, once it has read what stands behind its beginning."""
+    return hashlib.blake2b(parent.encode(), digest_size=10)
+
+
+def key_of(parent: str, tokens: array[int]) -> str:
+    """Of a text, from that of its beginning and the tokens behind it."""
+    digest = digest_of(parent)
+    digest.update(tokens)
+    return digest.hexdigest()
+
+
+def root_of(namespace: str) -> str:
+    """The key of no text."""
+    return key_of(namespace, array("i"))
+
+
+def owner_of(namespace: str) -> str:
+    """Of a tenant, whatever the adapters."""
+    return hashlib.blake2b(tenant_of(namespace).encode(), digest_size=4).hexdigest()

@@ -26,8 +26,14 @@ from headstart.scheduler.prompt_store import StoredPrompt
 from headstart.scheduler.scheduler import Scheduler
 from headstart.structures.prefix_index import packed
 from headstart.structures.prompt_files import _HEADER as HEADER
-from headstart.structures.prompt_files import PromptHead, read_prompt, write_prompt
-from headstart.structures.prompt_names import PromptIndex, StoredFile, root_of
+from headstart.structures.prompt_files import (
+    PromptHead,
+    PromptIndex,
+    StoredFile,
+    read_prompt,
+    root_of,
+    write_prompt,
+)
 from headstart.worker.loop import run_loop
 from headstart.worker.pipes import Stop
 

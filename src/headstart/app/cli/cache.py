@@ -18,7 +18,7 @@ def run(resolved: Resolved, words: list[str]) -> int:
         raise ConfigError(f"say what to do: headstart cache {USAGE}")
 
     from headstart.app.stored_prompts import prompts_folder
-    from headstart.structures.prompt_names import SUFFIX, PromptIndex, StoredFile
+    from headstart.structures.prompt_files import SUFFIX, PromptIndex, StoredFile
 
     folder = prompts_folder(resolved.config().scheduler)
     for model in sorted(folder.glob("*/")):
