@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -111,11 +112,19 @@ class Cluster:
         """Tokens that were generated, by the name of the replica."""
         return self._metric("llamacpp:tokens_predicted_total")
 
-    def _metric(self, wanted: str) -> Counter[str]:
+    def speculation(self, replica: dict[str, Any]) -> dict[str, Any]:
+        """What a replica says of its speculation."""
+        found: dict[str, Any] = self._ask(replica, "/props").json()["speculation"]
+        return found
+
+    def _ask(self, replica: dict[str, Any], path: str) -> httpx2.Response:
         headers = {"Authorization": "Bearer the replicas' key"}
+        return httpx2.get(f"{replica['url']}{path}", headers=headers, trust_env=False)
+
+    def _metric(self, wanted: str) -> Counter[str]:
         result: Counter[str] = Counter()
         for one in self.replicas():
-            text = httpx2.get(f"{one['url']}/metrics", headers=headers, trust_env=False).text
+            text = self._ask(one, "/metrics").text
             (value,) = [
                 line.split()[1] for line in text.splitlines() if line.startswith(f"{wanted} ")
             ]
@@ -246,6 +255,8 @@ def test_scaling_down_loses_no_token_and_what_was_learned_stays(cluster: Cluster
     wait_for(lambda: len(cluster.replicas()) == 1, "Ray stops one replica")
     assert streams.end() == (4, [])
     (kept,) = cluster.replicas()
+    learned = cluster.speculation(kept)["state"]
+    assert Path(learned).stat().st_size > 1000, "of the replica that was stopped"
 
     with crowd(cluster) as statuses:
         found = wait_for(
@@ -253,8 +264,9 @@ def test_scaling_down_loses_no_token_and_what_was_learned_stays(cluster: Cluster
             "Ray starts another replica",
         )
     assert set(statuses) <= {200, 429}
-    new = next(one for one in found if one["name"] != kept["name"])
-    assert new["had_state"], "it began with what control had learned"
+    (new,) = (one for one in found if one["name"] != kept["name"])
+    begun = cluster.speculation(new)
+    assert (begun["state"], begun["state_not_used"]) == (learned, ""), "it began with that"
 
 
 def test_a_killed_gateway_comes_back_and_replicas_are_not_touched(cluster: Cluster) -> None:

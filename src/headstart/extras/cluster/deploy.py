@@ -41,9 +41,8 @@ def application(
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
     from headstart.extras.cluster.gateway import GatewayActor
-    from headstart.extras.cluster.replica import ReplicaActor, ReplicaSettings
+    from headstart.extras.cluster.replica import ReplicaActor
 
-    settings = ReplicaSettings(tuple(arguments), key, options.drain_seconds)
     policy = AutoscalingPolicy(
         policy_function="headstart.extras.cluster.scaling:ScalingPolicy",
         policy_kwargs={"target_requests": options.target_requests},
@@ -73,7 +72,8 @@ def application(
         graceful_shutdown_timeout_s=options.drain_seconds,
         health_check_period_s=2.0,
     )(serve.ingress()(GatewayActor))
-    return gateway.bind(server, options, settings.key, replicas.bind(settings))
+    replica = replicas.bind(tuple(arguments), key, options.drain_seconds)
+    return gateway.bind(server, options, key, replica)
 
 
 def connect(options: ClusterOptions) -> None:

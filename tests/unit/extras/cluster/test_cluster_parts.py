@@ -15,13 +15,6 @@ from headstart.extras.cluster import command as cluster
 from headstart.extras.cluster import deploy
 from headstart.extras.cluster.child import ServerChild
 from headstart.extras.cluster.command import ClusterOptions
-from headstart.extras.cluster.control_states import (
-    MAX_BYTES,
-    MAX_STATES,
-    ControlStates,
-    hardware,
-    state_key,
-)
 from headstart.extras.cluster.scaling import RUNNING, WAITING, ScalingPolicy
 from headstart.types.errors import ConfigError, ModelError
 
@@ -37,35 +30,6 @@ def test_there_are_as_many_replicas_as_requests_need(running, waiting, wanted):
 
 def test_before_any_replica_has_reported_there_shall_be_one():
     assert ScalingPolicy(4.0)(SimpleNamespace(aggregated_metrics=None)) == (1, {})
-
-
-def test_a_state_is_found_by_replicas_that_are_alike():
-    states = ControlStates()
-    key = state_key(["-m", "x.gguf"], hardware())
-    states.keep(key, b"learned")
-    assert states.find(state_key(["-m", "x.gguf"], hardware())) == b"learned"
-    assert states.find(state_key(["-m", "y.gguf"], hardware())) is None
-    assert states.find(state_key(["-m", "x.gguf"], "another machine")) is None
-
-
-def test_states_take_bounded_memory():
-    states = ControlStates()
-    states.keep("big", b"x" * (MAX_BYTES + 1))
-    assert states.find("big") is None
-    for i in range(MAX_STATES + 5):
-        states.keep(str(i), b"x")
-    assert states.find("4") is None
-    assert states.find("5") == b"x"
-
-
-def test_hardware_names_processor_and_gpus(tmp_path: Path):
-    (tmp_path / "proc/driver/nvidia/gpus/0").mkdir(parents=True)
-    plain = hardware(tmp_path)
-    (tmp_path / "proc/cpuinfo").write_text("processor : 0\nmodel name : Fast 9000\n")
-    (tmp_path / "proc/driver/nvidia/gpus/0/information").write_text("Model: \t Big GPU\n")
-    assert hardware(tmp_path) != plain
-    assert "Fast 9000" in hardware(tmp_path)
-    assert "Big GPU" in hardware(tmp_path)
 
 
 @pytest.mark.parametrize(
