@@ -19,7 +19,7 @@ from headstart.engine.devices import list_devices
 from headstart.engine.footprint import HOST, Measured, Use, Uses, measure
 from headstart.engine.machine import available_memory
 from headstart.engine.parameters import Limits
-from headstart.types.errors import MemoryFullError
+from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def fit(
         measure, free: bytes that a model takes and that each device has; for tests.
 
     Raises:
-        MemoryFullError: it cannot fit; the message says what to lower.
+        ConfigError: it cannot fit; the message says what to lower.
         ModelError: libllama cannot make one of the models.
     """
     config, limits = target.config, target.limits
@@ -273,7 +273,7 @@ class _Fitting:
             is_mapped = name == HOST and self.config.mmap and not self.config.mlock
             needed = use.total - (use.weights if is_mapped else 0)
             if needed > free:
-                raise MemoryFullError(self._why_not(name, use, needed, free))
+                raise ConfigError(self._why_not(name, use, needed, free))
             if use.total > free:
                 self.remarks.append(
                     "the weights are read from disk again and again: they and the cache take "

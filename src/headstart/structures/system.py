@@ -24,7 +24,6 @@ if sys.platform != "win32":
 
 LOW_PRIORITY = 10  # added to the niceness
 _cpus_of_others: set[int] | None = None  # where threads are bound to cores: of those that are not
-KILLED = -9  # exit code of a process that the system ended, mostly for want of memory
 
 
 def resident_bytes() -> int:

@@ -2,7 +2,6 @@
 
 HeadstartError
   ConfigError              the configuration cannot work; raised before a model is loaded
-    MemoryFullError        the model does not fit into free memory
   ModelError               this GGUF cannot do what was asked (missing, damaged, not capable)
   RequestError             a request, or a value in it, cannot be honoured; 400
     ContextLengthError     the prompt does not fit the context; 400 exceed_context_size_error
@@ -29,10 +28,6 @@ class HeadstartError(Exception):
 
 class ConfigError(HeadstartError):
     """The configuration cannot work."""
-
-
-class MemoryFullError(ConfigError):
-    """The configuration does not fit into free memory."""
 
 
 class ModelError(HeadstartError):

@@ -27,7 +27,7 @@ def run(resolved: Resolved, words: list[str], *, has_demo: bool = True) -> int:
     try:
         return assemble.serve(config, resolved.in_force(), parent)
     except HeadstartError as error:
-        parent.tell("failed", error=type(error).__name__, message=str(error))
+        parent.tell("failed", message=str(error))
         raise
 
 

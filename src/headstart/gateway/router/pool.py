@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,7 +28,6 @@ from headstart.gateway.router.pooled_model import (
     PooledModel,
 )
 from headstart.gateway.router.presets import Estimate, ModelPreset
-from headstart.structures.system import KILLED
 from headstart.types.errors import BackendError, CapacityError, HeadstartError
 
 log = logging.getLogger(__name__)
@@ -227,9 +225,6 @@ class Pool:
     def _makes_room(self, waiting: _Waiting) -> bool:
         """Whether a model can be loaded now; if not, unload what is in its way, or wait for it."""
         model = waiting.model
-        if model.waits_for is not None and model.waits_for.is_running:
-            return False
-        model.waits_for = None
         if model.estimate is None and self._measure is not None:
             if not model.is_being_estimated:
                 model.is_being_estimated = True
@@ -277,7 +272,7 @@ class Pool:
 
     def _load(self, model: PooledModel) -> None:
         log.info("loading %s", model.name)
-        model.failure, model.exit_code, model.lacks_memory = "", 0, False
+        model.failure, model.exit_code = "", 0
         self._set(model, LOADING)
         arguments = model.estimate.arguments if model.estimate else ()
         on_state, on_exit = partial(self._on_state, model), partial(self._on_exit, model)
@@ -290,7 +285,7 @@ class Pool:
                 assert model.child is not None
                 headers = {"authorization": f"Bearer {model.child.key}", TENANT_HEADER.lower(): ""}
                 model.backend = Backend(name=model.name, url=state["url"], headers=headers)
-                model.info, model.is_retried = {}, False
+                model.info = {}
                 self._set(model, LOADED)
                 self._spawn(self._ask_what_it_is(model, model.backend))
                 self._expire_later(model)
@@ -305,7 +300,6 @@ class Pool:
                 self._set(model, status)
             case "failed":
                 model.failure = state.get("message") or "no reason given"
-                model.lacks_memory = state.get("error") == "MemoryFullError"
         self._advance()
 
     async def _ask_what_it_is(self, model: PooledModel, backend: Backend) -> None:
@@ -319,38 +313,21 @@ class Pool:
     def _on_exit(self, model: PooledModel, code: int) -> None:
         """Handle the end of a child process."""
         was_loading = model.status == LOADING
-        # libllama aborts without memory, and the system kills
-        lacked_memory = model.lacks_memory or code in (-signal.SIGABRT, KILLED)
         is_wanted = model.is_stopping
         model.child = model.backend = None
         model.is_stopping = False
         if not is_wanted:
             model.failure = model.failure or f"its process ended with code {code}"
             log.error("%s: %s", model.name, model.failure)
-        is_retried = was_loading and not is_wanted and lacked_memory and self._retry(model)
-        if not is_retried:
-            model.exit_code = 0 if is_wanted else code or 1
-            self._set(model, UNLOADED, exit_code=model.exit_code)
+        model.exit_code = 0 if is_wanted else code or 1
+        self._set(model, UNLOADED, exit_code=model.exit_code)
         self._exited.set()
         self._exited = asyncio.Event()
-        if was_loading and not is_retried:
+        if was_loading:
             reason = model.failure or "it was unloaded"
             error = BackendError(f"{model.name} could not be loaded: {reason}")
             self._fail_waiting(model.name, error)
         self._advance()
-
-    def _retry(self, model: PooledModel) -> bool:
-        """Unload the least recently used idle model and retry; returns False if there is none."""
-        idle = [one for one in self.models.values() if self._is_idle(one)]
-        if model.is_retried or not idle or model.name not in self._queue:
-            model.is_retried = False
-            return False
-        victim = min(idle, key=lambda one: one.last_used)
-        log.warning("%s: trying once more without %s", model.name, victim.name)
-        model.is_retried, model.waits_for = True, victim
-        self.unload(victim)
-        self._set(model, UNLOADED)
-        return True
 
     def _fail(self, model: PooledModel, reason: str) -> None:
         """Note that a model cannot be loaded, before it was tried."""

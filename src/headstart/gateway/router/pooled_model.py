@@ -31,9 +31,6 @@ class PooledModel:
     info: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
     estimate: Estimate | None = None
     is_being_estimated: bool = False
-    lacks_memory: bool = False  # reported by its child before it ended
-    is_retried: bool = False
-    waits_for: PooledModel | None = None  # that must be gone before this one is tried again
 
     @property
     def name(self) -> str:

@@ -147,31 +147,6 @@ async def test_a_model_that_cannot_be_loaded_says_why_and_may_be_tried_again(chi
     assert not model.has_failed
 
 
-async def test_a_model_without_memory_is_tried_once_more_with_less_beside_it(children) -> None:
-    failure = {"message": "does not fit", "error": "MemoryFullError"}
-    children.failures["c"] = [failure, None]
-    pool = pool_of(children, "a", "b", "c")
-    await use(pool, *"abc")
-    assert loaded(pool) == {"b", "c"}
-    children.failures["a"] = [failure, failure, None]
-    with pytest.raises(BackendError, match="does not fit"):
-        await use(pool, "a")
-    assert loaded(pool) == {"c"}, "one retry, one victim"
-
-
-async def test_the_end_of_the_router_does_not_wait_for_a_second_try(children) -> None:
-    children.failures["b"] = [{"message": "does not fit", "error": "MemoryFullError"}]
-    pool = pool_of(children, "a", "b")
-    await use(pool, "a")
-    waiting = asyncio.create_task(use(pool, "b"))
-    while not pool.models["b"].is_retried:
-        await asyncio.sleep(0)
-    await pool.close()
-    with pytest.raises(CapacityError):
-        await waiting
-    assert not any(model.is_running for model in pool.models.values())
-
-
 async def test_a_model_is_not_loading_while_only_its_size_is_asked(children) -> None:
     asked = asyncio.Event()
 
@@ -188,7 +163,7 @@ async def test_a_model_is_not_loading_while_only_its_size_is_asked(children) -> 
 
 
 async def test_a_damaged_model_costs_no_other_its_place(children) -> None:
-    children.failures["b"] = [{"message": "damaged", "error": "ModelError"}]
+    children.failures["b"] = [{"message": "damaged"}]
     pool = pool_of(children, "a", "b")
     await use(pool, "a")
     with pytest.raises(BackendError, match="damaged"):
