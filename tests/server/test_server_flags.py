@@ -39,7 +39,7 @@ def test_it_listens_on_several_addresses_and_a_unix_socket(tmp_path: Path):
     config = ServerConfig(host=f"127.0.0.1,{path}", port=0)
     worker = FakeWorker()
     thread = threading.Thread(
-        target=serve, args=(config, worker, served_model, lambda url: announced.set()), daemon=True
+        target=serve, args=(config, worker, served_model, lambda *_: announced.set()), daemon=True
     )
     thread.start()
     assert announced.wait(20)
@@ -156,7 +156,7 @@ def test_serving_ends_with_the_reason_when_the_model_cannot_be_loaded(caplog):
     worker, announced = FakeWorker(), []
     worker.start_error = ModelError("draft.gguf is truncated")
     with pytest.raises(ModelError, match="truncated"):
-        serve(ServerConfig(port=0), worker, served_model, announced.append)
+        serve(ServerConfig(port=0), worker, served_model, lambda *told: announced.append(told))
     assert worker.is_closed
     assert announced == []
     assert "truncated" not in caplog.text  # whoever gets the exception prints it
@@ -170,7 +170,7 @@ def test_the_address_is_announced_once_requests_can_be_answered_and_ctrl_c_is_no
         loaded.append(worker.status)
         return served_model()
 
-    def announce(url: str) -> None:
+    def announce(url: str, model: dict) -> None:
         announced.append((url, list(loaded)))
         signal.raise_signal(signal.SIGINT)
 

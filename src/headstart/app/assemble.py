@@ -313,10 +313,12 @@ def serve(
     return 0
 
 
-def _announce(parent: Parent, config: Config, models: Models, url: str) -> None:
+def _announce(
+    parent: Parent, config: Config, models: Models, url: str, model: dict[str, Any]
+) -> None:
     """Tell the router, or print, that requests can be answered."""
     if parent.is_there:
-        parent.tell("loaded", url=url)
+        parent.tell("loaded", url=url, model=model)
         return
     from headstart.app.demo import PROMPT
 

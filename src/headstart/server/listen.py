@@ -26,6 +26,7 @@ from headstart.server.connections import LimitedProtocol, affordable
 from headstart.server.extras import Extras
 from headstart.server.guard import load_keys
 from headstart.server.model import ServedModel
+from headstart.server.status import model_entry
 from headstart.structures.system import is_unix_socket, switch_threads_often, unix_socket
 from headstart.types.errors import ConfigError
 from headstart.types.worker import Worker
@@ -40,10 +41,11 @@ def serve(
     config: ServerConfig,
     worker: Worker,
     load_model: Callable[[], ServedModel],
-    announce: Callable[[str], None],
+    announce: Callable[[str, dict[str, Any]], None],
     extras: Extras | None = None,
 ) -> None:
-    """Serve until stopped; `announce` gets the first address once requests can be answered.
+    """Serve until stopped; `announce` gets the first address, and the model as /v1/models lists it,
+    once requests can be answered.
 
     Raises:
         ConfigError, ModelError: the port cannot be taken, or model or worker cannot be loaded.
@@ -57,7 +59,7 @@ def serve(
         if error is None:
             for address in addresses[1:]:
                 log.info("listening on %s as well", address)
-            announce(addresses[0])
+            announce(addresses[0], model_entry(app.state.service))
         else:
             failures.append(error)
             server.should_exit = True

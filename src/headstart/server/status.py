@@ -49,7 +49,7 @@ async def models(http: HttpRequest) -> dict[str, Any]:
     service = service_of(http)
     can = ["completion", *["multimodal"] * bool(service.info.modalities)]
     ollama = ollama_model(service) | {"type": "model", "capabilities": can}
-    return {"object": "list", "data": [_model(service)], "models": [ollama]}
+    return {"object": "list", "data": [model_entry(service)], "models": [ollama]}
 
 
 @routes.get("/v1/models/{model_id:path}", "/models/{model_id:path}", answer="the model")
@@ -59,7 +59,7 @@ async def model(http: HttpRequest) -> dict[str, Any]:
     wanted, alias = http.path_params["model_id"], service.served.alias
     if wanted not in (alias, *service.served.aliases, service.info.target.path):
         raise ApiError(404, f"there is no model {wanted!r} here, only {alias!r}")
-    return _model(service)
+    return model_entry(service)
 
 
 @routes.get("/props", answer="an object; see docs/api.md")
@@ -239,7 +239,8 @@ def _slot_answer(
     }
 
 
-def _model(service: Service) -> dict[str, Any]:
+def model_entry(service: Service) -> dict[str, Any]:
+    """The model as /v1/models lists it."""
     target = service.info.target
     return {
         "id": service.served.alias,

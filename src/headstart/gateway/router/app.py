@@ -51,7 +51,6 @@ def create_app(
     extras = extras or Extras()
     own = OwnRoutes(config, pool, read_presets, store, settings)
     forward = Forward(own, Proxy(server.timeout))
-    pool.describe = forward.describe
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -101,16 +100,6 @@ class Forward:
                 await self._pass_on(model, ProxiedRequest.of(scope, body), scope, receive, send)
         except ClientDisconnect:
             return
-
-    async def describe(self, backend: Backend) -> Mapping[str, Any]:
-        """The description of a model by its own server.
-
-        Raises:
-            BackendError, ValueError, LookupError: nothing that can be read.
-        """
-        answer = await self.proxy.open(backend, ProxiedRequest("GET", "/v1/models"))
-        found: Mapping[str, Any] = orjson.loads(await answer.read())["data"][0]
-        return found
 
     async def _model(self, http: HttpRequest) -> PooledModel:
         """The model that a request names, if it may be used.

@@ -59,8 +59,6 @@ class Pool:
     ) -> None:
         """`measure`: what a model would take if no other one were loaded."""
         self.events = Broadcast()
-        # what a model's server says of it
-        self.describe: Callable[[Backend], Awaitable[Mapping[str, Any]]] | None = None
         self.models = {preset.name: PooledModel(preset) for preset in presets}
         self._limits = limits
         self._start_child, self._measure, self._clock = start, measure, clock
@@ -285,9 +283,8 @@ class Pool:
                 assert model.child is not None
                 headers = {"authorization": f"Bearer {model.child.key}", TENANT_HEADER.lower(): ""}
                 model.backend = Backend(name=model.name, url=state["url"], headers=headers)
-                model.info = {}
+                model.info = state.get("model", {})
                 self._set(model, LOADED)
-                self._spawn(self._ask_what_it_is(model, model.backend))
                 self._expire_later(model)
             case "loading":
                 stage = "text_model"  # the only one of llama-server's stages that is told
@@ -301,14 +298,6 @@ class Pool:
             case "failed":
                 model.failure = state.get("message") or "no reason given"
         self._advance()
-
-    async def _ask_what_it_is(self, model: PooledModel, backend: Backend) -> None:
-        if self.describe is None:
-            return
-        with suppress(BackendError, ValueError, LookupError):  # only shown in lists
-            info = await self.describe(backend)
-            if model.backend is backend:
-                model.info = info
 
     def _on_exit(self, model: PooledModel, code: int) -> None:
         """Handle the end of a child process."""

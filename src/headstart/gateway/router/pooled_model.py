@@ -28,7 +28,7 @@ class PooledModel:
     failure: str = ""  # why it could not be loaded, or ended
     num_requests: int = 0
     last_used: float = 0.0
-    info: Mapping[str, Any] = field(default_factory=dict)  # what it says of itself
+    info: Mapping[str, Any] = field(default_factory=dict)  # by its server, as /v1/models lists it
     estimate: Estimate | None = None
     is_being_estimated: bool = False
 
