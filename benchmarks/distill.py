@@ -160,14 +160,15 @@ class Learning:
         if not texts:
             return table_row(size, loss, *control, "nothing is left to learn from")
         from headstart.extras.distill.gguf_file import read_model, write_model
-        from headstart.extras.distill.train import CONTEXT, Trainer, TrainingPlan
+        from headstart.extras.distill.train import CONTEXT, Trainer
 
         folder, reader = Path(self.args.texts), GGUFReader(path(DRAFT))
         known = teacher.compute(self.config, path(TARGET), texts, folder / "training.npz")
-        plan = TrainingPlan(loss, self.args.seconds)
         state = folder / f"training.{cell.replace(':', '-')}"
         model = read_model(reader, CONTEXT)
-        trained = Trainer(model, texts, known, plan, state).run(lambda words: None)
+        trained = Trainer(model, texts, known, state, self.args.seconds, loss).run(
+            lambda words: None
+        )
         file = folder / "tuned.gguf"
         write_model(reader, trained.weights, file, "Q8_0", {})
         found = Findings.of(self.later, self.candidates.suffix(self.later, part), self.prices)

@@ -124,18 +124,16 @@ def test_measure_compares_copies_and_draft_models_without_training_libraries(
 def test_an_interrupted_training_goes_on(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="training needs the extra train")
     from headstart.extras.distill.gguf_file import read_model
-    from headstart.extras.distill.train import CONTEXT, Trainer, TrainingPlan
+    from headstart.extras.distill.train import CONTEXT, Trainer
 
-    def trainer(plan: TrainingPlan) -> Trainer:
+    def trainer(seconds: float) -> Trainer:
         model = read_model(GGUFReader(path(DRAFT)), CONTEXT)
-        return Trainer(model, recorded(folder)[:3], {}, plan, tmp_path / "state")
+        return Trainer(model, recorded(folder)[:3], {}, tmp_path / "state", seconds)
 
-    plan = TrainingPlan(seconds=1.0)
-    first = trainer(plan).run()
-    again = trainer(plan).run()
+    first, again = trainer(1.0).run(), trainer(1.0).run()
     assert again.num_steps == first.num_steps > 0
     assert again.accepted_before == first.accepted_before
-    assert trainer(TrainingPlan(seconds=0.5)).run().seconds < 1.0
+    assert trainer(0.5).run().seconds < 1.0
 
 
 def test_a_trained_model_is_a_draft_model_but_few_texts_prove_nothing(

@@ -242,13 +242,7 @@ class _Work:
 
         from headstart.extras.distill import teacher
         from headstart.extras.distill.gguf_file import read_model, write_model
-        from headstart.extras.distill.train import (
-            CONTEXT,
-            LOSSES,
-            Trained,
-            Trainer,
-            TrainingPlan,
-        )
+        from headstart.extras.distill.train import CONTEXT, LOSSES, Trained, Trainer
 
         losses = LOSSES if self.options.loss == "auto" else (self.options.loss,)
         reader, tried = GGUFReader(self.base), dict[str, Trained]()
@@ -258,8 +252,8 @@ class _Work:
         tell = partial(print, file=sys.stderr, flush=True)
         known = teacher.compute(self.config, self.target, texts, rows, tell)
         for loss, state in zip(losses, states, strict=True):
-            plan = TrainingPlan(loss, self.options.seconds / len(losses))
-            tried[loss] = Trainer(read_model(reader, CONTEXT), texts, known, plan, state).run(tell)
+            model, seconds = read_model(reader, CONTEXT), self.options.seconds / len(losses)
+            tried[loss] = Trainer(model, texts, known, state, seconds, loss).run(tell)
         best = max(tried, key=lambda loss: tried[loss].accepted_after)
         trained = tried[best]
         card |= {"loss": best, "training": {loss: one.describe() for loss, one in tried.items()}}

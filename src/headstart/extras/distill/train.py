@@ -33,17 +33,8 @@ BATCH_TOKENS = 3072
 RATE = 2e-4  # of AdamW, for models of a million parameters; larger ones take less
 CHECK_SHARE = 0.1  # of the texts, the last ones: the weights that get most of them right are kept
 SAVE_SECONDS = 30.0
+MOST_EPOCHS = 8.0
 LOSSES = ("kl", "tv", "hybrid", "ce")  # the target's probabilities; both; the recorded tokens
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingPlan:
-    """Hyperparameters of the training."""
-
-    loss: str = "kl"  # one of LOSSES
-    seconds: float = 600.0
-    most_epochs: float = 8.0
-    seed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +79,16 @@ class Trainer:
         model: LanguageModel,
         texts: Sequence[RecordedText],
         teacher: Mapping[str, Best],
-        plan: TrainingPlan,
         state: Path,
+        seconds: float,
+        loss: str = "kl",
     ) -> None:
-        """Read the state file if it is of the same model, texts and plan."""
+        """Read the state file if it is of the same model, texts, time and loss, one of LOSSES."""
         rows = [_row(text, teacher) for text in texts]
         num_checked = max(1, int(CHECK_SHARE * len(rows)))
         self._rows, self._checked = rows[:-num_checked] or rows, rows[-num_checked:]
-        self._model, self._plan, self._state = model, plan, state
-        self._random = np.random.default_rng(plan.seed)
+        self._model, self._state, self._loss_kind, self._seconds = model, state, loss, seconds
+        self._random = np.random.default_rng(0)
         size = sum(p.numel() for p in model.parameters())
         self._rate = RATE * min(1.0, (2e6 / size) ** 0.5)
         self._adam = torch.optim.AdamW(
@@ -104,9 +96,9 @@ class Trainer:
         )
         self._step, self._elapsed, self._num_checks = 0, 0.0, 0
         num_tokens = sum(len(row.tokens) for row in self._rows)
-        self._num_steps = max(1, int(plan.most_epochs * num_tokens / BATCH_TOKENS))
+        self._num_steps = max(1, int(MOST_EPOCHS * num_tokens / BATCH_TOKENS))
         first = model.token_embd.weight.detach().numpy().tobytes()
-        parts = (repr(plan).encode(), *(row.tokens.tobytes() for row in rows), first)
+        parts = (f"{loss} {seconds}".encode(), *(row.tokens.tobytes() for row in rows), first)
         self._key = hashlib.sha256(b"\0".join(parts)).hexdigest()
         self._before = self._best = self._accepted()
         self._weights = _copied(model)
@@ -139,7 +131,7 @@ class Trainer:
         return Trained(self._weights, self._step, self._elapsed, self._before, self._best)
 
     def _progress(self) -> float:
-        return max(self._step / self._num_steps, self._elapsed / self._plan.seconds)
+        return max(self._step / self._num_steps, self._elapsed / self._seconds)
 
     def _learn(self, progress: float) -> float:
         scale = min(1.0, (self._step + 1) / 20) * max(0.05, 1.0 - progress)
@@ -167,15 +159,15 @@ class Trainer:
         return total / sum(len(row.answer) for row in rows)
 
     def _row_loss(self, logits: Tensor, row: _Row) -> Tensor:
-        if row.teacher is None or self._plan.loss == "ce":
+        if row.teacher is None or self._loss_kind == "ce":
             return F.cross_entropy(logits, torch.from_numpy(row.answer), reduction="sum")
         p, log_q = _both(logits, row.teacher, row.heat or 1.0)
         # the share of tokens that no coupling can make equal
         variation = (p - torch.minimum(p, log_q.exp())).sum()
-        if self._plan.loss == "tv":
+        if self._loss_kind == "tv":
             return variation
         divergence = (p * (p.clamp_min(1e-9).log() - log_q)).sum()
-        return divergence + variation if self._plan.loss == "hybrid" else divergence
+        return divergence + variation if self._loss_kind == "hybrid" else divergence
 
     def _logits(self, rows: Sequence[_Row]) -> Tensor:
         """The logits for each token of the answers, concatenated."""
