@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 import signal
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
@@ -33,10 +32,8 @@ def secure(environment: MutableMapping[str, str]) -> None:
         )
 
 
-def application(
-    options: ClusterOptions, server: ServerConfig, arguments: Sequence[str], key: str
-) -> Any:
-    """The Serve application; `key` is what replicas are asked with."""
+def application(options: ClusterOptions, server: ServerConfig, arguments: Sequence[str]) -> Any:
+    """The Serve application."""
     from ray import serve
     from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
@@ -72,8 +69,8 @@ def application(
         graceful_shutdown_timeout_s=options.drain_seconds,
         health_check_period_s=2.0,
     )(serve.ingress()(GatewayActor))
-    replica = replicas.bind(tuple(arguments), key, options.drain_seconds)
-    return gateway.bind(server, options, key, replica)
+    replica = replicas.bind(tuple(arguments), options.drain_seconds)
+    return gateway.bind(server, options, replica)
 
 
 def connect(options: ClusterOptions) -> None:
@@ -104,8 +101,7 @@ def deploy(options: ClusterOptions, server: ServerConfig, arguments: Sequence[st
     from ray.serve.config import HTTPOptions
 
     serve.start(http_options=HTTPOptions(host=server.host, port=server.port))
-    app = application(options, server, arguments, secrets.token_urlsafe(24))
-    serve.run(app, name=APPLICATION, route_prefix="/")
+    serve.run(application(options, server, arguments), name=APPLICATION, route_prefix="/")
     return f"http://{server.host}:{server.port}"
 
 

@@ -21,11 +21,9 @@ class GatewayActor:
     """Answers HTTP requests; `serve.ingress` calls `__serve_build_asgi_app__`."""
 
     def __init__(
-        self, server: ServerConfig, options: RoutingOptions, key: str, replicas: DeploymentHandle
+        self, server: ServerConfig, options: RoutingOptions, replicas: DeploymentHandle
     ) -> None:
-        """`key` is what replicas are asked with."""
         self._server, self._options = server, options
-        self._headers = {"authorization": f"Bearer {key}"}
         self._handle = replicas
         self._fleet = Fleet()
 
@@ -49,9 +47,9 @@ class GatewayActor:
     async def _look(self) -> None:
         response = self._handle.broadcast("describe")
         found = await response.results_async(timeout_s=10.0)
-        running = {one["name"]: one["url"] for one in found}
-        for name in self._fleet.replicas.keys() - running.keys():
-            del self._fleet.replicas[name]
-        for name, url in running.items():
-            if name not in self._fleet.replicas:
-                self._fleet.replicas[name] = Replica(name, url, self._headers)
+        replicas = self._fleet.replicas
+        for name in replicas.keys() - {one["name"] for one in found}:
+            del replicas[name]
+        for one in found:
+            headers = {"authorization": f"Bearer {one['key']}"}
+            replicas.setdefault(one["name"], Replica(one["name"], one["url"], headers))

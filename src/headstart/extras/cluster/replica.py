@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx2
 import ray
 from ray import serve
 
-from headstart.extras.cluster.child import ServerChild
 from headstart.extras.cluster.scaling import RUNNING, WAITING
+from headstart.gateway.balancer.health import requests_of
+from headstart.gateway.router.child import ChildProcess
+from headstart.gateway.router.presets import ModelPreset
 from headstart.types.errors import ModelError
 
 ILL_SECONDS = 120.0  # that a server may be ill before Ray starts another replica
@@ -21,41 +25,74 @@ ILL_SECONDS = 120.0  # that a server may be ill before Ray starts another replic
 class ReplicaActor:
     """One server; made and ended by Ray Serve."""
 
-    def __init__(self, arguments: Sequence[str], key: str, drain_seconds: float) -> None:
-        """`arguments`: of `headstart serve`; `key`: what the server is asked with."""
+    async def __init__(self, arguments: Sequence[str], drain_seconds: float) -> None:
+        """`arguments`: of `headstart serve`."""
         self._drain_seconds = drain_seconds
         self._name = serve.get_replica_context().replica_id.unique_id
         self._healthy_at = time.monotonic()
-        self._server = ServerChild(arguments, host=ray.util.get_node_ip_address(), key=key)
-        try:
-            self._server.wait()
-        except ModelError:
-            self._server.stop()
-            raise
+        self._url, self._failure = "", ""
+        self._exit_code: int | None = None
+        self._is_ready, self._has_ended = asyncio.Event(), asyncio.Event()
+        environment = dict(os.environ)
+        preset = ModelPreset(
+            name="", source="", arguments=tuple(arguments), environment=environment, stop_seconds=20
+        )
+        host = f"--host={ray.util.get_node_ip_address()}"
+        self._server = ChildProcess(preset, (host,), self._on_state, self._on_exit)
+        headers = {"Authorization": f"Bearer {self._server.key}"}
+        self._client = httpx2.AsyncClient(headers=headers, timeout=5, trust_env=False)
+        await self._is_ready.wait()
+        if not self._url:
+            code = self._exit_code
+            raise ModelError(
+                self._failure or f"headstart serve ended with exit code {code}; its log says why"
+            )
+
+    def _on_state(self, state: Mapping[str, Any]) -> None:
+        self._url, self._failure = state.get("url", self._url), state.get("message", "")
+        if self._url:
+            self._is_ready.set()
+
+    def _on_exit(self, code: int) -> None:
+        self._exit_code = code
+        self._is_ready.set()
+        self._has_ended.set()
 
     async def describe(self) -> dict[str, Any]:
-        """Name and address of the replica."""
-        return {"name": self._name, "url": self._server.url, "pid": self._server.pid}
+        """Name and address of the replica, and the key with which it is asked."""
+        return {"name": self._name, "url": self._url, "key": self._server.key}
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """The counts that Ray scales by."""
-        try:
-            running, waiting = await asyncio.to_thread(self._server.counts)
-        except httpx2.HTTPError:
-            running = waiting = 0
+        running, waiting = await self._counts() or (0, 0)
         return {RUNNING: float(running), WAITING: float(waiting)}
 
     async def check_health(self) -> None:
         """Raise if another replica must take this one's place."""
-        if not self._server.is_running:
+        if self._has_ended.is_set():
             raise RuntimeError("the server's process ended")
         now = time.monotonic()
-        if await asyncio.to_thread(self._server.is_healthy):
-            self._healthy_at = now
-        elif now - self._healthy_at > ILL_SECONDS:
+        with contextlib.suppress(httpx2.HTTPError):
+            if (await self._client.get(f"{self._url}/health")).status_code == 200:
+                self._healthy_at = now
+        if now - self._healthy_at > ILL_SECONDS:
             raise RuntimeError(f"the server took no requests for {ILL_SECONDS:g} s")
 
     async def __del__(self) -> None:
-        """Stop: gateways send no further requests, so wait for those that run."""
-        await asyncio.to_thread(self._server.drain, self._drain_seconds)
-        await asyncio.to_thread(self._server.stop)
+        """Stop: gateways send no further requests, so wait for those that run.
+
+        Three looks in a row must show none: reports of a server are up to 0.25 s old.
+        """
+        deadline, num_idle = time.monotonic() + self._drain_seconds, 0
+        while num_idle < 3 and time.monotonic() < deadline and not self._has_ended.is_set():
+            num_idle = num_idle + 1 if await self._counts() == (0, 0) else 0
+            await asyncio.sleep(0.3)
+        self._server.stop()
+        await self._has_ended.wait()
+
+    async def _counts(self) -> tuple[int, int] | None:
+        """Requests that run, and that wait; None where it does not answer."""
+        with contextlib.suppress(httpx2.HTTPError):
+            answer = await self._client.get(f"{self._url}/metrics")
+            return requests_of(answer.raise_for_status().content)
+        return None

@@ -1,4 +1,4 @@
-"""One model's server: a process tree of its own, on loopback, with a key of its own."""
+"""A server: a process tree of its own, on loopback unless told otherwise, with a key of its own."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class ChildProcess:
 
     async def _pass_on(self, output: asyncio.StreamReader) -> None:
         """Write its log, with its name before each line."""
-        prefix = f"[{self._preset.name}] "
+        prefix = f"[{self._preset.name}] " if self._preset.name else ""
         while not output.at_eof():
             with contextlib.suppress(ValueError):  # longer than LONGEST_LINE, and left out
                 line = await output.readline()
@@ -121,6 +121,6 @@ class ChildProcess:
 
 def command(preset: ModelPreset, arguments: Sequence[str] = ()) -> list[str]:
     """The command line of a model's server; the router's own arguments come last and win."""
-    own = ["--host=127.0.0.1", "--port=0", f"--tenant-header={TENANT_HEADER}", "--no-page"]
-    own.append(f"--alias={preset.name}")
+    own = ["--port=0", f"--tenant-header={TENANT_HEADER}", "--no-page"]
+    own += [f"--alias={preset.name}"] if preset.name else []
     return [sys.executable, "-m", "headstart", "serve", *preset.arguments, *arguments, *own]

@@ -17,7 +17,7 @@ Bytes = Mapping[str, int]  # by device
 class ModelPreset:
     """One model. Two that are equal are the same model with the same settings."""
 
-    name: str
+    name: str  # empty: the server's own choice
     source: str
     arguments: tuple[str, ...]  # of headstart serve
     engine_arguments: tuple[str, ...] = ()  # those of them that headstart devices takes

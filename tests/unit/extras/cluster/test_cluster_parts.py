@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,10 +11,9 @@ import pytest
 from headstart.app.cli.command import HelpRequested
 from headstart.extras.cluster import command as cluster
 from headstart.extras.cluster import deploy
-from headstart.extras.cluster.child import ServerChild
 from headstart.extras.cluster.command import ClusterOptions
 from headstart.extras.cluster.scaling import RUNNING, WAITING, ScalingPolicy
-from headstart.types.errors import ConfigError, ModelError
+from headstart.types.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -80,33 +77,3 @@ def test_without_ray_it_says_how_to_install_it(monkeypatch):
     monkeypatch.setattr(os, "environ", {})
     with pytest.raises(ConfigError, match=r"headstart\[cluster\]"):
         deploy.connect(ClusterOptions())
-
-
-def test_a_server_that_cannot_start_says_why():
-    child = ServerChild(["-m", "no-such-file.gguf"], host="127.0.0.1", key="key")
-    with pytest.raises(ModelError, match="no-such-file"):
-        child.wait()
-    child.stop()
-
-
-def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path):
-    code = (
-        "from headstart.extras.cluster.child import ServerChild\n"
-        "import os\n"
-        "child = ServerChild(['--context', '512'], host='127.0.0.1', key='key')\n"
-        "child.wait()\n"
-        "assert child.is_healthy() and child.counts() == (0, 0)\n"
-        "print(child.pid, flush=True)\n"
-        "os._exit(0)\n"
-    )
-    environment = os.environ | {"HEADSTART_CACHE": str(tmp_path)}
-    result = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=90
-    )
-    assert result.returncode == 0, result.stderr
-    stat = Path(f"/proc/{int(result.stdout.split()[-1])}")
-    for _ in range(300):
-        if not stat.exists():
-            return
-        subprocess.run(["sleep", "0.05"], check=True)
-    raise AssertionError("the server still runs")
