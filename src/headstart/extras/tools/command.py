@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -12,7 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.extras.tools import supervisor
-from headstart.extras.tools.environment import shared_environment
+
+# what programs inherit: no keys and tokens
+SHARED = re.compile(
+    "PATH|HOME|USER|LOGNAME|SHELL|TERM|LANG|LANGUAGE|LC_.*|TZ|TMPDIR|XDG_.*|LD_LIBRARY_PATH|"
+    # how docker, podman and ssh reach other machines
+    "DOCKER_.*|CONTAINER_.*|SSH_AUTH_SOCK"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +49,11 @@ class CommandLimits:
     seconds: float
     output_bytes: int
     is_supervised: bool = False  # what leaves its process group is killed too, on Linux
+
+
+def shared_environment() -> dict[str, str]:
+    """The variables that commands, container programs and MCP servers inherit."""
+    return {name: value for name, value in os.environ.items() if SHARED.fullmatch(name)}
 
 
 async def run_command(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -15,7 +13,7 @@ from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, Implementation, Pagina
 from mcp.types import Tool as ListedTool
 
 from headstart import __version__
-from headstart.extras.tools.environment import shared_environment
+from headstart.extras.tools.command import shared_environment
 from headstart.extras.tools.mcp_config import McpServerConfig
 from headstart.extras.tools.tool import Tool, ToolError, ToolInvocation
 
@@ -41,9 +39,6 @@ class McpServer:
         self._holding: asyncio.Task[None] | None = None
         self._ending = asyncio.Event()
         self._has_ended: Callable[[], bool] = lambda: True
-        self._errors = _LastWords()
-        self._failure = ""
-        self._failed_at = float("-inf")
 
     async def discover(self) -> list[Tool]:
         """Its tools; none, with a warning in the log, if the server does not work."""
@@ -104,33 +99,25 @@ class McpServer:
             if self._session is not None and not self._has_ended():
                 return self._session
             await self.close()
-            if time.monotonic() - self._failed_at < 5.0:  # seconds
-                raise ToolError(self._failure)
             started: asyncio.Future[ClientSession] = asyncio.get_running_loop().create_future()
             self._ending.clear()
             self._holding = asyncio.create_task(self._hold(started))
-            try:
-                self._session = await started
-            except ToolError as error:
-                self._failure, self._failed_at = str(error), time.monotonic()
-                raise
-            return self._session
+            await asyncio.wait((started, self._holding), return_when=asyncio.FIRST_COMPLETED)
+            if not started.done():
+                await self._holding  # it raises
+            session = started.result()
+            await self._answer(session.initialize())
+            self._session = session
+            return session
 
     async def _hold(self, started: asyncio.Future[ClientSession]) -> None:
         """Keep the program running until `close`; the task that starts it must also end it."""
         try:
             async with AsyncExitStack() as stack:
-                session = await self._start(stack)
-                try:
-                    await self._answer(session.initialize())
-                except ToolError as error:
-                    _settle(started, error)
-                    return
-                _settle(started, session)
+                started.set_result(await self._start(stack))
                 await self._ending.wait()
         except (OSError, ValueError) as error:  # ValueError: a NUL in an argument
-            reason = f"the MCP server {self.name} cannot be started: {error}"
-            _settle(started, ToolError(reason))
+            raise ToolError(f"the MCP server {self.name} cannot be started: {error}") from error
 
     async def _start(self, stack: AsyncExitStack) -> ClientSession:
         config = self._config
@@ -140,13 +127,7 @@ class McpServer:
             env=shared_environment() | config.env,
             cwd=config.cwd,
         )
-        reading, writing = os.pipe()
-        with open(writing, "w") as errors:
-            pipe, self._errors = await asyncio.get_running_loop().connect_read_pipe(
-                _LastWords, os.fdopen(reading, "rb")
-            )
-            stack.callback(pipe.close)
-            read, write = await stack.enter_async_context(stdio_client(parameters, errors))
+        read, write = await stack.enter_async_context(stdio_client(parameters))
         # the SDK closes the sender at the end of the program's output
         answers = cast("MemoryObjectReceiveStream[Any]", read)
         self._has_ended = lambda: answers.statistics().open_send_streams == 0
@@ -161,32 +142,9 @@ class McpServer:
             reasons = {
                 REQUEST_TIMEOUT: f" did not answer within {self._config.timeout_ms / 1000:g} "
                 "seconds (timeout_ms)",
-                CONNECTION_CLOSED: f" ended{self._errors}",
+                CONNECTION_CLOSED: " ended; its stderr is in the log of this server",
             }
             reason = reasons.get(error.code, f": {error.message}")
             raise ToolError(f"the MCP server {self.name}{reason}") from error
         except (RuntimeError, ValueError) as error:  # the answer does not fit the protocol
             raise ToolError(f"the MCP server {self.name}: {error}") from error
-
-
-class _LastWords(asyncio.Protocol):
-    """The end of what a program wrote to stderr."""
-
-    def __init__(self) -> None:
-        self._text = b""
-
-    def data_received(self, data: bytes) -> None:
-        self._text = (self._text + data)[-400:]
-
-    def __str__(self) -> str:
-        text = self._text.decode("utf-8", "replace").strip()
-        return f": {text}" if text else ""
-
-
-def _settle(started: asyncio.Future[ClientSession], outcome: ClientSession | ToolError) -> None:
-    if started.done():  # the caller was cancelled
-        return
-    if isinstance(outcome, ToolError):
-        started.set_exception(outcome)
-    else:
-        started.set_result(outcome)

@@ -10,8 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from headstart.extras.tools.command import end_process
-from headstart.extras.tools.environment import shared_environment
+from headstart.extras.tools.command import end_process, shared_environment
 from headstart.extras.tools.machine import ENGINES, machine_of
 from headstart.extras.tools.tool import ToolError
 from headstart.types.errors import ConfigError, HeadstartError
