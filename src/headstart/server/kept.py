@@ -15,7 +15,7 @@ import threading
 import time
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -141,18 +141,6 @@ class StoredResponse:
     response: dict[str, Any]
     input_items: list[Item]
     history: list[Item]
-    history_bytes: int = 0
-    num_bytes: int = field(init=False)  # of JSON; the objects take a few times as much
-
-    def __post_init__(self) -> None:
-        own = len(orjson.dumps(self.response)) + len(orjson.dumps(self.input_items))
-        object.__setattr__(self, "num_bytes", own + self.history_bytes)
-
-    @property
-    def conversation_bytes(self) -> int:
-        """Of the JSON of `conversation`."""
-        added = orjson.dumps([self.input_items, self.response["output"]])
-        return self.history_bytes + len(added)
 
     @property
     def conversation(self) -> list[Item]:
@@ -170,29 +158,35 @@ class ResponseStore:
     def __init__(self, max_responses: int, max_bytes: int) -> None:
         """The limits are those of one tenant; bytes are of JSON."""
         self._max_responses, self._max_bytes = max_responses, max_bytes
-        # by namespace and id, the least recently used first
-        self._stored: OrderedDict[tuple[str, str], StoredResponse] = OrderedDict()
-        self._num_stored, self._num_bytes = Counter[str](), Counter[str]()  # by namespace
-        self._lock = threading.RLock()
+        # by namespace and id, with bytes; the least recently used first
+        self._stored: OrderedDict[tuple[str, str], tuple[StoredResponse, int]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._stored)
 
     def put(self, namespace: str, stored: StoredResponse) -> None:
         """Keep a response, unless it alone exceeds the limit."""
-        numbers, sizes = self._num_stored, self._num_bytes
+        own = len(orjson.dumps([stored.response, stored.input_items, stored.history]))
         tenants = 4  # all together may keep as much as so many
         with self._lock:
-            self.drop(namespace, stored.response["id"])
-            self._stored[namespace, stored.response["id"]] = stored
-            numbers[namespace] += 1
-            sizes[namespace] += stored.num_bytes
+            self._stored[namespace, stored.response["id"]] = stored, own
+            numbers, sizes = Counter[str](), Counter[str]()  # by namespace
+            for (name, _), (_, size) in self._stored.items():
+                numbers[name] += 1
+                sizes[name] += size
+
+            def drop_oldest(namespace: str) -> None:
+                oldest = next(name for name in self._stored if name[0] == namespace)
+                numbers[namespace] -= 1
+                sizes[namespace] -= self._stored.pop(oldest)[1]
+
             while numbers[namespace] > self._max_responses or sizes[namespace] > self._max_bytes:
-                self._drop_oldest(namespace)
-            while len(self) > tenants * self._max_responses:
-                self._drop_oldest(max(numbers, key=numbers.__getitem__))
+                drop_oldest(namespace)
+            while numbers.total() > tenants * self._max_responses:
+                drop_oldest(max(numbers, key=numbers.__getitem__))
             while sizes.total() > tenants * self._max_bytes:
-                self._drop_oldest(max(sizes, key=sizes.__getitem__))
+                drop_oldest(max(sizes, key=sizes.__getitem__))
 
     def get(self, namespace: str, response_id: str) -> StoredResponse | None:
         """The response, unless it was dropped."""
@@ -200,17 +194,9 @@ class ResponseStore:
             if (namespace, response_id) not in self._stored:
                 return None
             self._stored.move_to_end((namespace, response_id))
-            return self._stored[namespace, response_id]
+            return self._stored[namespace, response_id][0]
 
     def drop(self, namespace: str, response_id: str) -> None:
         """Drop a response, if it is there."""
         with self._lock:
-            stored = self._stored.pop((namespace, response_id), None)
-            if stored is not None:
-                self._num_stored[namespace] -= 1
-                self._num_bytes[namespace] -= stored.num_bytes
-                if not self._num_stored[namespace]:
-                    del self._num_stored[namespace], self._num_bytes[namespace]
-
-    def _drop_oldest(self, namespace: str) -> None:
-        self.drop(*next(name for name in self._stored if name[0] == namespace))
+            self._stored.pop((namespace, response_id), None)

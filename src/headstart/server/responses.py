@@ -38,8 +38,7 @@ async def create_response(http: HttpRequest) -> Response:
 
     def keep(response: dict[str, Any]) -> None:
         if body.store:
-            num_bytes = before.conversation_bytes if before else 0
-            store.put(namespace, StoredResponse(response, _items(body.input), history, num_bytes))
+            store.put(namespace, StoredResponse(response, _items(body.input), history))
 
     return await answer_chat(http, lambda: chat, "resp_", partial(ResponsesDialect, body, keep))
 
