@@ -15,7 +15,8 @@ import pytest
 from tests.server.server_process import environment
 
 from headstart.engine.library import api
-from headstart.extras.rpc import plugin
+from headstart.extras.rpc.backend import plugin_file
+from headstart.extras.rpc.build import build
 from headstart.types.errors import ConfigError
 
 COMMAND = (sys.executable, "-m", "headstart", "rpc-worker")
@@ -28,13 +29,13 @@ def prepare(cache: Path) -> None:
     """Put the RPC backend where `headstart` looks for it, or skip."""
     if api.llama_supports_rpc():
         return
-    built = plugin.plugin_file(OWN_CACHE / "headstart/rpc")
+    built = plugin_file(OWN_CACHE / "headstart/rpc")
     if built.exists():
         (cache / "rpc").mkdir(parents=True, exist_ok=True)
         shutil.copy(built, cache / "rpc")
     elif source := os.environ.get(SOURCE):
         try:
-            plugin.build(Path(source), cache / "rpc")
+            build(Path(source), cache / "rpc")
         except ConfigError as error:
             pytest.skip(f"the RPC plug-in cannot be built: {error}")
     else:

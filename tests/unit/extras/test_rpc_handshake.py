@@ -78,26 +78,6 @@ def test_wrong_answer_is_told_with_a_remedy(serve: Serve, answers: bytes, words:
         shake_hands(serve(answers), seconds=0.3)
 
 
-def test_worker_that_slowly_says_nothing_useful_ends_in_time() -> None:
-    """The time is for all of the handshake, not for each byte."""
-    stop = threading.Event()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def drip() -> None:
-            connection, _ = server.accept()
-            with connection, suppress(ConnectionError):
-                while not stop.wait(0.05):
-                    connection.sendall(b"\x1c")
-
-        thread = threading.Thread(target=drip, daemon=True)
-        thread.start()
-        # 8 bytes of a size, which is far too large
-        with pytest.raises(RpcWorkerError):
-            shake_hands(f"127.0.0.1:{server.getsockname()[1]}", seconds=0.2)
-        stop.set()
-        thread.join()
-
-
 def test_unreachable_worker_is_told_with_a_remedy() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

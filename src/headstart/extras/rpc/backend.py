@@ -1,17 +1,19 @@
 """One model over several machines: llama.cpp's RPC backend, on both ends.
 
 The backend is in libggml if that was built with it; otherwise it is a plug-in, built alone against
-the installed libggml-base (`plugin`). An engine loses its process when a worker goes: workers
+the installed libggml-base (`build`). An engine loses its process when a worker goes: workers
 are asked before libllama connects (`handshake`), and only the engine process connects.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import socket
 from collections.abc import Callable, Sequence
 from ctypes import POINTER, c_char_p, c_size_t, c_void_p, cast
+from pathlib import Path
 from typing import Any
 
 from headstart.config import EngineConfig, rpc_endpoints
@@ -19,7 +21,7 @@ from headstart.engine import library
 from headstart.engine.devices import Device
 from headstart.engine.library import api
 from headstart.extras.rpc.handshake import shake_hands, why_exposed
-from headstart.extras.rpc.plugin import plugin_file, plugin_folder
+from headstart.structures.atomic import cache_folder
 from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -139,6 +141,18 @@ def _own_sockets() -> list[socket.socket]:
         except OSError:
             os.close(copy)
     return sockets
+
+
+def plugin_folder() -> Path:
+    """Where `headstart rpc-build` puts the plug-in."""
+    return cache_folder() / "rpc"
+
+
+def plugin_file(folder: Path) -> Path:
+    """Where the plug-in for the installed libggml-base is, or would be; each build has its own."""
+    base = Path(api.ggml("libggml-base")._name)
+    digest = hashlib.sha256(base.read_bytes()).hexdigest()[:16]
+    return folder / f"libggml-rpc-{digest}.so"
 
 
 def load_backend() -> int:

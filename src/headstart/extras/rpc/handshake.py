@@ -14,6 +14,7 @@ import ipaddress
 import socket
 import struct
 import time
+from io import BufferedRWPair
 
 from headstart.config import rpc_endpoints
 from headstart.types.errors import RpcWorkerError
@@ -28,7 +29,7 @@ def shake_hands(endpoint: str, seconds: float = 5.0) -> str:
 
     Args:
         endpoint: HOST:PORT.
-        seconds: time limit of the whole handshake.
+        seconds: time limit of connecting, and of each answer.
 
     Raises:
         RpcWorkerError: it cannot be used; the message says why and what to do.
@@ -42,24 +43,25 @@ def shake_hands(endpoint: str, seconds: float = 5.0) -> str:
             f"`headstart rpc-worker --host ADDRESS --port {port}` there, or let its port through "
             "the firewall"
         ) from error
-    with connection:
+    with connection, connection.makefile("rwb") as talk:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        talk = _Talk(connection, endpoint, time.monotonic() + seconds)
         started = time.monotonic()
         hello, device_count, device_memory = 14, 15, 11  # commands
         capabilities = bytes(24)  # none: plain TCP
-        answer = talk.ask(hello, capabilities, 4 + len(capabilities))
+        answer = _ask(talk, endpoint, hello, capabilities, 4 + len(capabilities))
         round_trip_ms = 1000.0 * (time.monotonic() - started)
         if (version := tuple(answer[:3])) != VERSION:
             raise RpcWorkerError(
                 f"RPC worker {endpoint} speaks version {_dotted(version)} of the protocol and "
                 f"this server {_dotted(VERSION)}; {_SAME_VERSION}"
             )
-        (count,) = struct.unpack("<I", talk.ask(device_count, b"", 4))
+        (count,) = struct.unpack("<I", _ask(talk, endpoint, device_count, b"", 4))
         if not count:
             raise RpcWorkerError(f"RPC worker {endpoint} has no device; start it with --device")
         free = [
-            struct.unpack("<QQ", talk.ask(device_memory, struct.pack("<I", device), 16))[0]
+            struct.unpack(
+                "<QQ", _ask(talk, endpoint, device_memory, struct.pack("<I", device), 16)
+            )[0]
             for device in range(min(count, 64))
         ]
     sizes = ", ".join(f"{size / 2**30:.1f} GiB free" for size in free)
@@ -94,54 +96,34 @@ def why_exposed(host: str) -> str | None:
     )
 
 
-class _Talk:
-    """Requests and responses on one connection, until a deadline."""
-
-    def __init__(self, connection: socket.socket, endpoint: str, deadline: float) -> None:
-        self._connection = connection
-        self._endpoint = endpoint
-        self._deadline = deadline
-
-    def ask(self, command: int, data: bytes, size: int) -> bytes:
-        """The answer, which has `size` bytes."""
-        try:
-            self._connection.settimeout(self._left())
-            self._connection.sendall(struct.pack("<BQ", command, len(data)) + data)
-            (told,) = struct.unpack("<Q", self._read(8))
-            if told != size:
-                raise RpcWorkerError(
-                    f"{self._endpoint} does not speak llama.cpp's RPC protocol, or another version "
-                    f"of it: an answer has {told} bytes instead of {size}; --rpc takes the "
-                    f"addresses of `headstart rpc-worker`, and {_SAME_VERSION}"
-                )
-            return self._read(size)
-        except TimeoutError:
+def _ask(talk: BufferedRWPair, endpoint: str, command: int, data: bytes, size: int) -> bytes:
+    """The answer, which has `size` bytes."""
+    try:
+        talk.write(struct.pack("<BQ", command, len(data)) + data)
+        talk.flush()
+        head = talk.read(8)
+        if len(head) == 8 and (told := int.from_bytes(head, "little")) != size:
             raise RpcWorkerError(
-                f"RPC worker {self._endpoint} takes connections but does not answer; it serves one "
-                "engine at a time: stop the other one, or start a worker on another port for this"
-            ) from None
-        except OSError as error:
-            raise RpcWorkerError(
-                f"RPC worker {self._endpoint} broke off: {error.strerror or error}; see its log"
-            ) from error
-
-    def _read(self, size: int) -> bytes:
-        received = b""
-        while len(received) < size:
-            self._connection.settimeout(self._left())
-            if not (part := self._connection.recv(size - len(received))):
-                raise RpcWorkerError(
-                    f"{self._endpoint} closed the connection without an answer; is it llama.cpp's "
-                    f"RPC protocol, of the same version? {_SAME_VERSION}"
-                )
-            received += part
-        return received
-
-    def _left(self) -> float:
-        left = self._deadline - time.monotonic()
-        if left <= 0.0:
-            raise TimeoutError
-        return left
+                f"{endpoint} does not speak llama.cpp's RPC protocol, or another version of it: an "
+                f"answer has {told} bytes instead of {size}; --rpc takes the addresses of "
+                f"`headstart rpc-worker`, and {_SAME_VERSION}"
+            )
+        answer = talk.read(size)
+    except TimeoutError:
+        raise RpcWorkerError(
+            f"RPC worker {endpoint} takes connections but does not answer; it serves one engine at "
+            "a time: stop the other one, or start a worker on another port for this"
+        ) from None
+    except OSError as error:
+        raise RpcWorkerError(
+            f"RPC worker {endpoint} broke off: {error.strerror or error}; see its log"
+        ) from error
+    if len(answer) < size:
+        raise RpcWorkerError(
+            f"{endpoint} closed the connection without an answer; is it llama.cpp's RPC protocol, "
+            f"of the same version? {_SAME_VERSION}"
+        )
+    return answer
 
 
 def _dotted(version: tuple[int, ...]) -> str:
