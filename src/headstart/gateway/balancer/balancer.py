@@ -7,20 +7,25 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from statistics import fmean
+from typing import TypeVar
 
 from headstart.gateway.balancer.conversation import Asked
-from headstart.gateway.balancer.learned import Timings, block_hashes, shared_prices
+from headstart.gateway.balancer.learned import Mean, Timings, shared_prices
 from headstart.gateway.balancer.policy import expected_seconds, ranking, wait_seconds
 from headstart.gateway.balancer.replica import Flight, Replica
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
 class Fleet:
-    """The replicas by name, and the conversations that they had."""
+    """The replicas by name, which have one model, and the conversations that they had."""
 
     replicas: dict[str, Replica] = field(default_factory=dict)
-    _last: OrderedDict[str, str] = field(default_factory=OrderedDict)  # conversation -> replica
+    tokens_per_byte: Mean = field(default_factory=lambda: Mean(0.25, 256))
+    answer_tokens: Mean = field(default_factory=lambda: Mean(128.0))
+    # conversation -> replica, and tokens of its last answer there
+    _last: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     _owners: OrderedDict[str, str] = field(default_factory=OrderedDict)  # response -> replica
 
     def available(self) -> list[Replica]:
@@ -31,17 +36,16 @@ class Fleet:
         """The replicas to try, best first; empty while there is none."""
         if not (replicas := self.available()):
             return []
-        all_learned = [one.learned for one in replicas]
-        per_byte = fmean(one.tokens_per_byte.value for one in all_learned)
-        num_answer = fmean(one.answer_tokens.value for one in all_learned)
+        num_answer = self.answer_tokens.value
         if asked.max_tokens is not None:
             num_answer = min(num_answer, asked.max_tokens)
         costs = {}
-        for one, prices in zip(replicas, shared_prices(all_learned), strict=True):
-            num_unread = (len(asked.text) - one.prefixes.match(asked.blocks)) * per_byte
+        all_prices = shared_prices([one.learned for one in replicas])
+        for one, prices in zip(replicas, all_prices, strict=True):
+            num_unread = self._num_unread(one, asked)
             costs[one.name] = expected_seconds(one.load(), prices, num_unread, num_answer)
-        last = self._last.get(asked.conversation, "") if asked.conversation else ""
-        owner = self._owners.get(asked.needs, "") if asked.needs else ""
+        last, _ = self._last.get(asked.conversation, ("", 0.0))
+        owner = self._owners.get(asked.needs, "")
         ranked = ranking(costs, asked.conversation, last)
         return [self.replicas[name] for name in sorted(ranked, key=lambda name: name != owner)]
 
@@ -55,18 +59,32 @@ class Fleet:
 
     def start(self, replica: Replica, asked: Asked) -> Flight:
         """Count a request that is sent; `finish` or `Replica.fail` ends the flight."""
+        flight = replica.start(asked, self._num_unread(replica, asked))
         if asked.conversation:
-            _remember(self._last, asked.conversation, replica.name)
-        return replica.start(asked)
+            _remember(self._last, asked.conversation, (replica.name, 0.0))
+        return flight
 
-    def finish(self, flight: Flight, text: bytes, timings: Timings | None) -> None:
-        """Learn from an answer that is over; `text` is the conversation with it."""
-        blocks = block_hashes(text, flight.asked.blocks) if text else []
-        flight.replica.finish(flight, blocks, timings)
-        if timings is not None:
-            for other in self.replicas.values():
-                if other is not flight.replica:
-                    other.learned.fade()
+    def finish(self, flight: Flight, timings: Timings | None) -> None:
+        """Learn from an answer that is over."""
+        asked, replica = flight.asked, flight.replica
+        replica.flights.remove(flight)
+        if timings is None or not asked.text:
+            return
+        if asked.conversation:
+            _remember(self._last, asked.conversation, (replica.name, timings.predicted_n))
+        self.tokens_per_byte.add(timings.cache_n + timings.prompt_n, len(asked.text))
+        self.answer_tokens.add(timings.predicted_n)
+        replica.learned.add(timings, flight.num_beside, len(replica.flights))
+        for other in self.replicas.values():
+            if other is not replica:
+                other.learned.fade()
+
+    def _num_unread(self, replica: Replica, asked: Asked) -> float:
+        """Estimated tokens of a prompt that a replica has neither read nor written."""
+        num_bytes = len(asked.text) - replica.prefixes.match(asked.blocks)
+        name, num_written = self._last.get(asked.conversation, ("", 0.0))
+        num_tokens = num_bytes * self.tokens_per_byte.value
+        return max(0.0, num_tokens - num_written) if name == replica.name else num_tokens
 
     def wait_seconds(self) -> float:
         """Expected wait of a request for a first slot, at the replica where it is shortest."""
@@ -81,8 +99,8 @@ class Fleet:
         return bool(replicas) and all(one.load().num_waiting >= max_waiting for one in replicas)
 
 
-def _remember(names: OrderedDict[str, str], key: str, name: str) -> None:
-    names[key] = name
-    names.move_to_end(key)
-    if len(names) > 100_000:
-        names.popitem(last=False)
+def _remember(known: OrderedDict[str, T], key: str, value: T) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > 100_000:
+        known.popitem(last=False)

@@ -1,12 +1,13 @@
-"""Extracts the text of a request and of its answer, for comparing prefixes.
+"""Extracts the text of a request, for comparing prefixes, and what its answer says of itself.
 
-The text of the next turn of a conversation begins with that of this turn and its answer. It is not
-what the model reads (the replica applies the template), but it grows as that does. Knows the bodies
-of OpenAI's, Anthropic's, Ollama's and llama-server's paths; of others, nothing.
+The text of the next turn of a conversation begins with that of this turn. It is not what the model
+reads (the replica applies the template), but it grows as that does. Knows the bodies of OpenAI's,
+Anthropic's, Ollama's and llama-server's paths; of others, nothing.
 """
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from headstart.server.body import read_object
 
 TURN, PART = b"\x1e", b"\x1f"
 MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
-MAX_ANSWER_BYTES = 2**18
+MAX_ANSWER_BYTES = 2**21  # of a line; what is longer is not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +120,10 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-class AnswerText:
-    """Reads the text and the timings of an answer while it is relayed."""
+class AnswerFacts:
+    """Reads what an answer says of itself while it is relayed."""
 
     def __init__(self, *, is_stream: bool) -> None:
-        self.text = bytearray()
         self.timings: Timings | None = None
         self.stored_id = ""  # of a response that the replica may have kept
         self._is_stream = is_stream
@@ -135,61 +135,25 @@ class AnswerText:
         lines: list[bytes] = []
         if self._is_stream:
             *lines, data = data.split(b"\n")
-        # what is longer is neither kept nor read
-        self._rest = data if len(data) <= 8 * MAX_ANSWER_BYTES else b""
+        self._rest = data if len(data) <= MAX_ANSWER_BYTES else b""
         for line in lines:
-            if line.startswith((b"data: {", b"{")):
-                self._read(line.removeprefix(b"data: "))
+            self._read(line.removeprefix(b"data: "))
 
     def end(self) -> None:
         """The body is over."""
-        if not self._is_stream:
-            self._read(self._rest)
+        self._read(self._rest)
         self._rest = b""
 
-    def as_turn(self, asked: Asked) -> bytes:
-        """The conversation with this answer, as the next turn will begin."""
-        if not self.text:
-            return asked.text
-        lead = TURN + b"assistant" + PART if asked.text[16:17] == TURN else b""
-        return (asked.text + lead + bytes(self.text))[:MAX_TEXT_BYTES]
-
     def _read(self, data: bytes) -> None:
+        # most events of a stream have neither
+        if not re.search(rb'"timings"|"object": ?"response"', data):
+            return
         try:
             found = orjson.loads(data)
         except orjson.JSONDecodeError:
             return
-        if not isinstance(found, dict):
-            return
-        response = found.get("response", found)
-        if isinstance(response, dict) and response.get("object") == "response":
-            self.stored_id = _text(response.get("id"))
-        self.timings = Timings.of(found) or self.timings
-        if len(self.text) < MAX_ANSWER_BYTES:
-            self.text += _answered(found).encode("utf-8", "surrogatepass")
-
-
-def _answered(event: Mapping[str, Any]) -> str:
-    """The text of one event, or of a whole answer, without reasoning: clients do not resend it."""
-    choices = event.get("choices")
-    if isinstance(choices, list):
-        if not choices or not isinstance(choices[0], dict) or choices[0].get("index", 0) != 0:
-            return ""
-        choice = choices[0]
-        inner = choice.get("delta") or choice.get("message") or choice
-        return _first_text(inner, ("content", "text"))
-    inner = event.get("delta") or event.get("message") or event
-    if isinstance(inner, str):  # of the Responses API
-        return inner if str(event.get("type", "")).endswith("output_text.delta") else ""
-    content = inner.get("content") if isinstance(inner, dict) else None
-    if isinstance(content, list):  # Anthropic's
-        return "".join(_first_text(one, ("text",)) for one in content)
-    return _first_text(inner, ("text", "content", "response"))
-
-
-def _first_text(value: object, names: tuple[str, ...]) -> str:
-    if isinstance(value, dict):
-        for name in names:
-            if isinstance(value.get(name), str):
-                return str(value[name])
-    return ""
+        if isinstance(found, dict):
+            response = found.get("response", found)
+            if isinstance(response, dict) and response.get("object") == "response":
+                self.stored_id = _text(response.get("id"))
+            self.timings = Timings.of(found) or self.timings

@@ -59,18 +59,12 @@ class Learned:
     prompt_token: Mean = field(default_factory=lambda: Mean(Prices().prompt_token))
     token: Mean = field(default_factory=lambda: Mean(Prices().token))
     request: Mean = field(default_factory=lambda: Mean(Prices().request))
-    tokens_per_byte: Mean = field(default_factory=lambda: Mean(0.25, 256))
-    answer_tokens: Mean = field(default_factory=lambda: Mean(128.0))
     trust: float = 0.0  # in these prices, 0 to 1; what it lacks is in the other replicas'
 
-    def add(
-        self, timings: Timings, num_prompt_bytes: int, num_before: int = 0, num_after: int = 0
-    ) -> None:
+    def add(self, timings: Timings, num_before: int = 0, num_after: int = 0) -> None:
         """Add an answer; the counts are of other requests running at its start and at its end."""
         num_beside = (num_before + num_after) / 2
         self.trust += 0.3 * (1 - self.trust)
-        self.tokens_per_byte.add(timings.cache_n + timings.prompt_n, num_prompt_bytes)
-        self.answer_tokens.add(timings.predicted_n)
         self.request.add((timings.prompt_ms + timings.predicted_ms) / 1000)
         if timings.prompt_n >= 16:  # reading fewer tells more about the step than about a token
             seconds = timings.prompt_ms / 1000 / timings.prompt_n
@@ -111,15 +105,10 @@ BLOCK_BYTES = 128  # some 32 tokens
 MAX_BYTES = 2**25  # of text that a replica is believed to keep
 
 
-def block_hashes(text: bytes, known: Sequence[int] = ()) -> list[int]:
-    """For each whole block, a hash of the text up to its end.
-
-    Args:
-        known: the hashes of a text that this one continues.
-    """
-    found = list(known)
-    last = found[-1] if found else 0
-    for at in range(len(found) * BLOCK_BYTES, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
+def block_hashes(text: bytes) -> list[int]:
+    """For each whole block, a hash of the text up to its end."""
+    found, last = list[int](), 0
+    for at in range(0, len(text) - BLOCK_BYTES + 1, BLOCK_BYTES):
         last = hash((last, text[at : at + BLOCK_BYTES]))
         found.append(last)
     return found
@@ -129,7 +118,7 @@ class Prefixes:
     """Beginnings of texts that a replica has read; the least recently used are forgotten first.
 
     Bytes and not tokens, because the balancer has no vocabulary: it compares the text of prompts
-    and answers before any template (`conversation.py`).
+    before any template (`conversation.py`).
     """
 
     def __init__(self, capacity_bytes: float = MAX_BYTES) -> None:

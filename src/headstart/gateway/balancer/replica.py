@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.gateway.balancer.conversation import Asked
-from headstart.gateway.balancer.learned import Learned, Prefixes, Timings
+from headstart.gateway.balancer.learned import Learned, Prefixes
 from headstart.gateway.balancer.policy import Load
 
 
@@ -59,24 +59,13 @@ class Replica:
             prompt_tokens_ahead=sum(one.num_prompt for one in self.flights if not one.has_begun),
         )
 
-    def start(self, asked: Asked) -> Flight:
+    def start(self, asked: Asked, num_unread: float) -> Flight:
         """Count a sent request; later requests find its prompt in `prefixes`."""
-        known = self.prefixes.match(asked.blocks)
-        unread = (len(asked.text) - known) * self.learned.tokens_per_byte.value
-        flight = Flight(self, asked, self.load().num_running, unread)
+        flight = Flight(self, asked, self.load().num_running, num_unread)
         self.flights.add(flight)
         self.num_sent += 1
         self.prefixes.add(asked.blocks)
         return flight
-
-    def finish(self, flight: Flight, blocks: list[int], timings: Timings | None) -> None:
-        """Learn from an answer that is over; `blocks` are those of the conversation with it."""
-        self.flights.remove(flight)
-        self.prefixes.add(blocks)
-        if timings is None or not flight.asked.text:
-            return
-        num_bytes = len(flight.asked.text)
-        self.learned.add(timings, num_bytes, flight.num_beside, len(self.flights))
 
     def fail(self, flight: Flight) -> None:
         """Count a request without an answer."""

@@ -1,7 +1,7 @@
 """Passes one request to a replica and relays the answer: order, retries, updated estimates.
 
 A request may be tried elsewhere until the first piece of its answer has come; from then on the
-pieces pass untouched, and the text is read beside them.
+pieces pass untouched, and what they say of themselves is read beside them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.types import Receive, Scope, Send
 
 from headstart.gateway.balancer.balancer import Fleet
-from headstart.gateway.balancer.conversation import AnswerText, Asked, read
+from headstart.gateway.balancer.conversation import AnswerFacts, Asked, read
 from headstart.gateway.balancer.options import RoutingOptions
 from headstart.gateway.balancer.replica import Flight, Replica
 from headstart.gateway.proxy import Backend, ProxiedAnswer, ProxiedRequest, Proxy, relay
@@ -74,16 +74,15 @@ class Routing:
             raise self._overload()
         flight, answer = await self._open(request, asked, namespace, receive)
         is_lines = answer.is_event_stream or answer.has_content_type(b"ndjson")
-        text = AnswerText(is_stream=is_lines)
+        facts = AnswerFacts(is_stream=is_lines)
         is_learned = bool(asked.text) and answer.status == 200
         try:
-            await relay(answer, receive, send, text.add if is_learned else None)
+            await relay(answer, receive, send, facts.add if is_learned else None)
         finally:
-            text.end()
-            learned = text.as_turn(asked) if answer.status == 200 else b""
-            self._fleet.finish(flight, learned, text.timings)
-            if text.stored_id:
-                self._fleet.own(text.stored_id, flight.replica)
+            facts.end()
+            self._fleet.finish(flight, facts.timings)
+            if facts.stored_id:
+                self._fleet.own(facts.stored_id, flight.replica)
 
     async def _open(
         self, request: ProxiedRequest, asked: Asked, namespace: str, receive: Receive

@@ -161,13 +161,6 @@ def test_a_match_is_the_longest_common_beginning_with_any_text(added, asked):
     assert found == [longest(added, text) for text in asked]
 
 
-@given(st.binary(max_size=20), st.binary(max_size=20))
-def test_a_text_that_continues_another_has_its_hashes(first, second):
-    whole = block_hashes(first + second)
-    assert block_hashes(first + second, block_hashes(first)) == whole
-    assert len(whole) == len(first + second) // BLOCK
-
-
 @given(TEXTS)
 def test_memory_stays_within_the_capacity_and_the_newest_text_is_kept(added):
     known = Prefixes(12)
