@@ -1,7 +1,6 @@
 """The arguments of a command and the environment: which setting gets which text.
 
-Nothing is ignored in silence: an unknown name with our prefix is refused, one with llama-server's
-gets a warning.
+Nothing is ignored in silence: an unknown name with our prefix, or llama-server's, gets a warning.
 """
 
 from __future__ import annotations
@@ -177,48 +176,25 @@ def from_environment(
 
 
 def check_environment(environment: Mapping[str, str], settings: Sequence[Setting]) -> str | None:
-    """Return a warning about variables with llama-server's prefix that it does not have either.
+    """Return a warning about variables with our prefix or llama-server's that nothing reads.
 
-    Empty variables count as absent.
-
-    Raises:
-        ConfigError: a name of ours that does not exist.
+    Empty variables count as absent, and those of other commands are fine.
     """
-    # no settings: two are for any command, the others for a router's children, examples and tests
-    known = {PREFIX + name for name in ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")}
-    known |= owners(settings).keys()
-    unread = sorted({name for name, value in environment.items() if value} - known)
-    if any(name.startswith(PREFIX) for name in unread):
-        every = owners([*_all_commands(), *settings])
-        known |= every.keys()
-        for name in [name for name in unread if name.startswith(PREFIX) and name not in known]:
-            _refuse(name, every, known)
-    unread = [name for name in unread if name.startswith(LLAMA_SERVERS)]
-    if not unread or not settings:
-        return None
-    hint = closest(unread[0], known, LLAMA_SERVERS) if len(unread) == 1 else ""
-    return f"not read: {', '.join(unread)}; llama-server has no such variable{hint}"
-
-
-def _refuse(name: str, every: Mapping[str, Owner], known: Iterable[str]) -> None:
-    """Raise for a name with our prefix that no command reads, unless it is another program's."""
-    end = name.removeprefix(PREFIX)
-    # what Kubernetes sets for a service of our name
-    if re.fullmatch(r"SERVICE_(HOST|PORT)(_\w+)?|PORT_\d+_\w+", end):
-        return
-    flags = [dashes + end.lower().replace("_", "-") for dashes in ("--", "-")]
-    meant = next((every[flag] for flag in flags if flag in every), None)
-    hint = closest(name, known, PREFIX)
-    if isinstance(meant, Setting):
-        hint = f"; did you mean {meant.environment_name}?"
-    raise ConfigError(
-        f"{name} is set but there is no such setting{hint} (all names: docs/flags.md)"
-    )
-
-
-def _all_commands() -> list[Setting]:
-    """The settings of all commands; a variable for one command must not stop another."""
     # they read their flags with this module's help
     from headstart.app.cli.main import COMMANDS, find_command
 
-    return [setting for name in COMMANDS for setting in find_command(name).settings()]
+    # no settings: two are for any command, the others for a router's children, examples and tests
+    known = {PREFIX + name for name in ("CACHE", "CONFIG", "ROUTER", "URL", "VOCABS")}
+    known |= owners(settings).keys()
+    prefixes = (PREFIX, LLAMA_SERVERS)
+    unread = {name for name, value in environment.items() if value and name.startswith(prefixes)}
+    if unread := unread - known:
+        every = [setting for name in COMMANDS for setting in find_command(name).settings()]
+        known |= owners(every).keys()
+        unread -= known
+    if not unread or not settings:
+        return None
+    first, *others = sorted(unread)
+    prefix = PREFIX if first.startswith(PREFIX) else LLAMA_SERVERS
+    hint = "" if others else closest(first, known, prefix)
+    return f"not read: {', '.join((first, *others))}; there is no such variable{hint}"
