@@ -50,8 +50,6 @@ def create_app(
     """
     proxy = Proxy(config.timeout)
     forward = Routing(fleet, proxy, options, TENANT_HEADER.lower() if watch else "")
-    has_keys = bool(config.api_key or config.api_key_file)
-    orders = Orders(fleet, has_keys=has_keys, trusts_local=watch is None)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -69,12 +67,15 @@ def create_app(
 
     app = Starlette(
         routes=[
-            Route("/health", orders.health),
-            Route("/v1/health", orders.health),
-            Route("/router/{order:path}", orders.handle, methods=["GET", "POST"]),
+            Route("/health", _health),
+            Route("/v1/health", _health),
+            Route("/router/{order:path}", _obey, methods=["GET", "POST"]),
         ],
         lifespan=lifespan,
     )
+    app.state.fleet = fleet
+    app.state.has_keys = bool(config.api_key or config.api_key_file)
+    app.state.trusts_local = watch is None
     app.router.default = forward
     app.router.redirect_slashes = False
     app.add_middleware(Guard, config=config, why_not_ready=lambda: None)
@@ -82,42 +83,33 @@ def create_app(
     return app
 
 
-class Orders:
-    """The routes about the backends themselves: for clients with a key, or on this machine."""
+async def _health(http: HttpRequest) -> Response:
+    """Say whether there is a backend to answer."""
+    if not http.app.state.fleet.available():
+        raise ApiError(503, "no backend is healthy")
+    return json_response({"status": "ok"})
 
-    def __init__(self, fleet: Fleet, *, has_keys: bool, trusts_local: bool) -> None:
-        self._fleet, self._has_keys, self._trusts_local = fleet, has_keys, trusts_local
 
-    async def health(self, http: HttpRequest) -> Response:
-        """Say whether there is a backend to answer."""
-        if not self._fleet.available():
-            raise ApiError(503, "no backend is healthy")
-        return json_response({"status": "ok"})
-
-    async def handle(self, http: HttpRequest) -> Response:
-        """List the backends, or drain or resume one."""
-        path = http.scope["path"]
-        if not self._has_keys and not (self._trusts_local and _is_local(http.scope)):
-            raise ApiError(403, f"{path} is for this machine; start with --api-key to use it")
-        match http.method, http.path_params["order"]:
-            case "GET", "backends":
-                replicas = self._fleet.replicas.values()
-                return json_response({"backends": [one.describe() for one in replicas]})
-            case "POST", "drain" | "resume" as order:
-                replica = self._named(await http.body())
-                replica.is_draining = order == "drain"
-                return json_response(replica.describe())
-        raise ApiError(404, f"there is no {http.method} {path} here")
-
-    def _named(self, body: bytes) -> Replica:
-        name = read_object(body).get("backend")
-        if name is None:
-            raise ApiError(400, 'the body must be {"backend": NAME}')
-        for replica in self._fleet.replicas.values():
-            if name in (replica.name, replica.url):
-                return replica
-        known = ", ".join(self._fleet.replicas)
-        raise ApiError(404, f"there is no backend {errors.shorten(name)}, only {known}")
+async def _obey(http: HttpRequest) -> Response:
+    """List the backends, or drain or resume one: for clients with a key, or on this machine."""
+    path, state = http.scope["path"], http.app.state
+    if not state.has_keys and not (state.trusts_local and _is_local(http.scope)):
+        raise ApiError(403, f"{path} is for this machine; start with --api-key to use it")
+    fleet: Fleet = state.fleet
+    match http.method, http.path_params["order"]:
+        case "GET", "backends":
+            return json_response({"backends": [one.describe() for one in fleet.replicas.values()]})
+        case "POST", "drain" | "resume" as order:
+            name = read_object(await http.body()).get("backend")
+            if name is None:
+                raise ApiError(400, 'the body must be {"backend": NAME}')
+            for replica in fleet.replicas.values():
+                if name in (replica.name, replica.url):
+                    replica.is_draining = order == "drain"
+                    return json_response(replica.describe())
+            known = ", ".join(fleet.replicas)
+            raise ApiError(404, f"there is no backend {errors.shorten(name)}, only {known}")
+    raise ApiError(404, f"there is no {http.method} {path} here")
 
 
 def _is_local(scope: Scope) -> bool:

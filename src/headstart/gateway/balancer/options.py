@@ -28,12 +28,12 @@ class RoutingOptions:
         "requests that may wait at each server before new ones get 429 with Retry-After",
         least=0,
     )
-    health_seconds: float = option(1.0, "seconds between two looks at the servers' state")
+    health_seconds: float = option(
+        1.0, "seconds between two looks at the servers' state", least=0.01
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.health_seconds <= 0:
-            raise ConfigError(f"--health-seconds is {self.health_seconds} but must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
