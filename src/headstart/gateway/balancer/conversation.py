@@ -1,17 +1,17 @@
 """Extracts the text of a request, for comparing prefixes, and what its answer says of itself.
 
-The text of the next turn of a conversation begins with that of this turn. It is not what the model
-reads (the replica applies the template), but it grows as that does. Knows the bodies of OpenAI's,
-Anthropic's, Ollama's and llama-server's paths; of others, nothing.
+The text is what was said, as JSON without its last bracket: that of the next turn of a conversation
+begins with that of this turn. It is not what the model reads, but it grows as that does. Knows the
+bodies of OpenAI's, Anthropic's, Ollama's and llama-server's paths; of others, nothing.
 """
 
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -19,7 +19,8 @@ import orjson
 from headstart.gateway.balancer.learned import Timings, block_hashes
 from headstart.server.body import read_object
 
-TURN, PART = b"\x1e", b"\x1f"
+# of a body, what was said
+SAID = ("messages", "input_extra", "input", "input_prefix", "prompt", "input_suffix")
 MAX_TEXT_BYTES = 2**20  # of a conversation; what is longer is known by its beginning
 MAX_ANSWER_BYTES = 2**21  # of a line; what is longer is not read
 
@@ -44,12 +45,12 @@ def read(body: bytes, namespace: str = "") -> Asked:
     if not body[:64].lstrip().startswith(b"{"):
         return Asked()
     found = read_object(body)
-    said = b"".join(_said(found))
+    said = b"".join(orjson.dumps(found[name])[:-1] for name in SAID if found.get(name))
     if not said:
         return Asked()
     # most templates write them before the messages, so a change in them is one at the beginning
     names = ("model", "tools", "system", "instructions", "chat_template_kwargs")
-    head = b"".join([namespace.encode(), *(_plain(found.get(name)) for name in names)])
+    head = orjson.dumps([namespace, *map(found.get, names)])
     text = (blake2b(head, digest_size=16).digest() + said)[:MAX_TEXT_BYTES]
     known = ("max_completion_tokens", "max_tokens", "max_output_tokens", "n_predict")
     limits = [found[name] for name in known if isinstance(found.get(name), int)]
@@ -62,58 +63,19 @@ def read(body: bytes, namespace: str = "") -> Asked:
     )
 
 
-def _said(body: Mapping[str, Any]) -> Iterator[bytes]:
-    messages = body.get("messages")
-    if isinstance(messages, list):
-        yield from map(_turn, messages)
-        return
-    if isinstance(body.get("input"), list):
-        yield from map(_turn, body["input"])
-        return
-    for name in ("input_extra", "input", "input_prefix", "prompt", "input_suffix"):
-        yield _plain(body.get(name))
-
-
-def _turn(message: object) -> bytes:
-    if not isinstance(message, dict):
-        return TURN + _plain(message)
-    role = message.get("role")
-    calls = _plain(message.get("tool_calls"))
-    said = _plain(message.get("content", message.get("output")))
-    return TURN + _plain(role) + PART + said + calls
-
-
-def _plain(value: object) -> bytes:
-    """Encode a value so that values with a common prefix have encodings with a common prefix."""
-    match value:
-        case None:
-            return b""
-        case str():
-            return value.encode("utf-8", "surrogatepass")
-        case list() if value and all(isinstance(one, int) for one in value):
-            return b"".join(struct.pack("<q", one & (2**63 - 1)) for one in value)
-        case list():
-            return b"".join(map(_part, value))
-        case _:
-            return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
-
-
-def _part(part: object) -> bytes:
-    """One piece of a message's content; a text counts as if it stood alone."""
-    if isinstance(part, dict) and isinstance(part.get("text"), str):
-        return _plain(part["text"])
-    return _plain(part)
-
-
 def _name(body: Mapping[str, Any], text: bytes) -> str:
     """A hash of the client's name for the conversation, or of its text up to the first answer."""
-    for key in ("prompt_cache_key", "session_id"):
-        if name := _text(body.get(key)):
-            text = name.encode("utf-8", "surrogatepass")
-            break
-    else:
-        text = text.partition(TURN + b"assistant" + PART)[0]
+    turns = body.get("messages") or body.get("input")
+    if name := _text(body.get("prompt_cache_key")) or _text(body.get("session_id")):
+        text = name.encode()
+    elif isinstance(turns, list):
+        asked = takewhile(lambda turn: not _is_answer(turn), turns)
+        text = text[:16] + orjson.dumps(list(asked))
     return blake2b(text, digest_size=12).hexdigest()
+
+
+def _is_answer(turn: object) -> bool:
+    return isinstance(turn, dict) and turn.get("role") == "assistant"
 
 
 def _text(value: object) -> str:

@@ -40,11 +40,6 @@ def test_the_next_turn_begins_with_this_one():
     assert following.conversation == first.conversation
 
 
-def test_parts_of_a_message_are_read_as_the_same_text():
-    parts = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
-    assert asked(messages=[parts]) == asked(messages=[USER])
-
-
 def test_token_ids_that_begin_alike_are_texts_that_begin_alike():
     short, long = asked(prompt=[5, 600, 70000]), asked(prompt=[5, 600, 70000, 8])
     assert long.text.startswith(short.text)
