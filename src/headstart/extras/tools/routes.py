@@ -33,13 +33,13 @@ class ToolBody(Body):
     stream: bool = False
 
 
-class HostedTools(Extra):
+class HostedTools(Toolbox, Extra):
     """The tools of one app."""
 
     served = routes
 
     def __init__(self, tools: ToolsConfig, environment: Mapping[str, str]) -> None:
-        self._toolbox = Toolbox(tools)
+        super().__init__(tools)
         named = (
             ("built-in tools", tools.agent or tools.tools),
             ("MCP servers", tools.mcp_servers_config or tools.mcp_servers_json),
@@ -57,17 +57,9 @@ class HostedTools(Extra):
         return config
 
     def install(self, app: Starlette) -> None:
-        """Add the routes and the toolbox."""
+        """Add the routes, which find these tools in the app's state."""
         super().install(app)
-        app.state.toolbox = self._toolbox
-
-    async def start(self) -> None:
-        """Ask the MCP servers for their tools, without waiting for the answers."""
-        self._toolbox.start()
-
-    async def close(self) -> None:
-        """End running calls and all programs."""
-        await self._toolbox.close()
+        app.state.toolbox = self
 
 
 @routes.get("/tools", answer="a list of tools with their definitions")

@@ -50,7 +50,7 @@ class Toolbox:
         self._discovery: asyncio.Task[None] | None = None
         self._is_closed = False
 
-    def start(self) -> None:
+    async def start(self) -> None:
         """Ask the MCP servers for their tools, without waiting for the answers."""
         self._discovery = asyncio.create_task(self._discover())
 

@@ -24,7 +24,7 @@ ENTRY: dict[str, Any] = {"command": sys.executable, "args": [PROGRAM]}
 @asynccontextmanager
 async def started(**servers: Any) -> AsyncIterator[Toolbox]:
     box = Toolbox(ToolsConfig(mcp_servers_json=json.dumps({"mcpServers": servers})))
-    box.start()
+    await box.start()
     try:
         yield box
     finally:
