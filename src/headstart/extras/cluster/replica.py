@@ -25,7 +25,10 @@ ILL_SECONDS = 120.0  # that a server may be ill before Ray starts another replic
 class ReplicaActor:
     """One server; made and ended by Ray Serve."""
 
-    async def __init__(self, arguments: Sequence[str], drain_seconds: float) -> None:
+    # Ray awaits it
+    async def __init__(  # type: ignore[misc]
+        self, arguments: Sequence[str], drain_seconds: float
+    ) -> None:
         """`arguments`: of `headstart serve`."""
         self._drain_seconds = drain_seconds
         self._name = serve.get_replica_context().replica_id.unique_id
