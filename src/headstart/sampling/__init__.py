@@ -1,4 +1,4 @@
-"""The sampling rule: which token stands at which position, given logits, parameters and seed."""
+"""The sampling rule: which token comes at which position, given logits, parameters and seed."""
 
 from headstart.types.sampling_params import DEFAULT_SAMPLERS, SamplingParams
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _NOT_NUMBERS = (
     "the model's logits are not numbers; its weights are damaged or the computation overflowed"
 )
-PIECE = 1024  # tokens of a prompt that penalties read at once: half a millisecond
+PIECE = 1024  # tokens of a prompt that penalties read per call: half a millisecond
 _ALL_BANNED = (
     "no token is left to choose from: logit_bias, ignore_eos, the samplers and the constraint ban "
     "all of them; ban fewer"
@@ -41,17 +41,17 @@ _ALL_BANNED = (
 class Sampler:
     """Chooses the tokens of one request.
 
-    The only state is the text that penalties read, and the position in the constraint.
+    Its only state is the text read by penalties, and the position in the constraint.
     """
 
     def __init__(self, params: SamplingParams, engine: Engine, eog_ids: Iterable[int]) -> None:
         self.params = params
         self.legality: GrammarState | None = None  # of a constrained request
-        self.num_dropped = 0  # tokens that a context shift took out; the noise still counts them
+        self.num_dropped = 0  # tokens removed by context shifts; the noise still counts them
         self.thoughts: ThoughtCounter | None = None  # of a request with a reasoning budget
         self.vocab_size = engine.vocab_size
         bias, ends = params.logit_bias, list(eog_ids) if params.ignore_eos else []
-        # of a token that is there twice the last bias counts
+        # for duplicate tokens the last bias counts
         self._bias_ids = np.concatenate((bias.ids, np.array(ends, np.int32)))
         self._bias = np.concatenate((bias.amounts, np.full(len(ends), -np.inf))).astype(np.float32)
         self._biased = np.empty(self.vocab_size, np.float32) if len(self._bias) else None
@@ -66,7 +66,7 @@ class Sampler:
         self._all_ids: NDArray[np.int32] | None = None
         self._filters: Filters = engine.make_filters(params)
         self._gap = None if self.reads_text else self._filters.decisive_gap
-        # a choice that is won by less than this, in logits, may fall otherwise in another decode
+        # in logits; a choice with a smaller lead may differ in another decode
         self.tie_margin = 0.0
         self.num_near_ties = 0
 
@@ -103,15 +103,15 @@ class Sampler:
         return int(ids[chosen])
 
     def _count_tie(self, scores: NDArray[Any], chosen: int, margin: float) -> None:
-        """Count a choice that was won by less than `margin`; the scores are as before then."""
+        """Count a choice with a lead below `margin`; the scores are restored."""
         best = scores[chosen]
-        scores[chosen] = -np.inf  # no array of the vocabulary's size is made for each token
+        scores[chosen] = -np.inf  # avoids an array of the vocabulary's size per token
         self.num_near_ties += bool(scores.max() > best - margin)
         scores[chosen] = best
 
     def couple(self, logits: NDArray[np.float32], position: int) -> TokenChoice:
         """Choose from a draft model's logits with this request's filters and noise."""
-        missing = self.vocab_size - len(logits)  # vocabularies that are the same but for padding
+        missing = self.vocab_size - len(logits)  # vocabularies may differ by padding
         if missing > 0 and not self._reads_best_only:
             logits = np.pad(logits, (0, missing), constant_values=-np.inf)
         ids, scores = self._survivors(logits[: self.vocab_size], position)
@@ -146,19 +146,19 @@ class Sampler:
         return self.thoughts.closing()
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """What stands before the answer, to be read for penalties piece by piece."""
+        """Set the prompt tokens that penalties will read, in pieces."""
         if self.reads_text:
-            words = [token for token in prompt if token >= 0]  # cells of images have none
+            words = [token for token in prompt if token >= 0]  # without cells of images
             self._unread = words if self._num_read is None else words[-self._num_read :]
 
     def read_on(self) -> bool:
-        """Read a piece of the prompt; whether that was all."""
+        """Read a piece of the prompt; returns whether that was the last."""
         piece, self._unread = self._unread[:PIECE], self._unread[PIECE:]
         self.read(piece)
         return not self._unread
 
     def read(self, tokens: Sequence[int]) -> None:
-        """The text grew by these tokens: remember them for penalties. Cheap unless `reads_text`."""
+        """Append tokens to the text read by penalties. Cheap unless `reads_text`."""
         if not self.reads_text:
             return
         for token in tokens:
@@ -169,10 +169,10 @@ class Sampler:
     def _survivors(
         self, logits: NDArray[np.float32], position: int, legal: NDArray[np.bool_] | None = None
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Ids and tempered logits that the filters leave; views, valid until the next call."""
+        """Ids and scaled logits that survive the filters; views, valid until the next call."""
         logits = self._with_bias(logits)
         ids, scores = self._candidates(logits) if legal is None else self._among(logits, legal)
-        if self._gap is not None and len(ids) == 1:  # the filters would leave it
+        if self._gap is not None and len(ids) == 1:  # the filters would keep it
             return ids, scores
         use_xtc = (
             self.params.has_xtc
@@ -182,7 +182,7 @@ class Sampler:
         return self._filters.apply(ids, scores, use_xtc)
 
     def _with_bias(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """A copy, whose cost does not depend on how many tokens have a bias; the same without."""
+        """A copy with biases, at a cost independent of their number; the same array without."""
         if self._biased is None:
             return logits
         np.copyto(self._biased, logits)
@@ -192,11 +192,11 @@ class Sampler:
     def _candidates(
         self, logits: NDArray[np.float32]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Enough candidates for the filters to be exact, sorted by falling score, equal ones by id.
+        """Enough candidates for exact filters, sorted by descending score, ties by id.
 
-        If the first filter keeps the best k, then after penalties changed m ids the best k are
-        among these and the k + m that were best before. From a hundredth of the vocabulary on it
-        takes longer to find these than to filter all.
+        If the first filter keeps the best k, then after penalties on m ids the best k are among
+        these and the k + m best before. Beyond a hundredth of the vocabulary, finding these takes
+        longer than filtering all.
         """
         count = self._num_candidates
         touched: Sequence[int] | NDArray[np.int32] = self._window.ids() if self._window else ()
@@ -211,20 +211,20 @@ class Sampler:
             scores = logits[ids]
             order = np.argsort(-scores, kind="stable")
             return ids[order], scores[order]
-        kept = ~np.isneginf(scores)  # not the banned ones, unless all are
+        kept = ~np.isneginf(scores)  # without banned tokens, unless all are
         return (ids, scores) if kept.all() or not kept.any() else (ids[kept], scores[kept])
 
     def _among(
         self, logits: NDArray[np.float32], legal: NDArray[np.bool_]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """As `_candidates`, from the legal tokens only."""
+        """Like `_candidates`, from the legal tokens only."""
         num_legal = int(np.count_nonzero(legal))
         if num_legal <= 1024:  # sort all of them
             ids = legal.nonzero()[0]
             return self._sorted(ids, logits[ids])
         count = self._num_candidates
         if count and self._window is None:
-            # where many tokens are legal, the best few are among the best overall
+            # if many tokens are legal, the best few are among the best overall
             best, scores = top_k(logits, 4 * count + 128)
             kept = legal[best].nonzero()[0][:count]
             if len(kept) == count and scores[kept[-1]] > -np.inf:
@@ -235,7 +235,7 @@ class Sampler:
     def _sorted(
         self, ids: NDArray[Any], scores: NDArray[np.float32]
     ) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-        """Drop banned tokens; sort by falling score, equal scores by id."""
+        """Drop banned tokens; sort by descending score, ties by id."""
         left = (~np.isneginf(scores)).nonzero()[0]
         if not len(left):
             raise RequestError(_ALL_BANNED)
@@ -246,7 +246,7 @@ class Sampler:
 def _weights(scores: NDArray[Any]) -> NDArray[Any]:
     """exp(score - best score), finite for all requests.
 
-    Where a temperature near 0 made scores infinite, the best share the probability.
+    If a temperature near 0 made scores infinite, the best ones share the probability.
     """
     best = scores.max()
     weights: NDArray[Any] = np.exp(scores - best) if math.isfinite(best) else scores == best
@@ -254,7 +254,7 @@ def _weights(scores: NDArray[Any]) -> NDArray[Any]:
 
 
 def only(token: int, size: int) -> NDArray[np.bool_]:
-    """A mask in which this token alone is legal."""
+    """A mask in which only this token is legal."""
     mask = np.zeros(size, np.bool_)
     mask[token] = True
     return mask
@@ -290,17 +290,17 @@ class _Window:
 
 
 def _num_read(params: SamplingParams) -> int | None:
-    """How many of the last tokens penalties and DRY look at; None: all."""
+    """How many of the last tokens penalties and DRY read; None: all."""
     lengths = [params.repeat_last_n] * params.has_penalties
     lengths += [params.dry_penalty_last_n] * params.has_dry
     return None if -1 in lengths else max(lengths, default=0)
 
 
 def _num_candidates(params: SamplingParams) -> int:
-    """How many of the best logits suffice for the filters to be exact; 0 means all.
+    """How many of the best logits suffice for exact filters; 0 means all.
 
-    Top-k keeps k, so k suffice if nothing before it needs more (penalties are accounted for by the
-    caller). Greedy needs one, unless a filter can remove the best.
+    Top-k keeps k, so k suffice if no earlier filter needs more (the caller accounts for penalties).
+    Greedy needs one, unless a filter can remove the best.
     """
     if params.is_greedy and not params.removes_best and not params.has_dry:
         return 1

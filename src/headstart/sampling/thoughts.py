@@ -1,7 +1,7 @@
-"""The reasoning budget: after so many tokens, the tokens that end the reasoning are forced.
+"""The reasoning budget: after `max_tokens` tokens, the tokens that end the reasoning are forced.
 
-The state depends on the emitted tokens alone, so the text is the same with and without drafts.
-Source: llama.cpp's common/reasoning-budget.cpp, for what counts and when the end is forced.
+The state depends only on the emitted tokens, so drafts do not change the text. Source: llama.cpp's
+common/reasoning-budget.cpp, for what counts and when the end is forced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class ThoughtCounter:
     """Counts one answer's reasoning tokens."""
 
     def __init__(self, limit: ThoughtLimit, spelling: Callable[[int], bytes]) -> None:
-        """`spelling` gives a token's text, that of control tokens included."""
+        """`spelling` returns a token's text, including that of control tokens."""
         self._limit = limit
         self._spelling = spelling
         self._is_thinking = limit.is_thinking
@@ -26,7 +26,7 @@ class ThoughtCounter:
 
     @property
     def num_free(self) -> int:
-        """Tokens that may come before the end of the reasoning is forced."""
+        """Tokens that may precede the forced end of the reasoning."""
         return max(1, self._num_left) if self._is_thinking and not self.closing() else NO_LIMIT
 
     def closing(self) -> Sequence[int]:
@@ -36,11 +36,11 @@ class ThoughtCounter:
         return self._limit.closing[self._num_closed :]
 
     def end(self) -> None:
-        """Use up the budget of thoughts that are open: their end is forced from here on."""
+        """Use up the budget of open thoughts: their end is forced from here on."""
         self._num_left = 0
 
     def read(self, token: int) -> None:
-        """The answer grew by this token."""
+        """Append a token to the answer."""
         if self.closing():
             self._num_closed += 1
             if self._num_closed == len(self._limit.closing):

@@ -15,7 +15,7 @@ from headstart.types.request import TokenLogprob
 
 Number = TypeVar("Number", np.float32, np.float64)
 Note = Callable[[int, int, NDArray[np.bool_] | None], None]
-"""(row, token, mask of the tokens among which it was chosen if these were not all)"""
+"""(row, token, mask of the tokens to choose from if not all)"""
 
 
 def emit(
@@ -29,16 +29,17 @@ def emit(
     """Sample along the draft until a token differs, or the draft or the text ends.
 
     Args:
-        logits: of the last known token and of each draft token, shape (len(draft) + 1, vocab_size).
+        logits: of the last known token and of each draft token, shape (len(draft) + 1,
+            vocab_size).
         position: of the first token to emit.
-        final: tokens after which nothing follows.
-        note: called for every token before the sampler reads it.
+        final: tokens that end the text.
+        note: called for every token before the sampler consumes it.
 
-    Returns 1 to len(draft) + 1 tokens; all but the last are accepted draft tokens, and the last is
-    one too only if it is final, completes the text, or the next cannot be chosen.
+    Returns 1 to len(draft) + 1 tokens; all but the last are accepted draft tokens. The last is one
+    only if it is final, completes the text, or the next cannot be chosen.
 
     Raises:
-        RequestError: the first cannot be chosen; nothing has read it.
+        RequestError: the first cannot be chosen; nothing was consumed.
     """
     emitted: list[int] = []
     legality, thoughts = sampler.legality, sampler.thoughts
@@ -72,9 +73,9 @@ def emit(
 def _choose(
     sampler: Sampler, logits: NDArray[np.float32], position: int
 ) -> tuple[int, NDArray[np.bool_] | None]:
-    """The token, and the mask of legal tokens if it was chosen among them.
+    """The token, and the mask of legal tokens if that was needed.
 
-    The unconstrained choice stands if it is legal; otherwise the same rule and noise apply to the
+    The unconstrained choice is kept if it is legal; otherwise the same rule and noise apply to the
     legal tokens.
     """
     if closing := sampler.closing():
@@ -92,9 +93,9 @@ def _choose(
 
 
 def token_logprobs(logits: NDArray[np.float32], token: int, num_top: int) -> TokenLogprob:
-    """Log softmax of one row, before any filter: of `token`, and of the `num_top` likeliest."""
+    """Log softmax of one row, before any filter: for `token`, and for the `num_top` best."""
     best = logits.max()
-    # exponents in float32 take a fifth of the time; the sum is within 1e-7 of the exact one
+    # float32 exponents take a fifth of the time; the sum is within 1e-7 of the exact one
     log_sum = float(best) + float(np.log(np.exp(logits - best).sum(dtype=np.float64)))
     own = float(logits[token]) - log_sum
     if not num_top:
@@ -104,7 +105,7 @@ def token_logprobs(logits: NDArray[np.float32], token: int, num_top: int) -> Tok
 
 
 def _top_unsorted(values: NDArray[Number], count: int) -> tuple[NDArray[np.intp], NDArray[Number]]:
-    """As `top_k`, by rising index: to sort a whole vocabulary takes longer than a decode."""
+    """Like `top_k`, but ordered by index: sorting a whole vocabulary is slower than a decode."""
     if 0 < count < len(values):
         least = np.partition(values, len(values) - count)[len(values) - count]
         is_in = values > least
@@ -118,7 +119,7 @@ def _top_unsorted(values: NDArray[Number], count: int) -> tuple[NDArray[np.intp]
 def filtered_logprobs(
     ids: NDArray[np.int32], probabilities: NDArray[np.float64], token: int, num_top: int
 ) -> TokenLogprob:
-    """The same after the filters, of what `Sampler.probabilities` left."""
+    """Log probabilities after the filters, from the result of `Sampler.probabilities`."""
     own = probabilities[ids == token].max(initial=0.0)
     best, chosen = _top_unsorted(probabilities, num_top)
     with np.errstate(divide="ignore"):

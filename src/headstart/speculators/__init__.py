@@ -1,8 +1,8 @@
 """One module per speculator; importing the folder registers them all.
 
-A helper module carries its speculator's name in front of its own.
+A helper module has its speculator's name as prefix.
 
-Other packages add theirs through the entry-point group `headstart.speculators`.
+Other packages register theirs in the entry-point group `headstart.speculators`.
 """
 
 import importlib

@@ -1,4 +1,4 @@
-"""What the scheduler expects of anything that drafts tokens.
+"""The interface of speculators, which draft tokens for the scheduler.
 
 docs/speculators.md has the contract, call by call; `headstart.testing.check_speculator` tests it.
 """
@@ -25,7 +25,7 @@ def register(cls: S) -> S:
     """Class decorator: make a speculator selectable by its `name`.
 
     Raises:
-        ConfigError: the class cannot be used; says what to mend.
+        ConfigError: the class cannot be used, with the remedy.
     """
     if reason := _why_not(cls):
         raise ConfigError(f"the speculator class {cls.__name__} cannot be registered: {reason}")
@@ -34,7 +34,7 @@ def register(cls: S) -> S:
 
 
 def _why_not(cls: type[Speculator]) -> str | None:
-    """Why this class cannot be used, if so."""
+    """Why this class cannot be used, or None."""
     if not issubclass(cls, Speculator):
         return "it must be a subclass of headstart.speculators.Speculator"
     name = getattr(cls, "name", None)
@@ -43,7 +43,7 @@ def _why_not(cls: type[Speculator]) -> str | None:
             f"its name is {name!r} but must be small letters, digits and hyphens, such as "
             'name = "bigram"'
         )
-    # no speculator; tokens that a constraint forces
+    # "none" is no speculator, "grammar" are tokens forced by a constraint
     if name in ("none", "grammar"):
         return f"the name {name!r} means something else in --spec-type and in the counts"
     if name in SPECULATORS:
@@ -66,34 +66,33 @@ class Speculator(ABC):
     """Drafts tokens. It never decides what is emitted: a bad draft costs time, not output.
 
     Only `propose` is required. For each sequence the scheduler calls `begin`, then, at every step,
-    perhaps `propose` and always `accept`, and `end` when the request is over. A sequence id is
-    used again after `end`. What a call is given belongs to the scheduler: copy what is kept,
-    change nothing.
+    perhaps `propose` and always `accept`, and `end` when the request ends. Sequence ids are reused
+    after `end`. Arguments belong to the scheduler: copy what you keep, change nothing.
     """
 
     name: ClassVar[str]
-    # a score is the probability that the token is accepted if those before it are; control then
-    # believes it from the first step on
+    # scores are probabilities that the token is accepted if those before it are; control then
+    # trusts them from the first step on
     scores_are_probabilities: ClassVar[bool] = False
-    is_model: ClassVar[bool] = False  # drafting costs decodes, so control weighs the price first
-    # models: drafts behind another's draft, which it reads together with the newest token though
+    is_model: ClassVar[bool] = False  # drafting takes decodes, so control checks the price first
+    # models: continues another's draft, which it decodes together with the newest token although
     # the target has not decoded it (`DraftRequest.num_drafted`)
     continues_drafts: ClassVar[bool] = False
 
-    # drafts with the model of --draft-model; without one, naming this speculator is refused
+    # drafts with the model of --draft-model; without one, selecting this speculator is an error
     needs_draft_model: ClassVar[bool] = False
-    needs_heads: ClassVar[bool] = False  # likewise, with multi-token heads of the target
+    needs_heads: ClassVar[bool] = False  # the same for multi-token heads of the target
 
-    # it is told of images: their cells have ids below zero in its texts, not placeholders
+    # receives image cells as negative ids instead of placeholders
     sees_images: bool = False
 
     # A frozen dataclass; its fields become flags --spec-<name>-<field>. `config.option` declares a
-    # field with its help and further spellings; its mark `limits_draft` means that it is the
-    # longest draft, so that the server can warn if --draft-max is lower.
+    # field with its help and aliases; its mark `limits_draft` means that it is the longest draft,
+    # so that the server can warn if --draft-max is lower.
     Options: ClassVar[type | None] = None
 
-    # reads the target's hidden states; its constructor sets the numbers of the layers whose inputs
-    # it reads, or LAST_STATE
+    # reads the target's hidden states; its constructor sets the layers whose inputs it reads, or
+    # LAST_STATE
     needs_states: ClassVar[bool] = False
     state_layers: frozenset[int] = frozenset()
 
@@ -104,80 +103,82 @@ class Speculator(ABC):
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """Return one draft per request, in the same order, of at most its `max_tokens` tokens.
 
-        Draft(reason="no match") where there is no draft.
+        Draft(reason="no match") if there is no draft.
         """
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
-        """Tokens a model speculator has to read before it can draft, the newest one not counted."""
+        """Tokens that a model must decode before it can draft, without the newest one."""
         return 0
 
     def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
-        """Tokens that a model speculator has to read first if it may leave out the middle of the
-        text (`DraftRequest.can_skip`), the newest one not counted; None: it reads all.
+        """Tokens that a model must decode first if it may skip the middle of the text
+        (`DraftRequest.can_skip`), without the newest one; None: it cannot skip.
         """
         return None
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
-        """Model speculators: milliseconds of a draft round and of a token read, timed before the
-        first request.
+        """Models: time a draft round and the decode of a token, in milliseconds, before the first
+        request.
         """
         return None
 
-    # The following are called with `needs_states`. They tell what the target's cache holds of a
-    # sequence, also between two requests and before `begin`.
+    # Called only with `needs_states`. These report changes of the target's cache, even between
+    # requests and before `begin`.
 
     def observe_states(self, decoded: DecodedStates) -> None:
-        """The target decoded these rows, prompts and drafts: its cache now holds them."""
+        """The target decoded these rows, of prompts and drafts: its cache now holds them."""
 
     def truncate(self, seq_id: int, length: int) -> None:
         """The target's cache holds only the first `length` tokens of this sequence.
 
-        A draft was rejected, another text begins like this one, the sequence was preempted or
-        erased, or it goes on from a checkpoint.
+        A draft was rejected, another text shares the prefix, the sequence was preempted or erased,
+        or it resumes from a checkpoint.
         """
 
     def copy_prefix(self, source: int, target: int, length: int) -> None:
         """`target` now holds the first `length` tokens of `source` and nothing else."""
 
     def checkpoint(self, seq_id: int) -> None:
-        """The target can be cut back to the length that the sequence has now, and to few others."""
+        """The target can be rolled back to the sequence's current length, and to few others."""
 
     def num_resumable(self, seq_id: int, length: int) -> int:
         """How many of the first `length` tokens the target need not decode again for this
-        speculator: `length`, or fewer by the few rows whose states it has to see again.
+        speculator: `length`, or slightly less if it needs the states of some rows again.
         """
         return length
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
         """The target emitted these tokens; the first `num_accepted` of them were drafted.
 
-        Called for every sequence and step, whoever drafted, also when nobody did.
+        Called for every sequence and step, even if another speculator or none drafted.
         """
 
     def go_on(self) -> None:
-        """A step is over, perhaps one that only read prompts: do a little of what could wait."""
+        """Called after every step, prefill-only ones included. Do a bounded amount of deferred
+        work.
+        """
 
     def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
-        """What a cache of its own holds of an idle sequence for this namespace; None: nothing to
-        restore later.
+        """State of its own cache for an idle sequence of this namespace; None: nothing to restore
+        later.
         """
         return None
 
     def restore_sequence(
         self, seq_id: int, data: bytes | bytearray | memoryview, namespace: str
     ) -> None:
-        """Replace an idle sequence by one that was saved, perhaps under another id."""
+        """Replace an idle sequence by a saved one, perhaps of another id."""
 
     def end(self, seq_id: int) -> None:
-        """The request is over; forget the sequence (what is shared may stay)."""
+        """The request ended; forget the sequence (shared data may stay)."""
 
     def end_private(self, seq_id: int) -> None:
-        """The same, of a request with `store` false: its text may be in no file."""
+        """Like `end`, for requests with `store` false: their text must not be in any file."""
         self.end(seq_id)
 
     def close(self) -> None:
-        """The server stops: write what is durable, free what is native."""
+        """The server stops: write persistent data, free native resources."""
 
     def describe(self) -> dict[str, Any]:
-        """What `/props` says about this speculator."""
+        """Details for `/props`."""
         return {}

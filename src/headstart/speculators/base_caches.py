@@ -1,11 +1,10 @@
-"""Caches of a drafter that follow the target's: what the target shares, cuts, saves and restores,
-they share, cut, save and restore.
+"""Caches of a drafter that follow the target's: shared, truncated, saved and restored together.
 
-What stands at position p is made of token p and of the target's states of token p - 1: as they are
-(multi-token heads), encoded (EAGLE-3), or of the states alone (DFlash). A drafter that reads the
+The entry at position p is computed from token p and the target's states of token p - 1: unchanged
+(multi-token heads), encoded (EAGLE-3), or from the states alone (DFlash). A drafter that reads the
 target's own cache (Gemma 4's assistants) has none of its own: only states are kept.
 
-Knows tokens, states and lengths; subclasses decide what is read and when.
+Knows tokens, states and lengths; subclasses decide what is decoded and when.
 """
 
 from __future__ import annotations
@@ -24,48 +23,50 @@ from headstart.types import ContextFullError, DecodedStates
 from headstart.types.state_batch import DraftContext, StateBatch
 
 CONTEXT_FULL = "draft context full"
-MERGED_ROWS = 8  # of a sequence, at most, that are read together with those of others
-_WAITING_BYTES = 64 << 20  # of states of one sequence, before they are read
+MERGED_ROWS = 8  # maximum rows per sequence to decode together with those of others
+_WAITING_BYTES = 64 << 20  # of pending states per sequence
 
 
 class FollowingSpeculator(Speculator):
-    """The caches of all heads. Each head has sequences of its own: it has read other parts."""
+    """The caches of all heads. Each head has its own sequences, because it has decoded other
+    parts.
+    """
 
     needs_states = True
 
     def __init__(self, context: DraftContext, layers: Sequence[int]) -> None:
-        """Follow with empty caches.
+        """Start with empty caches.
 
         Args:
-            context: what drafts.
-            layers: of the target, whose states are read, side by side.
+            context: the drafter.
+            layers: layers of the target whose states are read, concatenated.
         """
         self.context, self.state_layers = context, frozenset(layers)
         self.width = context.feature_width or context.state_width  # of the target's states
         self.batch = StateBatch(self.context.max_batch_tokens, context.state_width)
         self.num_decoded = 0  # rows
         self.lost: dict[str, int] = {}  # times that caches could not follow, by reason
-        # what is known of each sequence of the target
+        # by sequence of the target
         self.sequences = defaultdict[int, TargetStates](
             partial(TargetStates, context.num_heads, self.width)
         )
         self._caches = range(0 if context.shares_target else context.num_heads)
         self._layers = tuple(layers)
-        # 256 rows may wait, whatever they take
+        # at least 256 rows may be pending
         self._most_waiting = max(256, _WAITING_BYTES // (4 * self.width))
-        # position of the first row of a text: the first token has no state to encode
+        # position of a text's first row: the first token has no state to encode
         self._first_row = int(context.feature_width > 0)
         self._encodes = context.feature_width > 0 and context.blocks is None
-        self._features = StateBatch(  # states to be read without tokens
+        self._features = StateBatch(  # states to decode without tokens
             self.context.max_batch_tokens if context.blocks else 0, self.width, has_tokens=False
         )
 
     def id_of(self, seq_id: int, head: int) -> int:
-        """The head's own sequence."""
+        """The id of the head's own sequence."""
         return seq_id * self.context.num_heads + head
 
     def observe_states(self, decoded: DecodedStates) -> None:
-        """Keep the states until they are read; read them now where they become too many."""
+        """Keep the states until they are needed; decode them now if they are too many."""
         layers = [decoded.states[layer] for layer in self._layers]
         for start, end in _runs(decoded.seq_ids):
             seq_id, position = int(decoded.seq_ids[start]), int(decoded.positions[start])
@@ -132,10 +133,10 @@ class FollowingSpeculator(Speculator):
                 return
 
     def read(self, seq_id: int, head: int, num_rows: int) -> None:
-        """A head reads so many of the target's rows that it lacks, or all that there are.
+        """Decode up to `num_rows` of the target's rows that a head lacks.
 
         Raises:
-            ContextFullError: there is no room for them.
+            ContextFullError: there is no room.
         """
         states, batch = self.sequences[seq_id], self.batch
         end = min(states.length, states.read[head] + num_rows)
@@ -154,13 +155,13 @@ class FollowingSpeculator(Speculator):
             states.read[head] = states.held[head] = stop
 
     def catch_up(self, seq_ids: Sequence[int], head: int) -> list[NDArray[np.float32]]:
-        """A head reads the target's rows that it lacks, of all these sequences in one decode, in
-        which they have no outputs.
+        """Decode the target's rows that a head lacks, for all these sequences in one decode without
+        outputs.
 
-        Returns of each sequence what the row of the next token is made of besides it.
+        Returns for each sequence the state input of the next token's row.
 
         Raises:
-            ContextFullError: there is no room for them.
+            ContextFullError: there is no room.
         """
         known = [self.sequences[seq_id] for seq_id in seq_ids]
         for seq_id, states in zip(seq_ids, known, strict=True):
@@ -179,7 +180,7 @@ class FollowingSpeculator(Speculator):
     def _read_together(
         self, seq_ids: Sequence[int], head: int, parts: Sequence[NDArray[np.float32]]
     ) -> None:
-        """Read all rows of the parts but the last of each, in one decode where they fit."""
+        """Decode all rows of the parts except the last of each, in one decode if they fit."""
         batch, waiting = self.batch, [*zip(seq_ids, parts, strict=True)]
         while waiting:
             batch.clear()
@@ -198,7 +199,7 @@ class FollowingSpeculator(Speculator):
                 states.read[head] = states.held[head] = states.length
 
     def _encoded(self, parts: list[NDArray[np.float32]]) -> list[NDArray[np.float32]]:
-        """What rows are made of besides their tokens, from states of the target."""
+        """State inputs of rows, from states of the target."""
         if not self._encodes:
             return parts
         rows = self.context.encode(parts[0] if len(parts) == 1 else np.concatenate(parts))
@@ -207,8 +208,8 @@ class FollowingSpeculator(Speculator):
     def add_verified(
         self, own: int, start: int, tokens: Sequence[int], states: NDArray[np.float32]
     ) -> None:
-        """Add rows of the target's text to the batch, with the target's states before them; states
-        alone are read at once.
+        """Add rows of the target's text to the batch, with the preceding target states; states
+        without tokens are decoded at once.
         """
         skip = max(0, self._first_row - start)
         if not self._caches or len(tokens) <= skip:
@@ -221,7 +222,7 @@ class FollowingSpeculator(Speculator):
             self.batch.add_rows(own, start + skip, tokens[skip:], rows)
 
     def add_features(self, own: int, start: int, states: NDArray[np.float32]) -> None:
-        """Add rows to what `read_features` will read; what has no room is read at once."""
+        """Queue rows for `read_features`; what does not fit is decoded at once."""
         features, skip = self._features, max(0, self._first_row - start)
         states = states[skip:]
         if features.num_rows + len(states) > features.capacity:
@@ -230,10 +231,10 @@ class FollowingSpeculator(Speculator):
             features.add_rows(own, start + skip, [0] * len(states), states)
 
     def read_features(self) -> None:
-        """Read what was added, of all sequences in one decode.
+        """Decode the queued rows of all sequences in one decode.
 
         Raises:
-            ContextFullError: there is no room for it.
+            ContextFullError: there is no room.
         """
         if self._features.num_rows:
             self.num_decoded += self._features.num_rows
@@ -243,13 +244,13 @@ class FollowingSpeculator(Speculator):
                 self._features.clear()
 
     def decode(self) -> NDArray[np.float32]:
-        """Decode the batch; its logits."""
+        """Decode the batch; returns its logits."""
         logits = self.context.decode(self.batch)
         self.num_decoded += self.batch.num_rows
         return logits
 
     def cut(self, seq_id: int) -> None:
-        """Drop rows of drafts, and of texts that did not go on like that, from the caches."""
+        """Drop rows of drafts, and of texts that continued differently, from the caches."""
         states = self.sequences[seq_id]
         for head in self._caches:
             read = states.read[head]
@@ -261,8 +262,8 @@ class FollowingSpeculator(Speculator):
             states.held[head] = read
 
     def make_room(self, busy: Sequence[int]) -> None:
-        """Forget the least recently used idle sequences; if there are none, the busy ones."""
-        if not self._caches:  # only the target can make room in its own
+        """Drop the least recently used idle sequences; if there are none, the busy ones."""
+        if not self._caches:  # only the target can make room in its own cache
             return
         idle = [
             seq_id
@@ -274,7 +275,7 @@ class FollowingSpeculator(Speculator):
             self._lose(seq_id, CONTEXT_FULL)
 
     def _read_waiting(self, seq_id: int) -> None:
-        """More states wait than there is memory for."""
+        """Decode pending states, because they take too much memory."""
         states = self.sequences[seq_id]
         try:
             for head in range(self.context.num_heads):
@@ -289,18 +290,18 @@ class FollowingSpeculator(Speculator):
         self.forget(seq_id)
 
     def forget(self, seq_id: int) -> None:
-        """Empty the drafter's caches of a sequence; they go on with what comes."""
+        """Empty the drafter's caches of a sequence; they continue with later rows."""
         if self._caches and seq_id in self.sequences:
             self.sequences[seq_id].forget_caches()
             self.clear_own(seq_id)
 
     def clear_own(self, seq_id: int) -> None:
-        """Free the cells that the drafter has for a sequence."""
+        """Free the drafter's cells of a sequence."""
         for head in self._caches:
             self.context.clear(self.id_of(seq_id, head))
 
 
 def _runs(seq_ids: NDArray[np.int32]) -> list[tuple[int, int]]:
-    """Where the adjacent rows of each sequence begin and end."""
+    """Start and end of the adjacent rows of each sequence."""
     edges = np.flatnonzero(seq_ids[1:] != seq_ids[:-1]) + 1
     return list(pairwise([0, *edges.tolist(), len(seq_ids)]))

@@ -1,4 +1,4 @@
-"""What speculators share that draft with a model: a draft while it grows, and timing decodes."""
+"""Shared code of speculators with a model: a growing draft, and timing decodes."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from statistics import median
 from headstart.text.vocabulary.draft_tokenizer import DraftBuilder
 from headstart.types import NO_DRAFT, Draft, DraftRequest
 
-SAMPLE_ROWS = 64  # read to time reading
+SAMPLE_ROWS = 64  # decoded for timing
 
 
 @dataclass(slots=True)
 class GrowingDraft:
-    """One request's draft."""
+    """The draft of one request."""
 
     request: DraftRequest
-    builder: DraftBuilder | None = None  # None where there can be no draft
-    reason: str = ""  # why there is none
-    scores: list[float] = field(default_factory=list)  # of its tokens, if the builder's do not hold
+    builder: DraftBuilder | None = None  # None if no draft is possible
+    reason: str = ""  # why there is no draft
+    scores: list[float] = field(default_factory=list)  # of its tokens, if not the builder's
 
     @property
     def has_room(self) -> bool:
-        """Whether it may have one more token."""
+        """Whether another token fits."""
         builder = self.builder
         return builder is not None and not self.reason and len(builder.tokens) < builder.limit
 
@@ -33,7 +33,7 @@ class GrowingDraft:
         return self.builder is not None and bool(self.builder.tokens)
 
     def finish(self, name: str, unsure: str) -> Draft:
-        """The finished draft; `unsure` is the reason if it has no token."""
+        """The finished draft; `unsure` is the reason if it is empty."""
         if self.builder is None or self.reason:
             return Draft(reason=self.reason, is_ready=False)
         tokens, confidence = self.builder.finish()
@@ -45,9 +45,9 @@ class GrowingDraft:
 def times_of(
     clock: Callable[[], float], draft: Callable[[], None], read: Callable[[], None]
 ) -> tuple[float, float]:
-    """Milliseconds of a draft round and of reading a sample; a slow machine is timed once."""
+    """Milliseconds of a draft round and of decoding a sample; a slow machine is timed once."""
     rounds, readings, end = list[float](), list[float](), clock() + 1.5
-    for _ in range(3):  # the first brings the weights into memory
+    for _ in range(3):  # the first round loads the weights into memory
         for work, times in ((draft, rounds), (read, readings)):
             started = clock()
             work()

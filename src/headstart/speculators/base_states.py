@@ -1,8 +1,7 @@
-"""What speculators share that draft from the target's hidden states, token by token or in blocks.
+"""Base of speculators that read the target's hidden states, token by token or in blocks.
 
-Rows that the target has verified are read when the next draft is made, those of all drafts in one
-decode; the prompt of a request without drafts is never read. Until then their states wait in main
-memory.
+Verified rows are decoded when the next draft is made, those of all drafts in one decode; the prompt
+of a request without drafts is never decoded. Until then the states are kept in main memory.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ class StateSpeculator(FollowingSpeculator):
 
     @property
     def rows_per_draft(self) -> int:
-        """Rows with outputs, at most, that one draft adds to a decode."""
+        """Maximum rows with outputs that one draft adds to a decode."""
         return 1 + self.context.num_heads
 
     @property
     def longest_draft(self) -> int | None:
-        """Most tokens of a draft; None: any number."""
+        """Maximum length of a draft; None: no limit."""
         return None
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One decode per draft token for all requests together."""
+        """Draft with one decode per token, for all requests together."""
         self._num_calls += 1
         drafts = [self._begin(request) for request in requests]
         most_drafts = self.context.max_outputs // self.rows_per_draft
@@ -72,19 +71,19 @@ class StateSpeculator(FollowingSpeculator):
         return [draft.finish(self.name, self.unsure) for draft in drafts]
 
     def _draft(self, drafts: Sequence[StateDraft]) -> None:
-        """Extend all of them as far as they go."""
+        """Extend all drafts as far as they go."""
         step, active = 0, [draft for draft in drafts if draft.is_active]
         while active:
             active = self._extend(active, step)
             step += 1
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
-        """Verified rows that the first head has not read."""
+        """Verified rows that the first head has not decoded."""
         states = self.sequences[seq_id]
         return max(0, states.length - states.read[0])
 
     def accept(self, seq_id: int, emitted: Sequence[int], num_accepted: int) -> None:
-        """Learn which way of picking tokens is accepted."""
+        """Learn which way of picking tokens is accepted more."""
         if (last := self._last.pop(seq_id, None)) is not None:
             last.learn(emitted)
 
@@ -93,7 +92,7 @@ class StateSpeculator(FollowingSpeculator):
         self._last.pop(seq_id, None)
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
-        """In the drafter's sequence 0, which forgets what it holds of an earlier request."""
+        """Time decodes in the drafter's sequence 0, whose contents are dropped."""
         context = self.context
         size = min(SAMPLE_ROWS, context.max_batch_tokens, context.context_size - 1)
         self.forget(0)
@@ -136,7 +135,7 @@ class StateSpeculator(FollowingSpeculator):
         return draft
 
     def _catch_up(self, drafts: Sequence[StateDraft]) -> None:
-        """Read long texts in parts; their requests get no draft in this call, the others do."""
+        """Decode long texts in parts; their requests get no draft in this call, the others do."""
         room = max(256, 2 * MERGED_ROWS * len(drafts))
         waiting = [(d.num_unread(0), d) for d in drafts if d.is_active]
         for num_rows, draft in sorted(waiting, key=lambda pair: pair[0]):
@@ -149,9 +148,9 @@ class StateSpeculator(FollowingSpeculator):
                 draft.reason = self.reading
 
     def _extend(self, drafts: Sequence[StateDraft], step: int) -> list[StateDraft]:
-        """One decode: the next token of each draft; returns those that go on.
+        """Decode the next token of each draft; returns the drafts that continue.
 
-        Verified rows that a head lacks are read before it.
+        Decodes verified rows that a head lacks first.
         """
         head = step if self.context.num_heads > 1 else 0
         batch, is_first = self.batch, step == 0 or head > 0
@@ -176,11 +175,11 @@ class StateSpeculator(FollowingSpeculator):
         return going
 
     def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
-        """What the rows at which the drafts begin are made of besides their tokens."""
+        """State inputs of the drafts' first rows."""
         return self.catch_up([draft.request.seq_id for draft in drafts], head)
 
     def _add(self, draft: StateDraft, head: int, first: NDArray[np.float32]) -> int:
-        """The rows of the newest token and of the draft; returns where they end in the batch."""
+        """Add the rows of the newest token and of the draft; returns their end in the batch."""
         states, batch, tokens = draft.states, self.batch, draft.tokens
         own, length = self.id_of(draft.request.seq_id, head), draft.states.length
         batch.add_rows(own, length, [draft.newest], first)
@@ -190,7 +189,7 @@ class StateSpeculator(FollowingSpeculator):
         return batch.num_rows
 
     def _add_next(self, drafts: Sequence[StateDraft]) -> None:
-        """A row of each draft, for its last token."""
+        """Add one row per draft, for its last token."""
         batch = self.batch
         tokens: list[int] = []
         positions: list[int] = []
@@ -205,11 +204,11 @@ class StateSpeculator(FollowingSpeculator):
         batch.extend(seq_ids, positions, tokens)
 
     def _position(self, draft: StateDraft, num_tokens: int) -> int:
-        """Where the last of so many draft tokens stands."""
+        """Position of the last of `num_tokens` draft tokens."""
         return draft.states.length + num_tokens
 
     def _draft_nothing(self) -> None:
-        """One round of a draft in the empty sequence 0."""
+        """Run one draft round in the empty sequence 0."""
         batch = self.batch
         batch.clear()
         batch.head = 0
@@ -218,7 +217,7 @@ class StateSpeculator(FollowingSpeculator):
         self.context.decode(batch)
 
     def _read_nothing(self, num_rows: int) -> None:
-        """Read so many rows into the empty sequence 0."""
+        """Decode `num_rows` rows in the empty sequence 0."""
         batch = self.batch
         batch.clear()
         batch.head = 0
@@ -230,7 +229,7 @@ class StateSpeculator(FollowingSpeculator):
 
 @dataclass(slots=True)
 class StateDraft(GrowingDraft):
-    """One request's draft. `scores` are those of a head that knows better than the logits."""
+    """The draft of one request. `scores` come from a head that is more accurate than the logits."""
 
     states: TargetStates = field(kw_only=True)
     guessed: list[NDArray[np.float32]] = field(default_factory=list)  # states before draft tokens
@@ -242,7 +241,7 @@ class StateDraft(GrowingDraft):
 
     @property
     def tokens(self) -> list[int]:
-        """What follows the newest token of the text, as far as it was decided."""
+        """The draft tokens so far."""
         return [] if self.builder is None else self.builder.tokens
 
     @property
@@ -251,12 +250,12 @@ class StateDraft(GrowingDraft):
         return self.request.tokens[-1]
 
     def num_unread(self, head: int) -> int:
-        """Verified rows that a head lacks."""
+        """Verified rows that a head has not decoded."""
         return self.states.length - self.states.read[head]
 
     @property
     def limit(self) -> int:
-        """Most tokens."""
+        """Maximum number of tokens."""
         return 0 if self.builder is None else self.builder.limit
 
     def extend(
@@ -269,8 +268,8 @@ class StateDraft(GrowingDraft):
 
         Args:
             logits: of the row.
-            state: what the model takes for the target's state there.
-            score: the probability of acceptance, if it is known better than by the logits.
+            state: the model's estimate of the target's state there.
+            score: the probability of acceptance, if known better than from the logits.
         """
         assert self.builder is not None
         least = self.request.min_confidence
@@ -285,6 +284,6 @@ class StateDraft(GrowingDraft):
         return is_active
 
     def learn(self, emitted: Sequence[int]) -> None:
-        """The target emitted these tokens where it began."""
+        """Learn from the tokens that the target emitted after the draft's start."""
         if self.builder is not None:
             self.builder.learn(emitted)

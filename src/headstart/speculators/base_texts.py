@@ -1,8 +1,8 @@
-"""What speculators share that draft from texts: they follow the text of each sequence, and score
-copies by products of count shares.
+"""Base of text speculators: follows the text of each sequence, and scores copies by products of
+count shares.
 
-A copy that has agreed with the text for w tokens has odds of w : 1. After one more token it would
-have agreed for w + 1, so a lone match of length L promises its i-th token with
+A copy that has agreed with the text for w tokens has odds of w : 1. After another token it would
+have agreed for w + 1, so the i-th token after a single match of length L has probability
 
     L/(L+1) * (L+1)/(L+2) * ... = L / (L + i)
 
@@ -28,7 +28,7 @@ class History(Protocol):
     """What a speculator knows about a text so far."""
 
     def extend(self, new: Sequence[int]) -> None:
-        """The text grew by these tokens."""
+        """Append tokens to the text."""
 
 
 H = TypeVar("H", bound=History)
@@ -67,7 +67,7 @@ _TABLE = tuple([weight / (weight + 1) for weight in range(4096)])
 
 
 def agreeing_scores(weight: int, num_places: int, count: int) -> tuple[float, ...]:
-    """Conditional scores of `count` tokens that all places agree on; they rise from weight /
+    """Conditional scores of `count` tokens on which all places agree; they rise from weight /
     (weight + 1).
     """
     end = weight + num_places * count
@@ -78,6 +78,6 @@ def agreeing_scores(weight: int, num_places: int, count: int) -> tuple[float, ..
 
 @lru_cache(maxsize=4096)
 def worth(weight: int, num_places: int, count: int) -> float:
-    """Expected accepted tokens of a draft of `count` tokens that all places agree on."""
+    """Expected accepted tokens of a draft of `count` tokens on which all places agree."""
     survival: list[float] = list(accumulate(agreeing_scores(weight, num_places, count), mul))
     return sum(survival)

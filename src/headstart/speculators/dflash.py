@@ -1,7 +1,7 @@
-"""DFlash: a block of tokens in one decode, from what enters several layers of the target.
+"""DFlash: a block of tokens in one decode, from the inputs of several layers of the target.
 
 The target's states become keys and values of the draft model. A block is the last token of the text
-and a mask for each token to be drafted; all of them see each other. A longer block costs little
+and a mask for each token to draft; all of them attend to each other. A longer block costs little
 more, so control decides how much of it is verified.
 
 Source: llama.cpp, src/models/dflash.cpp and common/speculative.cpp
@@ -56,7 +56,7 @@ class DflashSpeculator(StateSpeculator):
                     break
 
     def _read(self, drafts: Sequence[StateDraft]) -> None:
-        """Read the states of what was verified, the last one too: the block stands behind it."""
+        """Decode the states of verified tokens, including the last one, which the block follows."""
         for draft in drafts:
             states, start, end = draft.states, draft.states.read[0], draft.states.length + 1
             states.count_missing(start)
@@ -68,7 +68,7 @@ class DflashSpeculator(StateSpeculator):
     def _decode(
         self, drafts: Sequence[StateDraft], size: int
     ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        """Logits and states of blocks of so many rows; those of one sequence are adjacent."""
+        """Logits and states of blocks of `size` rows; those of one sequence are adjacent."""
         self._block.clear()
         masks = [self.blocks.mask_id] * (size - 1)
         for draft in drafts:
@@ -90,9 +90,9 @@ class DflashSpeculator(StateSpeculator):
 
 @register
 class DsparkSpeculator(DflashSpeculator):
-    """Drafts with a DSpark model: a DFlash model that knows what likely follows each token.
+    """Drafts with a DSpark model: a DFlash model with likely successors of each token.
 
-    It has a head for the probability that a token is accepted, which is its score.
+    Its scores come from a head for the probability of acceptance.
     """
 
     name = "dspark"

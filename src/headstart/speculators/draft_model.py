@@ -1,11 +1,12 @@
-"""A smaller model drafts, for all sequences in one batch per token.
+"""Drafts with a smaller model, for all sequences in one batch per token.
 
 It may draft with the request's own random numbers ("coupled": when the two models nearly agree,
-they draw the same token) or its likeliest token ("argmax"); the one that is accepted more is used.
-A model of another vocabulary drafts through a `VocabularyTranslator`.
+they draw the same token) or its most likely token ("argmax"); the one accepted more often is used.
+A model with another vocabulary drafts through a `VocabularyTranslator`.
 
-Recurrent layers take nothing back, so the state is kept where the history ends, before the draft's
-own tokens are decoded. After a rejection the cache goes back to it and reads what was accepted.
+Recurrent layers cannot be truncated, so the state at the end of the history is kept before the
+draft's own tokens are decoded. After a rejection it is restored, and the accepted tokens are
+decoded.
 
 Source: Leviathan et al. 2023, https://arxiv.org/abs/2211.17192 (draft models);
 Daliri et al. 2024, https://arxiv.org/abs/2408.07978 (coupling);
@@ -35,8 +36,8 @@ from headstart.types import Batch, CacheKind, ContextFullError, Draft, DraftRequ
 from headstart.types.errors import ConfigError, EngineError
 from headstart.types.media import PLACEHOLDER, chunk_begin, readable
 
-# For caches that cannot be cut: up to _AGAIN settled tokens are read again rather than decoded in a
-# batch of their own to keep the state after them; _LONG or more get a checkpoint, _OPEN_END tokens
+# For caches that cannot be truncated: up to _AGAIN settled tokens are decoded again rather than in
+# a separate batch to keep the state after them; _LONG or more get a checkpoint _OPEN_END tokens
 # before their end, because another request may differ there.
 _AGAIN, _LONG, _OPEN_END = 16, 64, 4
 _NO_LOGITS = np.empty((0, 0), np.float32)
@@ -54,7 +55,7 @@ class DraftModelSpeculator(Speculator):
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """How it drafts."""
+        """How it picks tokens."""
 
         sampling: str = option(
             "auto",
@@ -76,11 +77,11 @@ class DraftModelSpeculator(Speculator):
         options: Options | None = None,
         translator: VocabularyTranslator | None = None,
     ) -> None:
-        """Draft with `engine`; without a translator its token ids are the target's."""
+        """Draft with `engine`; without a translator it must share the target's token ids."""
         self.engine = engine
         self.options = options or self.Options()
         self.num_decoded = 0  # rows
-        self.most_read = 256  # tokens of texts in one step, so that others do not wait
+        self.most_read = 256  # tokens of texts decoded per step, to limit its time
         self._translator = translator
         self.sees_images = translator is None
         make_tokenizer = make_draft_tokenizer(translator, self.options.sampling)
@@ -90,7 +91,7 @@ class DraftModelSpeculator(Speculator):
         self._batch = Batch(engine.max_batch_tokens)
 
     def begin(self, seq_id: int, prompt: Sequence[int], namespace: str = "") -> None:
-        """Read and translate nothing yet: there may be no drafts for this request."""
+        """Decode and translate nothing yet: the request may get no drafts."""
         sequence = self._sequences[seq_id]
         if sequence.namespace != namespace:
             self._forget([seq_id])
@@ -100,20 +101,20 @@ class DraftModelSpeculator(Speculator):
         sequence.gap = range(0)
 
     def _held(self, source: int, seq_id: int) -> int:
-        """How much of the prompt of one sequence it can take over from another, or has."""
+        """How much of one sequence's prompt it can share from another, or already has."""
         other, sequence = self._sequences[source], self._sequences[seq_id]
         known = other.tokenizer.to_target_tokens(other.tokens)
         shared = min(other.num_caught_up, common_prefix_length(known, sequence.prompt))
         return self._reusable(source, seq_id, shared)
 
     def _reusable(self, source: int, seq_id: int, length: int) -> int:
-        """How many of the first `length` tokens of one sequence another can begin with."""
+        """How many of the first `length` tokens of one sequence another can share."""
         if self._sequences[source].namespace != self._sequences[seq_id].namespace:
             return 0
         return self.engine.reusable(source, length, by_copy=source != seq_id)
 
     def _share(self, seq_id: int, sequence: CachedSequence, history: Sequence[int]) -> None:
-        """Take over what another sequence already decoded of this history, if it is more."""
+        """Share what another sequence already decoded of this history, if that is more."""
         sequence.is_new = False
         sequence.synced = common_prefix_length(sequence.tokens, history)
         for other_id, other in self._sequences.items():
@@ -127,13 +128,13 @@ class DraftModelSpeculator(Speculator):
                 sequence.synced = len(sequence.tokens)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
-        """One decode per draft token for all requests together."""
+        """Draft with one decode per token, for all requests together."""
         try:
             return self._propose(requests)
         except ContextFullError:
             for request in requests:
                 self._sequences[request.seq_id].count_held()
-            # closed sequences make room; if there are none, all, which catch up again
+            # drop closed sequences; if there are none, all, which then catch up again
             closed = closed_half(self._sequences, {request.seq_id for request in requests})
             self._forget(closed or list(self._sequences))
             return [Draft(reason="draft context full", is_ready=False)] * len(requests)
@@ -144,7 +145,7 @@ class DraftModelSpeculator(Speculator):
         room = min(max(self.most_read, 2 * len(requests)), self._batch.capacity)
         for drafting in drafts:
             self._prepare(drafting, room)
-        # requests with short texts first: a long prompt is read in parts
+        # requests with short texts first: a long prompt is decoded in parts
         for drafting in sorted(drafts, key=lambda s: s.num_catch_up):
             self._catch_up(drafting, room)
             room -= len(drafting.pending)
@@ -160,7 +161,7 @@ class DraftModelSpeculator(Speculator):
         return [s.finish(self.name, "draft model is unsure") for s in drafts]
 
     def _share_prompts(self, drafts: Sequence[DraftInProgress]) -> None:
-        """Share prompts that were just read with requests that began with the same text."""
+        """Share prompts just decoded with requests that have the same prefix."""
         readers = [s for s in drafts if s.sequence.prompt and s.is_read and not s.sequence.gap]
         for drafting in readers:
             drafting.sequence.prompt = ()
@@ -168,12 +169,12 @@ class DraftModelSpeculator(Speculator):
             for seq_id, sequence in self._sequences.items():
                 if sequence.is_open and sequence.prompt:
                     held = self._held(drafting.request.seq_id, seq_id)
-                    if held > sequence.num_caught_up:  # it is shared with the next draft
+                    if held > sequence.num_caught_up:  # shared with the next draft
                         sequence.num_caught_up, sequence.is_new = held, True
 
     def _prepare(self, drafting: DraftInProgress, room: int) -> None:
-        """Cut the cache to what it shares with the history; of the rest, up to `room` tokens are
-        pending.
+        """Truncate the cache to the prefix it shares with the history; of the rest, up to `room`
+        tokens become pending.
         """
         request, sequence = drafting.request, drafting.sequence
         sequence.last_used = self._num_calls
@@ -219,7 +220,7 @@ class DraftModelSpeculator(Speculator):
         sequence.num_caught_up = len(request.tokens)
 
     def _catch_up(self, drafting: DraftInProgress, room: int) -> None:
-        """If not all that is pending fits into this call, read a part and draft another time."""
+        """If the pending tokens do not fit into this call, decode a part and draft later."""
         sequence, num_catch_up = drafting.sequence, drafting.num_catch_up
         known = len(sequence.tokens)
         del drafting.pending[drafting.next_end(known, max(0, room)) - known :]
@@ -234,8 +235,8 @@ class DraftModelSpeculator(Speculator):
         sequence.num_caught_up += num_seen * num_known // (num_known + num_left) - num_seen
 
     def _read_settled(self, active: Sequence[DraftInProgress]) -> None:
-        """Keep the state before the end of a history that may change yet, if the last one kept is
-        too far back; of a long one also where another request may begin alike.
+        """Keep the state before the end of a history that may still change, if the last one kept is
+        too far back; with long histories also one where another request may branch off.
         """
         ahead: list[tuple[DraftInProgress, list[int]]] = []
         for drafting in active:
@@ -254,14 +255,14 @@ class DraftModelSpeculator(Speculator):
             drafting.pending = pending
 
     def _keep_settled(self, active: Sequence[DraftInProgress]) -> None:
-        """Keep the states of those that stand at the end of what is settled and go on."""
+        """Keep the states of drafts that are at the end of their settled tokens and continue."""
         for drafting in active:
             is_there = len(drafting.sequence.tokens) == drafting.num_settled
             if is_there and drafting.is_active and not self._keep(drafting):
                 drafting.pending = []
 
     def _keep(self, drafting: DraftInProgress) -> bool:
-        """Keep the present state; False where there is no memory for it."""
+        """Keep the current state; returns False if there is no memory for it."""
         sequence = drafting.sequence
         if not self.engine.keep_for_draft(drafting.request.seq_id):
             return False
@@ -269,12 +270,12 @@ class DraftModelSpeculator(Speculator):
         return True
 
     def _decode(self, active: Sequence[DraftInProgress]) -> NDArray[np.float32]:
-        """Decode what is pending; one row of logits for each that is still drafting."""
+        """Decode the pending tokens; returns one row of logits per draft still growing."""
         batch = self._batch
         for drafting in [s for s in active if s.request.media]:
             try:
                 self._decode_images(drafting)
-            except EngineError:  # it could not be encoded: others go on
+            except EngineError:  # failed to encode: other drafts continue
                 drafting.reason, drafting.pending = "draft model cannot see an image", []
                 drafting.sequence.count_held()
         batch.clear()
@@ -282,7 +283,7 @@ class DraftModelSpeculator(Speculator):
             position, pending = len(drafting.sequence.tokens), drafting.pending
             num_outputs = 0 if drafting.reason or not pending else 1
             batch.add(drafting.request.seq_id, position, pending, num_outputs)
-        np.maximum(batch.tokens, PLACEHOLDER, out=batch.tokens)  # cells of images it does not see
+        np.maximum(batch.tokens, PLACEHOLDER, out=batch.tokens)  # cells of unseen images
         logits = self.engine.decode(batch) if batch.num_rows else _NO_LOGITS
         self.num_decoded += batch.num_rows
         for drafting in active:
@@ -293,7 +294,7 @@ class DraftModelSpeculator(Speculator):
         return logits
 
     def _decode_images(self, drafting: DraftInProgress) -> None:
-        """Decode the images of what is pending, each by itself, and the text before each."""
+        """Decode the images among the pending tokens, each separately, and the text before each."""
         sequence, batch, pending = drafting.sequence, self._batch, drafting.pending
         for start, chunk in drafting.images():
             at = start - len(sequence.tokens)
@@ -317,11 +318,11 @@ class DraftModelSpeculator(Speculator):
 
     @property
     def _can_skip(self) -> bool:
-        """Whether the cache may hold a text with a gap."""
+        """Whether the cache may skip part of a text."""
         return self._translator is None and not self._keeps_states
 
     def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
-        """What one call reads at most."""
+        """The maximum that one call decodes."""
         if not self._can_skip:
             return None
         sequence = self._sequences.get(seq_id)
@@ -334,8 +335,8 @@ class DraftModelSpeculator(Speculator):
             sequence.accept(emitted, num_accepted, takes_back=not self._keeps_states)
 
     def save_sequence(self, seq_id: int, namespace: str) -> bytes | bytearray | None:
-        """The tokens in the draft model's cache, then the cache; None if they are another's: of a
-        request that ended at its first token nothing was read.
+        """The tokens in the draft model's cache, then the cache. None if they belong to another
+        request: one that ended at its first token had nothing decoded.
         """
         sequence = self._sequences[seq_id]
         if sequence.namespace != namespace or sequence.is_open or not sequence.tokens:
@@ -362,14 +363,14 @@ class DraftModelSpeculator(Speculator):
             sequence.is_open, sequence.last = False, None
 
     def _forget(self, seq_ids: list[int]) -> bool:
-        """Free their cells; False if there are none of them."""
+        """Free the cells of these sequences; returns False if there are none."""
         for seq_id in seq_ids:
             self.engine.clear(seq_id)
             self._sequences[seq_id].hold([])
         return bool(seq_ids)
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
-        """In sequence 0, which forgets what it holds of an earlier request."""
+        """Time decodes in sequence 0, whose contents are dropped."""
         size = min(SAMPLE_ROWS, self.engine.max_batch_tokens, self.engine.context_size)
         if 0 in self._sequences:
             self._forget([0])

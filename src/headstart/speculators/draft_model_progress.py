@@ -1,4 +1,4 @@
-"""The draft model's cache of each sequence, and a draft while it grows."""
+"""The draft model's cache of each sequence, and a growing draft."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headstart.text.vocabulary.draft_tokenizer import DraftBuilder, DraftTokeniz
 from headstart.types import Draft
 from headstart.types.media import LoadedChunk, chunk_begin
 
-# where the middle of a text is left out, at least its first tokens are read: models rely on them
+# at least the first tokens are decoded if the middle of a text is skipped: models rely on them
 # whatever they are (Xiao et al. 2023, "attention sinks", https://arxiv.org/abs/2309.17453)
 FIRST = 4
 
 
 class WithoutGap(Sequence[int]):
-    """A view of a text that leaves out some of its middle; slices are lists."""
+    """A view of a text without part of its middle; slices are lists."""
 
     def __init__(self, text: Sequence[int], gap: range) -> None:
         self._text, self._start, self._size = text, gap.start, len(gap)
@@ -58,69 +58,69 @@ class CachedSequence:
 
     tokenizer: DraftTokenizer
     tokens: list[int] = field(default_factory=list)
-    namespace: str = ""  # who may use them
+    namespace: str = ""  # owner of the tokens
     synced: int = 0
-    num_history: int = 0  # target tokens of the history, as far as accepted
-    # of them, given to the tokenizer; what it was given beyond may be a rejected draft
+    num_history: int = 0  # accepted target tokens of the history
+    # of these, passed to the tokenizer, which may also have got a rejected draft
     num_translated: int = 0
-    gap: range = range(0)  # tokens of the history that the cache leaves out
-    num_caught_up: int = 0  # of them, in the cache; an estimate where the vocabularies differ
-    num_kept: int = 0  # of them, in the state that is kept, where nothing is taken back
-    kept: int = 0  # tokens in that state
-    prompt: Sequence[int] = ()  # target tokens, until they are read and something is drafted
-    is_new: bool = True  # and others may hold more of its prompt
-    last_used: int = 0  # number of the call
-    start: int = 0  # where the last draft began: beyond the history if it continued another's draft
+    gap: range = range(0)  # tokens of the history that the cache skips
+    num_caught_up: int = 0  # tokens of the history in the cache; estimated for other vocabularies
+    num_kept: int = 0  # the same in the kept state, if the cache cannot be truncated
+    kept: int = 0  # tokens in the kept state
+    prompt: Sequence[int] = ()  # target tokens, until they are decoded and a draft is made
+    is_new: bool = True  # others may hold more of its prompt
+    last_used: int = 0  # number of the last call
+    start: int = 0  # start of the last draft: beyond the history if it continued another's
     last: DraftBuilder | None = None  # the last draft
     is_open: bool = False
 
     def hold(self, tokens: list[int]) -> None:
-        """Note what the cache holds now; no state of it is kept."""
+        """Set the tokens in the cache; drops the kept state."""
         self.tokens, self.kept, self.num_kept, self.gap = tokens, 0, 0, range(0)
         self.synced = self.num_caught_up = len(tokens)
 
     def count_held(self) -> None:
-        """No more is caught up than the cache holds, and leaves out: not all could be read."""
+        """After an incomplete decode: at most what the cache holds or skips is caught up."""
         self.num_caught_up = min(self.num_caught_up, len(self.tokens) + len(self.gap))
 
     @property
     def num_without_gap(self) -> int:
-        """Target tokens of the history, from its beginning, that need not be read if all counts."""
+        """Target tokens at the start of the history that need no decode if nothing is skipped."""
         return min(self.num_caught_up, self.gap.start) if self.gap else self.num_caught_up
 
     def without_gap(self, history: Sequence[int]) -> Sequence[int]:
-        """The history as the cache is to hold it. Nothing is copied."""
+        """The history that the cache should hold, as a view."""
         return WithoutGap(history, self.gap) if self.gap else history
 
     def close_gap(self) -> None:
-        """From now on the whole history counts."""
+        """From now on, skip nothing of the history."""
         if self.gap:
             self.synced = min(self.synced, self.gap.start)
             self.num_caught_up = min(self.num_caught_up, self.gap.start)
             self.gap = range(0)
 
     def open_gap(self, history: Sequence[int], room: int) -> None:
-        """Leave out as much that no more than `room` tokens are to be read: what lies between those
-        that are there already, or the first few, and the last ones.
+        """Skip enough that at most `room` tokens have to be decoded: tokens between those in the
+        cache (or the first few) and the last ones.
         """
         held = common_prefix_length(self.tokens, self.without_gap(history), self.synced)
         if len(history) - len(self.gap) - held <= room:
             return
         start = self.gap.start if self.gap else max(held, min(FIRST, room // 2))
         num_recent = room - max(0, start - held)
-        # what is left out is settled: the history may shrink to its first num_history tokens
+        # skipped tokens are settled: the history may shrink to its first num_history tokens
         stop = min(len(history) - num_recent, self.num_history - 1)
         start, stop = chunk_begin(history, start), chunk_begin(history, stop)
         if stop > start:
             self.gap, self.synced = range(start, stop), min(self.synced, start)
 
     def accept(self, emitted: Sequence[int], num_accepted: int, *, takes_back: bool) -> None:
-        """The text grew by these tokens; what the cache has of them need not be read again.
+        """The text grew by these tokens; those in the cache need not be decoded again.
 
-        takes_back: rejected tokens can be cut off the cache.
+        takes_back: rejected tokens can be removed from the cache.
         """
         offset = self.start - self.num_history  # tokens of the draft that this one continued
-        num_right = num_accepted  # of what was read; others may have drafted what was accepted
+        num_right = num_accepted  # of the decoded ones; others may have drafted the accepted ones
         if self.last is not None and offset <= num_accepted:
             num_right = min(num_right, offset + self.last.num_right(emitted[offset:]))
         num_known = min(self.num_caught_up, self.num_history + num_right)
@@ -134,7 +134,7 @@ class CachedSequence:
 
 
 def closed_half(sequences: Mapping[int, CachedSequence], busy: Collection[int]) -> list[int]:
-    """Of the closed sequences that hold something, the half that was used longest ago."""
+    """The less recently used half of the closed, non-empty sequences."""
     closed = [
         seq_id
         for seq_id, sequence in sequences.items()
@@ -146,11 +146,11 @@ def closed_half(sequences: Mapping[int, CachedSequence], busy: Collection[int]) 
 
 @dataclass(slots=True)
 class DraftInProgress(GrowingDraft):
-    """One request's draft."""
+    """The draft of one request."""
 
     sequence: CachedSequence = field(kw_only=True)
-    num_catch_up: int = 0  # tokens of the history that the cache does not have
-    num_settled: int = 0  # tokens of the history that stay as they are, whatever is accepted
+    num_catch_up: int = 0  # tokens of the history that the cache lacks
+    num_settled: int = 0  # tokens of the history that stay, whatever is accepted
     pending: list[int] = field(default_factory=list)  # to decode next
 
     @property
@@ -159,11 +159,11 @@ class DraftInProgress(GrowingDraft):
 
     @property
     def is_read(self) -> bool:
-        """Whether all of the history was decoded."""
+        """Whether the whole history was decoded."""
         return self.builder is not None and not self.reason
 
     def images(self) -> list[tuple[int, LoadedChunk]]:
-        """Images that the draft model sees, and where each begins in its cache."""
+        """Images visible to the draft model, and their starts in its cache."""
         gap = self.sequence.gap
         return [
             (start - (len(gap) if start >= gap.start else 0), chunk)
@@ -172,12 +172,14 @@ class DraftInProgress(GrowingDraft):
         ]
 
     def whole(self, length: int) -> int:
-        """`length`, or the end of the image in which it is."""
+        """`length`, or the end of the image that contains it."""
         ends = (at + chunk.num_cells for at, chunk in self.images() if at < length)
         return max([length, *ends])
 
     def next_end(self, start: int, room: int) -> int:
-        """Where reading from `start` on ends: images are read whole, and not before they can be."""
+        """End of a decode from `start` on: images are decoded whole, and only once they are
+        encoded.
+        """
         if not self.request.media or not room:
             return start + room
         images = self.images()
@@ -185,13 +187,13 @@ class DraftInProgress(GrowingDraft):
         return min([self.whole(start + room), *unready])
 
     def extend(self, logits: NDArray[np.float32]) -> None:
-        """Pick the next token from the row after the last one; none ends the draft."""
+        """Pick the next token from the row after the last one, or end the draft."""
         assert self.builder is not None
         token = self.builder.extend(logits, self.request.min_confidence)
         self.pending = [] if token is None else [token]
 
     def finish(self, name: str, unsure: str) -> Draft:
         draft = GrowingDraft.finish(self, name, unsure)
-        # of the draft all but the last, if they are accepted
+        # all but the last draft token are in the cache if accepted
         self.sequence.num_caught_up += max(0, len(draft.tokens) - 1)
         return draft

@@ -1,8 +1,8 @@
-"""EAGLE-3: one layer drafts from what enters three layers of the target.
+"""EAGLE-3: one layer drafts from the inputs of three layers of the target.
 
 The states of the three layers are mixed into one. From it and the token after it the layer predicts
-the next token, and what it takes for the next mixed state, with which it goes on. Its output head
-may know only a part of the vocabulary; the other tokens are never drafted.
+the next token and the next mixed state, from which it continues. Its output head may cover only
+part of the vocabulary; other tokens are never drafted.
 
 Source: Li et al. 2025, https://arxiv.org/abs/2503.01840; llama.cpp, common/speculative.cpp
 """

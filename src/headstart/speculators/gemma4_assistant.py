@@ -1,7 +1,7 @@
 """Gemma 4's assistants: a few layers that read the target's own cache.
 
 An assistant has no keys and values. All tokens of its draft are drafted at one position, each from
-the state that the one before it left, and look at what the target cached.
+the state of the previous one, and attend to the target's cache.
 
 Source: llama.cpp, src/models/gemma4-assistant.cpp and common/speculative.cpp
 """
@@ -25,7 +25,7 @@ class Gemma4AssistantSpeculator(StateSpeculator):
     needs_draft_model = True
 
     def _catch_up_heads(self, drafts: Sequence[StateDraft], head: int) -> list[NDArray[np.float32]]:
-        """The target has read what comes before the newest token."""
+        """The target has already cached everything before the newest token."""
         firsts = []
         for states in (draft.states for draft in drafts):
             states.count_missing(states.length)

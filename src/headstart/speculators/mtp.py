@@ -1,8 +1,8 @@
 """The target's own multi-token heads draft, for all sequences in one batch per token.
 
-A head is one more layer that was trained with the model: from a token and the target's last state
-before it, it predicts the token after. The first draft token comes of the target's state, the next
-ones of what the head takes for it; where a model has several heads, each drafts one token.
+A head is an additional layer that was trained with the model: from a token and the target's last
+state before it, it predicts the next token. The first draft token comes from the target's state,
+the next ones from the head's estimate of it; if a model has several heads, each drafts one token.
 
 Source: DeepSeek-V3 2024, https://arxiv.org/abs/2412.19437, section 2.2; llama.cpp,
 common/speculative.cpp
@@ -32,7 +32,7 @@ class MtpSpeculator(StateSpeculator):
 
     @property
     def longest_draft(self) -> int | None:
-        """Each of several heads drafts one token."""
+        """Several heads draft one token each."""
         return self.context.num_heads if self.context.num_heads > 1 else None
 
     def describe(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Counts of what followed 1 to 4 tokens: in this text, in past answers, in a text collection.
+"""Counts the tokens that followed 1 to 4 tokens: in this text, past answers, or a corpus.
 
 Three levels, tried in this order with llama.cpp's thresholds: the context (this request), the
 dynamic level (what requests of the public namespace have generated; kept in a file on request) and
@@ -6,13 +6,12 @@ the static level (a file, never changed; only its bigrams count). Static counts 
 tokens of the other two. The score of a token is the running product of c / (s + 1 / n): c of the s
 tokens that followed its n-gram of n tokens.
 
-Differs from llama.cpp where that forgets or never writes: the context begins anew with each
-request, single tokens are counted, the dynamic file is written (as a whole, atomically, and not
-over the changes of another process) and the static file is held once. Other namespaces read the
-public dynamic level and leave nothing in it. A dynamic file with more n-grams than are kept is
-refused: writing it would lose the others.
+Unlike llama.cpp: the context is reset with each request, single tokens are counted, the dynamic
+file is written (atomically, and not over the changes of another process) and the static file is
+loaded once. Other namespaces read the public dynamic level but do not add to it. A dynamic file
+with more n-grams than the limit is refused: writing it would lose the others.
 
-Writing 500,000 n-grams takes 0.6 s and stops all slots, so it is postponed while requests run, up
+Writing 500,000 n-grams takes 0.6 s and blocks all slots, so it is postponed while requests run, up
 to a limit.
 """
 
@@ -52,18 +51,18 @@ _NONE: Mapping[int, int] = {}
 # (samples, percent of them) that n-grams of 1, 2, 3 and 4 tokens need to be used.
 _LAX = ((2, 66), (2, 50), (1, 50), (1, 50))  # context
 _STRICT = ((4, 75), (3, 66), (2, 66), (2, 66))  # dynamic
-_STATIC_ONLY = ((2**31, 100), _LAX[1])  # bigrams alone
+_STATIC_ONLY = ((2**31, 100), _LAX[1])  # bigrams only
 
 
 @register
 class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
-    """Drafts the token that followed most often, as long as it is clear which."""
+    """Drafts the token that followed most often, if it is clear enough."""
 
     name = "ngram-cache"
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """Its files, and how much it keeps."""
+        """Its files and limits."""
 
         lookup_cache_static: str | None = option(
             None, "lookup file made from a text collection; only read", "--lookup-cache-static"
@@ -86,7 +85,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             Path(options.lookup_cache_dynamic) if options.lookup_cache_dynamic else None
         )
         self._vocabulary = vocabulary_id
-        # the dynamic file as it was read or written last
+        # identity of the dynamic file when last read or written
         self._seen: tuple[int, int, int] | None = None
         self._num_unsaved = 0
         self._num_learned = 0  # texts
@@ -173,18 +172,18 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
             log.warning(
                 "lookup cache %s learns from requests without an API key only", self._dynamic_path
             )
-        # while requests run, four times as many may wait
+        # while requests run, four times as much may be unsaved
         if self._num_unsaved >= SAVE_TOKENS * (4 if self.histories else 1):
             self._save()
 
     def end_private(self, seq_id: int) -> None:
         if self._dynamic_path is None:
             self.end(seq_id)
-        else:  # what is counted is written
+        else:  # all counts are saved
             super().end(seq_id)
 
     def _learn(self, history: CountedHistory) -> None:
-        """Take what was generated, not the prompt: a chat sends that again and again."""
+        """Learn the generated tokens, not the prompt, which chats repeat every turn."""
         self._dynamic.learn(history.tokens, history.num_prompt)
         self._num_unsaved += len(history.tokens) - history.num_prompt
         self._num_learned += 1
@@ -219,7 +218,7 @@ class NgramCacheSpeculator(TextSpeculator[CountedHistory]):
 
 
 def _state_of(path: Path) -> tuple[int, int, int] | None:
-    """Identity of the file's present content; None if there is no file."""
+    """Identity of the file's current content; None if there is no file."""
     try:
         status = path.stat()
     except FileNotFoundError:

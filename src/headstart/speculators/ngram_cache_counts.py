@@ -1,10 +1,9 @@
-"""How often each token followed each n-gram of 1 to 4 tokens, and llama.cpp's file of it.
+"""Counts of the tokens that followed each n-gram of 1 to 4 tokens, and llama.cpp's file format.
 
-The file (its `lookup` examples write and read it) repeats, in int32 of the machine's order: the
-four tokens of the n-gram, -1 where it is shorter; a number k; k pairs of token and count. It does
-not say whose tokens these are, so we add an n-gram of no tokens, which llama.cpp reads and never
-looks up: it is followed by the mark of the vocabulary. What was read from a file without the mark
-is written without it again: its vocabulary is unknown.
+The file (used by its `lookup` examples) repeats, in native int32: the four tokens of the n-gram, -1
+if it is shorter; a number k; k pairs of token and count. It does not identify the vocabulary, so we
+add an n-gram of no tokens, which llama.cpp reads but never looks up: it is followed by the mark of
+the vocabulary. A file without the mark is written without it again: its vocabulary is unknown.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from headstart.structures.vocabulary_id import VocabularyId
 from headstart.types.errors import ModelError
 
 MAX_NGRAM = 4
-PIECE = 1024  # tokens of a text that are counted at once: about a millisecond
+PIECE = 1024  # tokens of a text counted per call: about a millisecond
 _WIDTH = 24  # bits of a token in a packed n-gram; ids are below 2^24 - 1
 _MASKS = tuple((1 << _WIDTH * n) - 1 for n in range(1, MAX_NGRAM + 1))
 _ABSENT = -1
 _COUNT = (1 << 32) - 1  # the bits of a count
-_MOST = 2**31 - 1  # that the file can say
+_MOST = 2**31 - 1  # largest count in the file
 
 
 def pack(ngram: Iterable[int]) -> int:
-    """One number for an n-gram; those of different lengths differ."""
+    """Pack an n-gram into one number; different lengths give different numbers."""
     key = 0
     for token in ngram:
         key = key << _WIDTH | token + 1
@@ -39,7 +38,7 @@ def pack(ngram: Iterable[int]) -> int:
 
 
 def slide(key: int, token: int) -> int:
-    """The packed last MAX_NGRAM tokens after one more."""
+    """The packed last MAX_NGRAM tokens after appending one."""
     return (key << _WIDTH | token + 1) & _MASKS[-1]
 
 
@@ -49,12 +48,12 @@ def shorter(key: int, n: int) -> int:
 
 
 def _ngrams(keys: Sequence[int]) -> NDArray[np.int32]:
-    """Packed n-grams as the file has them, shape (len(keys), MAX_NGRAM)."""
+    """Packed n-grams in the file's format, shape (len(keys), MAX_NGRAM)."""
     size = _WIDTH // 8
     data = b"".join([key.to_bytes(MAX_NGRAM * size, "big") for key in keys])
     digits = np.frombuffer(data, np.uint8).reshape(len(keys), MAX_NGRAM, size).astype(np.int32)
     tokens = (digits[..., 0] << 16 | digits[..., 1] << 8 | digits[..., 2]) - 1
-    num_absent = (tokens == _ABSENT).sum(axis=1)  # they come first here, last in the file
+    num_absent = (tokens == _ABSENT).sum(axis=1)  # first here, last in the file
     order = (np.arange(MAX_NGRAM) + num_absent[:, None]) % MAX_NGRAM
     return np.take_along_axis(tokens, order, axis=1)
 
@@ -88,11 +87,12 @@ class _Several:
 class NgramCounts:
     """Counts of next tokens per n-gram.
 
-    Most n-grams have one successor, so that case is one number (token << 32 | count) and only the
-    others pay for an object: a third of the memory.
+    Most n-grams have one successor, so these are stored as one number (token << 32 | count) and
+    only the others as an object: a third of the memory.
 
     Args:
-        limit: n-grams kept; beyond it the rarest eighth is dropped. None: all.
+        limit: maximum number of n-grams; beyond it the rarest eighth is dropped. None: no
+            limit.
     """
 
     __slots__ = ("_limit", "_table", "is_marked")
@@ -100,13 +100,13 @@ class NgramCounts:
     def __init__(self, limit: int | None = None) -> None:
         self._table: dict[int, int | _Several] = {}
         self._limit = limit
-        self.is_marked = True  # False: read from a file without the mark of a vocabulary
+        self.is_marked = True  # False: read from a file without a vocabulary mark
 
     def __len__(self) -> int:
         return len(self._table)
 
     def learn(self, tokens: Sequence[int], start: int) -> None:
-        """Count what tokens[start:] followed; earlier tokens are their context only."""
+        """Count tokens[start:] as successors; earlier tokens are context only."""
         key = 0
         for token in tokens[max(0, start - MAX_NGRAM) : start]:
             key = (key << _WIDTH | token + 1) & _MASKS[-1]
@@ -139,8 +139,8 @@ class NgramCounts:
         found.add(token, count)
 
     def _trim(self) -> None:
-        """Make room if there are too many: drop the rarest, of equals the oldest. 0.1 s for 500
-        000.
+        """Drop the rarest n-grams, among equals the oldest, if there are too many. 0.1 s for
+        500,000.
         """
         table, limit = self._table, self._limit
         if limit is None or len(table) <= limit:
@@ -162,9 +162,9 @@ class NgramCounts:
     def clearest(
         self, key: int, size: int, thresholds: Sequence[tuple[int, int]], weights: Mapping[int, int]
     ) -> tuple[int, float] | None:
-        """The token that follows best, of the longest n-gram that is clear enough, and its share.
+        """The best successor of the longest n-gram that is clear enough, and its share.
 
-        The best has the largest count * (100 * weight, or 1). Clear enough is an n-gram with at
+        The best has the largest count * (100 * weight, or 1). An n-gram is clear enough with at
         least thresholds[n - 1][0] samples, of which the token has thresholds[n - 1][1] percent. The
         share is count / (samples + 1 / n).
 
@@ -199,7 +199,7 @@ class NgramCounts:
         replace_file(path, mark.tobytes() + self._encode_lone() + self._encode_several())
 
     def _encode_lone(self) -> bytes:
-        """The n-grams with one successor. They are most, so numpy writes them."""
+        """Encode n-grams with one successor: most of them, so with numpy."""
         lone = {key: found for key, found in self._table.items() if isinstance(found, int)}
         pairs = np.array(list(lone.values()), np.int64)
         rows = np.ones((len(lone), MAX_NGRAM + 3), np.int32)
@@ -223,8 +223,7 @@ class NgramCounts:
 
     @classmethod
     def load(cls, path: Path, vocabulary: VocabularyId, limit: int | None = None) -> NgramCounts:
-        """Read llama.cpp's file, all of it: beyond the limit something is lost only with the next
-        text.
+        """Read all of llama.cpp's file; the limit is applied with the next text.
 
         Raises:
             ModelError: it cannot be read, is damaged, or belongs to another vocabulary (of a file
@@ -295,8 +294,8 @@ class NgramCounts:
 
 
 class CountedHistory:
-    """The `tokens` of a request, the first `num_prompt` of them given, and `counts` over them; a
-    long prompt is counted piece by piece from its end, as the text grows.
+    """The `tokens` of a request, of which the first `num_prompt` are the prompt, and `counts` over
+    them; a long prompt is counted in pieces, from its end, as the text grows.
     """
 
     __slots__ = ("_num_left", "counts", "namespace", "num_prompt", "tokens")
@@ -310,7 +309,7 @@ class CountedHistory:
         self.extend(())
 
     def extend(self, new: Sequence[int]) -> None:
-        """Count these and one piece of what is left: the engine's loop waits for it."""
+        """Count these and one piece of the rest, because the engine's loop waits."""
         self.tokens.extend(new)
         end = self._num_left
         self._num_left = max(0, end - PIECE)

@@ -1,12 +1,12 @@
-"""Repeat what followed the last n tokens before, as far as that has been right for this key.
+"""Repeats what followed the last n tokens before, as far as that has been right for this key.
 
 `ngram-map-k` copies from the newest place of the key (the last n tokens). `ngram-map-k4v` compares
 the m tokens after each place and copies the continuation that dominates, or declines.
 
-Each key remembers how far its drafts held in this request. The statistics learn from every step,
-whoever drafted: a miss after a tokens lowers the key's limit to a + 1, a draft that held to its end
-doubles it, and a draft that was cut short is ignored, so a limit can always grow again.
-Scores: n / (n + 1), (n + 1) / (n + 2) ... (see `base_texts.py`); for k4v h * n
+Each key remembers how far its drafts were right in this request. The statistics learn from every
+step, even of other speculators' drafts: a miss after a tokens sets the key's limit to a + 1, a
+draft that was right to its end doubles it, and a draft that was cut short is ignored, so a limit
+can always recover. Scores: n / (n + 1), (n + 1) / (n + 2) ... (see `base_texts.py`); for k4v h * n
 / (h * n + 1) ... with the h places that agree, the first times their share of all places.
 
 The options are those of llama.cpp's ngram-map-k and ngram-map-k4v.
@@ -27,8 +27,8 @@ from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import Place, SuffixIndex
 from headstart.types import Draft, DraftRequest
 
-_MAX_PLACES = 8  # of a key that are compared, newest first
-MAX_KEYS = 4096  # whose lengths are known
+_MAX_PLACES = 8  # places per key to compare, newest first
+MAX_KEYS = 4096  # with known limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +48,10 @@ class NgramMapOptions:
 
 
 class _KeyedText(SuffixIndex):
-    """A text, and how long drafts of its keys tend to be right: from 1 to `longest` tokens,
-    `longest` at first.
+    """A text, and a limit for drafts of each key: from 1 to `longest` tokens, initially `longest`.
 
-    A miss after a tokens sets a + 1 (one more than was right, so that a key is tried again); a
-    draft that was right to its end doubles it; one of which only a right part was seen says
-    nothing.
+    A miss after a tokens sets a + 1 (one more than was right, so that the key is tried again); a
+    draft that was right to its end doubles it; one seen only in part is ignored.
     """
 
     __slots__ = ("_guess", "_guessed", "_lengths", "_longest")
@@ -69,7 +67,7 @@ class _KeyedText(SuffixIndex):
         return self._lengths.get(key, self._longest)
 
     def watch(self, key: Hashable, guess: Sequence[int]) -> None:
-        """What comes next judges this guess; an empty one is not judged."""
+        """Compare this guess with the next tokens; an empty one is ignored."""
         self._guessed, self._guess = key, guess
 
     def extend(self, new: Sequence[int]) -> None:
@@ -90,11 +88,11 @@ class _KeyedText(SuffixIndex):
 
 
 _Continuation = tuple[int, int, int, Hashable]
-"""A place to copy from, how many of how many agree with it, and the key of its length limit."""
+"""A place to copy from, how many of how many places agree with it, and the key of its limit."""
 
 
 class _NgramMap(TextSpeculator[_KeyedText]):
-    """What both have in common: keys, hits and the length limit of each key."""
+    """Base of both variants: keys, hits and the limit of each key."""
 
     Options = NgramMapOptions
 
@@ -124,7 +122,7 @@ class _NgramMap(TextSpeculator[_KeyedText]):
             scores[0] *= num_agreeing / num_places
         return Draft(tokens, scores, self.name)
 
-    _num_places: ClassVar[int]  # that `_choose` wants to see
+    _num_places: ClassVar[int]  # requested by `_choose`
 
     @abstractmethod
     def _choose(self, index: SuffixIndex, places: list[Place]) -> _Continuation | None:

@@ -1,18 +1,18 @@
-"""One hash table of constant size for all sequences: n tokens to the token that followed.
+"""One hash table of constant size for all sequences, from n tokens to the token that followed.
 
-Every text that is read or written feeds the table, so a text seen in one request drafts in the
-next, for the same namespace. Drafts are walked token by token: the draft token enters the window
-for the next look. The score of a token is the running product of c / (c + 1 / (n + i)), where c is
-how often the entry was confirmed (1 to 15).
+Every prompt and answer feeds the table, so a text seen in one request helps the next one of the
+same namespace. Drafts are built token by token: each draft token enters the window for the next
+lookup. The score of a token is the running product of c / (c + 1 / (n + i)), where c is how often
+the entry was confirmed (1 to 15).
 
 The idea and the names of the options are those of llama.cpp's ngram-mod; fingerprints and per-entry
 counts (`NgramTable`) replace its unchecked entries and its resets.
 
-An entry is 64 bits: token (32), fingerprint of the n-gram (24), count (8; 0 = empty). The
-fingerprint makes a false hit a matter of one in 16 million. A place is never emptied: an entry
-gains when the same token follows again, loses half when another does, loses one when another
-n-gram wants its place, and is replaced when nothing is left. So what is used stays, what is stale
-gives way, and a text that is guessed badly takes nothing from the others.
+An entry is 64 bits: token (32), fingerprint of the n-gram (24), count (8; 0 = empty). With the
+fingerprint, one in 16 million lookups is a false hit. Entries are never emptied: the count rises
+when the same token follows again, is halved when another does, drops by one when another n-gram
+needs the slot, and at zero the entry is replaced. So used entries stay, stale ones give way, and an
+unpredictable text does not evict the others.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from headstart.types.errors import ConfigError
 
 
 class _HashedText:
-    """A text, and the hash of its last n tokens; what comes is learned by the table."""
+    """A text, and the hash of its last n tokens; the table learns new tokens."""
 
     __slots__ = ("_table", "key", "salt", "tokens")
 
@@ -79,7 +79,7 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
         super().__init__()
         self._options = options or self.Options()
         self._table = NgramTable(self._options.n_match, self._options.table_bits)
-        # prompts whose rest is learned later: the text, where that begins and ends
+        # rest of prompts to learn later: the text, start and end
         self._unlearned: deque[tuple[_HashedText, int, int]] = deque(maxlen=64)
 
     def go_on(self) -> None:
@@ -87,7 +87,7 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
             self._learn(*self._unlearned.popleft())
 
     def _learn(self, text: _HashedText, start: int, end: int) -> None:
-        """Learn a little of a text: a step waits for it."""
+        """Learn a piece of a text, because a step waits."""
         stop = min(end, start + PIECE)
         self._table.learn(text.tokens[max(0, start - self._table.n) : stop], text.salt)
         if stop < end:
@@ -118,16 +118,16 @@ class NgramModSpeculator(TextSpeculator[_HashedText]):
         return {"table_bytes": self._table.num_bytes}
 
 
-PIECE = 512  # tokens of a prompt that are learned at once: about a millisecond
+PIECE = 512  # tokens of a prompt learned per call: about a millisecond
 MAX_COUNT = 15
 _FINGERPRINT = (1 << 24) - 1
 _KEY_BITS = 60  # two digits of a Python int: products stay cheap
 _MASK = (1 << _KEY_BITS) - 1
-_BASE = 0xE3779B97F4A7C15  # odd: multiplying by it loses nothing
+_BASE = 0xE3779B97F4A7C15  # odd, so that multiplication is invertible
 
 
 def _salt_of(namespace: str) -> int:
-    """As many bits as a key has that stand for a namespace; 0 for the public one."""
+    """Bits that represent a namespace, as many as a key has; 0 for the public one."""
     return int.from_bytes(namespace_id(namespace)[:8], "little") & _MASK
 
 
@@ -142,7 +142,7 @@ def updated(entry: int, token: int, fingerprint: int) -> int:
 
 
 class NgramTable:
-    """2^bits entries of 8 bytes. Texts of different salts do not see each other.
+    """2^bits entries of 8 bytes. Texts with different salts are separate.
 
     The key of a window t_1 .. t_n is the sum of t_j * _BASE^(n + 1 - j) modulo 2^60. Its high bits
     are well mixed: the top ones address the table, and those below are the fingerprint.
@@ -152,7 +152,7 @@ class NgramTable:
 
     def __init__(self, n: int, bits: int = 22) -> None:
         self.n = n
-        self.factor: int = pow(_BASE, n, _MASK + 1)  # of a token that leaves a window
+        self.factor: int = pow(_BASE, n, _MASK + 1)  # for a token that leaves a window
         self._shift = _KEY_BITS - bits
         self._fingerprint_shift = _KEY_BITS - bits - 24
         self._entries = np.zeros(1 << bits, np.uint64)  # untouched pages cost no memory
@@ -163,7 +163,7 @@ class NgramTable:
         return self._entries.nbytes
 
     def learn(self, tokens: Sequence[int], salt: int) -> None:
-        """Add what followed every n tokens of a text."""
+        """Learn the successor of every n tokens of a text."""
         key = self.key_of(tokens[: self.n])
         for leaving, token in zip(tokens, tokens[self.n :], strict=False):
             self.learn_next(key, token, salt)
@@ -171,18 +171,18 @@ class NgramTable:
 
     @staticmethod
     def key_of(tokens: Sequence[int]) -> int:
-        """Of a window."""
+        """Key of a window."""
         key = 0
         for token in tokens:
             key = (key + token) * _BASE & _MASK
         return key
 
     def slide(self, key: int, leaving: int, entering: int) -> int:
-        """Key of the window after one token left and one entered."""
+        """Key of the window after one token leaves and one enters."""
         return (key - leaving * self.factor + entering) * _BASE & _MASK
 
     def learn_next(self, key: int, token: int, salt: int) -> None:
-        """Add that `token` followed the window with this key."""
+        """Learn that `token` followed the window with this key."""
         key ^= salt
         slot = key >> self._shift
         mark = (key >> self._fingerprint_shift) & _FINGERPRINT
@@ -191,9 +191,9 @@ class NgramTable:
     def follow(
         self, key: int, window: list[int], salt: int, count: int
     ) -> tuple[list[int], list[int]]:
-        """Walk from a window (the last n tokens) as far as the table knows.
+        """Follow the table from a window (the last n tokens) as far as possible.
 
-        Returns at most `count` tokens, and for each how often it was seen (1 to MAX_COUNT).
+        Returns at most `count` tokens, and the count of each (1 to MAX_COUNT).
         """
         view, factor, shift, mark_shift = (
             self._view,

@@ -1,8 +1,8 @@
-"""Prompt lookup: repeat what followed the last n tokens the previous time.
+"""Prompt lookup: repeats what followed the last n tokens the previous time.
 
-The newest earlier place counts, found by a hash index rather than a scan. In a loop shorter than
-the draft the copy goes round the loop. Scores: L / (L + 1), (L + 1) / (L + 2) ..., where L >=
-size_n is how many tokens before the place agree.
+The newest earlier place is used, found by a hash index rather than a scan. A loop shorter than the
+draft is repeated. Scores: L / (L + 1), (L + 1) / (L + 2) ..., where L >= size_n is how many tokens
+before the place agree.
 
 Source: Saxena, "Prompt Lookup Decoding" (2023), https://github.com/apoorvumang/prompt-lookup-decoding;
 the options are those of llama.cpp's ngram-simple.

@@ -1,18 +1,17 @@
-"""Copy from where the longest end of the text occurred before: in this text or in past ones.
+"""Copies from where the longest end of the text occurred before, in this text or past ones.
 
-A copy that was left is taken up again close behind, with the changes made so far: an edit replaces
-the same few things again and again (see `suffix_alignment.py`).
+After a difference the copy resumes close behind it, with the changes made so far: an edit often
+replaces the same few things repeatedly (see `suffix_alignment.py`).
 
-All places found vote for the next token with the length of their match as weight; of those that win
-the longest match is copied. The others count for it, or against it from where they differ: the
-score of a token is its share of the votes (see `base_texts.py`), and the sum of the
-running products the expected number of accepted tokens. The source with the largest sum drafts. The
-place copied from stays a place to look at, so a long copy is not lost in passages that occur
-everywhere; once it is as long as a match can be, no other place is looked at.
+All places found vote for the next token, weighted by match length; of the winners the longest match
+is copied. The others count for it, or against it from where they differ: the score of a token is
+its share of the votes (see `base_texts.py`), and the sum of the running products is the expected
+number of accepted tokens. The source with the largest sum is used. The current place stays a
+candidate, so that a long copy survives common passages; once its match has the maximum length, no
+other place is considered.
 
-Past texts are kept per namespace and only shown to it; those of the public namespace are shown to
-all. An earlier answer to the very same prompt is not copied: a repeated request drafts as the first
-did.
+Past texts are visible to their namespace only; those of the public namespace to all. An earlier
+answer to the same prompt is not copied: a repeated request drafts as the first did.
 
 Sources: Oliaro et al. 2024, "SuffixDecoding", https://arxiv.org/abs/2411.04975; escape
 probabilities of PPM (Cleary and Witten 1984).
@@ -49,13 +48,13 @@ _Prompt = tuple[str, bytes]
 
 
 _Copy = tuple[float, SuffixIndex, Place, list[int], Sequence[float]]
-"""Expected accepted tokens; where they are copied from: index, (length of the match, position);
-tokens, and that each is accepted if those before it are.
+"""Expected accepted tokens; source: index, (match length, position); tokens, and the conditional
+probability of each.
 """
 
 
 class _AlignedText(SuffixIndex):
-    """A text, and where it stands in the one that it copies."""
+    """A text, and its position in the one that it copies."""
 
     __slots__ = ("alignment", "prompt")
 
@@ -69,8 +68,8 @@ class _AlignedText(SuffixIndex):
 
 
 _NO_MATCH = Draft(speculator="suffix", reason="no match")
-_FACTOR = 4  # longest draft, in tokens per token of the longest match
-_MAX_PLACES = 3  # that vote on the next token
+_FACTOR = 4  # maximum draft length per token of the longest match
+_MAX_PLACES = 3  # voting on the next token
 _MIN_SHARE = 0.1  # a draft ends before its expected acceptance falls below this
 
 
@@ -82,7 +81,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
 
     @dataclass(frozen=True, slots=True)
     class Options:
-        """Counts in tokens unless they say otherwise."""
+        """Counts in tokens unless stated otherwise."""
 
         corpus_tokens: int = option(
             2_000_000, "tokens of past texts kept, of all users; 0: none", least=0
@@ -101,14 +100,14 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
                 )
 
     def __init__(self, options: Options | None = None, vocab: Vocab | None = None) -> None:
-        """Without `vocab` a change of a word is learned anew in each spelling, and there can be no
-        corpus file.
+        """Without `vocab`, changes of a word are learned separately for each spelling, and no
+        corpus file is possible.
         """
         super().__init__()
         self._options = options = options or self.Options()
         self._variants = None if vocab is None else partial(variants, vocab)
         self._visible: dict[str, list[SuffixIndex]] = {}  # of past texts, by namespace
-        # what was answered to a prompt last
+        # last answer to a prompt
         self._answers: OrderedDict[_Prompt, KeptText] = OrderedDict()
         self.corpus = SuffixCorpus(options.corpus_tokens)
         if options.file:
@@ -133,7 +132,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
 
     def draft_for(self, history: _AlignedText, request: DraftRequest) -> Draft:
         alignment = history.alignment
-        # no other place can have a longer match than that
+        # no other place can have a longer match
         place = alignment.exact() if alignment.run >= MAX_MATCH else None
         if place is not None and alignment.index is not None:
             length, position = place
@@ -152,14 +151,14 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
     def _best_copy(
         self, history: _AlignedText, indexes: Sequence[SuffixIndex], max_tokens: int
     ) -> _Copy | None:
-        """The copy worth most, over all texts that this sequence may see."""
+        """The most valuable copy, over all texts visible to this sequence."""
         alignment, tail, best = history.alignment, Tail(history.tokens[-MAX_MATCH:]), None
         answer = self._answers.get(history.prompt)
         known = self.corpus.where(answer) if answer is not None else None
         for index in indexes:
             places = index.find(tail, _MAX_PLACES)
             if len(places) > 1:
-                places.sort(reverse=True)  # longest match first, newest first among equals
+                places.sort(reverse=True)  # longest match first, then newest first
             if known is not None and known[0] is index:
                 places = [place for place in places if place[1] not in known[1]]
             if alignment.index is index:
@@ -177,11 +176,11 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
         max_tokens: int,
         best: _Copy | None,
     ) -> _Copy:
-        """What to copy of one index, and from where, unless the best so far is worth as much."""
+        """The best copy from one index, or the best so far if that is worth as much."""
         longest, weight = places[0][0], sum(map(itemgetter(0), places))
         size = min(max_tokens, _FACTOR * longest)
         if best is not None and worth(weight, len(places), size) <= best[0]:
-            return best  # also if all places agree
+            return best  # even if all places agree
         chosen = _winner(index, places) if 2 * longest < weight else 0
         tokens = index.copy(places[chosen][1], size)
         partings = _partings(index, places, chosen, tokens) if len(places) > 1 else ()
@@ -232,7 +231,7 @@ class SuffixSpeculator(TextSpeculator[_AlignedText]):
 
 
 def _winner(index: SuffixIndex, places: Sequence[Place]) -> int:
-    """The longest match among those whose next token has most votes."""
+    """The longest match among those whose next token has the most votes."""
     tokens = index.tokens
     firsts = [tokens[position] for _, position in places]
     if firsts.count(firsts[0]) == len(firsts):
@@ -244,15 +243,15 @@ def _winner(index: SuffixIndex, places: Sequence[Place]) -> int:
 
 
 _Parting = tuple[int, int, bool]
-"""Where a copy leaves the draft, the length of its match there, whether it says something else
-then.
+"""Position in the draft where a copy diverges or ends, its match length there, and whether it
+diverges.
 """
 
 
 def _partings(
     index: SuffixIndex, places: Sequence[Place], chosen: int, draft: list[int]
 ) -> tuple[_Parting, ...]:
-    """Of the copies that leave the draft, sorted."""
+    """Partings of the other copies from the draft, sorted."""
     partings, first = [], draft[0]
     for i, (length, position) in enumerate(places):
         if i == chosen:
@@ -272,10 +271,10 @@ def _partings(
 def _weigh(
     size: int, weight: int, num_places: int, partings: tuple[_Parting, ...]
 ) -> tuple[Sequence[float], float, float]:
-    """Score a draft of `size` tokens; `weight` is the length of all matches together.
+    """Score a draft of `size` tokens; `weight` is the total length of all matches.
 
-    Returns that each token is accepted if those before it are, the sum of their running products
-    and the last of these.
+    Returns the conditional probability of each token, the sum of their running products and the
+    last of these.
 
     Worked example: matches of 4, 2 and 2 tokens are followed by "a b c", "a b d" and "x". "a" has 6
     votes and "x" 2, so "a b c" is drafted. Its shares are 6 / (6 + 2 + 1), for "b" 8 / (8 + 1) as

@@ -1,15 +1,14 @@
-"""Follow a text while it is copied from another place, with changes.
+"""Follows a text while it is copied from another place, with changes.
 
-An edit copies most of a text and replaces the same few things again and again: a renamed variable,
-a changed argument. When the text leaves the copy, its tokens are kept until two of them show where
-it goes on in the source:
+An edit copies most of a text and replaces the same few things repeatedly: a renamed variable, a
+changed argument. When the text departs from the copy, its tokens are kept until two of them show
+where it resumes in the source:
 
     source   ... f ( old , x ) ...            learned: old -> new
     text     ... f ( new , x )                expected from now on wherever the source says `old`
 
-So a copy does not end at a change, and a change that was made before is drafted. Scores are shares
-of counts: tokens followed against times left (as in `base_texts.py`), changes made
-against changes not made.
+So a copy does not end at a change, and known changes are drafted. Scores are shares of counts:
+tokens followed against departures (as in `base_texts.py`), changes made against changes not made.
 """
 
 from __future__ import annotations
@@ -21,39 +20,37 @@ from itertools import compress, islice
 from headstart.structures.prefix import common_prefix_length
 from headstart.structures.suffix_index import SEPARATOR, Place, SuffixIndex
 
-ANCHOR = 2  # equal tokens that show where the text goes on
-# tokens of a change; what is only left out has the token behind it in both
+ANCHOR = 2  # equal tokens that show where the text resumes
+# tokens of a change; a pure deletion includes the next token on both sides
 LONGEST_OLD, LONGEST_NEW = 8, 12
-MAX_FURTHER = 3  # changes a step that follow from one learned: each takes time
-HUNCH = 2  # what one equal token close behind a change counts for, in equal tokens
-WEAK = 3  # equal tokens with which another place does not end the search for where the text goes on
+MAX_FURTHER = 3  # derived changes per step: each takes time
+HUNCH = 2  # equal tokens that one equal token soon after a change counts as
+WEAK = 3  # matches of at most this length do not stop the search for the resume point
 
 
 Variants = Callable[[Sequence[int], Sequence[int]], Iterable[tuple[list[int], list[int]]]]
-"""(old tokens, new tokens) -> further changes that follow from this one, found as they are asked
-for.
-"""
+"""(old tokens, new tokens) -> derived changes, computed lazily."""
 
 
 @dataclass(slots=True)
 class Change:
-    """Tokens of the source and what replaced them; never empty, and different from the start."""
+    """Tokens of the source and their replacement; never empty, and different in the first token."""
 
     old: list[int]
     new: list[int]
     made: int = 1  # times
-    kept: int = 0  # times that the text had `old` again
+    kept: int = 0  # times that the text kept `old`
 
     @property
     def share(self) -> float:
-        """Chance that it is made next time."""
+        """Probability that it is made next time."""
         return (self.made + 0.5) / (self.made + self.kept + 1.0)
 
 
 class Alignment:
-    """Where a text stands in the source it is copied from, and the changes made on the way.
+    """Position of a text in the source it is copied from, and the changes made so far.
 
-    Changes hold for the rest of the text, also when it is copied from somewhere else later.
+    Changes apply to the rest of the text, even if it is copied from elsewhere later.
     """
 
     __slots__ = (
@@ -69,44 +66,42 @@ class Alignment:
     )
 
     def __init__(self, variants: Variants | None = None) -> None:
-        """`variants` knows what else changes when this does."""
+        """`variants` derives further changes from one."""
         self._variants = variants
         self.index: SuffixIndex | None = None  # of the source; None: not copying
-        self.position = 0  # of the next token in the source; after leaving, where that happened
-        self.run = 0  # tokens since the copy was left unexpectedly
-        self._written: list[int] = []  # since the copy was left
+        self.position = 0  # of the next token in the source; after a departure, of that
+        self.run = 0  # tokens since the last unexpected departure
+        self._written: list[int] = []  # since the departure
         self._limit = 0  # of the source, which may be the beginning of the text itself
         self._changes: dict[int, list[Change]] = {}  # by first old token
         self._num_changes = 0
-        # that follow from changes, the newest last
+        # derived changes, newest last
         self._further: list[Iterator[tuple[list[int], list[int]]]] = []
 
     def exact(self) -> Place | None:
-        """Where the next token stands in `index` while the text is copied token by token."""
+        """Position of the next token in `index` while the text is copied exactly."""
         index, position = self.index, self.position
         if index is None or self._written or not index.floor < position < len(index.tokens):
             return None
         return None if index.tokens[position] == SEPARATOR else (self.run, position)
 
     def start(self, index: SuffixIndex, place: Place) -> None:
-        """This place was drafted from: the text is copied from here, unless that is little more
-        than a guess.
+        """Copy from this place, which was drafted from, unless the match is weak and a resume point
+        is still sought.
         """
-        if self._written and place[0] <= WEAK:  # and so is every guessed place
+        if self._written and place[0] <= WEAK:  # guessed places are weak, too
             return
         self.index, (self.run, self.position) = index, place
         self._written.clear()
 
     def stop(self) -> None:
-        """The text is not copied any more."""
+        """Stop copying."""
         self.index = None
         self._written.clear()
 
     def follow(self, emitted: Sequence[int]) -> None:
-        """The text grows by these tokens; call it before an index of the text gets them. O(1) per
-        token.
-        """
-        at, emitted = 0, list(emitted)  # as parts of the source are
+        """Append tokens to the text, before an index of the text gets them. O(1) per token."""
+        at, emitted = 0, list(emitted)  # a list, like slices of the source
         while at < len(emitted):
             index = self.index
             if index is None:
@@ -126,7 +121,7 @@ class Alignment:
             self._learn_further()
 
     def _follow_copy(self, index: SuffixIndex, emitted: list[int]) -> int:
-        """Tokens up to the first that the source does not have; returns how many."""
+        """Follow tokens up to the first that differs from the source; returns how many."""
         position, size = self.position, len(emitted)
         if position <= index.floor:
             return 0
@@ -146,7 +141,7 @@ class Alignment:
         return size
 
     def place(self, longest: int = 0) -> Place | None:
-        """Where the text goes on in `index`, if that agrees for more than `longest` tokens."""
+        """Where the text resumes in `index`, if the match is longer than `longest` tokens."""
         if self._written:
             return self._next_place() if longest < HUNCH else None
         return self.exact() if longest < self.run else None
@@ -154,8 +149,8 @@ class Alignment:
     def rewrite(
         self, source: list[int], scores: Sequence[float], max_tokens: int
     ) -> tuple[list[int], Sequence[float]]:
-        """The beginning of a copy with the changes made so far, which may be longer than it;
-        `scores` are the chances of its tokens, given those before.
+        """Apply the changes made so far to the start of a copy, which may become longer; `scores`
+        are the conditional probabilities of its tokens.
         """
         changes = self._changes
         if not changes or changes.keys().isdisjoint(source):
@@ -178,7 +173,7 @@ class Alignment:
         return tokens[:max_tokens], chances[:max_tokens]
 
     def _next_place(self) -> Place | None:
-        """Where the text may go on after a change: behind the next token equal to its last one."""
+        """Where the text may resume after a change: after the next token equal to its last one."""
         index, first, last = self.index, self.position + 1, self._written[-1]
         if index is None:
             return None
@@ -192,7 +187,9 @@ class Alignment:
         return None if is_end else (HUNCH, first + at)
 
     def _known(self, source: list[int], at: int) -> Change | None:
-        """The longest change whose old tokens stand there; of several the one made most."""
+        """The longest change whose old tokens are at this position; among equals the most
+        frequent.
+        """
         best, longest = None, 0
         second = source[at + 1 : at + 2]
         for change in self._changes.get(source[at], ()):
@@ -206,7 +203,7 @@ class Alignment:
         return best
 
     def _under_way(self, index: SuffixIndex) -> Change | None:
-        """The known change that has been written up to here, if it is one."""
+        """The known change that is partly written, if any."""
         source = index.tokens[self.position : self.position + LONGEST_OLD + 1].tolist()
         written, size = self._written, len(self._written)
         for change in self._changes.get(source[0], ()):
@@ -215,7 +212,7 @@ class Alignment:
         return None
 
     def _note_kept(self, change: Change) -> None:
-        """The text has a change's old tokens again; forget a change that is seldom made."""
+        """Count that a change was not made; forget it if it is rarely made."""
         change.kept += 1
         if change.kept > change.made:
             token, self._num_changes = change.old[0], self._num_changes - 1
@@ -224,7 +221,7 @@ class Alignment:
                 del self._changes[token]
 
     def _rejoin(self, index: SuffixIndex) -> None:
-        """After a token that the source does not have: is the text back in it?"""
+        """Check whether the text is back in the source after a departure."""
         is_known = index.tokens[self.position] in self._changes
         change = self._under_way(index) if is_known else None
         if change is not None:
@@ -245,7 +242,7 @@ class Alignment:
             if source[skipped : skipped + ANCHOR] == anchor:
                 self._learn(source[:skipped], written[:size], anchor[:1])
                 self.position += skipped + ANCHOR
-                # Of the tokens before the change, four still speak for the copy after it
+                # Of the tokens before the change, four still count for the copy after it
                 self.run = ANCHOR + min(4, self.run)
                 written.clear()
                 return
@@ -253,8 +250,8 @@ class Alignment:
             self.stop()
 
     def _learn(self, old: list[int], new: list[int], following: list[int]) -> None:
-        """Remember a change. What is only left out is told by the token that follows it; what is
-        only put in, not. What reaches over the end of a text is none.
+        """Learn a change. Deletions include the token that follows; insertions are not learned, nor
+        changes across the end of a text.
         """
         if not old or SEPARATOR in old:
             return
@@ -264,7 +261,7 @@ class Alignment:
             self._further.append(iter(self._variants(old, new)))
 
     def _learn_further(self) -> None:
-        """Some of the changes that follow from the newest one that has any left."""
+        """Add some derived changes of the newest change that has any left."""
         changes = list(islice(self._further[-1], MAX_FURTHER))
         for change in changes:
             self._add(*change)
@@ -272,7 +269,7 @@ class Alignment:
             self._further.pop()
 
     def _add(self, old: list[int], new: list[int]) -> bool:
-        """Whether this change is new and there is room for it."""
+        """Add a change; returns False if it is known or there are too many."""
         known = self._changes.get(old[0], [])
         if self._num_changes == 64 or any(c.old == old and c.new == new for c in known):
             return False

@@ -1,9 +1,10 @@
-"""What a drafter knows of one sequence of the target: its tokens, and the hidden states that the
-drafter has not read into its own caches yet.
+"""A drafter's view of one sequence of the target: its tokens, and the hidden states that are not
+yet in the drafter's own caches.
 
-Row p of such a cache is made of token p and of the state of token p - 1. So to go on from a length,
-the state of the last token before it is needed. Where that is gone (it was read, then the text was
-cut there), the target decodes that one token again: its row in the drafter's cache still is good.
+Row p of such a cache is computed from token p and the state of token p - 1. So to continue from a
+length, the state of the last token before it is needed. If that is gone (it was used, then the text
+was truncated there), the target decodes that one token again: its row in the drafter's cache
+remains valid.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class TargetStates:
         self.length = self.first = 0
         self.read, self.held = [0] * num_caches, [0] * num_caches
         self.last_used = 0  # number of the draft call
-        self.num_missing = 0  # rows that were read without the state before them
+        self.num_missing = 0  # rows decoded without the preceding state
         self.checkpoints: dict[int, States] = {}  # by length: the state of the last token
         self._width = width
         self._rows = np.empty((0, width), np.float32)
@@ -42,13 +43,14 @@ class TargetStates:
 
     @property
     def num_states(self) -> int:
-        """How many states it keeps."""
+        """Number of states kept."""
         return self._count
 
     def observe(self, position: int, tokens: Sequence[int], states: States) -> bool:
         """The target decoded these tokens.
 
-        False if it does not follow what is known: all is forgotten, and rows begin here.
+        Returns False if they do not follow the known tokens: then everything is dropped, and rows
+        begin here.
         """
         is_known = position == self.length
         if not is_known:
@@ -78,7 +80,7 @@ class TargetStates:
             self._count = num_kept
         else:
             self._count = self._start = 0
-        if state is None:  # unless the same tokens come again, this one has to
+        if state is None:  # it must be decoded again, unless the same tokens follow
             del self.tokens[max(length, *self.read) :]
             return
         if num_kept <= 0:
@@ -87,7 +89,7 @@ class TargetStates:
         self.read = [min(read, length) for read in self.read]
 
     def copy(self, length: int) -> TargetStates:
-        """Of a sequence that shares the first `length` tokens, perhaps one more."""
+        """The states of a sequence that shares the first `length` tokens, perhaps one more."""
         other = TargetStates(len(self.read), self._width)
         other.tokens = self.tokens[: length + 1]
         other.first = self.first
@@ -100,7 +102,7 @@ class TargetStates:
         return other
 
     def checkpoint(self) -> None:
-        """The target can be cut back to where it is."""
+        """Keep the state needed to roll back to the current length."""
         if (state := self._state(self.length - 1)) is not None:
             self.checkpoints[self.length] = state.copy()
         while len(self.checkpoints) > 64:
@@ -112,24 +114,24 @@ class TargetStates:
         return length if is_behind or self._state(length - 1) is not None else length - 1
 
     def settle(self) -> None:
-        """What was known beyond `length` does not come again."""
+        """Drop tokens beyond `length`, which will not follow again."""
         del self.tokens[self.length :]
         self.read = [min(read, self.length) for read in self.read]
 
     def forget_caches(self) -> None:
-        """The caches are empty; they can begin behind the first token whose state is here."""
+        """Reset the caches; they can start after the first token whose state is kept."""
         self.settle()
         self.first = 0 if self._count == self.length else self.length - self._count + 1
         self.read = [self.first] * len(self.read)
         self.held = list(self.read)
 
     def expect(self, token: int, cache: int) -> None:
-        """This cache holds a row of the token that the target decodes next."""
+        """Record that this cache has a row of the token that the target decodes next."""
         self.tokens[self.length :] = [token]
         self.read[cache] = self.length + 1
 
     def before(self, start: int, end: int) -> States:
-        """States of the tokens before those at start to end - 1; zeros where there is none."""
+        """States of the tokens before those at start to end - 1; zeros if missing."""
         first = self.length - self._count
         if start - 1 >= first:
             return self._live[start - 1 - first : end - 1 - first]
@@ -139,22 +141,22 @@ class TargetStates:
         return rows
 
     def count_missing(self, start: int) -> None:
-        """Rows from `start` on are being read: note whether the first lacks its state."""
+        """Count if the first of the rows from `start` on lacks its state."""
         self.num_missing += start > self.first and self._state(start - 1) is None
 
     def drop_read(self) -> None:
-        """Forget the states that every cache has read, but for the last one."""
+        """Drop the states that every cache has used, except the last one."""
         needed = max(1, self.length - (min(self.read) - 1))
         if needed < self._count:
             self._start += self._count - needed
             self._count = needed
-        if self._start > len(self._rows) // 2:  # so that a long prompt's memory is given back
+        if self._start > len(self._rows) // 2:  # so that memory of long prompts is freed
             live = self._live.copy()
             self._rows, self._start, self._count = live[:0], 0, 0
             self._append(live)
 
     def to_bytes(self) -> bytes:
-        """Tokens, states and how far caches have read; for `from_bytes`."""
+        """Tokens, states and cache positions; for `from_bytes`."""
         read = [min(read, self.length) for read in self.read]
         lengths = sorted(self.checkpoints)
         numbers = [self.length, self.first, self._count, len(lengths), *read, *lengths]
@@ -169,7 +171,7 @@ class TargetStates:
 
     @classmethod
     def from_bytes(cls, data: memoryview, num_caches: int, width: int) -> TargetStates:
-        """What `to_bytes` wrote for as many caches and the same width."""
+        """Inverse of `to_bytes`, for the same number of caches and width."""
         made = cls(num_caches, width)
         head = np.frombuffer(data, np.int64, 4 + num_caches)
         made.length, made.first, count, num_checkpoints, *made.read = head.tolist()
@@ -188,7 +190,7 @@ class TargetStates:
         return self._rows[self._start : self._start + self._count]
 
     def _begin(self, position: int) -> None:
-        """Nothing before `position` is known, and no cache holds a row."""
+        """Drop everything: nothing before `position` is known, and caches are empty."""
         self.tokens = [0] * position
         self.length = self.first = position
         self.read = [position] * len(self.read)

@@ -1,4 +1,4 @@
-"""Replace a file as a whole: readers and crashes see the old one or the new one."""
+"""Replaces a file atomically: readers and crashes see either the old one or the new one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def replace_file(path: Path, *pieces: bytes | bytearray | memoryview) -> None:
 
 @contextlib.contextmanager
 def replacement(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path`, to be written: it is flushed to the disk and renamed over
-    `path`, unless an exception leaves the block.
+    """A temporary file next to `path`: at the end of the block it is flushed to the disk and
+    renamed to `path`, unless there was an exception.
 
-    What a link points to is replaced, not the link; the permissions stay.
+    Follows links; the permissions are kept.
     """
     path = path.resolve()
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -43,7 +43,7 @@ def replacement(path: Path) -> Iterator[Path]:
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """HEADSTART_CACHE, or `headstart` in the user's cache folder."""
+    """$HEADSTART_CACHE, or `headstart` in the user's cache folder."""
     if base := environment.get("HEADSTART_CACHE"):
         return Path(base)
     return Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"

@@ -1,7 +1,7 @@
-"""States of sequences at chosen lengths, for caches that cannot be cut back to any length.
+"""States of sequences at chosen lengths, for caches that cannot be truncated to any length.
 
-Plain bytes and arithmetic: nothing here knows libllama. Sequences that share a prefix share its
-checkpoints, which are never changed once they are made.
+Plain bytes and arithmetic, independent of libllama. Sequences with a common prefix share its
+checkpoints, which are immutable.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ Data = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Checkpoint:
-    """What the cache held of a sequence when it was `length` tokens long, but for what stays."""
+    """The non-truncatable part of the cache at `length` tokens."""
 
     length: int
     data: Data
-    is_in_place: bool = False  # the device holds it, and `data` only says where
+    is_in_place: bool = False  # stored on the device; `data` only refers to it
 
 
 class Checkpoints:
     """The checkpoints of all sequences of one cache.
 
     Args:
-        per_sequence: most checkpoints of one sequence; 0 keeps none.
-        max_bytes: most bytes of all together.
+        per_sequence: maximum checkpoints of one sequence; 0 disables them.
+        max_bytes: maximum total bytes.
     """
 
     def __init__(self, per_sequence: int, max_bytes: int) -> None:
@@ -36,19 +36,19 @@ class Checkpoints:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all; what sequences share counts once."""
+        """Total bytes; shared checkpoints count once."""
         unique = {id(c): len(c.data) for kept in self._of.values() for c in kept}
         return sum(unique.values()) + sum(len(c.data) for c in self._brief.values())
 
     def of(self, seq_id: int) -> list[Checkpoint]:
-        """Those of one sequence, the shortest first."""
+        """The checkpoints of one sequence, shortest first."""
         return list(self._of.get(seq_id, ()))
 
     def has(self, seq_id: int, length: int) -> bool:
         return any(c.length == length for c in self._of.get(seq_id, ()))
 
     def best(self, seq_id: int, length: int) -> Checkpoint | None:
-        """The longest one that is no longer than `length`."""
+        """The longest checkpoint of at most `length` tokens."""
         kept = self._of.get(seq_id, ())
         if brief := self._brief.get(seq_id):
             kept = sorted([*kept, brief], key=lambda c: c.length)
@@ -56,7 +56,7 @@ class Checkpoints:
         return fitting[-1] if fitting else None
 
     def add(self, seq_id: int, checkpoint: Checkpoint) -> None:
-        """Keep a checkpoint; where there are too many, drop those whose loss costs least."""
+        """Add a checkpoint; if there are too many, drop those whose loss costs least."""
         if not self.per_sequence or len(checkpoint.data) > self.max_bytes:
             return
         kept = [c for c in self._of.get(seq_id, ()) if c.length != checkpoint.length]
@@ -67,11 +67,11 @@ class Checkpoints:
             _drop_least(max(self._of.values(), key=_size), checkpoint)
 
     def drop_brief(self, seq_id: int) -> None:
-        """Forget the one that the next of its kind replaces."""
+        """Forget the brief checkpoint."""
         self._brief.pop(seq_id, None)
 
     def add_brief(self, seq_id: int, checkpoint: Checkpoint) -> bool:
-        """Keep one until the next of this kind; False if there is no room."""
+        """Keep a checkpoint until the next brief one; returns False if there is no room."""
         self.drop_brief(seq_id)
         others = sum(len(c.data) for c in self._brief.values())
         if not self.per_sequence or others + len(checkpoint.data) > self.max_bytes:
@@ -80,19 +80,19 @@ class Checkpoints:
         return True
 
     def put(self, seq_id: int, checkpoints: Iterable[Checkpoint]) -> None:
-        """Replace those of a sequence."""
+        """Replace the checkpoints of a sequence."""
         self.drop(seq_id)
         for checkpoint in checkpoints:
             self.add(seq_id, checkpoint)
 
     def cut(self, seq_id: int, length: int) -> None:
-        """The sequence has only `length` tokens left: longer checkpoints are of another text."""
+        """Drop the checkpoints beyond `length` after a truncation."""
         self._of[seq_id] = [c for c in self._of.get(seq_id, ()) if c.length <= length]
         if (brief := self._brief.get(seq_id)) and brief.length > length:
             del self._brief[seq_id]
 
     def share(self, source: int, target: int, length: int) -> None:
-        """`target` begins with the first `length` tokens of `source` now."""
+        """Give `target` the checkpoints of the first `length` tokens of `source`."""
         self._of[target] = [c for c in self._of.get(source, ()) if c.length <= length]
 
     def drop(self, seq_id: int) -> None:
@@ -105,9 +105,9 @@ def _size(kept: list[Checkpoint]) -> int:
 
 
 def _drop_least(kept: list[Checkpoint], newest: Checkpoint) -> None:
-    """Drop the one whose loss costs fewest tokens: the gap to the one before it is smallest.
+    """Drop the checkpoint whose loss costs fewest tokens: the one closest to its predecessor.
 
-    The newest stays unless it is alone, so that many sequences cannot starve one another.
+    The newest is kept unless it is the only one, so that many sequences cannot starve one another.
     """
     starts = [0, *(c.length for c in kept)]
     gaps = [(c.length - start, c) for start, c in zip(starts, kept, strict=False)]
@@ -119,15 +119,15 @@ _MAGIC = b"headstart sequence 1\n"
 
 
 def pack(state: Data, checkpoints: Iterable[Checkpoint]) -> bytearray:
-    """One piece of bytes out of a sequence's state and its checkpoints."""
+    """Serialize a sequence's state and its checkpoints."""
     data, place = reserve(len(state), checkpoints)
     place[:] = state
     return data
 
 
 def reserve(state_size: int, checkpoints: Iterable[Checkpoint]) -> tuple[bytearray, memoryview]:
-    """What `pack` returns, and in it the place of a state that is still to be written: a copy of
-    many megabytes takes mostly the time of getting fresh memory.
+    """Like `pack`, but returns a buffer with space for a state still to be written: allocating
+    fresh memory takes most of the time of copying many megabytes.
     """
     kept = list(checkpoints)
     sizes = [(0, state_size), *((c.length, len(c.data)) for c in kept)]
@@ -144,7 +144,7 @@ def reserve(state_size: int, checkpoints: Iterable[Checkpoint]) -> tuple[bytearr
 
 
 def unpack(data: Data) -> tuple[Data, list[Checkpoint]] | None:
-    """What `pack` was given; None if the bytes are something else."""
+    """The inverse of `pack`; None if the bytes are something else."""
     view = memoryview(data)
     start = len(_MAGIC) + 4
     if bytes(view[: len(_MAGIC)]) != _MAGIC or len(view) < start:

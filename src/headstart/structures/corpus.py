@@ -1,8 +1,8 @@
-"""Texts of the past, by namespace: where else did the last tokens occur?
+"""Past texts, by namespace: finds where else the last tokens occurred.
 
-A namespace sees its own texts and the public ones (namespace ""), nothing else. Memory is bounded
-by tokens: when they are too many, the namespace that holds most loses its oldest text, so a busy
-tenant forgets its own texts and not those of others.
+A namespace sees only its own texts and the public ones (namespace ""). The number of tokens is
+bounded: beyond it the largest namespace loses its oldest text, so that a busy tenant evicts its own
+texts and not those of others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from headstart.types.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-# n-grams that are looked up: short ones for reach, long ones for the better place
+# n-grams that are looked up: short ones for recall, long ones for precision
 SIZES = (2, 4, 8)
 MAX_MATCH = 16
 _key_of = lru_cache(maxsize=1024)(namespace_id)  # needed in every step
@@ -30,7 +30,7 @@ _BLOCK = 64  # tokens; granularity at which known prefixes are recognised
 
 
 def _marks(text: array[int]) -> list[int]:
-    """One hash per beginning of the text: of 1, 2, 3 ... blocks, and of all of it."""
+    """One hash per prefix of the text: of 1, 2, 3 ... blocks, and of the whole text."""
     marks, mark = [], 0
     for start in range(0, len(text), _BLOCK):
         mark = hash((mark, text[start : start + _BLOCK].tobytes()))
@@ -39,8 +39,8 @@ def _marks(text: array[int]) -> list[int]:
 
 
 KeptText = tuple[bytes, int, int]
-"""A text: its namespace, and where it begins and ends among all tokens that this ever added. No
-index, which would keep a large one alive after it was replaced.
+"""A text: its namespace, and its start and end among all tokens ever added. It holds no index,
+which would keep a large one alive after it was replaced.
 """
 
 
@@ -48,34 +48,34 @@ class _NamespaceTexts:
     """The texts of one namespace, oldest first."""
 
     def __init__(self, num_before: int) -> None:
-        """`num_before` is at least the number of tokens that this namespace ever held."""
-        # the first token in the index, counted over all that came and went
+        """`num_before` is at least the number of tokens ever held by this namespace."""
+        # number of the index's first token, counted over all tokens ever held
         self.num_before = num_before
         self.index = SuffixIndex(SIZES, MAX_MATCH, 0)
-        self._next: SuffixIndex | None = None  # replaces `index` when it holds as much
-        self._next_start = 0  # where it begins in `index`
+        self._next: SuffixIndex | None = None  # replaces `index` once complete
+        self._next_start = 0  # its start in `index`
         self.starts: deque[int] = deque()  # of the live texts in the index
-        self.marks: deque[list[int]] = deque()  # that each of them added to `known`
-        self._rows: deque[int | None] = deque()  # of each of them in the file
+        self.marks: deque[list[int]] = deque()  # hashes that each text added to `known`
+        self._rows: deque[int | None] = deque()  # of each text in the file
         self.known: set[int] = set()
 
     @property
     def num_tokens(self) -> int:
-        """Of live texts, a separator after each."""
+        """Tokens of live texts, each with a separator."""
         return len(self.index) - self.index.floor
 
     @property
     def num_bytes(self) -> int:
-        """Of its indexes; 0 without texts, because it is forgotten then."""
+        """Bytes of its indexes; 0 without texts, because it is dropped then."""
         if not self.starts:
             return 0
         return self.index.num_bytes + (self._next.num_bytes if self._next else 0)
 
     def unknown_part(self, text: array[int], marks: list[int]) -> tuple[array[int], int]:
-        """The text after its known beginning, with as much of that as a match may need, and its
-        mark. Nothing if there is nothing new.
+        """The text after its known prefix, preceded by as much of that as a match may need, and its
+        hash. Empty if nothing is new.
 
-        Every turn of a chat repeats the turns before it: they are held once.
+        Every turn of a chat repeats the previous turns, which are stored once.
         """
         num_known = next((i for i, mark in enumerate(marks) if mark not in self.known), None)
         if num_known is None:
@@ -93,20 +93,20 @@ class _NamespaceTexts:
         self.index.tokens.extend(text + array("i", (SEPARATOR,)))
 
     def drop_oldest(self) -> int | None:
-        """Forget a text; returns its row in the file, if it has one."""
+        """Drop the oldest text; returns its row in the file, if it has one."""
         self.starts.popleft()
         self.known.difference_update(self.marks.popleft())
         self.index.floor = self.starts[0] if self.starts else len(self.index)
         return self._rows.popleft()
 
     def go_on(self, num_tokens: int) -> bool:
-        """Put so many tokens of the index in chains; False if there is nothing left to do.
+        """Link `num_tokens` tokens of the index; returns False if nothing is left to do.
 
-        Where it is crowded, or mostly of dropped texts, they are those of a new one, which replaces
-        it when it has all.
+        If the index is crowded, or holds mostly dropped texts, a new one is built, which replaces
+        it once complete.
         """
         index = self.index
-        num_tokens += index.floor // 512  # so that it ends, however fast texts come and go
+        num_tokens += index.floor // 512  # ensures progress however fast texts come and go
         if self._next is None and (index.is_crowded or index.floor > len(index) // 2):
             self._next = SuffixIndex(SIZES, MAX_MATCH, 2 * self.num_tokens)
             self._next_start = index.floor
@@ -128,8 +128,8 @@ class SuffixCorpus:
     """Texts that speculation may copy from.
 
     Args:
-        capacity: most tokens held, over all namespaces.
-        store: where they are kept on disk; its texts are read now, and it is closed here.
+        capacity: maximum number of tokens, over all namespaces.
+        store: their file on disk; its texts are read now, and `close` closes it.
 
     Raises (constructor):
         ConfigError: the store holds far more than `capacity`.
@@ -138,9 +138,9 @@ class SuffixCorpus:
     def __init__(self, capacity: int = 2_000_000, store: TextStore | None = None) -> None:
         self._capacity = capacity
         self._texts: dict[bytes, _NamespaceTexts] = {}
-        self.unfinished: dict[bytes, None] = {}  # whose index is not in order, the next one first
-        self._num_added = 0  # tokens ever
-        self._num_tokens = self.num_texts = self.num_bytes = 0  # of all namespaces
+        self.unfinished: dict[bytes, None] = {}  # with unlinked tokens, the next first
+        self._num_added = 0  # total tokens ever added
+        self._num_tokens = self.num_texts = self.num_bytes = 0  # over all namespaces
         self._store: TextStore | None = None
         if store is not None:
             self._load(store)
@@ -167,14 +167,14 @@ class SuffixCorpus:
     def add(
         self, tokens: Sequence[int], namespace: str = "", *, is_private: bool = False
     ) -> KeptText | None:
-        """Keep a text, a private one not in the file; None if it was known."""
+        """Add a text, writing it to the file unless private; returns None if it was known."""
         text = array("i", tokens)[max(0, len(tokens) - self._capacity + 1) :]
         return self._add(_key_of(namespace), text, is_private=is_private)
 
     def _add(
         self, key: bytes, text: array[int], row: int | None = None, *, is_private: bool = False
     ) -> KeptText | None:
-        """Keep a text, which may have a row in the file already."""
+        """Add a text, which may already have a row in the file."""
         marks = _marks(text)
         texts = self._texts.get(key) or _NamespaceTexts(self._num_added)
         part, mark = texts.unknown_part(text, marks)
@@ -193,8 +193,8 @@ class SuffixCorpus:
         return kept
 
     def go_on(self, num_tokens: int = SLICE) -> None:
-        """Put some of what was added in order, one namespace after another. Belongs into every
-        step: a long text is found again at once, but not at once fast.
+        """Link some of the added tokens, one namespace after another. Call it in every step: long
+        texts are found at once, but only fast once linked.
         """
         key = next(iter(self.unfinished), None)
         if key is None:
@@ -223,7 +223,7 @@ class SuffixCorpus:
 
     @contextmanager
     def _counted(self, texts: _NamespaceTexts) -> Iterator[None]:
-        """Keep the sums over all namespaces right while one of them changes."""
+        """Keep the totals over all namespaces right while one of them changes."""
         before = (texts.num_tokens, len(texts.starts), texts.num_bytes)
         yield
         self._num_tokens += texts.num_tokens - before[0]
@@ -244,7 +244,7 @@ class SuffixCorpus:
         self.close()
 
     def indexes(self, namespace: str) -> list[SuffixIndex]:
-        """What a namespace may see: its own index, then the public one."""
+        """The indexes that a namespace may see: its own, then the public one."""
         texts = self._texts
         if not texts:
             return []
@@ -252,7 +252,7 @@ class SuffixCorpus:
         return [texts[key].index for key in keys if key in texts]
 
     def where(self, text: KeptText) -> tuple[SuffixIndex, range] | None:
-        """The index that has a text, and its positions there; None once it is forgotten."""
+        """The index that holds a text, and its positions there; None once it was dropped."""
         key, start, end = text
         texts = self._texts.get(key)
         if texts is None or start - texts.num_before < texts.index.floor:

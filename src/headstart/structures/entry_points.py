@@ -1,4 +1,4 @@
-"""Looks up entry points: what this and other installed packages offer under a name."""
+"""Looks up entry points of this and other installed packages by name."""
 
 from __future__ import annotations
 

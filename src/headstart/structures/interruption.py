@@ -1,4 +1,4 @@
-"""Long work in a thread that its watchers can stop between two parts."""
+"""Lets watchers stop long work in a thread between two parts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 Watch = Callable[[int], None]
-"""Gets how much is done; what it raises ends the work."""
+"""Called with the amount of work done; an exception ends the work."""
 
 _local = threading.local()
 
@@ -25,10 +25,10 @@ def watched(watch: Watch) -> Iterator[None]:
 
 
 def progress(amount: int) -> None:
-    """Report to the watchers how much is done; call it between two parts of the work.
+    """Report to the watchers how much is done; call it between parts of the work.
 
     Raises:
-        Exception: whatever ends it.
+        Exception: raised by a watcher to end the work.
     """
     for watch in getattr(_local, "watches", ()):
         watch(amount)
@@ -36,9 +36,9 @@ def progress(amount: int) -> None:
 
 @contextmanager
 def time_limit(seconds: float, error: Exception) -> Iterator[None]:
-    """Have `progress` raise this once the block has taken so much of its thread's processor time.
+    """Make `progress` raise `error` once the block took `seconds` of its thread's CPU time.
 
-    On a busy machine all code is late, so the clock's time does not count.
+    Not wall time, because all code is slow on a busy machine.
     """
     end = time.thread_time() + seconds
 

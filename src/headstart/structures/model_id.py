@@ -1,4 +1,4 @@
-"""Which model file something was learned or computed with."""
+"""Identifies the model file that something was learned or computed with."""
 
 from __future__ import annotations
 
@@ -9,18 +9,17 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class ModelId:
-    """A model file: the digest decides, the name is for people."""
+    """Identity of a model file: only the digest is compared, the name is for display."""
 
     digest: str
     name: str = field(compare=False)
 
     @classmethod
     def of(cls, path: Path) -> ModelId:
-        """From the size and some pieces of the file, wherever it lies: reading all of it would take
-        long.
+        """Hash the size and some pieces of the file: reading all of it would take long.
 
         Raises:
-            OSError: it cannot be read.
+            OSError: the file cannot be read.
         """
         size = path.stat().st_size
         digest, num_pieces, piece_bytes = hashlib.sha256(str(size).encode()), 64, 4096

@@ -12,9 +12,9 @@ _CHUNK = 256
 
 
 def common_prefix_length(a: Tokens, b: Tokens, start: int = 0) -> int:
-    """How many leading tokens agree, given that the first `start` do.
+    """Number of equal leading tokens, given that the first `start` are equal.
 
-    Both must be of one type: an array never equals a list.
+    Both must have the same type: an array never equals a list.
     """
     limit = min(len(a), len(b))
     if limit <= _CHUNK and not start:
@@ -27,7 +27,7 @@ def common_prefix_length(a: Tokens, b: Tokens, start: int = 0) -> int:
 
 
 def num_begun(text: AnyStr, marks: Sequence[AnyStr], start: int = 0) -> int:
-    """Length of the longest end of text[start:] with which one of the marks begins, incomplete."""
+    """Length of the longest end of text[start:] that is a proper prefix of one of the marks."""
     for length in range(min(len(text) - start, max(map(len, marks), default=0) - 1), 0, -1):
         end = text[len(text) - length :]
         if any(len(mark) > length and mark.startswith(end) for mark in marks):

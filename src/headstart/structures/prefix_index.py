@@ -1,5 +1,5 @@
-"""Token lists in sorted order: what has the longest common prefix with a text stands beside the
-place where that would stand, so few are compared, however many there are.
+"""Token lists in sorted order: the entry with the longest common prefix with a text is next to the
+text's place, so few are compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 
 
 def packed(tokens: Iterable[int]) -> array[int]:
-    """Tokens as they are compared: four bytes each. An array is returned itself."""
+    """Tokens in the compared format: four bytes each. An array is returned as is."""
     return tokens if isinstance(tokens, array) else array("i", tokens)
 
 
@@ -24,14 +24,14 @@ class PrefixIndex(Generic[Item]):
 
     def __init__(self) -> None:
         self._texts: list[bytes] = []  # sorted
-        self._items: list[Item] = []  # whose tokens these are
+        self._items: list[Item] = []  # items of these tokens
 
     @property
     def is_empty(self) -> bool:
         return not self._items
 
     def add(self, tokens: array[int], item: Item) -> None:
-        """The last of those with the same tokens is found first."""
+        """Add an item; among items with equal tokens the last one is found first."""
         text = tokens.tobytes()
         at = bisect_right(self._texts, text)
         self._texts.insert(at, text)
@@ -54,7 +54,7 @@ class PrefixIndex(Generic[Item]):
         return best, most
 
     def beginnings(self, tokens: array[int]) -> list[Item]:
-        """All items whose tokens these begin with."""
+        """All items whose tokens are a prefix of these."""
         text, found = tokens.tobytes(), list[Item]()
         at = bisect_right(self._texts, text)
         while at:
@@ -62,6 +62,6 @@ class PrefixIndex(Generic[Item]):
             length = common_prefix_length(self._texts[at], text)
             if length == len(self._texts[at]):
                 found.append(self._items[at])
-            else:  # what stands between agrees as far, and goes on otherwise
+            else:  # entries in between agree at least as far
                 at = bisect_right(self._texts, text[:length], 0, at)
         return found

@@ -1,4 +1,4 @@
-"""Says how far long work has come: every two seconds, on a terminal in one line that moves."""
+"""Shows the progress of long work every two seconds, on a terminal in one updated line."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from typing import TextIO
 
 log = logging.getLogger(__name__)
 
-SECONDS = 2.0  # before the first word, and between two
-# told of the share of a model's file that is loaded, in the thread that loads
+SECONDS = 2.0  # before the first line, and between lines
+# called with the loaded share of a model's file, in the loading thread
 loading: ContextVar[Callable[[float], object]] = ContextVar("loading", default=lambda share: None)
 
 
 class Progress:
-    """Of any pieces of work. Short ones are silent.
+    """Progress of any tasks. Short ones are not shown.
 
-    A thread speaks, because those who work may be in one call of libllama for a minute.
+    Shown by a thread, because the work may be inside one call of libllama for a minute.
     """
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, stream: TextIO | None = None
     ) -> None:
         self._clock, self._stream = clock, stream or sys.stderr
-        self._works: dict[str, tuple[float, str]] = {}  # when each began, and how far it is
+        self._works: dict[str, tuple[float, str]] = {}  # start and progress of each task
         self._is_shown = False
         self._lock = threading.Lock()
         own = weakref.ref(self)
         threading.Thread(target=_repeat, args=(own,), name="progress", daemon=True).start()
 
     def tell(self, works: Mapping[str, str]) -> None:
-        """All that is at work, and how far; nothing takes the moving line away."""
+        """Set all current tasks and their progress; removes the line if there are none."""
         now = self._clock()
         with self._lock:
             begun = {name: began for name, (began, _) in self._works.items()}
@@ -46,7 +46,7 @@ class Progress:
                 self._stream.flush()
 
     def show(self) -> None:
-        """Say how far the long ones are."""
+        """Show the progress of long tasks."""
         now = self._clock()
         with self._lock:
             words = "; ".join(
@@ -63,7 +63,7 @@ class Progress:
 
 
 def _repeat(progress: weakref.ref[Progress]) -> None:
-    """Show it again and again, until it is forgotten."""
+    """Show progress periodically, until the object is collected."""
     while (own := progress()) is not None:
         own.show()
         del own

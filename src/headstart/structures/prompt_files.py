@@ -28,19 +28,19 @@ from headstart.structures.tenants import tenant_of
 SUFFIX = ".prompt"
 _HEADER = struct.Struct("<8sII16s")  # magic, bytes of JSON, tokens, checksum
 _MAGIC, _CHECKSUM_SIZE = b"HSPROMP3", 16
-_PIECE = 1 << 20  # bytes that are written without a rest, and have a checksum of their own
+_PIECE = 1 << 20  # bytes written without a pause, each with a checksum
 
 
 @dataclass(frozen=True, slots=True)
 class PromptHead:
-    """What a file says before its caches."""
+    """Metadata of a file."""
 
-    identity: str  # names all that the target's cache depends on
+    identity: str  # identifies everything that the target's cache depends on
     namespace: str
-    start: int  # tokens of the text that stand before these
+    start: int  # tokens of the text before these
     tokens: array[int]
     num_prompt: int  # of the text
-    sizes: Mapping[str, int]  # bytes of the caches, by model and in order
+    sizes: Mapping[str, int]  # bytes of the caches, by model, in order
 
 
 def write_prompt(
@@ -49,19 +49,19 @@ def write_prompt(
     caches: Iterable[Data],
     rest: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write a file that only this user may read, whole or not at all.
+    """Write a file atomically, readable by this user only.
 
-    It is not flushed to the disk: what a power failure takes is noticed, and read again. `rest` is
-    called behind each piece of the caches.
+    It is not flushed to the disk: after a power failure damage is detected, and the prompt decoded
+    again. `rest` is called after each piece of the caches.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     facts = {name: getattr(head, name) for name in ("identity", "namespace", "start")}
     facts |= {"num_prompt": head.num_prompt, "sizes": dict(head.sizes)}
     text, tokens = json.dumps(facts).encode(), head.tokens.tobytes()
     first = hashlib.blake2b(text + tokens, digest_size=_CHECKSUM_SIZE).digest()
-    # another container's server may have the same process id
+    # a server in another container may have the same process id
     temporary = path.with_suffix(f".{os.urandom(8).hex()}.tmp")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -83,11 +83,11 @@ def write_prompt(
 
 
 def read_prompt(path: Path) -> tuple[PromptHead, dict[str, Data]]:
-    """All that a file holds.
+    """Read a file.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or another kind of file.
+        OSError: the file cannot be read.
+        ValueError: it is damaged or of another kind.
     """
     with path.open("rb", buffering=0) as file:
         head, first = _read_head(file)

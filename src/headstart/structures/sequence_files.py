@@ -1,19 +1,18 @@
-"""Files of one sequence, in libllama's own format, so that llama-server reads ours and we its.
+"""Files of one sequence, in libllama's format, so that llama-server reads ours and vice versa.
 
-magic, version, number of tokens (uint32 each), the tokens (int32), the state. In memory a state has
-the gaps of its images (engine/gaps.py), a magic and a sequence id in front, in a file it has not.
-Files are read and written here, because libllama's own function aborts the process on a file that
-ends early; of a state in memory it only says that it cannot use it. Nothing here needs its context:
-any thread may do it.
-Source: llama.cpp src/llama-context.cpp, state_seq_save_file and state_seq_load_file.
+Format: magic, version, number of tokens (uint32 each), the tokens (int32), the state. In memory a
+state is preceded by the gaps of its images (engine/gaps.py), a magic and a sequence id, which files
+omit. Files are read and written here, because libllama's function aborts the process on a truncated
+file; for a state in memory it only returns an error. This needs no context, so any thread may do
+it. Source: llama.cpp src/llama-context.cpp, state_seq_save_file and state_seq_load_file.
 
-Behind the state, where libllama does not look, stand the gaps if there are any, the number of exact
-tokens, which is less where cells were moved, and a checksum (`_TRAILER`): a damaged state would
-change the text without notice.
+The state is followed, where libllama does not look, by the gaps if there are any, the number of
+exact tokens, which is lower if cells were shifted, and a checksum (`_TRAILER`): a damaged state
+would change the text silently.
 
-What llama-server puts in the place of the tokens is -1, a version, their number, the tokens, the
-number of images and these (tools/server/server-common.cpp, server_tokens::serialize). It also reads
-plain tokens, which are what is written here.
+In place of the tokens, llama-server writes -1, a version, their number, the tokens, the number of
+images and these (tools/server/server-common.cpp, server_tokens::serialize). It also reads plain
+tokens, which we write.
 """
 
 from __future__ import annotations
@@ -37,26 +36,26 @@ from headstart.types.errors import EngineError, RequestError
 # LLAMA_STATE_SEQ_MAGIC and LLAMA_STATE_SEQ_VERSION of llama.h
 MAGIC, VERSION = 0x67677371, 3
 _HEADER = struct.Struct("<III")
-_NUM_GAPS, _GAP_BYTES = struct.Struct("<H"), 8  # in memory: the gaps, their number first
-_FRONT = struct.Struct("<Ii")  # and then a magic and an id, which is not looked at
+_NUM_GAPS, _GAP_BYTES = struct.Struct("<H"), 8  # in memory: the number of gaps, then the gaps
+_FRONT = struct.Struct("<Ii")  # then a magic and an id, which is ignored
 _STATE_MAGIC = 0xAF143CD8
-_TRAILER = struct.Struct("<8sI16s")  # magic, exact tokens, checksum of all that stands before it
-_TRAILER_MAGIC, _WITH_GAPS = b"HS SLOT1", b"HS SLOT2"  # the gaps' number stands behind them
+_TRAILER = struct.Struct("<8sI16s")  # magic, exact tokens, checksum of everything before it
+_TRAILER_MAGIC, _WITH_GAPS = b"HS SLOT1", b"HS SLOT2"  # followed by the gaps' number
 _PACKED, _PACKED_VERSION, _NUM_AROUND = -1, 1, 4  # of llama-server; numbers around the tokens
 
 
 @dataclass(frozen=True, slots=True)
 class SavedSequence:
-    """What was read of a file of a sequence."""
+    """Contents of a sequence's file."""
 
     tokens: list[int]
-    num_exact: int  # of them, whose cells were computed behind the tokens before them
+    num_exact: int  # tokens whose cells were computed after the tokens that precede them
     num_bytes: int  # of the file
     data: Data  # for `Engine.restore_sequence`
 
 
 def write(path: Path, tokens: Sequence[int], data: Data, num_exact: int) -> int:
-    """Write what `Engine.save_sequence` returned, whole or not at all; returns the file's bytes.
+    """Write the result of `Engine.save_sequence` atomically; returns the file's size.
 
     Raises:
         EngineError: the file cannot be written.
@@ -81,7 +80,7 @@ def write(path: Path, tokens: Sequence[int], data: Data, num_exact: int) -> int:
 
 
 def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
-    """What a file holds.
+    """Read a file.
 
     Raises:
         RequestError: it is not a file of a sequence that fits here.
@@ -117,7 +116,7 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
             f"{path.name} has {len(tokens)} tokens but the context is {context_size}; start with "
             "a larger --ctx-size"
         )
-    # in files of ours, ids below zero are cells of images (types/media.py)
+    # in our files, negative ids are cells of images (types/media.py)
     is_below = not trailer and tokens.min(initial=0) < 0
     if is_below or tokens.max(initial=0) >= vocab_size:
         raise RequestError(
@@ -135,7 +134,7 @@ def read(path: Path, context_size: int, vocab_size: int) -> SavedSequence:
 
 
 def _read_gaps(file: BinaryIO, end: int, least: int) -> bytes:
-    """The gaps that end, with their number, at `end` of a file."""
+    """The gaps, whose number is stored at `end` of a file."""
     file.seek(max(least, end - _NUM_GAPS.size))
     num_gaps = _NUM_GAPS.unpack(file.read(_NUM_GAPS.size))[0]
     file.seek(max(least, end - _NUM_GAPS.size - _GAP_BYTES * num_gaps))
@@ -163,7 +162,7 @@ def _checksum(pieces: Sequence[Data], num_exact: int) -> bytes:
 
 
 def _unpacked(name: str, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The tokens, of a file of llama-server's too."""
+    """The tokens, also from llama-server's format."""
     if not len(numbers) or numbers[0] != _PACKED:
         return numbers
     if len(numbers) < _NUM_AROUND or numbers[1] != _PACKED_VERSION:

@@ -1,15 +1,15 @@
-"""Where did the last tokens occur before? An append-only text with chains of equal n-grams.
+"""Finds where the last tokens occurred before: an append-only text with chains of equal n-grams.
 
 Like the hash chains of LZ77: per n, a table from the n-gram's hash to the newest place, and per
-place the one before it in the same table slot. No n-gram is stored: a place is checked against
-the text. The newest tokens wait until numpy can put them in chains together; until then they are
-searched as bytes, which costs less than a Python loop over them. So do the later ones of many that
-come at once, because the engine's loop waits for all this: each call takes `SLICE` of them.
+place the previous one in the same table slot. No n-gram is stored: a place is checked against the
+text. The newest tokens are linked in batches by numpy; until then they are searched as bytes, which
+costs less than a Python loop over them. Large appends are also linked `SLICE` tokens per call,
+because the engine loop waits.
 
     tokens[0 : num_linked]             places are in chains
     tokens[num_linked : len(tokens)]   searched as they are
 
-Appending costs O(1) a token; a lookup is bounded by the number of places asked for.
+Appending costs O(1) per token; a lookup is bounded by the number of places requested.
 """
 
 from __future__ import annotations
@@ -20,34 +20,32 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-SEPARATOR = -1  # between documents: no token equals it
-_MOST_STRANGERS = 4  # places of other n-grams that are passed over, besides `limit`
-_BULK = 512  # tokens that are put in chains together, at least
-SLICE = 4096  # at most, by one call: about a millisecond
-_PRIME = 2038074743  # below 2^31, and 2^32 is no small number modulo it
+SEPARATOR = -1  # between documents; equals no token
+_MOST_STRANGERS = 4  # places of other n-grams that are skipped, besides `limit`
+_BULK = 512  # minimum number of tokens linked together
+SLICE = 4096  # maximum per call: about a millisecond
+_PRIME = 2038074743  # below 2^31, and 2^32 is not small modulo it
 
 
 Place = tuple[int, int]
-"""A place in a text that continues like the text looked up: how many tokens before it are equal,
+"""A place in a text that continues like the looked-up one: the number of equal tokens before it,
 and the position of the token that followed.
 """
 
 
 class Tail:
-    """The end of a text, ready to be looked up in any index."""
+    """The end of a text, prepared for lookups in any index."""
 
     __slots__ = ("number", "size", "text")
 
     def __init__(self, tokens: array[int]) -> None:
         self.size = len(tokens)
-        self.text = tokens.tobytes()  # four bytes a token
+        self.text = tokens.tobytes()  # four bytes per token
         self.number = int.from_bytes(self.text, "little")  # the last token is the most significant
 
 
 def _numbers_of(text: NDArray[np.int32], n: int) -> NDArray[np.int64]:
-    """All n-grams of a text, of which there must be one, as numbers like `Tail.number` modulo
-    `_PRIME`.
-    """
+    """All n-grams of a text (at least one) as numbers like `Tail.number` modulo `_PRIME`."""
     tokens = text.view("<u4")
     keys = np.zeros(len(tokens) - n + 1, np.uint64)
     for j in reversed(range(n)):
@@ -69,17 +67,17 @@ class _Chains:
     def clear(self, bits: int) -> None:
         bits = max(bits, 10)
         self.mask = (1 << bits) - 1
-        # slot -> newest position; 0 = none. Pages of zeros are made when they are used first, and
-        # a memoryview reads a number faster than numpy.
+        # slot -> newest position; 0 = none. Zero pages are allocated on first use, and a memoryview
+        # reads a number faster than numpy.
         self.head = np.zeros(1 << bits, np.int32).data
-        self.previous = array("i")  # position -> the position before it in its slot
+        self.previous = array("i")  # position -> the previous position in its slot
 
     def slots(self, text: NDArray[np.int32]) -> NDArray[np.int64]:
-        """Where in `head` the places after each n tokens of `text` belong; needs n tokens."""
+        """Slots in `head` of the places after each n tokens of `text`, which has at least n."""
         return _numbers_of(text, self.n) & self.mask
 
     def append(self, tokens: array[int], end: int) -> None:
-        """Link the places of the text before `end` that are not linked yet."""
+        """Link all unlinked places of the text before `end`."""
         start = len(self.previous)
         first = max(start, self.n)  # the first position with n tokens before it
         self.previous.extend(array("i", bytes(4 * (min(first, end) - start))))
@@ -98,7 +96,7 @@ class _Chains:
         previous = np.empty(len(before), np.int32)
         previous[positions - first] = before
         self.previous.frombytes(previous.tobytes())
-        is_newest = np.ones(len(before), bool)  # of its slot
+        is_newest = np.ones(len(before), bool)  # per slot
         np.logical_not(is_repeated, out=is_newest[:-1])
         head[slots[is_newest]] = positions[is_newest]
 
@@ -108,10 +106,10 @@ class SuffixIndex:
 
     Args:
         sizes: the n of the n-grams; a lookup tries the largest first.
-        max_match: matches are followed back so far; bounds the work of a lookup.
-        capacity: tokens that the chains are made for. None: they are made anew whenever the text
+        max_match: maximum length of a match; bounds the work of a lookup.
+        capacity: tokens that the chains are sized for. None: they are rebuilt whenever the text
             has outgrown them.
-        text: what it begins with.
+        text: its initial contents.
     """
 
     __slots__ = ("_chains", "_grows", "_max_match", "floor", "num_linked", "tokens")
@@ -128,8 +126,8 @@ class SuffixIndex:
         self._grows = capacity is None
         self._max_match = max(max_match, *sizes)
         self.tokens = array("i")
-        self.num_linked = 0  # places before it are in chains
-        self.floor = 0  # places up to here are forgotten: lookups stop there
+        self.num_linked = 0  # places before it are linked
+        self.floor = 0  # places up to here are dropped: lookups stop there
         if text:
             self.extend(text)
 
@@ -149,11 +147,11 @@ class SuffixIndex:
 
     @property
     def key(self) -> bytes:
-        """What is looked up first: the last tokens, as many as the largest n."""
+        """The key of a lookup: the last tokens, as many as the largest n."""
         return self.tokens[-self._chains[0].n :].tobytes()
 
     def tail(self) -> Tail:
-        """The end of this text, as far back as matches are followed."""
+        """The end of this text, of length `max_match`."""
         return Tail(self.tokens[-self._max_match :])
 
     def extend(self, new: Sequence[int]) -> None:
@@ -169,7 +167,7 @@ class SuffixIndex:
             self.link(SLICE)
 
     def link(self, num_tokens: int) -> None:
-        """Put so many more tokens in chains."""
+        """Link `num_tokens` more tokens."""
         self.num_linked = min(len(self.tokens), self.num_linked + num_tokens)
         for chains in self._chains:
             chains.append(self.tokens, self.num_linked)
@@ -179,24 +177,24 @@ class SuffixIndex:
         return self.find(self.tail(), limit)
 
     def find(self, tail: Tail, limit: int) -> list[Place]:
-        """Places after the end of a text, newest first; of the largest n that has any.
+        """Places that continue the end of a text, newest first; for the largest n that has any.
 
         Args:
-            tail: of that text.
-            limit: most places.
+            tail: end of that text.
+            limit: maximum number of places.
         """
         tokens, floor, size, number = self.tokens, self.floor, tail.size, tail.number
-        # the end of the text, and as much before it as the longest n-gram needs
+        # unlinked tokens, and before them as many as the longest n-gram needs
         first = max(0, max(self.num_linked, floor) - self._chains[0].n)
         recent, text = tokens[first:-1].tobytes(), tail.text
-        # the shortest n-gram; else no longer one is
+        # the shortest n-gram is required for any longer one
         is_recent = recent.rfind(text[-4 * self._chains[-1].n :]) >= 0
         for chains in self._chains:
             n = chains.n
             if n > size:
                 continue
             found: list[Place] = []
-            if is_recent:  # places that are in no chain yet
+            if is_recent:  # places that are not linked yet
                 ngram, start = text[-4 * n :], 4 * (max(self.num_linked, floor + n) - n - first)
                 at, num_strangers = recent.rfind(ngram, start), 0
                 while at >= 0 and len(found) < limit:
@@ -207,14 +205,14 @@ class SuffixIndex:
                         num_strangers += 1
                         if num_strangers == limit + _MOST_STRANGERS:
                             break
-                    # tokens begin at multiples of four bytes
+                    # tokens start at multiples of four bytes
                     at = recent.rfind(ngram, start, (at - 1 & ~3) + 4 * n)
             position = chains.head[(number >> 32 * (size - n)) % _PRIME & chains.mask]
-            num_strangers = 0  # that share the slot: a few are passed over
+            num_strangers = 0  # other n-grams in the slot: a few are skipped
             while position > floor and len(found) < limit:
                 if position - floor < size:
                     length = self._num_equal(tail, position)
-                else:  # the same without a call
+                else:  # the same, inlined
                     other = int.from_bytes(tokens[position - size : position], "little")
                     length = size - ((number ^ other).bit_length() + 31 >> 5)
                 if length >= n and tokens[position] != SEPARATOR:
@@ -229,9 +227,9 @@ class SuffixIndex:
         return []
 
     def _num_equal(self, tail: Tail, position: int) -> int:
-        """How many tokens before `position` equal the end of a text.
+        """Number of tokens before `position` that equal the end of a text.
 
-        Later tokens are more significant, so the highest differing bit tells how many at the end
+        Later tokens are more significant, so the highest differing bit shows how many at the end
         are equal: one comparison instead of a loop.
         """
         size, most = tail.size, position - self.floor
@@ -245,8 +243,8 @@ class SuffixIndex:
     def copy(self, position: int, size: int) -> list[int]:
         """The next `size` tokens from `position`, up to a separator.
 
-        A copy that reaches the end of the text goes on with what it has copied, as in LZ77: in a
-        loop shorter than the draft it repeats the loop.
+        A copy that reaches the end of the text continues with its own tokens, as in LZ77: a loop
+        shorter than the draft is repeated.
         """
         copied = self.tokens[position : position + size].tolist()
         if SEPARATOR in copied:

@@ -1,7 +1,7 @@
-"""What operating systems do differently: processes, priorities, limits, memory.
+"""Differences between operating systems: processes, priorities, limits, memory.
 
-The only module of a plain server that calls what POSIX alone has. On Windows its functions do what
-there is, or nothing.
+The only module of a plain server that calls POSIX-only functions. On Windows its functions use an
+equivalent, or do nothing.
 """
 
 from __future__ import annotations
@@ -23,51 +23,50 @@ if sys.platform != "win32":
     import resource
 
 LOW_PRIORITY = 10  # added to the niceness
-_cpus_of_others: set[int] | None = None  # where threads are bound to cores: of those that are not
+_cpus_of_others: set[int] | None = None  # for threads that are not bound to cores, if others are
 
 
 def resident_bytes() -> int:
-    """Bytes in RAM, mapped model files included; without /proc, the most there ever were."""
+    """Bytes in RAM, including mapped model files; without /proc, the peak."""
     try:
-        # Linux: sizes in pages, the second is what is resident
+        # Linux: sizes in pages, the second is resident memory
         return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
         return peak_bytes()
 
 
 def peak_bytes() -> int:
-    """The most bytes that this process had in RAM."""
+    """Peak RAM of this process in bytes."""
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else most * 1024
 
 
 def return_large_blocks() -> None:
-    """Let freed blocks of a megabyte and more go back to the system at once.
+    """Return freed blocks of a megabyte and more to the system at once.
 
-    By itself glibc raises that size with each larger block that is freed, up to 32 MiB; what
-    threads decode of images then leaves holes, and the process grows.
-    Source: mallopt(3), M_MMAP_THRESHOLD.
+    By default glibc raises that size with each larger block freed, up to 32 MiB; image decoding in
+    threads then fragments memory, and the process grows. Source: mallopt(3), M_MMAP_THRESHOLD.
     """
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         mallopt(-3, 1 << 20)
 
 
 def switch_threads_often() -> None:
-    """Bound what a thread that computes costs the others of this process: whoever gave back the
-    interpreter, in a call of libllama or of a socket, waits so long to have it again.
+    """Bound the delay that a busy thread causes to others: a thread that released the interpreter,
+    in a call of libllama or a socket, waits this long for it.
     """
     sys.setswitchinterval(0.0005)  # instead of 5 ms
 
 
 def bind_threads(cores: Sequence[Collection[int]]) -> None:
-    """Bind the threads of OpenMP, which is loaded later, to a core each.
+    """Bind the threads of OpenMP, which is loaded later, to one core each.
 
-    They sleep and wake hundreds of times a decode. Beside one other busy program the system wakes
+    They sleep and wake hundreds of times per decode. Next to a busy program the system wakes
     several on the same core, and a decode takes two to three times as long.
     """
     global _cpus_of_others
     _cpus_of_others = allowed_cpus()
-    first = os.getpid() % len(cores)  # that of the main thread: another server's has another
+    first = os.getpid() % len(cores)  # the main thread's core, which varies between servers
     places = (
         "{" + ",".join(map(str, sorted(core))) + "}" for core in (*cores[first:], *cores[:first])
     )
@@ -75,14 +74,14 @@ def bind_threads(cores: Sequence[Collection[int]]) -> None:
 
 
 def low_priority_threads(name: str, count: int = 1) -> ThreadPoolExecutor:
-    """So many threads; each does one thing after another."""
+    """A pool of `count` low-priority threads."""
     return ThreadPoolExecutor(count, f"headstart-{name}", _make_way)
 
 
 def use_any_core() -> None:
-    """Let this thread run where there is room; the one that started it may be bound to a core."""
+    """Let this thread run on any core; its parent may be bound to one."""
     if _cpus_of_others is not None:
-        with contextlib.suppress(OSError):  # this process may use others by now
+        with contextlib.suppress(OSError):  # the process's CPUs may have changed
             use_cpus(_cpus_of_others)
 
 
@@ -99,25 +98,25 @@ def set_niceness(niceness: int) -> None:
     """Set the priority of this process.
 
     Raises:
-        OSError: this user may not.
+        OSError: the user lacks the permission.
     """
     if sys.platform != "win32":
         os.setpriority(os.PRIO_PROCESS, 0, niceness)
 
 
 def allowed_cpus() -> set[int] | None:
-    """The processors that this process may use; None where that cannot be chosen."""
+    """The CPUs that this process may use; None if the system has no such choice."""
     return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
 
 
 def use_cpus(cpus: Collection[int]) -> None:
-    """Use these processors only, which `allowed_cpus` has."""
+    """Restrict this process to these CPUs, a subset of `allowed_cpus`."""
     os.sched_setaffinity(0, cpus)
 
 
 def allow_files(wanted: int) -> int | None:
-    """Files that this process may open, after raising that to `wanted` as far as permitted; None
-    without a limit.
+    """Limit of open files of this process, after raising it to `wanted` if permitted; None: no
+    limit.
     """
     if sys.platform == "win32":
         return None
@@ -131,13 +130,13 @@ def allow_files(wanted: int) -> int | None:
 
 
 def widen_pipe(number: int) -> None:
-    """Let a pipe hold a megabyte, where the system has that and allows it."""
+    """Enlarge a pipe's buffer to a megabyte, if the system supports and allows it."""
     with contextlib.suppress(NameError, AttributeError, OSError):
         fcntl.fcntl(number, fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
 def unix_socket() -> socket.socket:
-    """A socket that is reached by the name of a file."""
+    """A Unix domain socket."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
@@ -147,8 +146,8 @@ def is_unix_socket(one: socket.socket) -> bool:
 
 
 def own_group(*files: int) -> dict[str, Any]:
-    """Arguments of a subprocess that gets these files and that Ctrl-C does not reach; its own
-    children are in its group.
+    """Arguments for a subprocess that inherits these files and is not reached by Ctrl-C; its
+    children join its group.
     """
     return {"start_new_session": True, "pass_fds": files}
 
@@ -160,9 +159,9 @@ def kill_group(process: int) -> None:
 
 
 def run_limited(work: Callable[[], None], seconds: float, num_bytes: int) -> str:
-    """Do something in a fork within limits of processor time and address space.
+    """Run `work` in a fork within limits of CPU time and address space.
 
-    Returns the one that ended it, time or memory; empty if it was done.
+    Returns the limit that ended it, "time" or "memory"; empty if it finished.
     """
     if child := os.fork():
         _, status = os.waitpid(child, 0)
@@ -170,7 +169,7 @@ def run_limited(work: Callable[[], None], seconds: float, num_bytes: int) -> str
         if os.WIFSIGNALED(status) and os.WTERMSIG(status) in timers:
             return "time"
         return "memory" if status else ""  # a failed allocation aborts the process
-    os.nice(LOW_PRIORITY)  # the model's threads come first
+    os.nice(LOW_PRIORITY)  # the model's threads take precedence
     signal.setitimer(signal.ITIMER_PROF, seconds)
     signal.setitimer(signal.ITIMER_REAL, 3 * seconds)  # on a busy machine
     if sys.platform == "linux":

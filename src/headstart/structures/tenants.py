@@ -1,9 +1,9 @@
-"""How tenants share what is bounded. The same two rules everywhere:
+"""How tenants share limited resources, by the same two rules everywhere:
 
-What waits or is kept: when there is no room, the tenant that holds most gives up some of its own
-(`who_gives_way`). One tenant alone may fill everything, and still nobody else is shut out.
+Queues and stores: when there is no room, the tenant with the most gives up some of its own
+(`who_gives_way`). A single tenant may fill everything, and still others are not shut out.
 
-What cannot be taken back, such as an open connection: no tenant holds more than is left for all
+Resources that cannot be revoked, such as connections: no tenant holds more than is left for all
 others (`may_take`). So one gets half, two a third each, and there is always room for a newcomer.
 Source: Choudhury and Hahne 1998, "Dynamic queue length thresholds for shared-memory packet
 switches", https://doi.org/10.1109/90.664262 (with alpha = 1).
@@ -27,12 +27,12 @@ def namespace_of_key(key: bytes) -> str:
 
 
 def namespace_of_tenant(name: str) -> str:
-    """Hash of a tenant that a proxy names: the key is the proxy's and may change."""
+    """Hash of a tenant named by a proxy, whose key may change."""
     return namespace_of_key(b"tenant\0" + name.encode())
 
 
 def namespaces_of(names: Iterable[str]) -> frozenset[str]:
-    """Of keys or tenants, whichever these names are; a router's models are told such a hash."""
+    """Hashes of these names as keys or tenants; routers pass such hashes to their models."""
     names = [
         made for one in names for made in (namespace_of_key(one.encode()), namespace_of_tenant(one))
     ]
@@ -40,18 +40,18 @@ def namespaces_of(names: Iterable[str]) -> frozenset[str]:
 
 
 def tenant_of(namespace: str) -> str:
-    """Whose namespace it is; the rest of it names adapters."""
+    """The tenant of a namespace; the rest of that names adapters."""
     return namespace.partition(" ")[0]
 
 
 def namespace_id(namespace: str) -> bytes:
-    """16 bytes that stand for a namespace and do not reveal it; zeros for the public one."""
+    """16 bytes that identify a namespace without revealing it; zeros for the public one."""
     return hashlib.blake2b(namespace.encode(), digest_size=16).digest() if namespace else bytes(16)
 
 
 def who_gives_way(held: Mapping[str, int], tenant: str, amount: int = 1) -> str | None:
-    """The tenant that makes room for so much of another; None if nobody holds more than that one
-    would.
+    """The tenant that makes room for `amount` more of another; None if no tenant holds more than
+    that one would.
     """
     most = max(held, key=held.__getitem__, default=tenant)
     return most if held.get(most, 0) > held.get(tenant, 0) + amount else None
@@ -64,12 +64,12 @@ def surplus(
     most: int,
     held_by: Callable[[Item], tuple[str, int]],
 ) -> list[Item] | None:
-    """The newest items of those who hold most, without which so much of a tenant fits; None if
-    that would not be enough.
+    """The newest items of the largest tenants to remove so that `amount` of `tenant` fits; None if
+    that would not suffice.
 
     Args:
-        most: that all may hold together.
-        held_by: the tenant of an item, and how much it is.
+        most: limit for all together.
+        held_by: the tenant and the size of an item.
     """
     left, found = list(waiting), list[Item]()
     while left:
@@ -87,13 +87,13 @@ def surplus(
 
 
 def may_take(held: Counter[str], tenant: str, places: int) -> bool:
-    """Whether a tenant may hold one more of so many places, and leave as many to the others."""
+    """Whether a tenant may take one more of `places` and leave as many to the others."""
     return held[tenant] < places - held.total()
 
 
 @contextmanager
 def counted(held: Counter[str], tenant: str, number: int = 1) -> Iterator[None]:
-    """Count what a tenant holds for as long as the context lasts."""
+    """Count what a tenant holds while the context lasts."""
     held[tenant] += number
     try:
         yield
@@ -114,10 +114,10 @@ def in_turns(items: Iterable[Item], tenant: Callable[[Item], str]) -> list[Item]
 
 
 class TenantQueue(Generic[Item]):
-    """Items that wait, by tenant; taken from each tenant in turn."""
+    """A queue of items that serves tenants in turn."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # whose turn it is first
+        self._waiting: OrderedDict[str, deque[Item]] = OrderedDict()  # the next tenant first
 
     def __len__(self) -> int:
         return sum(map(len, self._waiting.values()))
@@ -126,7 +126,7 @@ class TenantQueue(Generic[Item]):
         self._waiting.setdefault(tenant, deque()).append(item)
 
     def take(self, busy: Collection[str] = ()) -> Item | None:
-        """The oldest item of the tenant whose turn it is, the busy ones left out."""
+        """The oldest item of the next tenant that is not busy."""
         tenant = next((one for one in self._waiting if one not in busy), None)
         if tenant is None:
             return None
@@ -137,7 +137,7 @@ class TenantQueue(Generic[Item]):
         return item
 
     def remove(self, tenant: str, item: Item) -> None:
-        """Remove an item of this tenant, if it still waits."""
+        """Remove a tenant's item, if it is still queued."""
         items = self._waiting.get(tenant, deque())
         if item in items:
             items.remove(item)
@@ -145,10 +145,10 @@ class TenantQueue(Generic[Item]):
             self._waiting.pop(tenant, None)
 
     def give_way(self, tenant: str) -> Item | None:
-        """Remove the newest item of the tenant that has most, to make room for one of this one."""
+        """Remove the newest item of the largest tenant, to make room for one of `tenant`."""
         held = {name: len(items) for name, items in self._waiting.items()}
         most = who_gives_way(held, tenant)
         if most is None:
             return None
-        # it had more than one: the queue stays
+        # it had more than one: its queue remains
         return self._waiting[most].pop()

@@ -1,7 +1,7 @@
-"""Texts as tokens in an SQLite file: what was added survives being killed at any moment.
+"""Texts as tokens in an SQLite file, safe against a kill at any moment.
 
-One process at a time holds the file. Each text has a checksum, because SQLite has none. A damaged
-file is copied beside itself, and what comes before the damage is used.
+One process at a time locks the file. Each text has a checksum, because SQLite has none. A damaged
+file is copied, and the texts before the damage are kept.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ class StoredText(NamedTuple):
     """A text in the file."""
 
     row: int
-    namespace: bytes  # 16 bytes that stand for it
+    namespace: bytes  # 16 bytes identifying it
     tokens: array[int]
 
 
 class _DamageError(Exception):
-    """The file does not hold what was written to it."""
+    """The file's contents are damaged."""
 
 
 class TextStore:
-    """An open file. `texts` has what it held, oldest first; whoever reads them takes them out.
+    """An open file. `texts` has its initial contents, oldest first; the reader consumes them.
 
     Args:
-        patience_seconds: how long to wait for a process that holds the file: the engine of a
-            server that was killed lives until its step is over.
+        patience_seconds: how long to wait for a process that locks the file: the engine of a
+            killed server lives until its step is over.
 
     Raises (constructor):
-        ModelError: the file belongs to another vocabulary, or is no corpus.
-        ConfigError: it cannot be opened or another process holds it.
+        ModelError: the file belongs to another vocabulary, or is not a corpus.
+        ConfigError: it cannot be opened or another process locks it.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class TextStore:
             raise
 
     def _create(self) -> None:
-        """Make the file if there is none."""
+        """Create the file if it does not exist."""
         try:
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
             head = os.read(descriptor, len(_MAGIC))
@@ -118,9 +118,9 @@ class TextStore:
             ) from error
 
     def _lock(self) -> None:
-        """Hold the file until it is closed; what is written survives a killed process at once, and
-        a power failure after the next few texts: the engine's loop waits for the disk after 128
-        pages, which are few, so that it is short.
+        """Lock the file until it is closed. Writes survive a killed process at once, and a power
+        failure after a few more texts: the engine's loop waits for the disk every 128 pages, few
+        enough to be short.
         """
         self._db.executescript(
             "PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE; COMMIT;"
@@ -133,7 +133,7 @@ class TextStore:
 
         Raises:
             _DamageError, sqlite3.DatabaseError: there is damage, or the disk failed.
-            ModelError: it is of another vocabulary or no corpus.
+            ModelError: it belongs to another vocabulary or is not a corpus.
         """
         if not self._db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
             self._make_tables()
@@ -167,7 +167,7 @@ class TextStore:
             self._db.execute("COMMIT")
 
     def _begin_anew(self) -> None:
-        """Keep a copy of the damaged file, and a new file of what was read of it."""
+        """Copy the damaged file, and start a new one with the texts read."""
         copy = next(
             path
             for number in count_from(1)
@@ -201,10 +201,10 @@ class TextStore:
         )
 
     def add(self, namespace: bytes, tokens: array[int]) -> int:
-        """Write a text; returns its row. After that, killing the process cannot lose it.
+        """Write a text; returns its row. From then on a kill cannot lose it.
 
         Raises:
-            OSError: the disk is full or gone; the file is as before.
+            OSError: the disk is full or gone; the file is unchanged.
         """
         data = tokens.tobytes()
         row = (namespace, data, crc32(data, crc32(namespace)))
@@ -216,7 +216,7 @@ class TextStore:
         return added
 
     def drop(self, rows: Sequence[int]) -> None:
-        """Remove texts; new ones take their room in the file.
+        """Remove texts; new ones reuse their space in the file.
 
         Raises:
             OSError: the disk is gone.
@@ -229,10 +229,10 @@ class TextStore:
             raise OSError(str(error)) from error
 
     def close(self) -> None:
-        """Flush to the disk and release the file; doing it twice is harmless."""
+        """Flush to the disk and release the file; may be called twice."""
         self._db.close()
 
 
 def _code(error: Exception) -> int:
-    """The primary error code of SQLite."""
+    """SQLite's primary error code."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF

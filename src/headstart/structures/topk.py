@@ -1,4 +1,4 @@
-"""Exact top-k of a long float array, much faster than a partition of all of it."""
+"""Exact top-k of a long float array, much faster than a full partition."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ _GROUP = 8  # columns
 def top_k(
     values: NDArray[np.float32], k: int, gap: float | None = None
 ) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """Indices and values of the min(k, size) largest entries, best first, the lower index first
-    among equals. Of the best alone if it is more than `gap` above all others.
+    """Indices and values of the min(k, size) largest entries, best first, ties by index. Only the
+    best one if it is more than `gap` above all others.
 
-    The values are laid out in columns. The k largest of the columns' maxima are k of the entries,
-    so no entry below the smallest of them is in the top k, and few others reach it: they are read
+    The values are arranged in columns. The k largest column maxima are k of the entries, so no
+    entry below the smallest of them is in the top k, and few others reach it: they are collected
     from the columns whose maximum does. NaNs come last; a number that shares a column with one may
     be missed.
     """
     size = len(values)
-    # from here on more columns would cost more than taller ones
+    # from here on, more columns cost more than taller ones
     height = 64 if size >= 65_536 else 32
     width = size // height
-    # a plain partition of few values is as fast
+    # for few values a plain partition is as fast
     if size < 4096 or 2 * k > width:
         return _first(*_plain(values, min(k, size)), gap)
     body = height * width
@@ -35,8 +35,8 @@ def top_k(
     chosen = (maxima >= bound).nonzero()[0]
     num_chosen = len(chosen)
     candidates = columns.take(chosen, axis=1).ravel()
-    found = (candidates >= bound).nonzero()[0]  # by rising index
-    if not num_chosen or len(found) < k:  # a NaN hides what shares its column
+    found = (candidates >= bound).nonzero()[0]  # by ascending index
+    if not num_chosen or len(found) < k:  # a NaN hides the other values of its column
         return _plain(values, k)
     scores, rows = candidates[found], found // num_chosen
     ids = rows * width + chosen[found - rows * num_chosen]
@@ -47,10 +47,10 @@ def top_k(
 
 
 def _lower_bound(maxima: NDArray[np.float32], k: int) -> np.float32:
-    """A number that k of the columns' maxima reach, and few others.
+    """A bound reached by k of the column maxima, and few others.
 
-    Where there are many columns, found as the columns are: the k largest of some groups' maxima
-    are k of the entries too, and a few columns more are looked at.
+    With many columns the method is applied again: the k largest group maxima are k of the entries,
+    too, at the price of a few more columns.
     """
     num_groups = len(maxima) // _GROUP
     if num_groups >= 2 * k:
@@ -63,7 +63,7 @@ def _lower_bound(maxima: NDArray[np.float32], k: int) -> np.float32:
 def _first(
     ids: NDArray[np.intp], scores: NDArray[np.float32], gap: float | None
 ) -> tuple[NDArray[np.intp], NDArray[np.float32]]:
-    """The best alone if it is more than `gap` above the second, else all."""
+    """Only the best entry if it is more than `gap` above the second, else all."""
     if gap is None or len(ids) < 2 or not scores[1] < scores[0] - gap:
         return ids, scores
     return ids[:1], scores[:1]
@@ -77,7 +77,7 @@ def _lonely(
 ) -> tuple[NDArray[np.intp], NDArray[np.float32]] | None:
     """The best entry if it is more than `gap` above all others.
 
-    It takes a fraction of the time of the top k, and most tokens of a text are that certain.
+    This takes a fraction of the time of the top k, and most tokens of a text are that certain.
     """
     column, width = int(maxima.argmax()), len(maxima)
     bound = maxima[column] - gap

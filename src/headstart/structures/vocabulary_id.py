@@ -1,4 +1,4 @@
-"""What must agree so that token ids in a file mean what they meant when it was written."""
+"""Identity of a vocabulary, so that token ids in a file keep their meaning."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from headstart.types import Vocab
 
 @dataclass(frozen=True, slots=True)
 class VocabularyId:
-    """Stands for the spelling of every token."""
+    """Identifies the spelling of every token."""
 
     size: int
     digest: bytes  # 16 bytes over the spellings
 
     @property
     def mark(self) -> int:
-        """31 bits of the digest, for files that have room for a token id only."""
+        """31 bits of the digest, for files with room for only a token id."""
         return int.from_bytes(self.digest[:4], "little") >> 1
 
     @classmethod

@@ -1,1 +1,1 @@
-"""Constraints on an answer, compiled: which tokens they leave at each position."""
+"""Compiled constraints: which tokens they allow at each position of an answer."""

@@ -12,13 +12,13 @@ from headstart.sampling.grammar.triggers import GrammarTokens
 from headstart.types.constraint import Constraint
 from headstart.types.errors import RequestError
 
-# What one constraint may cost. Compiling within them takes up to a second (2 cores, 2026), a token
-# of the answer some tens of milliseconds at worst.
+# Limits per constraint. Within them, compiling takes up to a second (2 cores, 2026), a token of the
+# answer some tens of milliseconds at worst.
 LIMITS = LLParserLimits(
     initial_lexer_fuel=500_000,  # building the regexes
-    step_lexer_fuel=100_000,  # of them, for one token
+    step_lexer_fuel=100_000,  # for one token
     step_max_items=20_000,  # parser items for one token
-    max_items_in_row=1_000,  # ways to read the text at one place
+    max_items_in_row=1_000,  # parses of the text at one position
     max_lexer_states=50_000,  # 1 to 2 kB each
     max_grammar_size=30_000,  # symbols
     verbose_errors=False,
@@ -27,10 +27,10 @@ LIMITS = LLParserLimits(
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What the sandbox found when it compiled a constraint."""
+    """Result of compiling a constraint in the sandbox."""
 
     num_bytes: int = 0  # of memory
-    text: str = ""  # llguidance's form of it: to find that takes the interpreter for seconds
+    text: str = ""  # in llguidance's form, which takes seconds of the interpreter to find
     error: str = ""  # why the constraint is refused
 
 
@@ -50,17 +50,17 @@ class Compiled:
         self.num_bytes = trial.num_bytes if trial else 0
         self.text = "" if trial else grammar_text(constraint)
         self._matcher = self._compile(trial.text if trial else self.text)
-        # of forced text, which takes 3 microseconds a byte
+        # of forced text, which takes 3 microseconds per byte
         if not trial and len(self._matcher.compute_ff_bytes()) > 4096:
             self.text = grammar_text(constraint, forces=False)
             self._matcher = self._compile(self.text)
         for token in constraint.read:
-            self._matcher.consume_tokens([token])  # one at a time: it holds the interpreter
-        # warm up: later masks reuse what the first one builds
+            self._matcher.consume_tokens([token])  # one at a time, because it holds the interpreter
+        # warm up: later masks reuse the first one
         forced = self._matcher.compute_ff_tokens()
         self._matcher.compute_bitmask()
         self._check(self._matcher)
-        if forced:  # limits are only reached where there is a choice
+        if forced:  # limits are only reached if there is a choice
             ahead = self._matcher.deep_copy()
             ahead.consume_tokens(forced)
             ahead.compute_bitmask()
@@ -78,7 +78,7 @@ class Compiled:
         return GrammarState(self.constraint, self.tokens, self.make)
 
     def make(self) -> LLMatcher:
-        """A matcher that has read `constraint.read`."""
+        """A matcher that has consumed `constraint.read`."""
         return self._matcher.deep_copy()
 
     def _compile(self, text: str) -> LLMatcher:

@@ -1,7 +1,7 @@
 """Compiles the constraints of one vocabulary: within limits, in two threads, each once.
 
-llguidance releases the GIL while it compiles, so low-priority threads are enough. There are two so
-that constraints of one tenant that take long do not hold up another's.
+llguidance releases the GIL while it compiles, so low-priority threads suffice. There are two so
+that slow constraints of one tenant do not delay another's.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GrammarCompiler:
         self._executor = low_priority_threads("grammar", self.num_threads)
         self._tokens: Future[GrammarTokens] | None = None
         self._sandboxes: list[Sandbox] = []  # all of them
-        self._idle: list[Sandbox] = []  # used by the workers alone
+        self._idle: list[Sandbox] = []  # used by the worker threads only
         self._cached: OrderedDict[Constraint, Future[Compiled]] = OrderedDict()
 
     def prepare(self) -> None:
@@ -56,7 +56,7 @@ class GrammarCompiler:
         return known
 
     def forget(self, constraint: Constraint) -> None:
-        """Drop it from the cache."""
+        """Remove it from the cache."""
         self._cached.pop(constraint, None)
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Whether a grammar can force long texts, which llguidance would compute all at once.
+"""Estimates whether a grammar can force long texts, which llguidance would compute at once.
 
-It takes some microseconds a byte, inside a step. Text is forced between two places where the
-grammar leaves a choice, so none is longer than all that one alternative of the start expands to.
-That bound is computed from the grammar's text; it may be too high, never too low.
+That takes some microseconds per byte, inside a step. Text is forced between two choices of the
+grammar, so it is never longer than the expansion of one alternative of the start. That bound is
+computed from the grammar's text; it may be too high, but never too low.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 MOST_BYTES = 2048  # that a step may compute
 _RULE = re.compile(r"^[ \t]*[?!]?([A-Za-z_]\w*)\s*(?:(?:\.-?\d+|\[[^\]\n]*\])\s*)?:", re.MULTILINE)
-# comments, texts and regexes; what is left are names, numbers and signs
+# comments, texts and regexes; the rest is names, numbers and signs
 _LITERAL = re.compile(r'//[^\n]*|#[^\n]*|"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/')
 _SCHEMA = re.compile(rf"{_LITERAL.pattern}|(%json)\s*")
 _BAR = re.compile(rf"{_LITERAL.pattern}|(\|)")
@@ -23,7 +23,7 @@ _WORD = re.compile(r"\{\s*(\d+)\s*(?:,\s*(?:(\d+)\s*)?)?\}|~\s*(\d+)|([A-Za-z_]\
 
 
 def lark_may_force_much(text: str) -> bool:
-    """Whether this may be so of a Lark grammar; a recursive one counts as if it were."""
+    """Whether a Lark grammar may force long texts; assumed for recursive ones."""
     bare = _without_schemas(text)
     if bare is None or re.search(r"%(json|lark|regex)\b", bare):  # in another language
         return True
@@ -38,7 +38,7 @@ def lark_may_force_much(text: str) -> bool:
 
 
 def _without_schemas(text: str) -> str | None:
-    """The grammar with a text of the same size for each JSON schema; None if one is malformed."""
+    """The grammar with a text of equal size for each JSON schema; None if one is malformed."""
     parts, at = [], 0
     while found := _SCHEMA.search(text, at):
         if found[1] is None:  # a literal
@@ -55,12 +55,12 @@ def _without_schemas(text: str) -> str | None:
 
 
 def schema_may_force_much(schema: Any) -> bool:
-    """Whether this may be so of a JSON schema, by references that multiply its text."""
+    """Whether a JSON schema may force long texts, by references that multiply its text."""
     return _schema_bound(schema) > max(MOST_BYTES, 4 * len(json.dumps(schema)))
 
 
 def _schema_bound(schema: Any) -> float:
-    """At least the bytes of any text that a JSON schema forces."""
+    """Upper bound of the bytes that a JSON schema forces."""
 
     def size(reference: str, of: Callable[[str], float]) -> float:
         part: Any = schema
@@ -71,14 +71,14 @@ def _schema_bound(schema: Any) -> float:
             return 0.0  # refused elsewhere
         return _schema_size(part, of)
 
-    # recursion always passes a choice, and objects that hold themselves are common
+    # recursion always passes a choice, and objects that contain themselves are common
     return _expand("#", size, cycle=0.0)
 
 
 def _expand(
     first: str, size: Callable[[str, Callable[[str], float]], float], cycle: float = math.inf
 ) -> float:
-    """The size of a name, where `size` asks for those of others; `cycle` is that of its own."""
+    """The expanded size of a name; `size` may ask for others; `cycle` is that of recursion."""
     known: dict[str, float] = {}
 
     def of(name: str) -> float:
@@ -94,7 +94,7 @@ def _expand(
 
 
 def _alternatives(text: str) -> list[str]:
-    """The parts between two `|` that are no part of a literal."""
+    """The parts between `|` outside literals."""
     marks = [0, *(one.start() for one in _BAR.finditer(text) if one[1])]
     return [text[a:b] for a, b in zip(marks, [*marks[1:], len(text)], strict=True)]
 
@@ -110,13 +110,13 @@ def _alternative_size(text: str, of: Callable[[str], float]) -> float:
 
 
 def _schema_size(schema: Any, of: Callable[[str], float]) -> float:
-    """Bytes of all keys and values, with what is referred to; of definitions only if it is."""
+    """Bytes of all keys and values, including references; definitions count only if referenced."""
     if isinstance(schema, Mapping):
         kept = {key: one for key, one in schema.items() if key not in ("$defs", "definitions")}
-        if isinstance(kept.get("description"), str):  # no property of this name
+        if isinstance(kept.get("description"), str):  # not a property of this name
             del kept["description"]
         total = 0.0
-        if isinstance(kept.get("enum"), list):  # no property of this name
+        if isinstance(kept.get("enum"), list):  # not a property of this name
             total += len(json.dumps(kept.pop("enum")))
         if "const" in kept:
             const = kept.pop("const")

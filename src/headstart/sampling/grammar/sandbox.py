@@ -1,8 +1,8 @@
 """A process that compiles constraints before the engine does, within limits of time and memory.
 
 llguidance can neither be interrupted nor send its compiled form to another process. So every
-constraint is compiled here first, in a fork that the operating system ends at a limit. The engine
-then compiles only what is known to stay within the limits, from the text that was found here.
+constraint is compiled here first, in a fork that the operating system kills at a limit. The engine
+then compiles only constraints within the limits, from the text found here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from headstart.types.errors import CapacityError, RequestError
 
 
 class Sandbox:
-    """The engine's end of the process. Not thread-safe."""
+    """The engine's end of the sandbox process. Not thread-safe."""
 
     def __init__(
         self, table: VocabTable, seconds: float = 10.0, num_bytes: int = 256 << 20
@@ -46,7 +46,7 @@ class Sandbox:
         )
         self.close = weakref.finalize(self, _end, self._process)
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # `compile` sees that the process has ended
+        with contextlib.suppress(OSError):  # `compile` notices that the process has ended
             pickle.dump(table, self._process.stdin)
 
     @property
@@ -87,7 +87,7 @@ def _serve(source: BinaryIO, sink: BinaryIO, seconds: float, num_bytes: int) -> 
     """Read a vocabulary, then constraints; write a line of JSON for each."""
     table: VocabTable = pickle.load(source)
     tokens = GrammarTokens(table, partial(spell, table))
-    # BinaryIO to mypy; the standard input of a program has a buffer
+    # mypy sees BinaryIO; a program's standard input has a buffer
     while source.peek(1):  # type: ignore[attr-defined]
         constraint = pickle.load(source)
         work = partial(_try, constraint, tokens, sink)

@@ -75,7 +75,7 @@ def grammar_text(constraint: Constraint, *, forces: bool = True) -> str:
 
 
 def _is_multiplied(constraint: Constraint, converted: str) -> bool:
-    """Whether its rules refer to each other so often that short literals become long texts."""
+    """Whether its rules reference each other so often that short literals become long texts."""
     if constraint.kind in (ConstraintKind.LARK, ConstraintKind.GBNF):
         return lark_may_force_much(converted)
     if constraint.kind is ConstraintKind.JSON_SCHEMA:
@@ -100,13 +100,13 @@ def _convert(constraint: Constraint) -> str:
             return LLMatcher.grammar_from_lark(_gbnf_as_lark(text))
 
 
-_LITERALS = ("const", "enum", "default", "examples")  # no schemas
-# names to schemas: a property may have the name of a keyword
+_LITERALS = ("const", "enum", "default", "examples")  # not schemas
+# names to schemas: a property may be named like a keyword
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 
 def close_objects(schema: Any) -> Any:
-    """The schema with `additionalProperties: false` where it lists properties and leaves this open.
+    """Add `additionalProperties: false` to objects that list properties and leave this open.
 
     As in llama-server: a model that may write any property is less likely to finish. Every such
     text satisfies the schema. Merged schemas are left alone: one might forbid a property of the
@@ -186,7 +186,7 @@ def _gbnf_as_lark(text: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The error in one line."""
+    """The error on one line."""
     text = str(error)
     if "recursion limit" in text:
         return "it is nested deeper than 128 levels of JSON"

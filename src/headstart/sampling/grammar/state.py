@@ -24,12 +24,12 @@ from headstart.types.errors import LexerLimitError, RequestError
 
 R = TypeVar("R")
 
-# tokens between one compilation for an answer and the next, which reads all its tokens again
+# tokens between two recompilations for an answer, each of which reads all its tokens again
 MIN_RENEWED = 100
 
 
 class GrammarState:
-    """Which tokens a constraint leaves, at the place where its answer stands.
+    """The legal tokens at the current position of an answer.
 
     opening    the answer may be constrained text or start with the reasoning marker; `_opening`
                holds the rest of the marker, `_matcher` is None once only the marker is possible
@@ -37,9 +37,9 @@ class GrammarState:
     matching   `_matcher` has read `_read`, the tokens of the constrained text so far
     over       the text is complete and nothing can follow
 
-    Answers of one constraint share a lexer, whose limits count what any of them reads, drafts too.
-    So where it gives up, the answer goes on in one that is compiled for it alone, which no draft
-    uses up until it may have another.
+    Answers of one constraint share a lexer, whose limits count everything read by any of them,
+    including drafts. If the shared lexer hits its limits, the answer gets a private one, and drafts
+    do not use it until it may be renewed.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class GrammarState:
         self._tokens = tokens
         self._make = make
         marks = constraint.thoughts
-        # the constrained text follows the reasoning, which must be ended
+        # the constrained text follows the reasoning, which must end first
         self._awaits_end = False
         self._triggers: Triggers | None = None
         if constraint.triggers:
@@ -65,23 +65,23 @@ class GrammarState:
         self._read: list[int] = []
         self._free = self._triggers.begin() if self._triggers else FreeText()
         self._forced: list[int] | None = None
-        self._num_unread = 0  # tokens to read until it may be renewed again
+        self._num_unread = 0  # tokens to read until it may be renewed
         self.is_over = False
 
     @property
     def can_renew(self) -> bool:
-        """Whether it may go on in a lexer that knows this answer alone, where llguidance gave up;
-        not amid a marker, which is no part of the text behind it.
+        """Whether the answer may get a private lexer after llguidance gave up; not inside a marker,
+        which is not part of the text after it.
         """
         return not self._num_unread and not (self._opening and self._read)
 
     @property
     def has_read(self) -> bool:
-        """Whether a part of the constrained text is read."""
+        """Whether part of the constrained text was read."""
         return bool(self._constraint.read or self._read)
 
     def interrupt(self) -> Constraint:
-        """Let go of the lexer until `renew`; returns the constraint to compile for that."""
+        """Release the lexer until `renew`; returns the constraint to compile for that."""
         constraint = self._constraint
         constraint = replace(constraint, read=(*constraint.read, *self._read))
         self._constraint, self._read, self._forced = constraint, [], None
@@ -90,8 +90,8 @@ class GrammarState:
         return constraint
 
     def renew(self, make: Callable[[], LLMatcher]) -> None:
-        """Go on with matchers of the constraint that `interrupt` returned."""
-        # without any others share the new lexer: then what they read may use it up at any time
+        """Continue with matchers of the constraint that `interrupt` returned."""
+        # without tokens read, others share the new lexer and may exhaust it at any time
         self._make, self._num_unread = make, MIN_RENEWED if self._constraint.read else 1
         if self._is_matching:
             self._matcher = make()
@@ -102,7 +102,7 @@ class GrammarState:
         return self._matcher is not None and not self._opening
 
     def allows(self, token: int) -> bool:
-        """Whether this token may come next."""
+        """Whether this token is legal next."""
         if self._opening and token == self._opening[0]:
             return True
         if self._matcher is None:
@@ -112,7 +112,7 @@ class GrammarState:
         return self._ask(lambda matcher: matcher.validate_tokens([token])) == 1
 
     def legal_mask(self) -> NDArray[np.bool_]:
-        """Mask of the tokens that may come next.
+        """Mask of the legal next tokens.
 
         Raises:
             RequestError: the mask is empty, or the grammar is too complex here.
@@ -135,7 +135,7 @@ class GrammarState:
     def forced(self) -> list[int]:
         """The canonical tokens of the text that must follow; empty if there is a choice.
 
-        The last bytes of that text are left out if they may share a token with what follows.
+        Its last bytes are omitted if they may share a token with the text after them.
         """
         if self._opening:
             return list(self._opening) if self._matcher is None else []
@@ -149,10 +149,10 @@ class GrammarState:
         return self._forced
 
     def read(self, token: int) -> None:
-        """The text grew by this token, which was legal.
+        """Append a legal token to the text.
 
         Raises:
-            RequestError: the grammar is too complex for this text, which did not grow.
+            RequestError: the grammar is too complex for this text, which is unchanged.
         """
         if self._opening:
             self._read_opening(token)
@@ -164,13 +164,13 @@ class GrammarState:
 
     @contextmanager
     def lookahead(self) -> Iterator[Lookahead]:
-        """Follow tokens that were not emitted; the state is restored afterwards.
+        """Read ahead tokens that were not emitted; the state is restored afterwards.
 
-        A copy would take O(answer): 0.1 ms for one of 10 kB.
+        A copy would take O(answer): 0.1 ms for 10 kB.
         """
         matcher, forced = None, list[int]()
         if not self._opening and not self.is_over and not self._num_unread:
-            with suppress(RequestError):  # what comes next is asked again when it is chosen
+            with suppress(RequestError):  # the error is raised again when the next token is chosen
                 matcher, forced = self._matcher, self._matcher_forced()
         ahead = Lookahead(self, matcher, forced)
         try:
@@ -180,7 +180,7 @@ class GrammarState:
                 self._rebuild()
 
     def copied(self) -> GrammarState:
-        """A state of its own at the same place."""
+        """An independent copy of the state."""
         other = copy.copy(self)
         other._read = list(self._read)
         other._matcher = self._matcher and self._matcher.deep_copy()
@@ -188,7 +188,7 @@ class GrammarState:
 
     def _consume(self, tokens: Sequence[int]) -> None:
         assert self._matcher is not None
-        # the rest of a forced text keeps its tokens: tokenizing it again would give the same
+        # the remaining forced text keeps its tokens: tokenizing it again would give the same
         known = self._forced if len(tokens) == 1 else None
         self._ask(lambda matcher: matcher.consume_tokens(list(tokens)))
         self._forced = known[1:] if known and known[1:] and known[0] == tokens[0] else None
@@ -214,7 +214,7 @@ class GrammarState:
             )
 
     def _rebuild(self) -> None:
-        """Make a new matcher: llguidance's errors persist even after a rollback."""
+        """Create a new matcher: llguidance's errors persist even after a rollback."""
         self._matcher = self._make()
         self._matcher.consume_tokens(self._read)
 
@@ -247,7 +247,7 @@ class GrammarState:
             self._opening = ()
             return
         is_thinking = len(self._opening) == 1 or self._matcher is None
-        # a mask tells whether the matcher gave up; `validate_tokens` would call the token illegal
+        # a mask shows whether the matcher gave up; `validate_tokens` would call the token illegal
         if is_thinking or not self._legal_matching()[token]:
             self._matcher, self._read, self._forced = None, [], None
         else:
@@ -267,14 +267,14 @@ class GrammarState:
 
 
 class Lookahead:
-    """Reads tokens of a draft; see `GrammarState.lookahead`. In constrained text it is the
-    `DraftLegality` of a draft that a model makes.
+    """Reads tokens of a draft; see `GrammarState.lookahead`. In constrained text it is also the
+    `DraftLegality` of a draft model.
 
-    If the matcher fails, no further token counts as legal.
+    If the matcher fails, all further tokens are illegal.
     """
 
     def __init__(self, state: GrammarState, matcher: LLMatcher | None, forced: list[int]) -> None:
-        self.is_over = False  # it has read the end of the turn
+        self.is_over = False  # the end of the turn was read
         self._num_read = 0
         self._state = state
         self._matcher = matcher
@@ -289,7 +289,7 @@ class Lookahead:
             is_over = self.is_over or self._matcher.is_stopped()
             if is_over or (forced and token != forced[0]):
                 return index
-            if token in self._state._tokens.eog_ids:  # nothing comes after it
+            if token in self._state._tokens.eog_ids:  # nothing follows it
                 self.is_over = self._matcher.is_accepting()
                 return index + self.is_over
             if self._matcher.try_consume_tokens([token]) != 1:
@@ -299,7 +299,7 @@ class Lookahead:
         return len(tokens)
 
     def forced(self) -> list[int]:
-        """Tokens that must follow what was read."""
+        """Tokens that must follow those read."""
         if self._matcher is None or self.is_over or self._matcher.is_stopped():
             return []
         if not self._forced:
@@ -307,7 +307,7 @@ class Lookahead:
         return self._forced
 
     def legal_mask(self, token: int) -> NDArray[np.bool_] | None:
-        """None if `token` may come next, else a mask of the tokens that may."""
+        """None if `token` may come next, else a mask of legal tokens."""
         matcher, size = self._matcher, self._state.vocab_size
         if matcher is None or self.is_over or matcher.is_stopped():
             return np.zeros(size, np.bool_)
@@ -319,16 +319,16 @@ class Lookahead:
         return np.zeros(size, np.bool_) if matcher.is_error() else _mask(bits, size)
 
     def read(self, token: int) -> None:
-        """The draft grew by this token."""
+        """Append a token to the draft."""
         self.read_legal((token,))
 
     def end(self) -> bool:
-        """Take back what was read; False if that failed. Nothing is legal from then on."""
+        """Roll back everything read. Returns False on failure; then no token is legal."""
         matcher, self._matcher = self._matcher, None
         return matcher is None or not self._num_read or matcher.rollback(self._num_read)
 
     def _count_free(self, tokens: Sequence[int]) -> int:
-        """Where the text is free, a copy of the state reads the draft."""
+        """Count legal tokens in free text, by a copy of the state."""
         if self._state._num_unread:
             return 0
         state = self._state.copied()
@@ -351,7 +351,7 @@ def _mask(bits: bytes, size: int) -> NDArray[np.bool_]:
 
 
 def explain(matcher: LLMatcher) -> str:
-    """The matcher's error in one line."""
+    """The matcher's error on one line."""
     text = matcher.get_error().partition("<non-verbose/>")[0].partition("<state>")[0]
     if "NoExtension" in text:
         return "no text can satisfy it"

@@ -1,4 +1,4 @@
-"""Finds where a constraint begins in a text: at or behind the first trigger."""
+"""Finds where a constraint begins in a text: at or after the first trigger."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from headstart.types.constraint import ThoughtMarks
 
 
 class GrammarTokens:
-    """The tokens of one vocabulary, and how text becomes tokens. Thread-safe.
+    """The tokens of one vocabulary, and its tokenizer. Thread-safe.
 
-    Control tokens have no text that a grammar could match; a grammar refers to them by id.
+    Grammars cannot match control tokens by text, only by id.
     """
 
     def __init__(self, table: VocabTable, encode: Callable[[bytes], Sequence[int]]) -> None:
-        """`encode` makes tokens that stand for these very bytes."""
+        """`encode` returns tokens that stand for exactly these bytes."""
         self.table = table
         self.size = table.size
         self.eog_ids = table.eog_ids
         self._encode = encode
         pieces = [
-            # llguidance's prefix of special tokens, which text never matches
+            # llguidance's prefix of special tokens, never matched by text
             b"\xff" + table.controls[token] if token in table.controls else piece
             for token, piece in enumerate(table.pieces)
         ]
@@ -46,7 +46,7 @@ class GrammarTokens:
         return cls(table, Encoder(vocab, table).encode)
 
     def encode(self, text: bytes) -> list[int]:
-        """Tokens that stand for these very bytes."""
+        """Tokens that stand for exactly these bytes."""
         return list(self._encode(text))
 
     def with_bytes(self, wanted: Iterable[int]) -> list[int]:
@@ -76,10 +76,10 @@ class _Tokenizer:
 
 
 class FreeText(NamedTuple):
-    """The state of a text that is not constrained yet."""
+    """The state of text that is not constrained yet."""
 
-    tail: bytes = b""  # its end, as far as it may begin a trigger or a reasoning marker
-    is_thinking: bool = False  # it ends inside reasoning, where triggers do not count
+    tail: bytes = b""  # its end, if that may begin a trigger or a reasoning marker
+    is_thinking: bool = False  # inside reasoning, where triggers are ignored
 
 
 class Triggers:
@@ -101,15 +101,15 @@ class Triggers:
         self._illegal: dict[FreeText, NDArray[np.int32]] = {}
 
     def begin(self) -> FreeText:
-        """The beginning of an answer."""
+        """The state at the start of an answer."""
         return FreeText(is_thinking=self._thoughts is not None and self._thoughts.is_open)
 
     def follow(self, text: FreeText, token: int) -> tuple[bytes | None, FreeText]:
         """The first bytes of the constrained text if this token completes a trigger, else None; and
         the state after the token.
 
-        The trigger that is complete first counts; of two that end together, the longer one. The
-        marker that ends reasoning may be a trigger or the start of one.
+        The trigger that is completed first wins; of two that end together, the longer one. The end
+        marker of reasoning may be a trigger or the start of one.
         """
         left, is_thinking = text.tail + self._tokens.spelling(token), text.is_thinking
         while True:
@@ -132,7 +132,7 @@ class Triggers:
     def illegal_ids(self, text: FreeText, may_begin: Callable[[bytes], bool]) -> NDArray[np.int32]:
         """Tokens that complete a trigger and continue illegally.
 
-        Scans part of the vocabulary at the first call for each text; there are few distinct texts.
+        The first call for each text scans part of the vocabulary; there are few distinct texts.
         """
         known = self._illegal.get(text)
         if known is None:
@@ -149,7 +149,7 @@ class Triggers:
         return known
 
     def _ends(self, text: bytes) -> list[tuple[int, int]]:
-        """(end, -length) of each trigger in the text: the minimum counts."""
+        """(end, -length) of each trigger in the text: the minimum wins."""
         return [
             (at + len(trigger), -len(trigger))
             for trigger in self._triggers
@@ -157,7 +157,7 @@ class Triggers:
         ]
 
     def _begin_of_thoughts(self, text: bytes) -> int | None:
-        """End of the first marker that begins reasoning."""
+        """End of the first start marker of reasoning."""
         if self._thoughts is None or not self._thoughts.start:
             return None
         at = text.find(self._thoughts.start)
