@@ -234,7 +234,7 @@ class Drafting:
             self._begun.remove(sequence.number)
             for speculator in self.speculators.values():
                 name = "end_private" if sequence.request.store is False else "end"
-                speculator.call(name, [sequence.seq_id], sequence.seq_id)
+                speculator.call(name, sequence.seq_id)
 
     def accept(self, record: StepRecord, indices: list[int]) -> None:
         """Notify speculators of what the sequences at `indices` emitted in this step."""
@@ -249,7 +249,7 @@ class Drafting:
     def save_sequences(self, seq_id: int, namespace: str) -> dict[str, Data]:
         """Cached state of each speculator for an idle sequence, by name."""
         saved = {
-            name: one.call("save_sequence", [seq_id], seq_id, namespace)
+            name: one.call("save_sequence", seq_id, namespace)
             for name, one in self.speculators.items()
         }
         return {name: data for name, data in saved.items() if data is not None}
@@ -257,7 +257,7 @@ class Drafting:
     def restore_sequences(self, seq_id: int, data: dict[str, Data], namespace: str) -> None:
         """Restore the saved state of speculators; the others recompute theirs when needed."""
         for name, saved in data.items():
-            self.speculators[name].call("restore_sequence", [seq_id], seq_id, saved, namespace)
+            self.speculators[name].call("restore_sequence", seq_id, saved, namespace)
 
     def learn_costs(self, samples: list[Sample]) -> None:
         """Pass decode times measured before the first request to control."""

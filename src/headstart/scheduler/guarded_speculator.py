@@ -59,7 +59,7 @@ class GuardedSpeculator:
 
     def begin(self, seq_id: int, history: Sequence[int], namespace: str) -> None:
         self.failed.discard(seq_id)
-        self.call("begin", [seq_id], seq_id, history, namespace)
+        self.call("begin", seq_id, history, namespace)
 
     def propose(self, requests: Sequence[DraftRequest]) -> list[Draft]:
         """One draft per request, of at most `max_tokens`; empty if the speculator failed."""
@@ -117,19 +117,19 @@ class GuardedSpeculator:
 
     def num_catch_up(self, seq_id: int, history: Sequence[int]) -> int:
         """Tokens that a model has to decode first; 0 if it failed."""
-        return int(self.call("num_catch_up", [seq_id], seq_id, history, read=_count, otherwise=0))
+        return int(self.call("num_catch_up", seq_id, history, read=_count, otherwise=0))
 
     def num_recent(self, seq_id: int, history: Sequence[int]) -> int | None:
         """Tokens to decode if it may skip some; None: it cannot skip, or it failed."""
         recent: int | None = self.call(
-            "num_recent", [seq_id], seq_id, history, read=lambda n: None if n is None else _count(n)
+            "num_recent", seq_id, history, read=lambda n: None if n is None else _count(n)
         )
         return recent
 
     def num_resumable(self, seq_id: int, length: int) -> int:
         """Tokens that need not be decoded again for it; all if it failed."""
-        arguments = "num_resumable", [seq_id], seq_id, length
-        return min(length, int(self.call(*arguments, read=_count, otherwise=length)))
+        asked = self.call("num_resumable", seq_id, length, read=_count, otherwise=length)
+        return min(length, int(asked))
 
     def time_decodes(self, clock: Callable[[], float]) -> tuple[float, float] | None:
         """Milliseconds of a drafting round and of decoding one token; None for text speculators."""
@@ -159,7 +159,7 @@ class GuardedSpeculator:
             decoded = DecodedStates(*columns, states)
             seq_ids -= self.failed
         if seq_ids:
-            self.call("observe_states", seq_ids, decoded)
+            self.call("observe_states", decoded, about=seq_ids)
 
     def accept(self, texts: Sequence[tuple[int, Sequence[int], int]]) -> None:
         """Report (seq_id, emitted, num_accepted) of each sequence that grew in a step."""
@@ -171,11 +171,11 @@ class GuardedSpeculator:
                 except (Exception, SystemExit) as error:  # affects this sequence only
                     self._fail("accept", [seq_id], error)
         self._seconds["accept"] += self._clock() - started
-        self.call("go_on", [seq_id for seq_id, *_ in texts])
+        self.call("go_on", about=[seq_id for seq_id, *_ in texts])
 
     def close(self) -> None:
         """Close the speculator. A failure is logged, so that the others are closed too."""
-        self.call("close", [])
+        self.call("close", about=())
 
     def describe(self) -> dict[str, Any]:
         """Its own description as plain JSON values: sent to another process and shown in /props."""
@@ -203,19 +203,19 @@ class GuardedSpeculator:
     def call(
         self,
         name: str,
-        seq_ids: Collection[int],
         *arguments: Any,
+        about: Collection[int] | None = None,
         read: Callable[[Any], Any] = lambda answer: answer,
         otherwise: Any = None,
     ) -> Any:
-        """Call its method `name`, and `read` on the result; if either raises, disable it for
-        `seq_ids` and return `otherwise`.
+        """Call its method `name`, and `read` on the result; if either raises, disable it for the
+        sequences `about` (default: that of the first argument) and return `otherwise`.
         """
         started = self._clock()
         try:
             return read(getattr(self.speculator, name)(*arguments))
         except (Exception, SystemExit) as error:  # a failed draft must not fail a request
-            self._fail(name, seq_ids, error)
+            self._fail(name, arguments[:1] if about is None else about, error)
             return otherwise
         finally:
             self._seconds[_PHASES.get(name, name)] += self._clock() - started

@@ -37,9 +37,6 @@ class ObservedEngine:
 
     def __init__(self, engine: Engine, readers: Sequence[GuardedSpeculator]) -> None:
         self._engine, self._readers = engine, readers
-        for name in Engine.__annotations__:  # attributes read in every step
-            if name != "can_shift":
-                setattr(self, name, getattr(engine, name))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -68,12 +65,8 @@ class ObservedEngine:
     def truncate(self, seq_id: int, length: int) -> bool:
         if not self._engine.truncate(seq_id, length):
             return False
-        self._tell_length(seq_id, length)
+        self._tell("truncate", seq_id, length)
         return True
-
-    def shift(self, seq_id: int, start: int, end: int) -> bool:
-        self.clear(seq_id)
-        return False
 
     def reusable(self, seq_id: int, length: int, *, by_copy: bool = False) -> int:
         """Reusable tokens; fewer if readers need the hidden states of some again."""
@@ -85,38 +78,37 @@ class ObservedEngine:
 
     def rewind(self, seq_id: int, length: int) -> int:
         length = self._engine.rewind(seq_id, length)
-        self._tell_length(seq_id, length)
+        self._tell("truncate", seq_id, length)
         return length
 
     def checkpoint(self, seq_id: int) -> None:
         self._engine.checkpoint(seq_id)
-        for reader in self._readers:
-            reader.call("checkpoint", [seq_id], seq_id)
+        self._tell("checkpoint", seq_id)
 
     def copy_prefix(self, source: int, target: int, length: int) -> bool:
         is_copied = self._engine.copy_prefix(source, target, length)
-        for reader in self._readers:
-            if is_copied:
-                reader.call("copy_prefix", [target], source, target, length)
-            else:
-                reader.call("truncate", [target], target, 0)
+        if is_copied:
+            for reader in self._readers:
+                reader.call("copy_prefix", source, target, length, about=[target])
+        else:
+            self._tell("truncate", target, 0)
         return is_copied
 
     def clear(self, seq_id: int) -> None:
         self._engine.clear(seq_id)
         if seq_id != self.padding_sequence:
-            self._tell_length(seq_id, 0)
+            self._tell("truncate", seq_id, 0)
 
     def restore_sequence(self, seq_id: int, data: bytes | bytearray | memoryview) -> int:
         """Restore the target's part; readers restore theirs in `Speculator.restore_sequence`."""
-        self._tell_length(seq_id, 0)
+        self._tell("truncate", seq_id, 0)
         return self._engine.restore_sequence(seq_id, data)
 
     def restore_block(self, seq_id: int, data: bytes | bytearray | memoryview) -> bool:
         """Like `restore_sequence`."""
-        self._tell_length(seq_id, 0)
+        self._tell("truncate", seq_id, 0)
         return self._engine.restore_block(seq_id, data)
 
-    def _tell_length(self, seq_id: int, length: int) -> None:
+    def _tell(self, name: str, seq_id: int, *arguments: int) -> None:
         for reader in self._readers:
-            reader.call("truncate", [seq_id], seq_id, length)
+            reader.call(name, seq_id, *arguments)
