@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 
 from headstart.types import errors
 from headstart.types.errors import (
@@ -152,16 +153,13 @@ class WorkerClient:
     def _launch(self) -> None:
         self._transport = None
         transport = self._make_transport()
-        engine = self._hearing = object()
-
-        def hear(said: Said) -> None:
-            if self._hearing is engine:
-                self._hear(said)
-
-        transport.start(hear)
+        self._hearing = object()
+        transport.start(partial(self._hear, self._hearing))
         self._transport = transport
 
-    def _hear(self, said: Said) -> None:
+    def _hear(self, engine: object, said: Said) -> None:
+        if engine is not self._hearing:
+            return
         match said:
             case WorkerInfo():
                 self._on_ready(said)
@@ -189,22 +187,15 @@ class WorkerClient:
         if message.loaded is not None and self.status != "restarting":  # loading has no end event
             self.on_change("loading", progress=message.loaded)
         for event in message.events:
-            if isinstance(event, StepTokens):
-                for tokens in event.events():
-                    deliver = self._deliver.get(tokens.request_id)
-                    if deliver is not None:
-                        deliver(tokens)
-            elif _goes_on(event):
-                deliver = self._deliver.get(event.request_id)
-                if deliver is not None:
-                    deliver(event)
-            else:
+            is_last = not _goes_on(event)
+            if is_last:
                 self._note_end(event)
-                deliver = self._deliver.pop(event.request_id, None)
-                if deliver is not None:
-                    deliver(_as_exception(event) if isinstance(event, ErrorEvent) else event)
+            find = self._deliver.pop if is_last else self._deliver.get
+            for one in event.events() if isinstance(event, StepTokens) else [event]:
+                if (deliver := find(one.request_id, None)) is not None:
+                    deliver(_as_exception(one) if isinstance(one, ErrorEvent) else one)
 
-    def _note_end(self, event: Event) -> None:
+    def _note_end(self, event: Event | StepTokens) -> None:
         """Log the end here, because cancelled requests have no listener any longer."""
         match event:
             case FinishEvent():
@@ -273,10 +264,10 @@ class WorkerClient:
             deliver(error)
 
 
-def _goes_on(event: Event) -> bool:
+def _goes_on(event: Event | StepTokens) -> bool:
     """Whether more events of the request follow."""
     is_part = isinstance(event, EmbeddingEvent) and not event.is_last
-    return is_part or isinstance(event, (ProgressEvent, PromptEvent))
+    return is_part or isinstance(event, (StepTokens, ProgressEvent, PromptEvent))
 
 
 def _delay(number: int) -> float:
