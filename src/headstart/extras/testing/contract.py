@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from math import inf
 from operator import index
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ Make = Callable[[], Speculator]
 Plain = list[tuple[list[int], list[float]]]
 
 
-def check_speculator(make: Make) -> tuple[int, int]:
+def check_speculator(make: Callable[..., Speculator]) -> tuple[int, int]:
     """Check the whole contract, and that the speculator changes no text.
 
     `make` makes it: its class, or a function where the constructor wants more than a `vocab`, which
@@ -44,8 +43,7 @@ def check_speculator(make: Make) -> tuple[int, int]:
         Exception: what the speculator raised.
     """
     if "vocab" in inspect.signature(make).parameters:
-        kind: Any = make
-        make = partial(kind, vocab=LetterVocab())
+        make = partial(make, vocab=LetterVocab())
     for promise in CONTRACT:
         promise(make)
     return assert_lossless(make)

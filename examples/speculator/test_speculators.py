@@ -1,15 +1,17 @@
 """pip install pytest, then: python -m pytest examples/speculator."""
 
 from headstart_frequent import FrequentSpeculator
+from headstart_recall import RecallSpeculator
 
 from headstart.testing import check_speculator
 from headstart.types import DraftRequest
 
 
-def test_it_keeps_the_contract_and_changes_no_text() -> None:
+def test_each_keeps_the_contract_and_changes_no_text() -> None:
     """Checked call by call, then on a fake model."""
-    drafted, accepted = check_speculator(FrequentSpeculator)
-    assert drafted > accepted > 0
+    for kind in (FrequentSpeculator, RecallSpeculator):
+        drafted, accepted = check_speculator(kind)
+        assert drafted > accepted > 0
 
 
 def test_it_drafts_what_followed_most_often() -> None:
