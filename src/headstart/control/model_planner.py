@@ -53,6 +53,7 @@ class ModelState:
     probes: Probes = field(default_factory=Probes)
     rest: int = 0  # steps in which it is not considered
     num_refused: int = 0  # consecutive plans in which it was not allowed to draft
+    gain: float = 0.0  # expected tokens above the price in the last plan; 0 or less: refused
 
 
 class ModelDraftPlanner:
@@ -202,13 +203,17 @@ class ModelDraftPlanner:
             drafter.probes.end(number, num_running)
 
     def describe(self) -> dict[str, Any]:
-        """Prices per draft model, JSON-ready."""
+        """Prices of each draft model, what it was expected to gain last, and what it has earned (in
+        plain steps; below 0: it is off), JSON-ready.
+        """
         return {
             name: {
                 "round_ms": {
                     str(n): round(ms, 4) for n, ms in sorted(drafter.cost.round_ms.items())
                 },
                 "catch_up_ms": drafter.cost.catch_up_ms,
+                "expected_gain": round(drafter.gain, 4),
+                "balance": round(drafter.probes.balance, 4),
             }
             for name, drafter in self.drafters.items()
             if not name.endswith(with_gap(""))
@@ -264,7 +269,8 @@ class ModelDraftPlanner:
         values = worth.cumsum(axis=0) - rate * (draft_ms + step_ms)
         n, at = divmod(int(values.argmax()), len(LIMITS) * len(LENGTHS))
         limit, length = divmod(at, len(LENGTHS))
-        if (value := float(values[n, limit, length])) <= 0.0:
+        state.gain = value = float(values[n, limit, length])
+        if value <= 0.0:
             return nothing
         allowed = Allowance(int(LENGTHS[length]), float(LIMITS[limit]), can_skip)
         return order[: n + 1, limit].tolist(), allowed, value / (n + 1)

@@ -45,9 +45,14 @@ def granted(controller: Controller, slot: ModelSlot, step: Step = STEP) -> Allow
 
 
 def test_a_good_model_may_draft_and_a_bad_or_dear_one_may_not() -> None:
-    assert granted(learned((4, 4)), SLOT).max_tokens >= 3
-    assert granted(learned((0, 1)), SLOT).max_tokens == 0
-    assert granted(learned((4, 4), round_ms=60.0), SLOT).max_tokens == 0
+    """And /props shows why."""
+    good, bad, dear = learned((4, 4)), learned((0, 1)), learned((4, 4), round_ms=60.0)
+    assert granted(good, SLOT).max_tokens >= 3
+    assert granted(bad, SLOT).max_tokens == 0
+    assert granted(dear, SLOT).max_tokens == 0
+    assert prices(good)["expected_gain"] > 0.0
+    assert prices(bad)["expected_gain"] < 0.0
+    assert prices(dear)["balance"] < 0.0 < prices(good)["balance"]
 
 
 def test_an_unsure_model_is_stopped_where_it_costs_more_than_it_earns() -> None:
