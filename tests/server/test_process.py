@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import signal
 import socket
@@ -27,6 +28,7 @@ CHAT: dict[str, Any] = {
     "max_tokens": 16,
     "temperature": 0,
 }
+HUGE = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 ENDLESS = {"prompt": "def f(x):\n", "max_tokens": 1500, "ignore_eos": True, "stream": True}
 
 
@@ -168,6 +170,18 @@ def test_sigterm_to_the_whole_group_ends_it_cleanly_and_the_engine_with_it(tmp_p
     assert server.stop() == 0
     assert not Path(f"/proc/{engine}").exists()
     assert not any("restart" in line or "Traceback" in line for line in server.lines)
+
+
+@pytest.mark.skipif(
+    platform.libc_ver()[0] != "glibc" or not HUGE.exists() or "[madvise]" not in HUGE.read_text(),
+    reason="other libraries do not ask, and where the system always gives, none needs to",
+)
+def test_large_blocks_of_the_engine_may_be_in_huge_pages(tmp_path: Path) -> None:
+    with Server(["--context", "4096", "--spec", "off"], tmp_path) as server:
+        mapped = Path(f"/proc/{server.engine_pid()}/smaps").read_text()
+    blocks = re.split(r"\n(?=[0-9a-f]+-)", mapped)
+    largest = max(blocks, key=lambda b: int((re.search(r"Anonymous: *(\d+)", b) or "00")[1]))
+    assert "hg" in largest.rpartition("VmFlags:")[2].split()
 
 
 def test_ctrl_c_while_the_engine_starts_ends_without_a_traceback(tmp_path: Path) -> None:
